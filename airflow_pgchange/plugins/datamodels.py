@@ -87,12 +87,13 @@ class Watcher(BaseModel):
 
 
 class Overview(BaseModel):
-    """Everything that the user may see."""
+    """Everything that the user may see; ``paused``: those of the DAGs that do not run."""
 
     databases: list[Database]
     consumers: list[Consumer]
     findings: list[Finding]
     watchers: list[Watcher]
+    paused: list[str]
 
 
 class Sample(BaseModel):
@@ -159,6 +160,10 @@ class Letter(BaseModel):
     hindrance: str | None
 
 
+POSITIONS = {"lsn", "bounds", "slices"}
+"""What no person reads first."""
+
+
 class Content(BaseModel):
     """What a dead letter or a saga holds, as JSON for people; ``cut``: only its beginning."""
 
@@ -167,6 +172,8 @@ class Content(BaseModel):
 
     @classmethod
     def of(cls, held: Any) -> Content:
+        if isinstance(held, dict):
+            held = {key: held[key] for key in sorted(held, key=lambda key: key in POSITIONS)}
         text = json.dumps(held, indent=2, ensure_ascii=False)
         return cls(content=text[:SHOWN], cut=len(text) > SHOWN)
 

@@ -143,7 +143,9 @@ class Window(Generic[T]):
         said, trouble = None, None
         try:
             said = self.line.ask(self.question)
-        except (PgChangeError, psycopg.Error, AirflowNotFoundException) as error:
+        except AirflowNotFoundException as error:
+            trouble = f"{error}: make it, or name another one in the DAG"
+        except (PgChangeError, psycopg.Error) as error:
             trouble = str(error).strip() or type(error).__name__
         except Exception as error:
             log.warning("a database could not be asked", exc_info=True)

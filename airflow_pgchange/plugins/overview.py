@@ -37,7 +37,9 @@ def overview(windows: Windows, places: Places, rights: Rights) -> datamodels.Ove
     for window in asked.values():
         window.ask()
     looks = {place: window.look() for place, window in asked.items()}
-    found = datamodels.Overview(databases=[], consumers=[], findings=[], watchers=[])
+    found = datamodels.Overview(
+        databases=[], consumers=[], findings=[], watchers=[], paused=rights.readable(places.paused)
+    )
     for name in seen:
         look = looks[Place(name)]
         found.databases.append(_database(name, look, rights))

@@ -47,11 +47,12 @@ class Named:
 @dataclass
 class Places:
     """``dags``: those that use a connection; ``consumers``: those that a place has, each with the DAGs that name it;
-    ``kinds``: those of which DAGs wait for every consumer of a place."""
+    ``kinds``: those of which DAGs wait for every consumer of a place; ``paused``: the DAGs that do not run."""
 
     dags: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     consumers: dict[Place, dict[str, set[str]]] = field(default_factory=lambda: defaultdict(dict))
     kinds: dict[tuple[Place, str], set[str]] = field(default_factory=lambda: defaultdict(set))
+    paused: set[str] = field(default_factory=set)
 
     def add(self, dag_id: str, named: Named) -> None:
         for connection in named.place.connections:
@@ -96,6 +97,7 @@ class ParsedDags:
         for dag_id, all_named in self.named(session).items():
             for named in all_named:
                 found.add(dag_id, named)
+        found.paused.update(session.scalars(select(DagModel.dag_id).where(DagModel.is_paused)))
         return found
 
     def named(self, session: Session) -> dict[str, list[Named]]:

@@ -48,6 +48,33 @@ $$;
 comment on function pubsub.check_letter(jsonb, jsonb) is
     'Refuse a dead letter whose batch cannot be read any more, in the database that holds the commits.';
 
+create function pubsub.letter_content(address jsonb, content jsonb) returns jsonb
+language plpgsql stable
+set search_path = pg_catalog, pubsub, pg_temp
+as $$
+declare
+    branch_id constant bigint := address ->> 'branch_id';
+begin
+    -- The commits are where the claims are.
+    if not pubsub.is_known(address ->> 'consumer_id', branch_id)
+       or pgchange.came_along(content -> 'bounds' ->> 'source', revision.here()) is not true
+    then
+        return content;
+    end if;
+    return content || jsonb_build_object('commits', array(
+        select jsonb_build_object('id', c.id, 'created_at', c.created_at)
+        from jsonb_array_elements(content -> 'slices') with ordinality as s(slice, place)
+        cross join lateral pubsub.changes(
+            branch_id, content -> 'bounds',
+            (s.slice -> 'after' ->> 0)::bigint, (s.slice -> 'after' ->> 1)::bigint,
+            (s.slice -> 'upto' ->> 0)::bigint, (s.slice -> 'upto' ->> 1)::bigint) as c
+        order by s.place, c.txid, c.queue_id
+        limit 100));
+end
+$$;
+comment on function pubsub.letter_content(jsonb, jsonb) is
+    'What a dead letter holds: where its batch begins and ends and, in the database that holds the commits, the first hundred of them.';
+
 create function pubsub.letter_batch(branch_id bigint, "position" jsonb) returns jsonb
 language plpgsql stable
 set search_path = pg_catalog, pubsub, pg_temp

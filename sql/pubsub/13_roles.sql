@@ -45,7 +45,8 @@ begin
     execute format($grants$
         grant select on revision.trimmed to %1$s;
         grant execute on function
-            pubsub.adopt_mark(text, bigint, jsonb), pubsub.trim_commit_queue(interval), pubsub.check_letter(jsonb, jsonb)
+            pubsub.adopt_mark(text, bigint, jsonb), pubsub.trim_commit_queue(interval), pubsub.check_letter(jsonb, jsonb),
+            pubsub.letter_content(jsonb, jsonb)
             to %1$s
     $grants$, role);
 end

@@ -1,6 +1,7 @@
 // What a person should look at, in the words of health, and the databases that it comes from.
 import { chakra, h } from "./shell.js";
 import { Act, Call, Cell, Dags, Name, Rows, Section, State } from "./pieces.js";
+import { To, at, atConsumer } from "./views.js";
 import { span } from "./words.js";
 import * as plans from "./plans.js";
 
@@ -17,15 +18,29 @@ const unanswered = (database) => ({
   call: null,
 });
 
-const Finding = ({ one }) =>
+// What it is about, and where more is shown of that.
+const About = ({ one, consumers }) => {
+  const about = one.consumer ?? one.kind;
+  const consumer = consumers.find((each) => each.connection === one.connection && each.consumer === one.consumer);
+  const to = one.kind === "letters" ? at("letters") : consumer && atConsumer(consumer);
+  return to ? h(To, { to, overflowWrap: "anywhere", fontWeight: "medium" }, about) : h(Name, null, about);
+};
+
+// A call may begin with what it is for.
+const Mends = ({ call }) => {
+  const [, purpose, command] = call.match(/^(to [^:]+): (.+)$/s) ?? [null, null, call];
+  return [purpose && h(Text, { key: "purpose" }, `${purpose}:`), h(Call, { key: "command" }, command)];
+};
+
+const Finding = ({ one, consumers }) =>
   h(
     Table.Row,
     null,
     h(Cell, null, h(State, { word: one.severity })),
     h(
       Cell,
-      { minW: "8rem", maxW: "18rem" },
-      h(Name, null, one.consumer ?? one.kind),
+      { minW: "11rem", maxW: "18rem" },
+      h(About, { one, consumers }),
       h(Text, { color: "fg.muted", fontSize: "xs", overflowWrap: "anywhere" }, `in ${one.connection}`),
     ),
     h(
@@ -33,10 +48,10 @@ const Finding = ({ one }) =>
       { minW: "14rem", overflowWrap: "anywhere" },
       one.told ?? "Who may read the connection sees what is wrong, and what mends it.",
     ),
-    h(Cell, { minW: "12rem" }, one.call && h(Call, null, one.call)),
+    h(Cell, { minW: "12rem" }, one.call && h(Mends, { call: one.call })),
   );
 
-export const Findings = ({ findings, databases }) => {
+export const Findings = ({ findings, databases, consumers }) => {
   const down = databases.filter((database) => database.state === "down").map(unanswered);
   const shown = [...down, ...findings].sort(severeFirst);
   const title = "What needs a person";
@@ -48,7 +63,7 @@ export const Findings = ({ findings, databases }) => {
       h(
         Rows,
         { label: title, columns: [["Severity"], ["About"], ["What"], ["What mends it"]] },
-        shown.map((one) => h(Finding, { key: JSON.stringify(one), one })),
+        shown.map((one) => h(Finding, { key: JSON.stringify(one), one, consumers })),
       ),
     )
   );

@@ -4,7 +4,7 @@ import { backfills as ask } from "./api.js";
 import { eachDatabase } from "./each.js";
 import { Act, Ago, Cell, Empty, Name, Rows, Section, State } from "./pieces.js";
 import { To, at } from "./views.js";
-import { count, many, rate, span } from "./words.js";
+import { about, many, rate, span } from "./words.js";
 import * as plans from "./plans.js";
 
 const { Box, Table, Text } = chakra;
@@ -56,7 +56,7 @@ const replay = (backfill, consumers) => {
   const workers = consumers.filter((one) => one.kind === "tube" && one.consumer.startsWith(`tube:${backfill.tube}/`));
   if (!workers.length || workers.some((one) => one.ready === null)) return "?";
   const ready = workers.reduce((sum, one) => sum + one.ready, 0);
-  return count(ready, workers.every((one) => one.ready_exact));
+  return about(ready, workers.every((one) => one.ready_exact));
 };
 
 const Row = ({ backfill, connection, consumers, mayEdit, confirm }) => {
@@ -92,7 +92,7 @@ const Row = ({ backfill, connection, consumers, mayEdit, confirm }) => {
       Cell,
       { whiteSpace: "nowrap" },
       h(Ago, { time: backfill.started_at }),
-      h(Text, { color: "fg.muted", fontSize: "xs" }, `by ${backfill.started_by}`),
+      h(Text, { color: "fg.muted", fontSize: "xs" }, `by role ${backfill.started_by}`),
       backfill.finished_at && h(Text, { color: "fg.muted", fontSize: "xs" }, "ended ", h(Ago, { time: backfill.finished_at })),
     ),
     h(

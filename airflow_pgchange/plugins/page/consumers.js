@@ -3,7 +3,7 @@ import { Fragment, chakra, h, useSearchParams, useState } from "./shell.js";
 import { Act, Ago, Cell, Dags, Empty, Rows, Section, State, Told } from "./pieces.js";
 import { Spark } from "./plot.js";
 import { To, atConsumer } from "./views.js";
-import { STATES, asking, by, count, key, many, rate, span } from "./words.js";
+import { STATES, about, asking, by, count, key, many, rate, span } from "./words.js";
 import * as plans from "./plans.js";
 
 const { Box, Button, Input, NativeSelect, Table, Text } = chakra;
@@ -68,6 +68,9 @@ export const Actions = ({ consumer, confirm }) => {
   );
 };
 
+const unknown = (number) =>
+  number === null ? "Not known: nobody has looked for long enough, or the number of ready changes is not exact" : undefined;
+
 const Row = ({ consumer, confirm }) =>
   h(
     Table.Row,
@@ -84,11 +87,11 @@ const Row = ({ consumer, confirm }) =>
         consumer.source && `, changes in ${consumer.source}`,
       ),
     ),
-    h(Cell, { number: true }, count(consumer.ready, consumer.ready_exact)),
+    h(Cell, { number: true }, about(consumer.ready, consumer.ready_exact)),
     h(Cell, { number: true }, count(consumer.waiting)),
     h(Cell, { number: true }, span(consumer.oldest_seconds)),
-    h(Cell, { number: true }, rate(consumer.rate_in)),
-    h(Cell, { number: true }, rate(consumer.rate_out)),
+    h(Cell, { number: true, title: unknown(consumer.rate_in) }, rate(consumer.rate_in)),
+    h(Cell, { number: true, title: unknown(consumer.rate_out) }, rate(consumer.rate_out)),
     h(Cell, null, h(Spark, { name: consumer.consumer, values: consumer.trend })),
     h(
       Cell,

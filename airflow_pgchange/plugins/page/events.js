@@ -4,7 +4,7 @@ import { events as ask } from "./api.js";
 import { eachDatabase } from "./each.js";
 import { Ago, Call, Cell, Empty, Fact, Guide, Name, Rows, Section, State, Told } from "./pieces.js";
 import { To, atConsumer } from "./views.js";
-import { STATES, count, many, span } from "./words.js";
+import { STATES, about, count, many, span } from "./words.js";
 
 const { Box, Table, Text } = chakra;
 
@@ -47,7 +47,7 @@ const Standing = ({ log }) =>
       h(Fact, { name: "To be dispatched" }, count(log.waiting, log.waiting < 1000)),
       h(Fact, { name: "Dispatches now" }, log.dispatcher === null ? "nobody" : process(log.dispatcher, log.application)),
       h(Fact, { name: "Failed conditions" }, count(log.faults, log.faults < 1000)),
-      h(Fact, { name: "Partitions made up to" }, log.ready_until === null ? "none" : h(Ago, { time: log.ready_until })),
+      h(Fact, { name: "The last partition ends" }, log.ready_until === null ? "none" : h(Ago, { time: log.ready_until })),
     ),
     h(Stands, null, dispatching(log)),
   );
@@ -83,7 +83,7 @@ const Group = ({ group, consumer }) =>
       h(Text, { color: "fg.muted", fontSize: "xs" }, wants(group)),
     ),
     h(Cell, { minW: "9rem", maxW: "18rem", overflowWrap: "anywhere" }, h(Reader, { group })),
-    h(Cell, { number: true }, consumer ? count(consumer.ready, consumer.ready_exact) : "?"),
+    h(Cell, { number: true }, consumer ? about(consumer.ready, consumer.ready_exact) : "?"),
     h(Cell, { number: true }, span(consumer?.oldest_seconds)),
     h(Cell, { number: true }, group.read_upto === null ? "the beginning" : h(Ago, { time: group.read_upto })),
     h(

@@ -5,7 +5,7 @@ import { Actions, Batch, HeldBack } from "./consumers.js";
 import { Ago, Cell, DagLinks, Empty, Fact, Rows, Section, State, Told } from "./pieces.js";
 import { Plot, aboveNumber, aboveSpan } from "./plot.js";
 import { To, at } from "./views.js";
-import { asking, count, key, many, rate, span } from "./words.js";
+import { about, asking, count, key, many, rate, span } from "./words.js";
 
 const { Box, Heading, Table, Text } = chakra;
 
@@ -88,7 +88,7 @@ const Standing = ({ consumer, confirm }) =>
     h(
       Box,
       { as: "dl", display: "flex", flexWrap: "wrap", columnGap: 10, rowGap: 3, my: 4 },
-      h(Fact, { name: "Ready" }, count(consumer.ready, consumer.ready_exact)),
+      h(Fact, { name: "Ready" }, about(consumer.ready, consumer.ready_exact)),
       h(Fact, { name: "Waiting" }, count(consumer.waiting)),
       h(Fact, { name: "Oldest" }, span(consumer.oldest_seconds) || "none"),
       h(Fact, { name: "In" }, rate(consumer.rate_in)),

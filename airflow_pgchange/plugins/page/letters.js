@@ -1,6 +1,7 @@
 // What consumers gave up, to be looked at, sent again or dropped.
 import { Fragment, chakra, h, useCallback, useState } from "./shell.js";
 import { Act, Ago, Call, Cell, Empty, Held, Name, Rows, Section, Told } from "./pieces.js";
+import { To, atConsumer } from "./views.js";
 import { many } from "./words.js";
 import { letter as askOne, letters as ask, useLive } from "./api.js";
 import * as plans from "./plans.js";
@@ -36,13 +37,19 @@ const Content = ({ connection, letter }) => {
   );
 };
 
-const Row = ({ letter, chosen, choose, opened, open, redrive, drop }) =>
+const Row = ({ letter, consumer, chosen, choose, opened, open, redrive, drop }) =>
   h(
     Table.Row,
     null,
     h(Cell, null, choose && h(Tick, { label: `Choose letter ${letter.id}`, checked: chosen, onChange: choose })),
     h(Cell, { number: true }, letter.id),
-    h(Cell, { minW: "8rem", maxW: "18rem" }, h(Name, null, letter.consumer)),
+    h(
+      Cell,
+      { minW: "11rem", maxW: "18rem" },
+      consumer
+        ? h(To, { to: atConsumer(consumer), overflowWrap: "anywhere", fontWeight: "medium" }, letter.consumer)
+        : h(Name, null, letter.consumer),
+    ),
     h(Cell, { number: true }, letter.changes.toLocaleString()),
     h(
       Cell,
@@ -86,8 +93,9 @@ const Letters = ({ database, consumers, confirm }) => {
   if (!said.letters.length) {
     return h(Section, { title }, h(Empty, null, "No consumer has given anything up here. A batch that is skipped, or that an operator gives up after its last attempt, comes here."));
   }
-  const source = (letter) =>
-    consumers.find((one) => one.connection === connection && one.consumer === letter.consumer)?.source;
+  const consumer = (letter) =>
+    consumers.find((one) => one.connection === connection && one.consumer === letter.consumer);
+  const source = (letter) => consumer(letter)?.source;
   const chosen = said.letters.filter((letter) => ids.has(letter.id));
   const sendable = chosen.filter(isSendable);
   const sources = new Set(sendable.map((letter) => source(letter) ?? null));
@@ -142,6 +150,7 @@ const Letters = ({ database, consumers, confirm }) => {
           { key: letter.id },
           h(Row, {
             letter,
+            consumer: consumer(letter),
             chosen: ids.has(letter.id),
             choose: mayEdit && ((yes) => choose([letter], yes)),
             opened: opened === letter.id,

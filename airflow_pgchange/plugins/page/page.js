@@ -2,7 +2,7 @@
 import { Fragment, chakra, h, useCallback, useEffect, useState } from "./shell.js";
 import { overview, useLive } from "./api.js";
 import { AllBackfills } from "./backfills.js";
-import { Call, Empty } from "./pieces.js";
+import { Call, Empty, Paused } from "./pieces.js";
 import { Confirm } from "./confirm.js";
 import { Consumers } from "./consumers.js";
 import { Databases, Findings } from "./attention.js";
@@ -45,7 +45,7 @@ const Overview = ({ said, confirm }) =>
   h(
     Fragment,
     null,
-    h(Findings, { findings: said.findings, databases: said.databases }),
+    h(Findings, { findings: said.findings, databases: said.databases, consumers: said.consumers }),
     h(Consumers, { said, confirm }),
     h(Databases, { databases: said.databases, confirm }),
   );
@@ -89,7 +89,9 @@ export const Page = () => {
     h(Tabs, { views: VIEWS, view }),
     h(Notice, { done, onClose: () => setDone(null) }),
     trouble && h(Text, { role: "alert", color: "red.fg", mt: 3 }, trouble),
-    said === null ? trouble === null && h(Spinner, { mt: 6 }) : h(Body, { said, view, confirm: setPlan }),
+    said === null
+      ? trouble === null && h(Spinner, { mt: 6 })
+      : h(Paused.Provider, { value: said.paused }, h(Body, { said, view, confirm: setPlan })),
     plan && h(Confirm, { key: plan.title, plan, onClose: close, onDone: finish }),
   );
 };

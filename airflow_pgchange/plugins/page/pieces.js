@@ -1,5 +1,5 @@
 // Pieces that the parts of the page share.
-import { chakra, h } from "./shell.js";
+import { chakra, createContext, h, useContext } from "./shell.js";
 import { guide } from "./api.js";
 import { To } from "./views.js";
 import { absolute, since } from "./words.js";
@@ -189,7 +189,19 @@ export const Fact = ({ name, children }) =>
     h(Box, { as: "dd", fontVariantNumeric: "tabular-nums" }, children),
   );
 
-export const DagLinks = ({ dags }) =>
-  dags.map((dag) => h(Box, { key: dag }, h(To, { to: `/dags/${encodeURIComponent(dag)}` }, dag)));
+// The DAGs that are paused.
+export const Paused = createContext([]);
+
+export const DagLinks = ({ dags }) => {
+  const paused = useContext(Paused);
+  return dags.map((dag) =>
+    h(
+      Box,
+      { key: dag },
+      h(To, { to: `/dags/${encodeURIComponent(dag)}` }, dag),
+      paused.includes(dag) && h(Text, { as: "span", color: "orange.fg", fontSize: "xs" }, " paused"),
+    ),
+  );
+};
 
 export const Dags = ({ dags }) => h(Cell, { maxW: "16rem", overflowWrap: "anywhere" }, h(DagLinks, { dags }));

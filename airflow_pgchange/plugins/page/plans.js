@@ -1,6 +1,6 @@
 // What a person can do, and what it means, in the words that are read before it is done.
 import { act } from "./api.js";
-import { count, many } from "./words.js";
+import { about, count, many } from "./words.js";
 
 const one = (consumer, action, body = {}) =>
   act(consumer.connection, `consumers/${action}`, { consumer: consumer.consumer, ...body }, consumer.source);
@@ -12,7 +12,7 @@ export const skip = (consumer) => ({
       `in ${consumer.connection}. ${consumer.consumer} goes on with what comes after it.`,
     ...(consumer.error ? [`It failed with: ${consumer.error}`] : []),
   ],
-  fields: [{ name: "reason", label: "Why" }],
+  fields: [{ name: "reason", label: "Why it is given up (required; it is kept with the letter)" }],
   verb: "Skip the batch",
   run: ({ reason }) => one(consumer, "skip", { reason }),
 });
@@ -22,7 +22,7 @@ export const move = (consumer) => ({
   lines: [
     `${consumer.consumer} will go on from another point: what lies between is left out where it goes forward, and ` +
       "comes again where it goes back.",
-    `Ready for it now: ${count(consumer.ready, consumer.ready_exact)}; waiting: ${count(consumer.waiting)}.`,
+    `Ready for it now: ${about(consumer.ready, consumer.ready_exact)}; waiting: ${count(consumer.waiting)}.`,
   ],
   fields: [
     {

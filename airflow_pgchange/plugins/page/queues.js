@@ -4,7 +4,7 @@ import { queues as ask } from "./api.js";
 import { eachDatabase } from "./each.js";
 import { Cell, Empty, Guide, Name, Rows, Section } from "./pieces.js";
 import { To, at, atConsumer } from "./views.js";
-import { absolute, count, many, span } from "./words.js";
+import { about, absolute, count, many, span } from "./words.js";
 
 const { Table, Text } = chakra;
 
@@ -44,7 +44,7 @@ const Row = ({ queue, first, rows, connection }) =>
       queue.selector && h(Text, { color: "fg.muted", fontSize: "xs" }, `where ${queue.selector}`),
       queue.trouble && h(Text, { color: "orange.fg", fontSize: "xs" }, queue.trouble),
     ),
-    h(Cell, { number: true }, count(length(queue), queue.exact)),
+    h(Cell, { number: true }, about(length(queue), queue.exact)),
     h(Cell, { number: true, title: since(queue.oldest_seconds) }, span(queue.oldest_seconds)),
     h(Cell, { number: true }, count(queue.ready)),
     h(Cell, { number: true }, count(queue.delayed)),

@@ -2,6 +2,6 @@
 const { React, ReactRouterDOM, ChakraUI } = globalThis;
 
 export const h = React.createElement;
-export const { Fragment, useCallback, useEffect, useMemo, useRef, useState } = React;
+export const { Fragment, createContext, useCallback, useContext, useEffect, useMemo, useRef, useState } = React;
 export const { Link, useLocation, useSearchParams } = ReactRouterDOM;
 export const chakra = ChakraUI;

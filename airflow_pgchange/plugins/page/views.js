@@ -22,7 +22,7 @@ export const Tabs = ({ views, view }) =>
     chakra.Box,
     { as: "nav", "aria-label": "Views of PG changes", display: "flex", flexWrap: "wrap", gap: 1, mt: 3, borderBottomWidth: "1px" },
     views.map(([name, title]) => {
-      const current = name === view;
+      const current = name === (view === "consumer" ? "" : view);
       return h(
         To,
         {
@@ -30,7 +30,7 @@ export const Tabs = ({ views, view }) =>
           to: at(name),
           "aria-current": current ? "page" : undefined,
           color: current ? "fg" : "fg.muted",
-          fontWeight: current ? "semibold" : "normal",
+          fontWeight: "medium",
           borderBottomWidth: "2px",
           borderColor: current ? "blue.solid" : "transparent",
           px: 3,

@@ -24,10 +24,13 @@ export const since = (time, now = Date.now()) => {
 
 export const absolute = (time) => (time === null || time === undefined ? undefined : new Date(time).toLocaleString());
 
-export const count = (number, exact = true) => {
-  if (number === null) return "?";
-  return `${exact === false ? "≥ " : ""}${number.toLocaleString()}`;
-};
+const numbered = (number, sign) => (number === null ? "?" : sign + number.toLocaleString());
+
+// A number, or where it is not all the least that there is.
+export const count = (number, all = true) => numbered(number, all === false ? "≥ " : "");
+
+// A number, or where it is not exact an estimate.
+export const about = (number, exact) => numbered(number, exact === false ? "~" : "");
 
 // Changes a second.
 export const rate = (number) => {

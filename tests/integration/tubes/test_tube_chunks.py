@@ -39,6 +39,18 @@ def test_a_backfill_goes_on_where_it_stopped(item, connect):
     assert ids_in_order(item) == [row[0] for row in item.execute(ITEMS_IN_ORDER)]
 
 
+def test_the_rate_of_one_that_is_resumed_is_the_old_one_until_two_chunks_tell_a_new_one(item):
+    number = begin(item)
+    for _ in range(2):
+        chunk(item, number)
+    item.execute("update tube.backfill set rate = 0.25")
+    item.execute("select tube.backfill_pause(%s), tube.backfill_resume(%s)", [number, number])
+    chunk(item, number)
+    assert one(item, "select rate from tube.backfills()") == 0.3
+    chunk(item, number)
+    assert one(item, "select rate from tube.backfills()") > 1
+
+
 def test_its_progress_is_for_others_to_read_while_it_runs(item, connect):
     number = begin(item)
     chunk(item, number)
