@@ -139,6 +139,11 @@ comment on function pubsub.lags_of(jsonb) is
 create function pubsub.lags(asked jsonb) returns jsonb
 language plpgsql volatile
 set search_path = pg_catalog, pubsub, revision, pg_temp
+set plan_cache_mode = force_generic_plan
+set jit = off
+set enable_sort = off
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 begin
     perform pubsub.check_branch(b.id)

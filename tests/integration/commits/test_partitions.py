@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import psycopg
 import pytest
@@ -289,6 +291,26 @@ def test_where_the_default_partition_ends_is_known_without_reading_it(queue, db,
         "cross join lateral cast(('revision.commit_queue_default' || t.n)::regclass as oid) as c"
     )
     assert looking.execute(seen).fetchone()[0] < 100
+
+
+def test_the_default_partition_ends_behind_a_transaction_that_wrote_while_it_was_asked_for(
+    queue, db, connect_to
+):
+    without_partitions(queue, 10)
+    asking, end = connect_to(db), None
+    # Who writes is waited for no longer than it takes to try again.
+    while end is None:
+        writer = connect_to(db, autocommit=False)
+        writer.execute("lock table revision.commit_queue in row exclusive mode")
+        with ThreadPoolExecutor(1) as pool:
+            told = pool.submit(asking.execute, "select revision.end_of_default(0)")
+            until(queue, waits(behind=writer))
+            commits(writer)
+            (txid,) = writer.execute("select pg_current_xact_id()::text::bigint").fetchone()
+            writer.commit()
+            with suppress(psycopg.errors.LockNotAvailable):
+                (end,) = told.result(60).fetchone()
+    assert end > txid
 
 
 @pytest.mark.parametrize(

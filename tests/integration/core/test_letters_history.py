@@ -154,6 +154,16 @@ def test_a_letter_behind_which_its_consumer_was_moved_is_void_as_its_changes_com
     assert drain(db) == []
 
 
+def test_a_letter_that_is_void_stays_so_for_the_reason_that_made_it_so(db, other_db, connect_to):
+    connection, source = connect_to(db), connect_to(other_db)
+    letter, _ = give_up(connection, db, source=other_db, at=source)
+    source.execute("delete from pgchange.claim")
+    by_hand.repair(connection, source, FEED)
+    by_hand.move(connection, source, FEED, "beginning")
+    with pytest.raises(LetterRefused, match="lost its latest transactions"):
+        dead_letters.redrive(connection, source, ids=[letter])
+
+
 def test_a_move_ahead_leaves_letters_as_they_are(db, connection):
     letter, ids = give_up(connection, db)
     commits(connection)

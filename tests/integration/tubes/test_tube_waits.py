@@ -18,7 +18,7 @@ from airflow_pgchange.feeds.errors import InvalidArgument, PgChangeError, Stoppe
 from airflow_pgchange.feeds.stopping import Stop
 from airflow_pgchange.tubes.backfills import LOOK_AGAIN
 from tests.tubes import begin, chunk, one, touched
-from tests.waiting import sleeps, until
+from tests.waiting import sleeps, until, waits
 
 FOR_EVER = 3600.0
 
@@ -57,6 +57,36 @@ def test_a_backfill_that_rests_between_chunks_stops_at_once(item, connect):
     thread.join(60)
     assert [type(error) for error in raised] == [Stopped]
     assert len(touched(item)) == 100
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_backfill_whose_chunk_is_cancelled_was_stopped_only_where_somebody_asked_for_that(
+    item, connect, asked
+):
+    stop, filling, writer = Stop(), connect(), connect(autocommit=False)
+    writer.execute("lock table item in access exclusive mode")
+    thread, raised = in_thread(lambda: tubes.backfill(filling, "q", "public.item", stop=stop))
+    until(connect(), waits(filling))
+    if asked:
+        stop.ask()
+    filling.cancel()
+    thread.join(60)
+    writer.rollback()
+    (error,) = raised
+    assert isinstance(error, Stopped) == asked
+
+
+def test_who_pauses_a_backfill_in_its_last_chunk_is_told_that_it_is_done(item, connect):
+    number, worker = begin(item), connect(autocommit=False)
+    while not chunk(worker, number)[3]:
+        worker.commit()
+    person = connect()
+    thread, raised = in_thread(lambda: person.execute("select tube.backfill_pause(%s)", [number]))
+    until(connect(), waits(person))
+    worker.commit()
+    thread.join(60)
+    assert [str(error).splitlines()[0] for error in raised] == [f"backfill {number} is done"]
+    assert one(item, "select state from tube.backfills()") == "done"
 
 
 def test_it_rests_between_two_chunks_and_looks_again_at_one_that_is_paused(item, monkeypatch):
