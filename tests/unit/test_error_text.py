@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+import pkgutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from importlib import import_module
 from urllib.parse import quote
 
 import pytest
 from psycopg.conninfo import make_conninfo
 
+import airflow_pgchange
 from airflow_pgchange.feeds.error_text import described, without_secrets
+from airflow_pgchange.plugins.places import Place
+
+SECRETS = {"conninfo", "dsn", "results", "source", "password", "secret", "_secret", "token"}
+"""How the fields are called that hold connection strings or what lets in."""
 
 
 class Rude(Exception):
@@ -63,3 +73,22 @@ def test_a_text_of_megabytes_is_told_at_once(part: str) -> None:
 def test_a_text_loses_the_passwords_of_its_connections_however_they_are_written():
     conninfos = ["host=here password=o@ne sslpassword=o@", "host=there"]
     assert without_secrets("o@ne, o%40ne, o@ or three", conninfos) == "***, ***, *** or three"
+
+
+def values() -> Iterator[type]:
+    """The dataclasses of the package."""
+    for module in pkgutil.walk_packages(airflow_pgchange.__path__, "airflow_pgchange."):
+        for _, one in inspect.getmembers(import_module(module.name), inspect.isclass):
+            if one.__module__ == module.name and dataclasses.is_dataclass(one):
+                yield one
+
+
+def test_no_value_shows_a_connection_string_where_it_is_printed() -> None:
+    # What a Place has are the ids of connections.
+    shown = {
+        f"{one.__qualname__}.{field.name}"
+        for one in set(values()) - {Place}
+        for field in dataclasses.fields(one)
+        if field.name in SECRETS and field.repr and one.__repr__.__code__.co_filename != inspect.getfile(one)
+    }
+    assert shown == set()

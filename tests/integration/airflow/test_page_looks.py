@@ -11,6 +11,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from airflow_pgchange.admin import health
+from airflow_pgchange.feeds.errors import PermissionDenied
 from airflow_pgchange.plugins import history, looks, questions
 from airflow_pgchange.plugins.looks import Line, Window
 from airflow_pgchange.plugins.places import Place
@@ -150,6 +152,17 @@ def test_an_answer_is_out_before_what_follows_it_is_done(db: str) -> None:
     assert not noted.is_set()
     go_on.set()
     assert noted.wait(30)
+
+
+def test_what_could_not_be_looked_at_is_told_beside_the_rest(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any) -> None:
+        raise PermissionDenied("it is not yours")
+
+    monkeypatch.setattr(health, "findings", refused)
+    said = questions.Status()([connect()])
+    assert said.left_out == ["what a person should look at is left out: it is not yours"]
 
 
 def test_trouble_is_told_without_the_password() -> None:

@@ -260,3 +260,14 @@ def test_what_another_try_mends_is_told_to_who_asks_what_is_wrong(full, asked, s
     with pytest.raises(psycopg.Error) as raised:
         full.execute("select pgchange.health()")
     assert raised.value.sqlstate == state
+
+
+@pytest.mark.parametrize("state", ["40001", "55P03"])
+def test_what_another_try_mends_is_told_to_who_asks_how_consumers_stand(full, state):
+    full.execute(
+        "create or replace function pubsub.status(upto integer default 1000) returns setof pgchange.consumer_status"
+        f" language plpgsql as $$ begin raise exception using errcode = '{state}'; end $$"
+    )
+    with pytest.raises(psycopg.Error) as raised:
+        full.execute("select pgchange.status()")
+    assert raised.value.sqlstate == state
