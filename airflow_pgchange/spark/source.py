@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -34,7 +34,7 @@ class Reading:
 
     feed: Feed
     batch: Batch
-    source: str = field(repr=False)
+    source: str
     wanted: Wanted
     columns: tuple[Column, ...]
 
