@@ -128,6 +128,7 @@ def test_who_may_read_no_dag_and_no_connection_sees_no_database(
         "consumers": [],
         "findings": [],
         "watchers": [],
+        "paused": [],
     }
 
 
