@@ -22,17 +22,17 @@ as $$
     select s.kind, line.severity, s.consumer, line.told, line.call
     from unnest(coalesce(standing, array(select c from pgchange.status() as c))) as s
     join pgchange.registered as r using (kind)
-    cross join lateral (values
-        (s.held_back_by is not null,
-         case when s.ready is null then 'error' else 'warning' end,
-         case when s.waiting > 0 then format('%s waiting for an older transaction: ', pgchange.many(s.waiting, 'change')) else '' end
-             || s.held_back_by,
-         null),
-        (s.attempt >= many_attempts and not s.at_work and not r.tells_of_batches,
-         'error', format('batch %s has failed %s', s.batch_id, pgchange.many(s.attempt, 'time')) || coalesce(': ' || s.error, ''),
-         'to give it up: airflow pgchange skip ' || pgchange.shell_quoted(s.consumer))
-    ) as line(holds, severity, told, call)
-    where line.holds
+    cross join lateral (
+        select case when s.ready is null then 'error' else 'warning' end,
+               case when s.waiting > 0 then format('%s waiting for an older transaction: ', pgchange.many(s.waiting, 'change')) else '' end
+                   || s.held_back_by,
+               null
+        where s.held_back_by is not null
+        union all
+        select 'error', format('batch %s has failed %s', s.batch_id, pgchange.many(s.attempt, 'time')) || coalesce(': ' || s.error, ''),
+               'to give it up: airflow pgchange skip ' || pgchange.shell_quoted(s.consumer)
+        where s.attempt >= many_attempts and not s.at_work and not r.tells_of_batches
+    ) as line(severity, told, call)
 $$;
 comment on function pgchange.consumers_health(integer, pgchange.consumer_status[]) is
     'Consumers that are held back, or whose batch has failed that often; the call gives the batch up, where nothing can mend it. '

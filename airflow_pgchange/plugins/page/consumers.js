@@ -8,7 +8,7 @@ import * as plans from "./plans.js";
 
 const { Box, Button, Input, NativeSelect, Table, Text } = chakra;
 
-const PORTION = 50;
+const PORTION = 25;
 
 const COLUMNS = [
   ["State", false, "state"],
