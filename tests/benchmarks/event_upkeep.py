@@ -91,7 +91,7 @@ def slowest(conninfo: str, runs: Collection[int], told: list[str]) -> float:
     for process in work:
         process.join()
     seconds = [sum(count[n] for count in counts) for n in range(SECONDS)]
-    return min(seconds) / statistics.median(seconds)
+    return float(min(seconds) / statistics.median(seconds))
 
 
 def publisher(conninfo: str, began: float, count: Any, stop: Any) -> None:

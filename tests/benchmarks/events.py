@@ -17,6 +17,7 @@ from psycopg import sql
 
 from airflow_pgchange.feeds import Batch, EventFeed
 from airflow_pgchange.feeds.feed import partitions
+from airflow_pgchange.feeds.queries import ask
 from tests.benchmarks import procrastinate
 from tests.benchmarks.measure import Report, cpu_of, ratio, section, side_by_side
 
@@ -56,7 +57,7 @@ def copied_in(connection: psycopg.Connection[Any], table: str, batch: int, event
 def rows_of(connection: psycopg.Connection[Any], query: str) -> int:
     """How many rows a query gives, all of them read."""
     with connection.cursor() as cursor:
-        with cursor.copy(f"copy ({query}) to stdout") as copy:  # type: ignore[arg-type]
+        with cursor.copy(f"copy ({query}) to stdout") as copy:
             deque(copy, maxlen=0)
         return cursor.rowcount
 
@@ -136,8 +137,8 @@ def by_feed(conninfo: str, limit: int, events: int) -> int:
             cursor = keeper.execute(begin)
             cursor.nextset()
             cursor.nextset()
-            position = cursor.fetchone()[0]
-            claimed = claims.execute(feed.claim(position, limit, None, None)).fetchone()[0]
+            (position,) = next(cursor)
+            claimed = ask(claims, feed.claim(position, limit, None, None))
             if claimed is None:
                 keeper.execute("rollback")
                 time.sleep(0.001)
@@ -156,7 +157,7 @@ def by_cursor(conninfo: str, limit: int, events: int) -> int:
         connection.execute("select pg_advisory_lock(pgmb.lock_key('bench'))")
         while found < events:
             with connection.cursor() as cursor:
-                with cursor.copy(f"copy ({query}) to stdout") as copy:  # type: ignore[arg-type]
+                with cursor.copy(f"copy ({query}) to stdout") as copy:
                     last = deque(copy, maxlen=1)
                 if not last:
                     if cursor.execute("select pgmb.poll_for_events()").fetchone() == (0,):

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psycopg
 
 T = TypeVar("T")
 
 
-def backend_cpu(connection: psycopg.Connection) -> float:
+def backend_cpu(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> float:
     """Seconds of CPU that the connection's backend has used; it must run on this machine."""
     return int(Path(f"/proc/{connection.info.backend_pid}/schedstat").read_text().split()[0]) / 1e9
 
@@ -84,6 +84,6 @@ class Report:
 
 
 @contextmanager
-def section(title: str):
+def section(title: str) -> Iterator[None]:
     print(f"\n{title}", flush=True)
     yield

@@ -8,6 +8,7 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from tests.benchmarks.measure import Report, cpu_of, section
+from tests.tubes import one
 
 SIZES = (10_000, 1_000_000, 10_000_000)
 LAG, CLAIM = 1000, 200
@@ -69,11 +70,9 @@ def disturbed(connection: psycopg.Connection, conninfo: str, report: Report) -> 
         slow.execute("insert into revision.commit default values")
         for _ in range(20_000):
             connection.execute("insert into revision.commit select from generate_series(1, 5)")
-        snapshot = connection.execute("select pg_current_snapshot()::text").fetchone()
-        above = {"snapshot": snapshot[0]}
+        above = {"snapshot": one(connection, "select pg_current_snapshot()::text")}
         with_open = [(lag_cpu(connection, above), claim_cpu(connection, above, 1000)) for _ in range(3)]
-    snapshot = connection.execute("select pg_current_snapshot()::text").fetchone()
-    settled = {"snapshot": snapshot[0]}
+    settled = {"snapshot": one(connection, "select pg_current_snapshot()::text")}
     without = [(lag_cpu(connection, settled), claim_cpu(connection, settled, 1000)) for _ in range(3)]
     for number, name in enumerate(("lag, nothing new", "claim, nothing new")):
         ours, base = (statistics.median(pair[number] for pair in rows) for rows in (with_open, without))

@@ -10,6 +10,7 @@ from functools import partial
 import psycopg
 
 from tests.benchmarks.measure import Report, backend_cpu, cpu_of, ratio, section, side_by_side
+from tests.tubes import one
 
 TOTAL = 8_000
 WAITING = 100_000
@@ -70,7 +71,7 @@ def throughput(connection: psycopg.Connection, report: Report, batch: int, subsc
     calls = [f"select * from mbus.consumen_{queue}_by_{name}({batch})" for name in ["default", *names]]
 
     def plain() -> float:
-        above = [connection.execute(f"select coalesce(max(id), 0) from plain_{queue}").fetchone()[0]]
+        above = [one(connection, f"select coalesce(max(id), 0) from plain_{queue}")]
 
         query = f"select * from plain_{queue} where id > %s order by id limit {batch}"
 
@@ -120,7 +121,7 @@ def throughput(connection: psycopg.Connection, report: Report, batch: int, subsc
 def waiting(connection: psycopg.Connection, report: Report) -> None:
     for queue in ("free", "blocked", "elsewhere"):
         connection.execute("select mbus.create_queue(%s, 16)", [queue])
-    first = connection.execute("select mbus.post_elsewhere('a=>1')").fetchone()[0]
+    first = one(connection, "select mbus.post_elsewhere('a=>1')")
     connection.execute(
         "select mbus.postn_blocked(array_fill('a=>1'::hstore, array[%s]), "
         "array_fill(hstore('consume_after', %s), array[%s]))",

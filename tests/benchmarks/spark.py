@@ -25,6 +25,7 @@ from airflow_pgchange.feeds.reading import current_rows
 from airflow_pgchange.results import staging
 from airflow_pgchange.spark import sink, submit
 from airflow_pgchange.spark.job import Job
+from airflow_pgchange.spark.misfits import Rows
 from airflow_pgchange.spark.request import Request
 from airflow_pgchange.spark.types import staging_types
 from demo.flights import DDL
@@ -186,7 +187,7 @@ def write(spark: SparkSession, feed: CommitFeed, conninfo: str, report: Report) 
 
         def ours() -> None:
             table = staging.create(connection, batch, "public.movement", list(columns.items()))
-            sink.stage(frame, conninfo, table)
+            sink.stage(frame, conninfo, table, Rows("public.movement", ("id",)))
             connection.execute(f'drop table pgchange_staging."{table}"')
 
         def jdbc() -> None:

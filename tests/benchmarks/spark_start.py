@@ -101,7 +101,7 @@ class Bench:
             **given,
         }
         task = SparkBatchOperator(task_id="count", application=str(application), **given)
-        done = task.execute({})  # type: ignore[typeddict-item]
+        done = task.execute({})
         assert (done["batches"], done["changes"]) == (batches, batches * changes)
         return float(done["seconds"])
 

@@ -13,6 +13,7 @@ import psycopg
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from tests import airflow_home
 from tests.benchmarks.measure import Report, section
+from tests.watching import first
 
 ROUNDS = 60
 FEED = CommitFeed("woken", 0)
@@ -35,14 +36,12 @@ async def wake_ups(conninfo: str) -> list[float]:
     seconds = []
     async with await psycopg.AsyncConnection.connect(conninfo, autocommit=True) as writer:
         for n in range(ROUNDS):
-            events = FeedTrigger(FEED, "here").run()
-            waiting = asyncio.ensure_future(anext(events))
+            waiting = asyncio.ensure_future(first(FeedTrigger(FEED, "here")))
             await asyncio.sleep(0.3 + n % 10 / 97)
             await writer.execute("insert into revision.commit default values")
             committed = time.monotonic()
             await waiting
             seconds.append(time.monotonic() - committed)
-            await events.aclose()
             await asyncio.to_thread(consume, conninfo)
     return seconds
 

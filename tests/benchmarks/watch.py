@@ -110,9 +110,9 @@ def run(conninfo: str, report: Report) -> None:
             report.say("share of a core at two looks a second", statistics.median(shares), "", most=0.5)
     with section("watching 1, 10 and 100 feeds over one connection, ms of CPU a feed and look"):
         costs = {}
-        for feeds in (1, 10, 100):
-            costs[feeds] = statistics.median(
-                asyncio.run(milliseconds_a_feed(conninfo, consumers(feeds))) for _ in range(3)
+        for number in (1, 10, 100):
+            costs[number] = statistics.median(
+                asyncio.run(milliseconds_a_feed(conninfo, consumers(number))) for _ in range(3)
             )
-            report.say(f"{feeds} feeds", costs[feeds], "ms")
+            report.say(f"{number} feeds", costs[number], "ms")
         report.say("100 feeds / 10 feeds", costs[100] / costs[10], "x", most=1.2)
