@@ -194,3 +194,16 @@ def test_a_query_of_ones_own_goes_along_an_index_of_ones_own(connect):
         plan = "\n".join(line for (line,) in connection.execute(f"explain {query}"))
         assert "Sort" not in plan
     assert take(connection, 2, 4, limit=3) == [2, 6, 14]
+
+
+def test_who_deletes_by_hand_in_a_restored_dump_counts_on_from_the_batches_before(q):
+    touch(q, 1)
+    assert take(q) == [1]
+    touch(q, 2)
+    touch(q, 3)
+    # As a dump has them: their transactions are ahead of this cluster.
+    q.execute("update q set txid = (txid::text::bigint + 1000000)::text::xid8")
+    ((seq,),) = q.execute("select seq from q where ids <> '{}' limit 1").fetchall()
+    before = q.execute("select version from tube.worker where tube = 'q'").fetchall()
+    assert one(q, "select tube.tube_pods_delete('q', 1, 0, %s)", [seq]) == 1
+    assert q.execute("select version from tube.worker where tube = 'q'").fetchall() == before
