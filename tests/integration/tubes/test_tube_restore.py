@@ -279,3 +279,9 @@ def test_a_tube_of_a_dump_without_data_is_made_again_as_the_error_says(connectio
     there.execute("insert into item values (1); select item_touch('{2}')")
     assert touched(there) == [1, 2]
     assert one(there, "select count(*) from pg_trigger where tgrelid = 'item'::regclass") == 4
+
+
+def test_a_table_that_lost_the_column_of_its_ids_is_told_with_what_that_was_called(connection):
+    connection.execute("alter table item drop column id")
+    (told,) = [table for table in attached_to(connection) if table["name"] == "item"]
+    assert told["id_column"] == "id"
