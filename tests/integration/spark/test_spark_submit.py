@@ -222,6 +222,11 @@ FOLLOWER = "from airflow_pgchange.spark.parent import follow_parent; follow_pare
 WATCHER = "from airflow_pgchange.spark import parent; parent._LIBC = None; parent.follow_parent(); " + SLEEPER
 
 
+def test_who_follows_its_parent_ends_once_its_own_work_is_done():
+    follow = "from airflow_pgchange.spark.parent import follow_parent; follow_parent()"
+    assert subprocess.run([sys.executable, "-c", follow], timeout=60, check=False).returncode == 0
+
+
 @pytest.mark.parametrize(
     ("child", "options"),
     [(SLEEPER, "{'preexec_fn': submit.die_with_parent}"), (FOLLOWER, "{}"), (WATCHER, "{}")],
