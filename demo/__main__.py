@@ -173,11 +173,11 @@ def follow(airflow: LocalAirflow, connection: psycopg.Connection[Any], replay: F
         if over or time.monotonic() - looked > 3:
             looked = time.monotonic()
             now = standing(connection)
-            if now != told:
-                told, last_change = now, looked
-            if last_change == looked or looked - said > QUIET:
+            if now != told or looked - said > QUIET:
                 said = looked
                 say(now)
+            if now != told:
+                told, last_change = now, looked
             demand_progress(airflow, looked - last_change)
         if over:
             return

@@ -74,8 +74,8 @@ def listed(
 
 
 def content(connection: psycopg.Connection[Any], number: int) -> Any:
-    """What a letter holds, which its kind decides: of a batch of the commit queue where it begins and ends, of a tube
-    its ids, of a group its events, of a queue its messages. Raises UnknownLetter."""
+    """What a letter holds, which its kind decides: of a batch of the commit queue where it begins and ends and the
+    first of its commits, of a tube its ids, of a group its events, of a queue its messages. Raises UnknownLetter."""
     _check_numbers([number])
     held = ask(connection, select("pgchange.letter_content", number))
     if held is None:

@@ -47,7 +47,7 @@ class Named:
 @dataclass
 class Places:
     """``dags``: those that use a connection; ``consumers``: those that a place has, each with the DAGs that name it;
-    ``kinds``: those of which DAGs wait for every consumer of a place; ``paused``: the DAGs that do not run."""
+    ``kinds``: those of which DAGs wait for every consumer of a place; ``paused``: those of them that do not run."""
 
     dags: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     consumers: dict[Place, dict[str, set[str]]] = field(default_factory=lambda: defaultdict(dict))
@@ -94,23 +94,28 @@ class ParsedDags:
         found = Places()
         for connection in conf.getlist("pgchange", "connections", fallback=[]):
             found.dags[connection] = set()
-        for dag_id, all_named in self.named(session).items():
+        for dag_id, (all_named, is_paused) in self._read(session).items():
             for named in all_named:
                 found.add(dag_id, named)
-        found.paused.update(session.scalars(select(DagModel.dag_id).where(DagModel.is_paused)))
+            if all_named and is_paused:
+                found.paused.add(dag_id)
         return found
 
     def named(self, session: Session) -> dict[str, list[Named]]:
         """What each DAG names now."""
-        latest = {dag_id: (number, digest) for dag_id, number, digest in session.execute(_latest())}
+        return {dag_id: all_named for dag_id, (all_named, _) in self._read(session).items()}
+
+    def _read(self, session: Session) -> dict[str, tuple[list[Named], bool]]:
+        """What each DAG names now, and whether it is paused."""
+        latest = {dag_id: row for dag_id, *row in session.execute(_latest())}
         with self._lock:
             for dag_id in self._known.keys() - latest.keys():
                 del self._known[dag_id]
-            for dag_id, (number, digest) in latest.items():
+            for dag_id, (number, digest, _) in latest.items():
                 if self._known.get(dag_id, ("",))[0] != digest:
                     row = session.get(SerializedDagModel, number)
                     self._known[dag_id] = (digest, [] if row is None else each_once(named_in(row.data)))
-            return {dag_id: all_named for dag_id, (_, all_named) in self._known.items()}
+            return {dag_id: (self._known[dag_id][1], is_paused) for dag_id, (*_, is_paused) in latest.items()}
 
 
 def each_once(found: Iterable[Named]) -> list[Named]:
@@ -140,7 +145,9 @@ def named_in(node: Any, ours: bool = False) -> Iterator[Named]:
 def _latest() -> Any:
     """The newest version of each DAG comes last of its own."""
     return (
-        select(SerializedDagModel.dag_id, SerializedDagModel.id, SerializedDagModel.dag_hash)
+        select(
+            SerializedDagModel.dag_id, SerializedDagModel.id, SerializedDagModel.dag_hash, DagModel.is_paused
+        )
         .join(DagVersion, SerializedDagModel.dag_version_id == DagVersion.id)
         .join(DagModel, DagModel.dag_id == SerializedDagModel.dag_id)
         .where(DagModel.is_stale.is_(False))

@@ -70,7 +70,8 @@ begin
 end
 $$;
 comment on function pgchange.locks_held() is
-    'The keys of all advisory locks of this database that anybody holds: for who asks about many.';
+    'The keys of all advisory locks of this database that anybody holds: for who asks about many. Of whom something younger is read '
+    'then, a batch that was claimed, pgchange.locked() tells: a consumer takes its lock before it claims.';
 
 create function pgchange.take_idle(consumer text, key bigint, is_known boolean, list text) returns void
 language plpgsql

@@ -100,7 +100,7 @@ comment on function pubsub.lag(bigint, jsonb, integer, boolean) is
     'in-order consumer has to wait for because an older transaction is open. What an open transaction has written itself nobody '
     'can see.';
 
-create function pubsub.lags_of(asked jsonb) returns jsonb
+create function pubsub.lags(asked jsonb, are_checked boolean default false) returns jsonb
 language plpgsql volatile
 set search_path = pg_catalog, pubsub, revision, pg_temp
 set plan_cache_mode = force_generic_plan
@@ -113,6 +113,14 @@ declare
     visible pg_snapshot := pubsub.current_snapshot();
     settled pg_snapshot := pgchange.snapshot_below(visible, pg_snapshot_xmin(visible));
 begin
+    if not are_checked then
+        perform pubsub.check_branch(b.id)
+        from (select distinct a.branch_id from jsonb_to_recordset(asked) as a(branch_id bigint)) as b(id);
+        perform pubsub.check_positions(asked);
+        if exists (select from jsonb_to_recordset(asked) as a(upto integer) where coalesce(a.upto < 0, true)) then
+            raise invalid_parameter_value using message = 'upto must not be negative';
+        end if;
+    end if;
     return (
         with branch as materialized (
             select b.id, pubsub.faults(b.id) as faults
@@ -133,31 +141,10 @@ begin
             as waiting on a.in_order);
 end
 $$;
-comment on function pubsub.lags_of(jsonb) is
-    'lags() of positions that were checked before, by a snapshot of then: whoever is dropped meanwhile has its lag still.';
-
-create function pubsub.lags(asked jsonb) returns jsonb
-language plpgsql volatile
-set search_path = pg_catalog, pubsub, revision, pg_temp
-set plan_cache_mode = force_generic_plan
-set jit = off
-set enable_sort = off
-set enable_seqscan = off
-set enable_bitmapscan = off
-as $$
-begin
-    perform pubsub.check_branch(b.id)
-    from (select distinct a.branch_id from jsonb_to_recordset(asked) as a(branch_id bigint)) as b(id);
-    perform pubsub.check_positions(asked);
-    if exists (select from jsonb_to_recordset(asked) as a(upto integer) where coalesce(a.upto < 0, true)) then
-        raise invalid_parameter_value using message = 'upto must not be negative';
-    end if;
-    return pubsub.lags_of(asked);
-end
-$$;
-comment on function pubsub.lags(jsonb) is
+comment on function pubsub.lags(jsonb, boolean) is
     'lag() of many at once, for less than one by one: of [{branch_id, position, upto, in_order}, ...] an array in their order. '
-    'Refused where it would be of one of them.';
+    'Refused where it would be of one of them. are_checked: positions were, by a snapshot of then, so that whoever is dropped meanwhile '
+    'has its lag still.';
 
 create function pubsub.point(branch_id bigint, at timestamptz default null) returns jsonb
 language plpgsql volatile

@@ -80,7 +80,7 @@ begin
                     'branch_id', (k.mark).branch_id, 'position', k.at, 'upto', upto, 'in_order', (k.mark).in_order) order by k.n)
                 from numbered as k where k.is_clear
             ) as a(asked)
-            cross join lateral jsonb_array_elements(case when a.asked is not null then pubsub.lags_of(a.asked) end)
+            cross join lateral jsonb_array_elements(case when a.asked is not null then pubsub.lags(a.asked, are_checked => true) end)
                 with ordinality as l(lag, n)
         )
         select s.*

@@ -18,7 +18,7 @@ begin
             pubsub.check_branch(bigint), pubsub.choose(bigint, jsonb, integer, boolean),
             pubsub.count_unread(bigint, jsonb, pg_snapshot, xid8, integer),
             pubsub.lag_of(jsonb, bigint, boolean, double precision, bigint, boolean, double precision, bigint),
-            pubsub.lags(jsonb), pubsub.lags_of(jsonb), pubsub.lag(bigint, jsonb, integer, boolean),
+            pubsub.lags(jsonb, boolean), pubsub.lag(bigint, jsonb, integer, boolean),
             pubsub.faults(bigint), pubsub.point(bigint, timestamptz), pubsub.passed(bigint, jsonb, jsonb),
             revision.here(), pubsub.check_origin(), pubsub.check_position(text, bigint, jsonb), pubsub.check_positions(jsonb),
             pubsub.register(text, bigint, boolean),

@@ -93,7 +93,7 @@ declare
     start_seq jsonb := jsonb_build_object('start_seq', job.start_seq::text);
     began timestamptz;
     at tube.keyset;
-    keeps_rate boolean;
+    afresh boolean;
 begin
     perform tube.check_whole(job.tbl);
     if job.state = 'scheduled' then
@@ -102,8 +102,8 @@ begin
     began := clock_timestamp();
     -- Pauses between chunks count, but not a rest of minutes: nobody was at work. One chunk knows of no pause: where there
     -- was a rate before, it stands until there are two.
-    keeps_rate := job.rate is not null and (job.rated_from is null or job.updated_at < began - interval '5 min');
-    if job.rated_from is null or job.updated_at < began - interval '5 min' then
+    afresh := job.rated_from is null or job.updated_at < began - interval '5 min';
+    if afresh then
         job.rated_from := began;
         job.rated_looked_at := job.looked_at;
     end if;
@@ -119,7 +119,7 @@ begin
         looked_at = b.looked_at + at.looked_at, done = b.done + at.touched,
         total = case when at.finished then b.looked_at + at.looked_at else greatest(b.total, b.looked_at + at.looked_at) end,
         rated_from = job.rated_from, rated_looked_at = job.rated_looked_at,
-        rate = case when at.looked_at = 0 or keeps_rate then b.rate else (b.looked_at + at.looked_at - job.rated_looked_at)
+        rate = case when at.looked_at = 0 or afresh and b.rate is not null then b.rate else (b.looked_at + at.looked_at - job.rated_looked_at)
             / greatest(extract(epoch from clock_timestamp() - job.rated_from), 0.000001) end,
         updated_at = clock_timestamp(), finished_at = case when at.finished then clock_timestamp() end
     where b.id = job.id

@@ -271,9 +271,7 @@ def test_a_range_is_inclusive_of_both_ends():
     assert bucket(1, 3, 3, "ra") == BucketEvent(Raft(1, 1), "replace", "", "default", "copied", 3, 3, "ra")
 
 
-def test_a_place_in_the_history_is_of_no_snapshot_unless_it_says_so_and_counts_by_term_and_index_alone() -> (
-    None
-):
+def test_a_place_in_the_history_counts_by_term_and_index_alone_and_is_of_no_snapshot_by_itself():
     assert Raft(1, 9).snapshot == 0
     assert Raft(1, 9) == Raft(1, 9, 7)
     assert Raft(1, 9) < Raft(2, 0)

@@ -1,8 +1,8 @@
 // What a person should look at, in the words of health, and the databases that it comes from.
 import { chakra, h } from "./shell.js";
-import { Act, Call, Cell, Dags, Name, Rows, Section, State } from "./pieces.js";
-import { To, at, atConsumer } from "./views.js";
-import { span } from "./words.js";
+import { Act, Call, Cell, Dags, Name, OfConsumer, Rows, Section, State } from "./pieces.js";
+import { To, at } from "./views.js";
+import { called, span } from "./words.js";
 import * as plans from "./plans.js";
 
 const { Table, Text } = chakra;
@@ -21,9 +21,8 @@ const unanswered = (database) => ({
 // What it is about, and where more is shown of that.
 const About = ({ one, consumers }) => {
   const about = one.consumer ?? one.kind;
-  const consumer = consumers.find((each) => each.connection === one.connection && each.consumer === one.consumer);
-  const to = one.kind === "letters" ? at("letters") : consumer && atConsumer(consumer);
-  return to ? h(To, { to, overflowWrap: "anywhere", fontWeight: "medium" }, about) : h(Name, null, about);
+  if (one.kind === "letters") return h(To, { to: at("letters"), overflowWrap: "anywhere", fontWeight: "medium" }, about);
+  return h(OfConsumer, { consumer: called(consumers, one.connection, one.consumer) }, about);
 };
 
 // A call may begin with what it is for.

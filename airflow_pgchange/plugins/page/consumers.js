@@ -1,8 +1,7 @@
 // Every consumer of every feed in one table.
 import { Fragment, chakra, h, useSearchParams, useState } from "./shell.js";
-import { Act, Ago, Cell, Dags, Empty, Rows, Section, State, Told } from "./pieces.js";
+import { Act, Ago, Cell, Dags, Empty, OfConsumer, Rows, Section, State, Told } from "./pieces.js";
 import { Spark } from "./plot.js";
-import { To, atConsumer } from "./views.js";
 import { STATES, about, asking, by, count, key, many, rate, span } from "./words.js";
 import * as plans from "./plans.js";
 
@@ -79,7 +78,7 @@ const Row = ({ consumer, confirm }) =>
     h(
       Cell,
       { minW: "8rem", maxW: "22rem" },
-      h(To, { to: atConsumer(consumer), overflowWrap: "anywhere", fontWeight: "medium" }, consumer.consumer),
+      h(OfConsumer, { consumer }, consumer.consumer),
       h(
         Text,
         { color: "fg.muted", fontSize: "xs", overflowWrap: "anywhere" },

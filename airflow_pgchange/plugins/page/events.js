@@ -2,8 +2,8 @@
 import { Fragment, chakra, h } from "./shell.js";
 import { events as ask } from "./api.js";
 import { eachDatabase } from "./each.js";
-import { Ago, Call, Cell, Empty, Fact, Guide, Name, Rows, Section, State, Told } from "./pieces.js";
-import { To, atConsumer } from "./views.js";
+import { Ago, Call, Cell, Empty, Fact, Guide, OfConsumer, Rows, Section, State, Told } from "./pieces.js";
+import { To } from "./views.js";
 import { STATES, about, count, many, span } from "./words.js";
 
 const { Box, Table, Text } = chakra;
@@ -79,7 +79,7 @@ const Group = ({ group, consumer }) =>
     h(
       Cell,
       { minW: "8rem", maxW: "22rem", overflowWrap: "anywhere" },
-      consumer ? h(To, { to: atConsumer(consumer), fontWeight: "medium" }, group.name) : h(Name, null, group.name),
+      h(OfConsumer, { consumer }, group.name),
       h(Text, { color: "fg.muted", fontSize: "xs" }, wants(group)),
     ),
     h(Cell, { minW: "9rem", maxW: "18rem", overflowWrap: "anywhere" }, h(Reader, { group })),

@@ -1,8 +1,7 @@
 // What consumers gave up, to be looked at, sent again or dropped.
 import { Fragment, chakra, h, useCallback, useState } from "./shell.js";
-import { Act, Ago, Call, Cell, Empty, Held, Name, Rows, Section, Told } from "./pieces.js";
-import { To, atConsumer } from "./views.js";
-import { many } from "./words.js";
+import { Act, Ago, Call, Cell, Empty, Held, OfConsumer, Rows, Section, Told } from "./pieces.js";
+import { called, many } from "./words.js";
 import { letter as askOne, letters as ask, useLive } from "./api.js";
 import * as plans from "./plans.js";
 
@@ -46,9 +45,7 @@ const Row = ({ letter, consumer, chosen, choose, opened, open, redrive, drop }) 
     h(
       Cell,
       { minW: "11rem", maxW: "18rem" },
-      consumer
-        ? h(To, { to: atConsumer(consumer), overflowWrap: "anywhere", fontWeight: "medium" }, letter.consumer)
-        : h(Name, null, letter.consumer),
+      h(OfConsumer, { consumer }, letter.consumer),
     ),
     h(Cell, { number: true }, letter.changes.toLocaleString()),
     h(
@@ -93,8 +90,7 @@ const Letters = ({ database, consumers, confirm }) => {
   if (!said.letters.length) {
     return h(Section, { title }, h(Empty, null, "No consumer has given anything up here. A batch that is skipped, or that an operator gives up after its last attempt, comes here."));
   }
-  const consumer = (letter) =>
-    consumers.find((one) => one.connection === connection && one.consumer === letter.consumer);
+  const consumer = (letter) => called(consumers, connection, letter.consumer);
   const source = (letter) => consumer(letter)?.source;
   const chosen = said.letters.filter((letter) => ids.has(letter.id));
   const sendable = chosen.filter(isSendable);

@@ -1,7 +1,7 @@
 // Pieces that the parts of the page share.
 import { chakra, createContext, h, useContext } from "./shell.js";
 import { guide } from "./api.js";
-import { To } from "./views.js";
+import { To, atConsumer } from "./views.js";
 import { absolute, since } from "./words.js";
 
 const { Badge, Box, Button, Code, Heading, Table, Text } = chakra;
@@ -100,6 +100,10 @@ export const Held = ({ label, held }) =>
   );
 
 export const Name = ({ children }) => h(Text, { as: "span", overflowWrap: "anywhere", fontWeight: "medium" }, children);
+
+// A name that leads to a consumer, where there is one.
+export const OfConsumer = ({ consumer, children }) =>
+  consumer ? h(To, { to: atConsumer(consumer), overflowWrap: "anywhere", fontWeight: "medium" }, children) : h(Name, null, children);
 
 export const Act = ({ label, onClick, danger = false, disabled = false, expanded, children }) =>
   h(

@@ -32,6 +32,10 @@ export const count = (number, all = true) => numbered(number, all === false ? "â
 // A number, or where it is not exact an estimate.
 export const about = (number, exact) => numbered(number, exact === false ? "~" : "");
 
+// The consumer of that name.
+export const called = (consumers, connection, name) =>
+  consumers.find((one) => one.connection === connection && one.consumer === name);
+
 // Changes a second.
 export const rate = (number) => {
   if (number === null) return "?";

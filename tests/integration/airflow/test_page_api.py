@@ -155,7 +155,9 @@ def test_a_consumers_past_is_for_who_may_read_its_dag_and_what_it_failed_on_for_
 ) -> None:
     connect().execute("update pgchange.batch set error = 'name of a passenger'")
     person = people(role)
+    deadline = time.monotonic() + 30
     while not (seen := consumer(person))["trend"]:
+        assert time.monotonic() < deadline
         time.sleep(0.1)
     assert (seen["rate_in"], seen["rate_out"], seen["trend"][-2:]) == (None, None, [None, 3])
     past = told_of(person, PAST, "attempts")
@@ -489,6 +491,16 @@ def test_a_view_of_a_database_that_one_may_not_see_is_refused(
 
     monkeypatch.setattr(get_auth_manager(), "get_authorized_dag_ids", lambda **_: {"copies"})
     assert people("viewer").get(f"/connections/{database}/{view}").status_code == code
+
+
+def test_dags_that_are_paused_are_told_to_who_may_read_them(
+    people: People, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow.api_fastapi.app import get_auth_manager
+
+    assert page.overview(people("op"))["paused"] == ["copies", "flight_delays", "kept"]
+    monkeypatch.setattr(get_auth_manager(), "get_authorized_dag_ids", lambda **_: {"copies"})
+    assert page.overview(people("viewer"))["paused"] == ["copies"]
 
 
 def test_the_page_is_served_as_it_is_in_this_version(people: People) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -298,8 +299,10 @@ def test_the_default_partition_ends_behind_a_transaction_that_wrote_while_it_was
 ):
     without_partitions(queue, 10)
     asking, end = connect_to(db), None
+    deadline = time.monotonic() + 60
     # Who writes is waited for no longer than it takes to try again.
     while end is None:
+        assert time.monotonic() < deadline
         writer = connect_to(db, autocommit=False)
         writer.execute("lock table revision.commit_queue in row exclusive mode")
         with ThreadPoolExecutor(1) as pool:

@@ -35,27 +35,6 @@ def claimed(db, feed=FEED, limit=1000, source=None):
     return batch, ids
 
 
-def test_a_letter_tells_the_first_of_its_commits_in_their_order(db, connection):
-    ids = commits(connection, 120)
-    claim_and_fail(db, limit=110)
-    by_hand.skip(connection, connection, FEED, "bad")
-    (letter,) = dead_letters.listed(connection)
-    held = dead_letters.content(connection, letter.id)
-    assert [commit["id"] for commit in held["commits"]] == ids[:100]
-    assert held["count"] == 110
-
-
-def test_a_letter_whose_commits_are_elsewhere_tells_where_they_begin_and_end(db, other_db, connect_to):
-    results, source = connect_to(db), connect_to(other_db)
-    commits(source)
-    with pytest.raises(Failed), ConsumerTransaction(FEED, db, other_db) as consumer:
-        consumer.claim(10)
-        raise Failed
-    by_hand.skip(results, source, FEED, "bad")
-    (letter,) = dead_letters.listed(results, source)
-    assert "commits" not in dead_letters.content(results, letter.id)
-
-
 def test_a_letter_tells_what_was_given_up_why_by_whom_and_after_how_many_attempts(db, connection):
     ids = commits(connection, 3)
     claim_and_fail(db)
