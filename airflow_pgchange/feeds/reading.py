@@ -22,11 +22,11 @@ STANDBY_PATIENCE = 60.0
 """Seconds that a reader waits for a standby to replay what the batch needs."""
 
 
-CURRENT = "select q.id as pgchange_id, {wanted} from ({changes}) q left join {table} t on {key} = q.id"
+CURRENT = "select {wanted} from ({changes}) q left join {table} t on {key} = q.id"
 CURRENT_WANTED = """
 with pgchange_batch as materialized ({changes}), pgchange_wanted as materialized (
     select distinct w.id from tube.wanted({tube}, {name}::regclass, array(select b.id from pgchange_batch b)) w(id))
-select q.id as pgchange_id, {wanted}
+select {wanted}
 from pgchange_batch q
 left join (pgchange_wanted w join {table} t on {key} = w.id) on w.id = q.id
 """
@@ -39,18 +39,21 @@ def current_rows(
     columns: Sequence[str] | None = None,
     *,
     tube: str | None = None,
+    named: bool = False,
 ) -> Partition:
     """The rows of ``table`` that a partition's changes name, as they are now: one row for each change.
 
-    The first column, ``pgchange_id``, is the change's id, and a change whose row is gone has NULL in ``key`` and in
-    every other column, so that the count still holds. ``tube``: as gone counts what its predicate does not hold for.
+    A change whose row is gone has NULL in ``key`` and in every other column, so that the count still holds; ``named``
+    puts the change's id before them, as ``pgchange_id``. ``tube``: as gone counts what its predicate does not hold for.
     """
-    if columns is None:
-        wanted: sql.Composable = sql.SQL("t.*")
-    else:
-        wanted = sql.SQL(", ").join(sql.Identifier("t", column) for column in dict.fromkeys([key, *columns]))
+    names = None if columns is None else dict.fromkeys([key, *columns])
+    wanted: list[sql.Composable] = (
+        [sql.SQL("t.*")] if names is None else [sql.Identifier("t", name) for name in names]
+    )
+    if named:
+        wanted.insert(0, sql.SQL("q.id as pgchange_id"))
     query = sql.SQL(CURRENT if tube is None else CURRENT_WANTED).format(
-        wanted=wanted,
+        wanted=sql.SQL(", ").join(wanted),
         changes=_verbatim(partition.query),
         tube=tube,
         name=table_identifier(table).as_string(None),

@@ -22,6 +22,7 @@ from airflow_pgchange.feeds.connect import complete
 from airflow_pgchange.feeds.errors import BatchIncomplete, MergeRefused, ServerUnavailable
 from airflow_pgchange.feeds.reading import connected, expect
 from airflow_pgchange.results.staging import ATTEMPT, SCHEMA
+from airflow_pgchange.spark.installed import check_arrow_driver
 from airflow_pgchange.spark.misfits import Rows, bytes_named, nul_found, record, shown
 from airflow_pgchange.spark.types import SESSION, Column, reading_query
 
@@ -137,6 +138,7 @@ def _stream(server: str, query: str) -> Iterator[pa.RecordBatch]:
 @contextmanager
 def _transaction(conninfo: str) -> Iterator[AdbcStatement]:
     """A statement in a transaction that is committed at the end."""
+    check_arrow_driver()
     with adbc_driver_postgresql.connect(conninfo) as database, AdbcConnection(database) as connection:
         connection.set_autocommit(False)
         with AdbcStatement(connection) as statement:

@@ -10,7 +10,7 @@ import zipfile
 from contextlib import suppress
 from pathlib import Path
 
-EXECUTOR_PACKAGES = ("psycopg[binary]", "pyarrow", "adbc-driver-manager", "adbc-driver-postgresql")
+EXECUTOR_PACKAGES = ("psycopg[binary]", "pyarrow", "adbc-driver-manager", "adbc-driver-postgresql>=1.13")
 """Packages with native code, which no zip can carry: each executor's Python environment must have them."""
 
 KEPT = 30 * 24 * 3600.0

@@ -57,9 +57,7 @@ class Reading:
         """What comes out, in Spark's types."""
         if self.wanted.which == "gone":
             return t.StructType([t.StructField("id", t.LongType())])
-        if self.wanted.which == "every":
-            return spark_schema(self.columns)
-        return spark_schema([column for column in self.columns if column.name != CHANGE])
+        return spark_schema(self.columns)
 
     def partitions(self, n: int) -> list[Partition]:
         """At most ``n`` partitions, in the order of the changes."""
@@ -80,19 +78,18 @@ class Reading:
     def _chosen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if self.wanted.key is None or self.wanted.which == "every":
             return batch
-        missing = pc.is_null(batch.column(self.wanted.key))
+        key = batch.column(self.wanted.key)
         if self.wanted.which == "gone":
-            ids = batch.filter(missing).column(CHANGE)
+            ids = batch.filter(pc.is_null(key)).column(CHANGE)
             return pa.RecordBatch.from_arrays([ids], names=["id"])
-        there = batch.filter(pc.invert(missing))
-        return there.select([name for name in there.schema.names if name != CHANGE])
+        return batch.filter(pc.is_valid(key)) if key.null_count else batch
 
 
 def _query(partition: Partition, wanted: Wanted) -> Partition:
     if wanted.table is None or wanted.key is None:
         return partition
-    columns = [wanted.key] if wanted.which == "gone" else wanted.columns
-    return reading.current_rows(partition, wanted.table, wanted.key, columns, tube=wanted.tube)
+    columns, named = ([wanted.key] if wanted.which == "gone" else wanted.columns), wanted.which != "there"
+    return reading.current_rows(partition, wanted.table, wanted.key, columns, tube=wanted.tube, named=named)
 
 
 class Readable(Protocol):

@@ -7,11 +7,18 @@ import subprocess
 import sys
 from importlib import metadata
 
+import pyarrow as pa
 import pytest
 
 from airflow_pgchange.feeds.errors import ExtraMissing, VersionsDiffer
-from airflow_pgchange.spark.installed import check_versions
+from airflow_pgchange.spark import arrow
+from airflow_pgchange.spark.installed import (
+    ARROW_DRIVER,
+    check_arrow_driver,
+    check_versions,
+)
 from airflow_pgchange.spark.job import batch_job
+from airflow_pgchange.spark.misfits import Rows
 
 
 @pytest.mark.parametrize(
@@ -100,3 +107,22 @@ def test_spark_in_one_version_or_of_a_cluster_is_left_alone(installed, monkeypat
 
     monkeypatch.setattr(metadata, "version", version)
     check_versions()
+
+
+@pytest.fixture
+def _asked_anew():
+    check_arrow_driver.cache_clear()
+    yield
+    check_arrow_driver.cache_clear()
+
+
+@pytest.mark.usefixtures("_asked_anew")
+@pytest.mark.parametrize("version", ["1.7.0", "1.12.0"])
+def test_an_arrow_driver_that_writes_wrong_values_reads_and_writes_nothing(version, monkeypatch):
+    monkeypatch.setattr(metadata, "version", {ARROW_DRIVER: version}.__getitem__)
+    told = rf"adbc-driver-postgresql {version} is installed .*`pip install 'adbc-driver-postgresql>=1\.13'"
+    rows = Rows("public.some", ("id",))
+    with pytest.raises(VersionsDiffer, match=told):
+        arrow.read_whole("dbname=nowhere", "select 1", (), pa.schema([]), rows=rows)
+    with pytest.raises(VersionsDiffer, match=told):
+        arrow.write("dbname=nowhere", "some", 1, iter([pa.RecordBatch.from_pydict({"id": [1]})]), rows=rows)

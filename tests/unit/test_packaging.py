@@ -18,6 +18,8 @@ from packaging.requirements import Requirement
 
 from airflow_pgchange.admin import versions
 from airflow_pgchange.provider_info import GUIDES
+from airflow_pgchange.spark.installed import ARROW_DRIVER, OLDEST_ARROW_DRIVER
+from airflow_pgchange.spark.package import EXECUTOR_PACKAGES
 
 ROOT = Path(__file__).parents[2]
 PAGE = sorted(
@@ -95,6 +97,14 @@ def test_the_oldest_psycopg_that_is_taken_is_the_one_that_is_tested():
     needs = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     (floor,) = (need.split(">=")[1] for need in needs if need.startswith("psycopg["))
     assert f"psycopg=={floor}" in (ROOT / "constraints.txt").read_text().split()
+
+
+def test_the_oldest_arrow_driver_that_pip_takes_is_the_oldest_that_writes_what_it_is_given():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = [Requirement(need) for need in project["optional-dependencies"]["spark"]]
+    (floor,) = (str(need.specifier) for need in needed if need.name == ARROW_DRIVER)
+    assert floor == f">={OLDEST_ARROW_DRIVER}"
+    assert f"{ARROW_DRIVER}{floor}" in EXECUTOR_PACKAGES
 
 
 def test_both_packages_of_spark_are_held_to_one_version_and_only_the_extra_needs_them():

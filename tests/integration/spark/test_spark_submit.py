@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from airflow_pgchange.feeds import Batch, CommitFeed
 from airflow_pgchange.feeds.batch import Slice
@@ -115,7 +116,7 @@ def test_a_package_that_nobody_has_asked_for_in_a_month_goes_when_a_new_one_is_m
 
 def test_the_packages_that_executors_need_are_those_that_the_zip_imports():
     needed = {"psycopg", "pyarrow", "adbc_driver_manager", "adbc_driver_postgresql"}
-    listed = {name.partition("[")[0].replace("-", "_") for name in package.EXECUTOR_PACKAGES}
+    listed = {Requirement(line).name.replace("-", "_") for line in package.EXECUTOR_PACKAGES}
     assert listed == needed
 
 
