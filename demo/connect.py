@@ -85,7 +85,7 @@ class ConnectServer(Started):
             **self.conf,
         }
         command = [
-            str(spark_home() / "bin" / "spark-submit"),
+            str(self._home() / "bin" / "spark-submit"),
             "--class",
             SERVER,
             "--master",
@@ -116,11 +116,22 @@ class ConnectServer(Started):
     def log_tail(self) -> str:
         return "\n".join((self.folder / "server.log").read_text(errors="replace").splitlines()[-20:])
 
+    def _home(self) -> Path:
+        """Spark's folder without its zip of PySpark, which each of the server's Python processes would import first, and
+        compile: a second each, and the first batch of a session starts six, one after another."""
+        home = self.folder / "spark"
+        home.mkdir(exist_ok=True)
+        for name in ("bin", "jars"):
+            if not (home / name).exists():
+                (home / name).symlink_to(spark_home() / name)
+        return home
+
     def _environment(self) -> dict[str, str]:
         # Without this checkout on Python's path: what runs on the server comes from where it was shipped to it.
         kept = {name: value for name, value in clean_environment().items() if name != "PYTHONPATH"}
         return {
             **kept,
+            "SPARK_HOME": str(self._home()),
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_LOCAL_DIRS": str(self.folder),
             "TMPDIR": str(self.folder),

@@ -1,9 +1,15 @@
-"""The package as Spark's executors get it: a zip of pure Python, without Airflow."""
+"""The package as Spark's executors get it: a zip of pure Python, without Airflow.
+
+It holds bytecode as well, for each of Spark's Python processes would compile it anew; another Python than this one takes
+the sources.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
+import py_compile
 import tempfile
 import time
 import zipfile
@@ -34,7 +40,7 @@ def archive(directory: Path | None = None) -> Path:
     Older versions' are deleted there once nobody has asked for them in ``KEPT`` seconds.
     """
     files = _files()
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(importlib.util.MAGIC_NUMBER)
     for name, content in files.items():
         digest.update(f"{name}\0{len(content)}\0".encode() + content)
     target = (directory or cache()) / f"airflow_pgchange-{digest.hexdigest()[:16]}.zip"
@@ -66,7 +72,23 @@ def _write(files: dict[str, bytes], target: Path) -> None:
         with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w") as out:
             for name, content in files.items():
                 out.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
+                out.writestr(zipfile.ZipInfo(f"{name}c"), _bytecode(name, content), zipfile.ZIP_DEFLATED)
         Path(temporary).replace(target)
     except BaseException:
         Path(temporary).unlink()
         raise
+
+
+def _bytecode(name: str, source: bytes) -> bytes:
+    """What a zip's importer takes without a look at the source, whose time no zip keeps well."""
+    with tempfile.TemporaryDirectory(prefix="pgchange-") as folder:
+        file = Path(folder) / Path(name).name
+        file.write_bytes(source)
+        made = py_compile.compile(
+            str(file),
+            cfile=f"{file}c",
+            dfile=name,
+            doraise=True,
+            invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+        )
+        return Path(str(made)).read_bytes()

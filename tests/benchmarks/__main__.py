@@ -32,6 +32,7 @@ BENCHMARKS = (
     "singles",
     "burst",
     "topology",
+    "year",
     "page",
 )
 

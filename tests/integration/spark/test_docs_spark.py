@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import ast
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
+import pyspark
 import pytest
 
 from airflow_pgchange.spark.job import SMALL, Job
@@ -46,3 +52,25 @@ def test_the_guide_says_what_executors_need_and_what_needs_none() -> None:
     text = (ROOT / PAGE).read_text()
     assert [name for name in EXECUTOR_PACKAGES if f"`{name}`" not in text] == []
     assert f"fewer than {SMALL:,} changes" in text
+
+
+def test_the_commands_of_the_guide_put_bytecode_into_the_zip_that_executors_import(tmp_path) -> None:
+    """Seconds: all of PySpark is compiled."""
+    library = tmp_path / "python" / "lib"
+    library.mkdir(parents=True)
+    zipped = Path(shutil.copy(Path(str(pyspark.__file__)).parent / "python/lib/pyspark.zip", library))
+    (commands,) = blocks("sh", PAGE)
+    environment = os.environ | {
+        "SPARK_HOME": str(tmp_path),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    subprocess.run(["sh", "-ec", commands], check=True, env=environment)
+    code = "import pyspark.daemon; print(pyspark.daemon.__file__)"
+    told = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(zipped)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert told.strip() == f"{zipped}/pyspark/daemon.pyc"

@@ -9,12 +9,13 @@ import stat
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
-from airflow_pgchange.feeds import Batch, CommitFeed
+from airflow_pgchange.feeds import Batch, CommitFeed, names
 from airflow_pgchange.feeds.batch import Slice
 from airflow_pgchange.feeds.errors import InvalidArgument, MergeRefused
 from airflow_pgchange.results.merge import read_manifest
@@ -101,6 +102,30 @@ def test_the_package_is_made_once_and_again_when_it_changes(tmp_path, monkeypatc
     assert package.archive(tmp_path).stat().st_ino == made
     monkeypatch.setattr(package, "FOLDERS", ("feeds",))
     assert package.archive(tmp_path) != first
+
+
+@pytest.mark.parametrize("python", ["this", "another"])
+def test_executors_import_the_bytecode_of_the_package_or_its_sources_where_their_python_is_another(
+    python, tmp_path
+):
+    made, shipped = package.archive(tmp_path), tmp_path / "shipped.zip"
+    with zipfile.ZipFile(made) as archive, zipfile.ZipFile(shipped, "w") as out:
+        for name in archive.namelist():
+            content = archive.read(name)
+            out.writestr(
+                name, b"else" + content[4:] if python == "another" and name.endswith(".pyc") else content
+            )
+    code = "import airflow_pgchange.feeds.names as names; print(names.__file__, names.__doc__)"
+    told = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(shipped)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    file = "names.pyc" if python == "this" else "names.py"
+    assert told.startswith(f"{shipped}/airflow_pgchange/feeds/{file} ")
+    assert str(names.__doc__).splitlines()[0] in told
 
 
 def test_a_package_that_nobody_has_asked_for_in_a_month_goes_when_a_new_one_is_made(tmp_path, monkeypatch):
