@@ -119,6 +119,7 @@ def test_executors_import_the_bytecode_of_the_package_or_its_sources_where_their
     told = subprocess.run(
         [sys.executable, "-c", code],
         env={"PYTHONPATH": str(shipped)},
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         check=True,
