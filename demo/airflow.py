@@ -162,7 +162,8 @@ class LocalAirflow(Started):
         while True:
             answer = self._request("PATCH", f"dags/{dag_id}", json={"is_paused": False}, expect=(200, 404))
             if answer.status_code == httpx.codes.OK:
-                self._request("PUT", f"parseDagFile/{answer.json()['file_token']}", expect=(200, 201))
+                # A conflict: of another DAG in the same file that has been asked for already.
+                self._request("PUT", f"parseDagFile/{answer.json()['file_token']}", expect=(200, 201, 409))
                 return
             if time.monotonic() > deadline:
                 raise TimeoutError(

@@ -34,6 +34,7 @@ BENCHMARKS = (
     "topology",
     "year",
     "page",
+    "runs",
 )
 
 
