@@ -152,10 +152,10 @@ def play(
         if not differing
         else f"THE COPY DIFFERS FROM THE TABLE IN {differing:,} ROWS"
     )
-    half, most = latency.percentiles(0.5, 0.95)
+    (half, most), (then, at_most) = (latency.percentiles(0.5, 0.95, started=now) for now in (False, True))
     say(f"all was done {done - latency.last_commit:.1f} s after the last commit")
     say(
-        f"commit to result: p50 {half:.1f} s, p95 {most:.1f} s; "
+        f"commit to result: p50 {half:.1f} s, p95 {most:.1f} s, behind the first result {then:.1f} and {at_most:.1f} s; "
         f"{len(rows) / (done - began):,.0f} changes a second from first to last"
     )
     return same and not differing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -37,13 +38,15 @@ class Latency:
     def last_commit(self) -> float:
         return max((moment for moment, _ in self._commits), default=self._clock())
 
-    def percentiles(self, *shares: float) -> list[float]:
-        """For each share of the changes, the seconds in which they were in the result; of those that are there."""
-        took = sorted(self._took())
+    def percentiles(self, *shares: float, started: bool = False) -> list[float]:
+        """For each share of the changes, the seconds in which they were in the result; of those that are there.
+        ``started``: of those that were committed once there was a first result."""
+        since = next((moment for moment, total in self._results if total), math.inf) if started else 0.0
+        took = sorted((seconds, count) for committed, seconds, count in self._took() if committed >= since)
         total = sum(count for _, count in took)
         return [_reached(took, share * total) for share in shares]
 
-    def _took(self) -> Iterator[tuple[float, int]]:
+    def _took(self) -> Iterator[tuple[float, float, int]]:
         results, place, counted = self._results, 0, 0
         for committed, count in sorted(self._commits, key=itemgetter(0)):
             counted += count
@@ -51,7 +54,7 @@ class Latency:
                 place += 1
             if place == len(results):
                 return
-            yield max(0.0, results[place][0] - committed), count
+            yield committed, max(0.0, results[place][0] - committed), count
 
 
 def _reached(took: Sequence[tuple[float, int]], wanted: float) -> float:

@@ -36,5 +36,18 @@ def test_what_is_not_in_the_result_yet_is_left_out() -> None:
     assert measured((0, "committed", 1)).percentiles(0.5) == [0]
 
 
+def test_what_waited_for_the_first_result_can_be_left_out() -> None:
+    latency = measured(
+        (0, "in_result", 0),
+        (0, "committed", 1),
+        (9, "in_result", 1),
+        (10, "committed", 1),
+        (12, "in_result", 2),
+    )
+    assert latency.percentiles(1) == [9]
+    assert latency.percentiles(1, started=True) == [2]
+    assert measured((0, "committed", 1)).percentiles(1, started=True) == [0]
+
+
 def test_the_last_commit_is_the_latest_whichever_writer_told_first() -> None:
     assert measured((1, "committed", 1), (5, "committed", 1), (7, "in_result", 2)).last_commit == 5
