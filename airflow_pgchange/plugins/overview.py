@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from functools import lru_cache
 from typing import Any
 
 import psycopg
@@ -182,7 +183,9 @@ def _consumer(place: Place, row: Row, trend: Trend, dags: Any, rights: Rights) -
     )
 
 
+@lru_cache(10_000)
 def _is_movable(consumer: str) -> bool:
+    """What a name says of it: that stays so, and is asked of every consumer every three seconds."""
     with suppress(InvalidArgument, PgChangeError):
         consumers.movable(consumer)
         return True
