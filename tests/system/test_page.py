@@ -12,6 +12,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Locator, Page, expect
 
+from airflow_pgchange.admin import dead_letters
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, QueueFeed, by_hand
 from airflow_pgchange.messages import RollBack, Saga, Step, TryAgain, create_queues, handle, start
 from airflow_pgchange.messages.saga_handling import Answer
@@ -210,6 +211,34 @@ def test_where_nothing_is_it_is_said_and_a_person_starts_pauses_and_cancels_a_ba
     with psycopg.connect(ledger) as connection:
         states = connection.execute("select state from tube.backfills()").fetchall()
     assert states == [("cancelled",)]
+
+
+def test_a_link_to_a_dead_letter_shows_it_to_whoever_follows_it(
+    ledger: str, url: str, browser: Page, tmp_path: Path
+) -> None:
+    """Seconds: a server and a browser are started."""
+    with psycopg.connect(ledger, autocommit=True) as connection:
+        by_hand.skip(connection, connection, FEED, "the carrier is gone")
+        (number,) = [letter.id for letter in dead_letters.listed(connection)]
+    log_in(browser, url, pages.password(tmp_path, "op"))
+    view = f"{url}/plugin/pgchange/letters"
+    browser.goto(view)
+    letter = row(browser, "Dead letters in airline", "the carrier is gone")
+    letter.get_by_role("button", name="Show letter").click()
+    held = browser.get_by_role("region", name="What letter")
+    expect(held).to_be_visible()
+    link = f"{view}?connection=airline&letter={number}"
+    expect(browser).to_have_url(link)
+    browser.reload()
+    expect(held).to_be_visible()
+    letter.get_by_role("button", name="Hide letter").click()
+    expect(held).to_have_count(0)
+    expect(browser).to_have_url(view)
+    browser.goto(link)
+    expect(held).to_be_visible()
+    with psycopg.connect(ledger, autocommit=True) as connection:
+        dead_letters.drop(connection, ids=[number])
+    expect(browser.get_by_text(f"Letter {number} is not among these")).to_be_visible()
 
 
 def answered(db: str, queue: str, answer: Answer) -> None:

@@ -1,7 +1,8 @@
 // Every consumer of every feed in one table.
-import { Fragment, chakra, h, useSearchParams, useState } from "./shell.js";
+import { Fragment, chakra, h, useState } from "./shell.js";
 import { Act, Ago, Cell, Dags, Empty, OfConsumer, Rows, Section, State, Told } from "./pieces.js";
 import { Spark } from "./plot.js";
+import { useAsked } from "./views.js";
 import { STATES, about, asking, by, count, key, many, rate, span } from "./words.js";
 import * as plans from "./plans.js";
 
@@ -104,21 +105,11 @@ const Row = ({ consumer, confirm }) =>
 
 export const Consumers = ({ said, confirm }) => {
   const { consumers, databases } = said;
-  const [view, setView] = useSearchParams();
+  const [asked, change] = useAsked();
   const [most, setMost] = useState(PORTION);
-  const text = view.get("text") ?? "";
-  const state = view.get("state") ?? "";
-  const order = view.get("sort") ?? "";
-  const choose = (name, value) =>
-    setView(
-      (before) => {
-        const next = new URLSearchParams(before);
-        if (value) next.set(name, value);
-        else next.delete(name);
-        return next;
-      },
-      { replace: true },
-    );
+  const text = asked.get("text") ?? "";
+  const state = asked.get("state") ?? "";
+  const order = asked.get("sort") ?? "";
   const fits = (one) =>
     (!state || one.state === state) &&
     [one.consumer, one.kind, one.connection, ...one.dags].join(" ").toLowerCase().includes(text.toLowerCase());
@@ -132,14 +123,14 @@ export const Consumers = ({ said, confirm }) => {
       "aria-label": "Filter consumers",
       placeholder: "Filter",
       value: text,
-      onChange: (event) => choose("text", event.target.value),
+      onChange: (event) => change({ text: event.target.value }),
     }),
     h(
       NativeSelect.Root,
       { size: "sm", width: "11rem", flexShrink: 0 },
       h(
         NativeSelect.Field,
-        { "aria-label": "State", value: state, onChange: (event) => choose("state", event.target.value) },
+        { "aria-label": "State", value: state, onChange: (event) => change({ state: event.target.value }) },
         h("option", { value: "" }, "Every state"),
         STATES.map((one) => h("option", { key: one, value: one }, one)),
       ),
@@ -156,7 +147,7 @@ export const Consumers = ({ said, confirm }) => {
           null,
           h(
             Rows,
-            { label: "Consumers", columns: COLUMNS, sort: { order, choose: (next) => choose("sort", next) } },
+            { label: "Consumers", columns: COLUMNS, sort: { order, choose: (sort) => change({ sort }) } },
             shown.slice(0, most).map((consumer) => h(Row, { key: key(consumer), consumer, confirm })),
           ),
           shown.length > most &&

@@ -1,8 +1,9 @@
 // What consumers gave up, to be looked at, sent again or dropped.
-import { Fragment, chakra, h, useCallback, useState } from "./shell.js";
+import { Fragment, chakra, h, useCallback, useEffect, useRef, useState } from "./shell.js";
 import { Act, Ago, Call, Cell, Empty, Held, OfConsumer, Rows, Section, Told } from "./pieces.js";
 import { called, many } from "./words.js";
 import { letter as askOne, letters as ask, useLive } from "./api.js";
+import { useAsked } from "./views.js";
 import * as plans from "./plans.js";
 
 const { Box, Table, Text } = chakra;
@@ -19,12 +20,16 @@ const isSendable = (letter) => !letter.on_its_way && letter.hindrance === null;
 const Tick = ({ label, checked, onChange }) =>
   h("input", { type: "checkbox", "aria-label": label, checked, onChange: (event) => onChange(event.target.checked) });
 
-// What a letter holds, asked for when somebody wants to see it.
+// What a letter holds, asked for when somebody wants to see it, and brought before who follows a link to it.
 const Content = ({ connection, letter }) => {
+  const row = useRef(null);
+  useEffect(() => {
+    row.current.scrollIntoView({ block: "nearest" });
+  }, []);
   const { said, trouble } = useLive(useCallback(() => askOne(connection, letter.id), [connection, letter.id]), true);
   return h(
     Table.Row,
-    null,
+    { ref: row },
     h(
       Cell,
       { colSpan: COLUMNS.length + 1, bg: "bg.subtle" },
@@ -82,13 +87,19 @@ const Letters = ({ database, consumers, confirm }) => {
   const { connection, may_edit: mayEdit } = database;
   const { said, trouble } = useLive(useCallback(() => ask(connection), [connection]));
   const [ids, setIds] = useState(new Set());
-  const [opened, setOpened] = useState(null);
+  const [asked, change] = useAsked();
+  const opened = asked.get("connection") === connection ? asked.get("letter") : null;
   const title = `Dead letters in ${connection}`;
   const problem = trouble ?? said?.trouble;
   if (problem) return h(Section, { title }, h(Empty, null, problem));
   if (said === null) return null;
+  const isOpened = ({ id }) => String(id) === opened;
+  const gone =
+    opened !== null &&
+    !said.letters.some(isOpened) &&
+    h(Text, { mb: 2 }, `Letter ${opened} is not among these: it was processed after all, was dropped, or many came since.`);
   if (!said.letters.length) {
-    return h(Section, { title }, h(Empty, null, "No consumer has given anything up here. A batch that is skipped, or that an operator gives up after its last attempt, comes here."));
+    return h(Section, { title }, gone, h(Empty, null, "No consumer has given anything up here. A batch that is skipped, or that an operator gives up after its last attempt, comes here."));
   }
   const consumer = (letter) => called(consumers, connection, letter.consumer);
   const source = (letter) => consumer(letter)?.source;
@@ -137,6 +148,7 @@ const Letters = ({ database, consumers, confirm }) => {
   return h(
     Section,
     { title: title + shown, aside },
+    gone,
     h(
       Rows,
       { label: title, columns: [[all], ...COLUMNS] },
@@ -149,13 +161,13 @@ const Letters = ({ database, consumers, confirm }) => {
             consumer: consumer(letter),
             chosen: ids.has(letter.id),
             choose: mayEdit && ((yes) => choose([letter], yes)),
-            opened: opened === letter.id,
-            open: () => setOpened(opened === letter.id ? null : letter.id),
+            opened: isOpened(letter),
+            open: () => change(isOpened(letter) ? { connection: null, letter: null } : { connection, letter: letter.id }),
             redrive:
               mayEdit && isSendable(letter) && (() => confirm(plans.redrive(connection, [letter], source(letter)))),
             drop: mayEdit && (() => confirm(plans.dropLetters(connection, [letter]))),
           }),
-          opened === letter.id && h(Content, { connection, letter }),
+          isOpened(letter) && h(Content, { connection, letter }),
         ),
       ),
     ),

@@ -1,5 +1,5 @@
 // Where each view is in the address bar.
-import { Link, chakra, h, useLocation } from "./shell.js";
+import { Link, chakra, h, useLocation, useSearchParams } from "./shell.js";
 
 const ROOT = "/plugin/pgchange";
 
@@ -12,6 +12,21 @@ export const atConsumer = ({ connection, source, kind, consumer }) =>
   at("consumer", { connection, source, kind, consumer });
 
 export const useView = () => useLocation().pathname.split(ROOT)[1]?.split("/")[1] ?? "";
+
+// What the address bar keeps beside the view, and what changes some of that; nothing is kept of what is empty.
+export const useAsked = () => {
+  const [asked, setAsked] = useSearchParams();
+  const change = (values) =>
+    setAsked(
+      (before) => {
+        const next = new URLSearchParams(before);
+        Object.entries(values).forEach(([name, value]) => (value ? next.set(name, value) : next.delete(name)));
+        return next;
+      },
+      { replace: true },
+    );
+  return [asked, change];
+};
 
 export const To = ({ to, children, ...rest }) =>
   h(chakra.Link, { asChild: true, color: "fg.info", ...rest }, h(Link, { to }, children));
