@@ -190,6 +190,12 @@ class LocalAirflow(Started):
     def asset_events(self) -> list[dict[str, Any]]:
         return list(self._request("GET", "assets/events", params={"limit": 100}).json()["asset_events"])
 
+    def update_asset(self, name: str) -> None:
+        """Create an event of an asset, which starts what is scheduled on it."""
+        found = self._request("GET", "assets", params={"name_pattern": name}).json()["assets"]
+        (asset,) = (one["id"] for one in found if one["name"] == name)
+        self._request("POST", "assets/events", json={"asset_id": asset})
+
     def task_instances(self, dag_id: str, run_id: str) -> list[dict[str, Any]]:
         found = self._request("GET", f"dags/{dag_id}/dagRuns/{run_id}/taskInstances")
         return list(found.json()["task_instances"])

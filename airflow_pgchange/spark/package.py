@@ -16,7 +16,14 @@ import zipfile
 from contextlib import suppress
 from pathlib import Path
 
-EXECUTOR_PACKAGES = ("psycopg[binary]", "pyarrow", "adbc-driver-manager", "adbc-driver-postgresql>=1.13")
+from airflow_pgchange.spark.installed import ARROW_DRIVER, OLDEST_ARROW_DRIVER
+
+EXECUTOR_PACKAGES = (
+    "psycopg[binary]",
+    "pyarrow",
+    "adbc-driver-manager",
+    f"{ARROW_DRIVER}>={OLDEST_ARROW_DRIVER}",
+)
 """Packages with native code, which no zip can carry: each executor's Python environment must have them."""
 
 KEPT = 30 * 24 * 3600.0

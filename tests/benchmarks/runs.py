@@ -75,11 +75,10 @@ def run(conninfo: str, report: Report) -> None:
 
 def compare(airflow: LocalAirflow, connection: psycopg.Connection[Any], report: Report) -> None:
     rows = flights.movements(2)[:CHANGES]
-    asset = asset_id(airflow, "floor")
 
     def floor() -> float:
         known, began = len(ended(airflow, "floor")), datetime.now(UTC)
-        airflow._request("POST", "assets/events", json={"asset_id": asset})
+        airflow.update_asset("floor")
         wait_for(lambda: len(ended(airflow, "floor")) > known)
         return max(ended(airflow, "floor")).timestamp() - began.timestamp()
 
@@ -108,11 +107,6 @@ def compare(airflow: LocalAirflow, connection: psycopg.Connection[Any], report: 
     ):
         report.say(name, sorted(row)[ROUNDS // 2], "s")
     report.say("ours / Airflow's floor", ratio(*figures), "x")
-
-
-def asset_id(airflow: LocalAirflow, name: str) -> int:
-    found = airflow._request("GET", "assets", params={"name_pattern": name}).json()["assets"]
-    return int(next(one["id"] for one in found if one["name"] == name))
 
 
 def ended(airflow: LocalAirflow, dag: str) -> list[datetime]:
