@@ -24,6 +24,7 @@ BENCHMARKS = (
     "wake",
     "spark",
     "spark_start",
+    "merge",
     "tubes",
     "tube_reads",
     "events",

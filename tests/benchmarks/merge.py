@@ -1,0 +1,83 @@
+"""Merging a million staged rows by key against a plain ``insert ... on conflict`` of the same rows, into a table that has
+half of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
+from airflow_pgchange.feeds.batch import Batch
+from airflow_pgchange.results import staging
+from airflow_pgchange.results.merge import Staged, merge
+from demo.flights import DDL
+from tests.benchmarks.measure import Report, ratio, section, side_by_side, wall
+
+ROWS = int(os.environ.get("ROWS", "1000000"))
+ROUNDS = 5
+ATTEMPT = 7
+COLUMNS = (("id", "bigint"), ("carrier", "text"), ("n", "bigint"), ("delay", "bigint"))
+STAGE = f"""
+insert into pgchange_staging.{{}}
+select {ATTEMPT}, null, g, 'UA', g % 9, g % 60 from generate_series(1, {ROWS}) as g
+"""
+PLAIN = """
+insert into public.target as t (id, carrier, n, delay) select id, carrier, n, delay from pgchange_staging.{}
+on conflict (id) do update set carrier = excluded.carrier, n = excluded.n, delay = excluded.delay
+"""
+
+
+def run(conninfo: str, report: Report) -> None:
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute(DDL)
+        connection.execute(
+            "create table public.target (id bigint primary key, carrier text, n bigint, delay bigint)"
+        )
+        batch = claimed(connection, conninfo)
+
+        def filled() -> str:
+            connection.execute("truncate public.target")
+            connection.execute(
+                "insert into public.target select g, 'AA', 0, 0 from generate_series(1, %s, 2) as g", [ROWS]
+            )
+            table = staging.create(connection, batch, "public.target", COLUMNS)
+            connection.execute(STAGE.format(table))
+            connection.execute("checkpoint")
+            return table
+
+        def timed(work: Callable[[str], None]) -> float:
+            table = filled()
+            with connection.transaction(force_rollback=True):
+                return wall(lambda: work(table))
+
+        def ours(table: str) -> None:
+            winners = ((ATTEMPT, ROWS),)
+            staged = Staged(
+                "public.target", ("id",), "replace", table, COLUMNS, winners, batch.id, batch.attempt
+            )
+            merge(connection, batch, [staged])
+
+        def plain(table: str) -> None:
+            connection.execute(PLAIN.format(table))
+
+        with section(f"{ROWS:,} staged rows into a table that has half of them"):
+            figures = side_by_side(ROUNDS, lambda: timed(ours), lambda: timed(plain))
+            for name, row in zip(("merge", "insert ... on conflict"), figures, strict=True):
+                report.say(name, sorted(row)[ROUNDS // 2], "s")
+            report.say("merge / insert ... on conflict", ratio(*figures), "x", most=1.15)
+
+
+def claimed(connection: psycopg.Connection[Any], conninfo: str) -> Batch:
+    row = connection.execute("select revision.track('public.movement')").fetchone()
+    connection.execute(
+        "insert into public.movement (kind, flight_date, carrier, flight, origin, dest, at, delay) "
+        "values ('departure', '2013-01-01', 'UA', 1, 'EWR', 'IAH', '2013-01-01 05:17', 2)"
+    )
+    with ConsumerTransaction(CommitFeed("merged", row[0] if row else 0), conninfo) as consumer:
+        batch = consumer.claim(1)
+        assert batch is not None
+        consumer.ack()
+    return batch
