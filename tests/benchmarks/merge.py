@@ -5,16 +5,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
 
 import psycopg
 
-from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
-from airflow_pgchange.feeds.batch import Batch
+from airflow_pgchange.feeds import CommitFeed
 from airflow_pgchange.results import staging
 from airflow_pgchange.results.merge import Staged, merge
 from demo.flights import DDL
 from tests.benchmarks.measure import Report, ratio, section, side_by_side, wall
+from tests.benchmarks.spark import claimed
 
 ROWS = int(os.environ.get("ROWS", "1000000"))
 ROUNDS = 5
@@ -36,7 +35,8 @@ def run(conninfo: str, report: Report) -> None:
         connection.execute(
             "create table public.target (id bigint primary key, carrier text, n bigint, delay bigint)"
         )
-        batch = claimed(connection, conninfo)
+        tracked = connection.execute("select revision.track('public.movement')").fetchone()
+        batch = claimed(conninfo, CommitFeed("merged", tracked[0] if tracked else 0))
 
         def filled() -> str:
             connection.execute("truncate public.target")
@@ -68,16 +68,3 @@ def run(conninfo: str, report: Report) -> None:
             for name, row in zip(("merge", "insert ... on conflict"), figures, strict=True):
                 report.say(name, sorted(row)[ROUNDS // 2], "s")
             report.say("merge / insert ... on conflict", ratio(*figures), "x", most=1.15)
-
-
-def claimed(connection: psycopg.Connection[Any], conninfo: str) -> Batch:
-    row = connection.execute("select revision.track('public.movement')").fetchone()
-    connection.execute(
-        "insert into public.movement (kind, flight_date, carrier, flight, origin, dest, at, delay) "
-        "values ('departure', '2013-01-01', 'UA', 1, 'EWR', 'IAH', '2013-01-01 05:17', 2)"
-    )
-    with ConsumerTransaction(CommitFeed("merged", row[0] if row else 0), conninfo) as consumer:
-        batch = consumer.claim(1)
-        assert batch is not None
-        consumer.ack()
-    return batch

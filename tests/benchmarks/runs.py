@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,10 +17,11 @@ from demo import flights
 from demo.airflow import LocalAirflow, airflow_connection, sqlalchemy_url
 from demo.connect import ConnectServer
 from tests.benchmarks.measure import Report, ratio, section, side_by_side
+from tests.spark_server import wait_until
 
 CHANGES = 400
 ROUNDS, WARMING = 9, 2
-PATIENCE = 120.0
+A_DAY = 24 * 60
 ROOT = Path(__file__).parents[2]
 
 DAGS = """
@@ -70,31 +70,25 @@ def run(conninfo: str, report: Report) -> None:
         for dag in ("floor", "one_a_run"):
             airflow.unpause(dag)
         with section(f"{CHANGES} changes from their commit to the result, each time a run of the DAG"):
-            compare(airflow, connection, report)
+            compare(airflow, conninfo, connection, report)
 
 
-def compare(airflow: LocalAirflow, connection: psycopg.Connection[Any], report: Report) -> None:
+def compare(
+    airflow: LocalAirflow, conninfo: str, connection: psycopg.Connection[Any], report: Report
+) -> None:
     rows = flights.movements(2)[:CHANGES]
 
     def floor() -> float:
         known, began = len(ended(airflow, "floor")), datetime.now(UTC)
         airflow.update_asset("floor")
-        wait_for(lambda: len(ended(airflow, "floor")) > known)
+        wait_until(lambda: len(ended(airflow, "floor")) > known, "a run of the floor")
         return max(ended(airflow, "floor")).timestamp() - began.timestamp()
 
     def batch() -> float:
         done = counted(connection)
-        with (
-            connection.transaction(),
-            connection.cursor() as cursor,
-            cursor.copy(
-                "copy public.movement (kind, flight_date, carrier, flight, origin, dest, at, delay) from stdin"
-            ) as copy,
-        ):
-            for row in rows:
-                copy.write_row(row)
+        flights.replay(conninfo, rows, 1, lambda _: None, minutes=A_DAY)
         began = time.monotonic()
-        wait_for(lambda: counted(connection) == done + CHANGES)
+        wait_until(lambda: counted(connection) == done + CHANGES, "the result")
         return time.monotonic() - began
 
     for work in (floor, batch) * WARMING:
@@ -118,11 +112,3 @@ def counted(connection: psycopg.Connection[Any]) -> int:
         "select coalesce(sum(departures + arrivals + cancellations), 0)::bigint from public.route_delay"
     ).fetchone()
     return int(row[0]) if row else 0
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"nothing after {PATIENCE:g} s")
-        time.sleep(0.05)

@@ -6,13 +6,10 @@ movement changes no other table.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,10 +19,10 @@ import psycopg
 
 from airflow_pgchange.feeds import CommitFeed
 from demo import flights
-from demo.connect import ConnectServer
 from demo.spark import clean_environment
 from tests import airflow_home
 from tests.benchmarks.measure import Report, section, wall
+from tests.benchmarks.spark_start import server
 
 DAYS = int(os.environ.get("DAYS", "365"))
 WRITERS = 2
@@ -82,18 +79,11 @@ def run(conninfo: str, report: Report) -> None:
     }
     year = Year(conninfo, flights.movements(DAYS))
     year.execute(flights.DDL)
-    with served(), tempfile.TemporaryDirectory(prefix="pgchange-") as folder:
+    with server(), tempfile.TemporaryDirectory(prefix="pgchange-") as folder:
         application = Path(folder) / "read.py"
         application.write_text(READ)
         apart(year, application, report)
         at_once(year, report)
-
-
-@contextmanager
-def served() -> Iterator[None]:
-    with ConnectServer() as server:
-        os.environ["AIRFLOW_CONN_BESIDE"] = json.dumps(server.connection)
-        yield
 
 
 def apart(year: Year, read: Path, report: Report) -> None:

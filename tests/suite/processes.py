@@ -94,3 +94,17 @@ def _orphans() -> list[int]:
 def _children() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
+
+
+def said_with(archive: Path, code: str, folder: Path) -> str:
+    """What code prints that runs in a Python of its own, in a folder, with an archive on its path and nothing else."""
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(archive)},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout

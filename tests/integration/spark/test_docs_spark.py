@@ -16,6 +16,7 @@ from airflow_pgchange.spark.job import SMALL, Job
 from airflow_pgchange.spark.package import EXECUTOR_PACKAGES
 from tests import airflow_home
 from tests.readme import ROOT, blocks
+from tests.suite.processes import said_with
 
 airflow_home.prepare()
 
@@ -66,11 +67,4 @@ def test_the_commands_of_the_guide_put_bytecode_into_the_zip_that_executors_impo
     }
     subprocess.run(["sh", "-ec", commands], check=True, env=environment)
     code = "import pyspark.daemon; print(pyspark.daemon.__file__)"
-    told = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": str(zipped)},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    assert told.strip() == f"{zipped}/pyspark/daemon.pyc"
+    assert said_with(zipped, code, tmp_path).strip() == f"{zipped}/pyspark/daemon.pyc"

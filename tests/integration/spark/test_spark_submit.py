@@ -20,7 +20,7 @@ from airflow_pgchange.feeds.batch import Slice
 from airflow_pgchange.feeds.errors import InvalidArgument, MergeRefused
 from airflow_pgchange.results.merge import read_manifest
 from airflow_pgchange.spark import package, request, startup, submit
-from tests.suite.processes import runs
+from tests.suite.processes import runs, said_with
 
 SECRET = "hunter2-of-the-airline"
 FEED = CommitFeed("delays", 3)
@@ -85,15 +85,7 @@ def test_the_package_imports_without_airflow(tmp_path):
         "import airflow_pgchange.spark.job, airflow_pgchange.spark.source, airflow_pgchange.spark.sink; "
         "print(airflow_pgchange.spark.job.__file__)"
     )
-    ran = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": str(archive)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.stdout.startswith(str(archive)), ran.stderr
+    assert said_with(archive, code, tmp_path).startswith(str(archive))
 
 
 def test_the_package_is_made_once_and_again_when_it_changes(tmp_path, monkeypatch):
@@ -116,14 +108,7 @@ def test_executors_import_the_bytecode_of_the_package_or_its_sources_where_their
                 name, b"else" + content[4:] if python == "another" and name.endswith(".pyc") else content
             )
     code = "import airflow_pgchange.feeds.names as names; print(names.__file__, names.__doc__)"
-    told = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": str(shipped)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    told = said_with(shipped, code, tmp_path)
     file = "names.pyc" if python == "this" else "names.py"
     assert told.startswith(f"{shipped}/airflow_pgchange/feeds/{file} ")
     assert str(names.__doc__).splitlines()[0] in told
