@@ -12,7 +12,7 @@ check: .venv/test-ready
 	@$(PYTHON) -m tests.suite.check $(if $(FEED),--feed $(FEED))
 
 test: .venv/test-ready
-	@$(PYTHON) -m tests.suite.run $(if $(OTHER),--servers other) $(if $(BUDGET),--record)
+	@$(PYTHON) -m tests.suite.run $(if $(OTHER),--servers other) $(if $(RECORD),--record $(filter tests/%,$(RECORD)))
 
 install-test: .venv/test-ready
 	$(PYTHON) -m pytest -q --release tests/system/test_install.py

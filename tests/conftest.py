@@ -25,7 +25,7 @@ java.start_soon()
 pytest_plugins = [
     "pytester",
     "tests.airflow_metadata",
-    *(f"tests.suite.{name}" for name in ("servers", "kinds", "order", "measure")),
+    *(f"tests.suite.{name}" for name in ("servers", "kinds", "order", "measure", "shares")),
 ]
 
 _numbers = itertools.count()

@@ -20,8 +20,6 @@ from tests.chaos.harness import next_xid
 
 Connection = psycopg.Connection[Any]
 
-pytestmark = pytest.mark.every_server
-
 
 @dataclass(frozen=True)
 class Source:

@@ -1,57 +1,134 @@
-"""What the tests may cost: CPU seconds, recorded in the repository, so that whoever makes them dearer says so."""
+"""The budget of the tests: the CPU seconds that all of them may use, and what each file used when it was last recorded.
+
+``make test`` fails when the tests use more than ``allowed``, and when a test file is not recorded. ``allowed`` is not
+raised: a change that adds seconds removes as many elsewhere.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 FILE = Path("tests/suite/budget.json")
-MARGIN = 1.1
-"""How many times its budget a run may cost."""
 WORTH_NAMING = 2.0
-"""CPU seconds that a file must have grown by to be named."""
+"""CPU seconds by which a file must have grown to be named."""
+DEAR = 1.0
+"""CPU seconds from which on a test function has a price of its own."""
+A_TEST, A_CAMPAIGN = 0.2, 10.0
+"""Guesses for files that nobody has measured: CPU seconds of an ordinary test, and of a test in `system` or `chaos`."""
+QUICK = ("tests/unit/", "tests/integration/")
+RELEASE = "\npytestmark = pytest.mark.release("
+TEST = re.compile(r"^(?:async )?def (test_\w+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class FileCost:
+    """CPU seconds of a test file, of its dear test functions (with all their parameters), and of each other function."""
+
+    total: float
+    each: float
+    dear: Mapping[str, float]
+
+    @classmethod
+    def of(cls, functions: Mapping[str, float]) -> FileCost:
+        """Sum up the CPU seconds of a file's test functions, by name."""
+        dear = {name: round(seconds, 2) for name, seconds in functions.items() if seconds >= DEAR}
+        others = [seconds for seconds in functions.values() if seconds < DEAR]
+        each = sum(others) / len(others) if others else 0.0
+        return cls(round(sum(functions.values()), 2), round(each, 3), dict(sorted(dear.items())))
 
 
 @dataclass(frozen=True)
 class Budget:
-    """CPU seconds of a whole run and, as far as they can be told apart, of each file.
+    """Recorded costs, on a machine that does a fixed piece of work in ``yardstick`` CPU seconds."""
 
-    They are of a machine that does a fixed piece of work in ``yardstick`` of them.
-    """
+    yardstick: float
+    allowed: float
+    files: Mapping[str, FileCost]
+
+
+@dataclass(frozen=True)
+class Spent:
+    """CPU seconds of a run: of all its processes, and of each test function by its file and name."""
 
     yardstick: float
     total: float
-    files: Mapping[str, float]
+    files: Mapping[str, Mapping[str, float]]
 
-    def on(self, other: Budget) -> Budget:
-        """What this would have been on the machine of another."""
-        factor = other.yardstick / self.yardstick
-        files = {path: seconds * factor for path, seconds in self.files.items()}
-        return Budget(other.yardstick, self.total * factor, files)
-
-
-def recorded(root: Path) -> Budget | None:
-    path = root / FILE
-    return Budget(**json.loads(path.read_text())) if path.exists() else None
+    def on(self, yardstick: float) -> Spent:
+        """Convert to the speed of another machine."""
+        factor = yardstick / self.yardstick
+        files = {
+            path: {name: seconds * factor for name, seconds in functions.items()}
+            for path, functions in self.files.items()
+        }
+        return Spent(yardstick, self.total * factor, files)
 
 
-def record(root: Path, spent: Budget) -> None:
-    files = {path: round(seconds, 2) for path, seconds in sorted(spent.files.items())}
-    kept = Budget(round(spent.yardstick, 5), round(spent.total, 1), files)
-    (root / FILE).write_text(json.dumps(asdict(kept), indent=1) + "\n")
+def recorded(root: Path) -> Budget:
+    held = json.loads((root / FILE).read_text())
+    files = {path: FileCost(**cost) for path, cost in held["files"].items()}
+    return Budget(held["yardstick"], held["allowed"], files)
 
 
-def excess(spent: Budget, allowed: Budget) -> list[str]:
-    """What to say of a run that cost more than it may; nothing of one that did not."""
-    here = spent.on(allowed)
-    if here.total <= allowed.total * MARGIN:
+def record(root: Path, spent: Spent) -> None:
+    """Record the files that ran, keep those that did not and still exist, and leave ``allowed`` as it is."""
+    before = recorded(root)
+    here = spent.on(before.yardstick)
+    kept = {path: cost for path, cost in before.files.items() if (root / path).exists()}
+    files = kept | {path: FileCost.of(functions) for path, functions in here.files.items()}
+    text = json.dumps(asdict(Budget(before.yardstick, before.allowed, dict(sorted(files.items())))), indent=1)
+    (root / FILE).write_text(_a_line_for_each_file(text) + "\n")
+
+
+def _a_line_for_each_file(text: str) -> str:
+    """Put what is indented by more than a file's path onto one line, so that a change of a file is a change of a line."""
+    return re.sub(r"\n {3,}|\n {2}(?=\})", " ", text)
+
+
+def unrecorded(root: Path) -> list[str]:
+    """Complain of test files that have no budget; empty if there are none."""
+    files = recorded(root).files
+    missing = [path for path in _test_files(root) if path not in files]
+    return [f"{path} has no budget; record it: make test RECORD={path}" for path in missing]
+
+
+def _test_files(root: Path) -> list[str]:
+    """The test files that ``make test`` runs: not those that are left to the release as a whole."""
+    found = [path for path in (root / "tests").rglob("test_*.py") if RELEASE not in path.read_text()]
+    return sorted(path.relative_to(root).as_posix() for path in found)
+
+
+def excess(spent: Spent, allowed: Budget) -> list[str]:
+    """Describe by how much a run exceeds its budget, and which files grew; empty if it does not."""
+    here = spent.on(allowed.yardstick)
+    if here.total <= allowed.allowed:
         return []
-    grown = {path: seconds - allowed.files.get(path, 0.0) for path, seconds in here.files.items()}
-    dearest = sorted(grown.items(), key=lambda one: -one[1])
+    before = {path: cost.total for path, cost in allowed.files.items()}
+    grown = {path: sum(functions.values()) - before.get(path, 0.0) for path, functions in here.files.items()}
+    dearest = sorted(grown.items(), key=lambda file: -file[1])
     return [
-        f"the tests cost {here.total:.0f} CPU seconds, more than a tenth over their budget of {allowed.total:.0f}:",
+        f"the tests used {here.total:.0f} CPU seconds, more than their budget of {allowed.allowed:.0f}:",
         *(f"  {more:+7.1f}  {path}" for path, more in dearest if more > WORTH_NAMING),
-        "make them cheaper, or raise the budget in the same commit: make test BUDGET=record",
+        "make them cheaper, or remove as many seconds elsewhere",
     ]
+
+
+def prices(root: Path) -> Callable[[str], float]:
+    """Return a function that tells the CPU seconds of a test file (``path``) or of a test function (``path::name``)."""
+    files = recorded(root).files if (root / FILE).exists() else {}
+
+    @functools.cache
+    def price(test: str) -> float:
+        path, _, name = test.partition("::")
+        cost = files.get(path)
+        if cost is None:
+            guess = A_TEST if path.startswith(QUICK) else A_CAMPAIGN
+            return guess if name else guess * len(TEST.findall((root / path).read_text()))
+        return cost.dear.get(name, cost.each) if name else cost.total
+
+    return price

@@ -9,9 +9,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tests.suite import budget
 from tests.suite.choosing.changes import Change, changes
 from tests.suite.choosing.concern import concerned
-from tests.suite.choosing.costs import cost
 from tests.suite.choosing.feeds import FEEDS, of_feed
 from tests.suite.choosing.graph import read_graph
 from tests.suite.choosing.ranking import Choice, within
@@ -19,15 +19,13 @@ from tests.suite.run import ROOT, environment
 
 WORKERS = 2
 SECONDS, FEED_SECONDS = 55, 115
-"""What the tests of a change, and of a feed, may take of the processor on each worker. A run takes half as long again, as
-servers start, tests are collected, and no two workers end at once."""
-# pytest found nothing to run: all that was chosen is of kinds that the change does not need.
-NO_TESTS = 5
+"""CPU seconds of each worker for the tests of a change, and of a feed. A run takes half as long again, because servers
+start, tests are collected, and no two workers end at once."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to look at and to run; ``skipped`` are the markers of tests that are left to ``make test``."""
+    """What changed, the tests to run, and those left to ``make test``: for want of time, and by their kind."""
 
     changed: Sequence[Change]
     chosen: Sequence[Choice]
@@ -42,9 +40,11 @@ def main() -> int:
     _tell(plan)
     failed = [*_lint(plan.changed), *_test(plan)]
     if plan.left:
-        print(f"left out for want of time: {', '.join(choice.path for choice in plan.left)}")
+        print(f"left to make test for want of time: {len(plan.left)} tests that reach the change, too")
     if plan.skipped and plan.chosen:
-        print(f"left out as not what changed: tests marked {', '.join(plan.skipped)}")
+        print(
+            f"left to make test because the change is not about them: tests marked {', '.join(plan.skipped)}"
+        )
     print(f"{'FAILED: ' + ', '.join(failed) if failed else 'passed'}, in {time.monotonic() - began:.0f} s")
     return 1 if failed else 0
 
@@ -66,15 +66,18 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     else:
         choices, skipped = concerned(graph, changed)
         seconds = SECONDS
-    chosen, left = within(choices, (arguments.seconds or seconds) * WORKERS, cost)
+    chosen, left = within(choices, (arguments.seconds or seconds) * WORKERS, budget.prices(ROOT))
     return Plan(changed, chosen, left, skipped)
 
 
 def _tell(plan: Plan) -> None:
     for change in plan.changed:
         print(f"changed  {change.path}" + (f" ({len(change.lines)} lines)" if change.lines else ""))
+    files: dict[str, list[Choice]] = {}
     for choice in plan.chosen:
-        print(f"runs     {choice.path}: {choice.why}")
+        files.setdefault(choice.path, []).append(choice)
+    for path, choices in files.items():
+        print(f"runs     {len(choices):3} of {path}; the first {choices[0].why}")
     sys.stdout.flush()
 
 
@@ -98,12 +101,9 @@ def _test(plan: Plan) -> list[str]:
     if not plan.chosen:
         print("no test concerns this")
         return []
-    command = ["pytest", "-q", "-n", str(WORKERS), "--dist", "worksteal"]
-    if plan.skipped:
-        command += ["-m", " and ".join(f"not {kind}" for kind in plan.skipped)]
-    return (
-        ["pytest"] if _run([*command, *(choice.path for choice in plan.chosen)]) not in (0, NO_TESTS) else []
-    )
+    tests = [choice.test for choice in plan.chosen]
+    split = ["-n", str(WORKERS), "--dist", "each", "--max-worker-restart", "0"]
+    return ["pytest"] if _run(["pytest", "-q", *split, *tests]) else []
 
 
 def _run(command: Sequence[str]) -> int:

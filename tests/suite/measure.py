@@ -1,4 +1,4 @@
-"""What the tests cost: CPU seconds by file, seconds by test, and how fast the machine was meanwhile."""
+"""The costs of the tests: CPU seconds by test function, seconds by test, and the speed of the machine meanwhile."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Costs:
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        self.cpu: defaultdict[str, float] = defaultdict(float)
+        self.cpu: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.failed: set[str] = set()
         self.yardsticks: list[float] = []
@@ -44,7 +44,8 @@ class Costs:
         self._look()
         before = self._spent()
         result = yield
-        self.cpu[item.nodeid.split("::")[0]] += self._spent() - before
+        path, name = item.nodeid.split("[")[0].split("::", 1)
+        self.cpu[path][name] += self._spent() - before
         if self.seconds[item.nodeid] > SLOW and not getattr(item, "obj", item).__doc__:
             self.unexplained.append(item.nodeid)
         return result
@@ -59,13 +60,15 @@ class Costs:
         """Hand what was measured to the process that reports."""
         output = getattr(self.config, "workeroutput", None)
         if output is not None:
-            output["costs"] = (dict(self.cpu), self.yardsticks, self.unexplained)
+            cpu = {path: dict(functions) for path, functions in self.cpu.items()}
+            output["costs"] = (cpu, self.yardsticks, self.unexplained)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         cpu, yardsticks, unexplained = getattr(node, "workeroutput", {}).get("costs", ({}, [], []))
-        for path, seconds in cpu.items():
-            self.cpu[path] += seconds
+        for path, functions in cpu.items():
+            for name, seconds in functions.items():
+                self.cpu[path][name] += seconds
         self.yardsticks += yardsticks
         self.unexplained += unexplained
 

@@ -108,17 +108,16 @@ def _leave_to_the_release(config: pytest.Config, items: list[pytest.Item]) -> No
 def _seconds_of_files(
     root: Path, items: Sequence[pytest.Item], seconds: dict[str, float]
 ) -> dict[Path, float]:
-    """Of a test of each file, on average; files stay together, as their tests share what is dear to make."""
+    """Return the mean seconds of a test of each file. Files stay together because their tests share fixtures."""
     found: defaultdict[Path, list[float]] = defaultdict(list)
     for item in items:
         if item.nodeid in seconds:
             found[item.path].append(seconds[item.nodeid])
-    allowed = budget.recorded(root)
-    files = {} if allowed is None else allowed.files
+    price = budget.prices(root)
     tests = Counter(item.path for item in items)
     return {
         path: statistics.mean(found[path])
         if found[path]
-        else files.get(path.relative_to(root).as_posix(), 0.0) / count
+        else price(path.relative_to(root).as_posix()) / count
         for path, count in tests.items()
     }

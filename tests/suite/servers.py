@@ -1,10 +1,8 @@
-"""Which PostgreSQL a test runs on: each on one of the two, and on both where its promise depends on the server.
+"""Which PostgreSQL a test runs on: in each run one of the two, and after the next commit the other one.
 
-``--servers`` says how: ``shared`` puts a test on the one that a hash of its name chooses, ``other`` on the other one,
-``both`` on both, and the name of a server on that. Markers of a test or of a whole file:
-
-- ``every_server``: what it promises is up to the server (claims, order, locks, capture, partitions, restores, upgrades)
-- ``hstore``: it needs the extension, which not every server has
+``--servers`` chooses: ``shared`` puts a test on the server that a hash of its name and the number of commits choose,
+``other`` on the other server, ``both`` on both, and the name of a server on that server. A release runs both.
+The marker ``hstore`` is for tests that need the extension, which only the system's server has.
 """
 
 from __future__ import annotations
@@ -30,7 +28,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "every_server: its promise is up to the server: on each")
     config.addinivalue_line("markers", "hstore: on servers that have this extension")
     config.stash[STARTED] = {}
 
@@ -59,16 +56,28 @@ def _chosen(metafunc: pytest.Metafunc) -> list[str]:
     if asked in clusters.SERVERS:
         return [asked]
     hstore = _marked(metafunc.definition, "hstore")
-    able = [name for name in clusters.SERVERS if not hstore or has_hstore(name)]
-    return able if _marked(metafunc.definition, "every_server") else one_of(able, metafunc)
+    return one_of([name for name in clusters.SERVERS if not hstore or has_hstore(name)], metafunc)
 
 
 def one_of(ways: list[Way], metafunc: pytest.Metafunc) -> list[Way]:
-    """Of several ways that a test can go the one that a hash of its name chooses; where all are asked for, all."""
+    """Choose one of several ways in which a test can run; ``--servers both`` and a server's name keep all of them.
+
+    The next commit chooses the next way, so that two commits have seen both.
+    """
     asked = metafunc.config.getoption("--servers")
     if asked not in ("shared", "other"):
         return ways
-    return [ways[(_number(metafunc, ways) + (asked == "other")) % len(ways)]]
+    turn = _commits(metafunc.config.rootpath) + (asked == "other")
+    return [ways[(_number(metafunc, ways) + turn) % len(ways)]]
+
+
+@functools.cache
+def _commits(root: Path) -> int:
+    """The number of commits behind the working tree; 0 outside of a repository."""
+    counted = subprocess.run(
+        ["git", "rev-list", "--count", "HEAD"], cwd=root, check=False, capture_output=True, text=True
+    )
+    return int(counted.stdout) if counted.returncode == 0 else 0
 
 
 def runs_elsewhere_too(item: pytest.Item) -> bool:
@@ -77,7 +86,7 @@ def runs_elsewhere_too(item: pytest.Item) -> bool:
     shared = item.config.getoption("--servers") in ("shared", "other")
     if not shared or callspec is None or "server" not in callspec.params:
         return False
-    return not _marked(item, "every_server") and not _marked(item, "hstore")
+    return not _marked(item, "hstore")
 
 
 def _number(metafunc: pytest.Metafunc, ways: list[Any]) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.suite.choosing.changes import Change, changes
-from tests.suite.choosing.costs import unneeded
+from tests.suite.choosing.concern import concerned
 from tests.suite.choosing.feeds import FEEDS, of_feed
 from tests.suite.choosing.graph import Graph, read_graph
 from tests.suite.choosing.ranking import Choice, choose, rank, within
@@ -44,7 +44,7 @@ def graph() -> Graph:
 
 def chosen(repo: Path, path: str, *lines: int) -> list[str]:
     choices = choose(repo, [Change(path, frozenset(lines) or None)])
-    return [choice.path.removeprefix("tests/") for choice in choices]
+    return list(dict.fromkeys(choice.path.removeprefix("tests/") for choice in choices))
 
 
 def test_who_imports_a_module_is_chosen_and_nobody_else(repository):
@@ -147,7 +147,54 @@ def test_a_page_and_an_example_are_reached_by_their_names(repository):
 def test_a_changed_test_file_chooses_itself_first(repository):
     repo = repository({"tests/test_a.py": "def test_it(): ...\n"})
     [choice] = choose(repo, [Change("tests/test_a.py", frozenset({1}))])
-    assert (choice.path, choice.why) == ("tests/test_a.py", "changed itself")
+    assert (choice.test, choice.why) == ("tests/test_a.py::test_it", "changed itself")
+
+
+def test_a_function_that_all_feeds_call_comes_with_a_test_of_each_before_any_feed_has_two(repository):
+    feed = "create function {0}.claim() returns int language sql as $$ select core.take(); $$;\n"
+    call = '    c.execute("select {0}.claim()")\n'
+    test = f"def test_one(c):\n{call}def test_two(c):\n{call}"
+    feeds = ["tube", "pgmb", "mbus"]
+    repo = repository({
+        "sql/core/01_take.sql": "create function core.take() returns int language sql as $$ select 1; $$;\n",
+        **{f"sql/{name}/01_claim.sql": feed.format(name) for name in feeds},
+        **{f"tests/test_{name}.py": test.format(name) for name in feeds},
+    })  # fmt: skip
+    choices = choose(repo, [Change("sql/core/01_take.sql", frozenset({1}))])
+    assert sorted(choice.path for choice in choices[:3]) == sorted(f"tests/test_{name}.py" for name in feeds)
+    assert len(choices) == 6
+
+
+def test_a_function_that_the_core_gives_to_a_schema_leads_to_the_functions_that_it_calls(repository):
+    repo = repository({
+        "sql/core/01_pending.sql": "create function pgchange.pending() returns int language sql as $$ select 1; $$;\n",
+        "sql/core/02_offered.sql": "do $do$ begin perform pgchange.add_offer('claim', '%s', $$\n"
+        "begin perform pgchange.pending(); end $$, 'Claim.'); end $do$;\n",
+        "sql/tube/01_offer.sql": "select pgchange.offer('tube', 'tube', 'a');\n",
+        "tests/test_it.py": 'def test_it(c):\n    c.execute("select tube.claim()")\n',
+    })  # fmt: skip
+    assert chosen(repo, "sql/core/01_pending.sql", 1) == ["test_it.py"]
+
+
+def test_of_two_tests_behind_the_same_function_the_one_with_the_words_of_the_changed_line_comes_first(
+    repository,
+):
+    test = 'def test_{}(c):\n    c.execute("select tube.claim()")\n'
+    repo = repository({
+        "sql/tube/01.sql": "create function tube.claim() returns int language sql as $$\nselect letter from t;\n$$;\n",
+        "tests/test_a.py": "".join(test.format(name) for name in ("a_pod", "a_letter_is_sent", "a_worker")),
+    })  # fmt: skip
+    choices = choose(repo, [Change("sql/tube/01.sql", frozenset({2}))])
+    assert choices[0].test == "tests/test_a.py::test_a_letter_is_sent"
+
+
+def test_code_that_a_test_of_the_choosing_makes_up_reaches_nothing(repository):
+    repo = repository({
+        "sql/tube/13_claim.sql": CLAIM,
+        "tests/unit/test_choosing.py": "from tests.suite.choosing.ranking import choose\n"
+        'def test_it(c):\n    c.execute("select tube.claim(1)")\n',
+    })  # fmt: skip
+    assert chosen(repo, "sql/tube/13_claim.sql", 2) == []
 
 
 def test_changes_are_the_lines_that_differ_and_the_files_that_are_new(repository):
@@ -175,7 +222,7 @@ def test_changes_are_the_lines_that_differ_and_the_files_that_are_new(repository
 
 
 def test_time_is_filled_in_order_and_the_first_is_always_taken():
-    choices = [Choice(name, 1.0, "") for name in "abc"]
+    choices = [Choice(name, "") for name in "abc"]
     costs = {"a": 9.0, "b": 9.0, "c": 1.0}.__getitem__
     assert within(choices, 10, costs) == ([choices[0], choices[2]], [choices[1]])
     assert within(choices, 1, costs) == ([choices[0]], choices[1:])
@@ -212,18 +259,19 @@ def file(stem: str) -> Change:
 @pytest.mark.parametrize(
     ("source", "most", "test"),
     [
-        ("sql/pgmb/21_claim", 3, "integration/events/test_event_feed.py"),
-        ("sql/pgmb/21_claim", 1, "integration/events/test_event_"),
-        ("sql/mbus/13_hand_out", 2, "integration/messages/test_queue_claims.py"),
-        ("sql/tube/27_claim", 1, "integration/tubes/test_tube_claim.py"),
+        ("sql/pgmb/21_claim", 4, "integration/events/test_event_feed.py"),
+        ("sql/pgmb/21_claim", 4, "integration/events/test_event_"),
+        ("sql/mbus/13_hand_out", 4, "integration/messages/test_queue_claims.py"),
+        ("sql/tube/27_claim", 4, "integration/tubes/test_tube_claim.py"),
         ("sql/topology/06_masters", 1, "integration/topology/test_topology_masters.py"),
-        ("airflow_pgchange/results/merge", 2, "integration/results/test_merge.py"),
+        ("airflow_pgchange/results/merge", 4, "integration/results/test_merge.py"),
         ("airflow_pgchange/cli/consumers", 1, "integration/airflow/test_airflow_cli.py"),
         ("docs/queues", 1, "integration/messages/test_docs_queues.py"),
     ],
 )
 def test_those_that_are_about_a_source_file_come_first(graph, source, most, test):
-    assert any(choice.path.startswith(f"tests/{test}") for choice in rank(graph, [file(source)])[:most])
+    paths = list(dict.fromkeys(choice.path for choice in rank(graph, [file(source)])))
+    assert any(path.startswith(f"tests/{test}") for path in paths[:most])
 
 
 def test_every_feed_has_its_tests(graph):
@@ -249,4 +297,4 @@ def test_every_feed_has_its_tests(graph):
 )
 def test_expensive_tests_run_for_what_they_are_about_only(graph, source, kinds):
     change = [file(source)]
-    assert unneeded(graph, change, rank(graph, change)) == kinds
+    assert concerned(graph, change)[1] == sorted(kinds)

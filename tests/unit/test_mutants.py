@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.suite.mutants.choice import Jury
 from tests.suite.mutants.mutant import Mutant
 from tests.suite.mutants.query import parsed
 from tests.suite.mutants.report import report
@@ -253,19 +255,19 @@ def _mutants(root: Path) -> list[Mutant]:
     return of_file("airflow_pgchange/shop.py", (root / "airflow_pgchange" / "shop.py").read_text())
 
 
-def _trial(root: Path, state: State, files: list[str], tell: Callable[[Mutant, Result], None]) -> Trial:
-    return Trial(root, Path(sys.executable), state, lambda _: files, tell, 60)
+def _trial(root: Path, state: State, jury: Jury, tell: Callable[[Mutant, Result], None]) -> Trial:
+    return Trial(root, Path(sys.executable), state, lambda _: jury, tell, 60)
 
 
 def test_a_planted_fault_is_caught_and_one_that_no_test_sees_is_told_as_a_survivor(shop: Path) -> None:
     state = State(shop.parent / "states" / "one.jsonl")
     told: list[str] = []
     mutants = _mutants(shop)
-    trial = _trial(shop, state, ["test_shop.py"], lambda m, r: told.append(r.how))
+    trial = _trial(shop, state, Jury(("test_shop.py::test_sold",)), lambda m, r: told.append(r.how))
     try_all(trial, mutants, 1)
     sold, bought = (state.results[mutant.id] for mutant in mutants)
-    assert (sold.how, sold.by) == ("caught", "test_shop.py::test_sold")
-    assert (bought.how, bought.files) == ("survived", ("test_shop.py",))
+    assert (sold.how, sold.by, sold.quick) == ("caught", "test_shop.py::test_sold", True)
+    assert (bought.how, bought.tests) == ("survived", 1)
     assert told == ["caught", "survived"]
 
     said = "\n".join(report(shop, mutants, state, {}))
@@ -280,10 +282,23 @@ def test_a_planted_fault_is_caught_and_one_that_no_test_sees_is_told_as_a_surviv
     assert "return 5" in (shop / "airflow_pgchange" / "shop.py").read_text()
 
 
+def test_a_mutant_that_only_the_rest_of_its_feed_catches_is_not_caught_by_the_quick_choice(
+    shop: Path,
+) -> None:
+    (shop / "test_hall.py").write_text("def test_hall(): ...\n")
+    state = State(shop.parent / "one.jsonl")
+    mutants = _mutants(shop)[:1]
+    jury = Jury(("test_hall.py::test_hall",), ("test_shop.py::test_sold",))
+    try_all(_trial(shop, state, jury, lambda m, r: None), mutants, 1)
+    assert (state.results[mutants[0].id].how, state.results[mutants[0].id].quick) == ("caught", False)
+    told = "\n".join(report(shop, mutants, state, {}))
+    assert re.search(r"^all +1 +0 ", told, re.MULTILINE)
+
+
 def test_a_mutant_whose_test_files_fail_anyway_is_red(shop: Path) -> None:
     state = State(shop.parent / "one.jsonl")
     mutants = _mutants(shop)[:1]
-    try_all(_trial(shop, state, ["test_red.py"], lambda m, r: None), mutants, 1)
+    try_all(_trial(shop, state, Jury(("test_red.py",)), lambda m, r: None), mutants, 1)
     assert state.results[mutants[0].id].how == "red"
     assert "fail without any mutant: test_red.py" in "\n".join(report(shop, mutants, state, {}))
 
@@ -292,7 +307,7 @@ def test_a_mutant_with_which_no_test_begins_is_caught(shop: Path) -> None:
     (shop / "conftest.py").write_text("from airflow_pgchange.shop import sell\n\nassert sell() == 5\n")
     state = State(shop.parent / "one.jsonl")
     mutants = _mutants(shop)[:1]
-    try_all(_trial(shop, state, ["test_shop.py"], lambda m, r: None), mutants, 1)
+    try_all(_trial(shop, state, Jury(("test_shop.py",)), lambda m, r: None), mutants, 1)
     found = state.results[mutants[0].id]
     assert (found.how, found.by) == ("caught", "test_shop.py")
 
@@ -300,13 +315,15 @@ def test_a_mutant_with_which_no_test_begins_is_caught(shop: Path) -> None:
 def test_a_mutant_of_which_all_tests_are_left_out_survives(shop: Path) -> None:
     state = State(shop.parent / "one.jsonl")
     mutants = _mutants(shop)[:1]
-    try_all(_trial(shop, state, ["test_shop.py", "-k", "other"], lambda m, r: None), mutants, 1)
+    try_all(
+        _trial(shop, state, Jury(("test_shop.py",), options=("-k", "other")), lambda m, r: None), mutants, 1
+    )
     assert state.results[mutants[0].id].how == "survived"
 
 
 def test_results_that_were_cut_off_do_not_count(tmp_path: Path) -> None:
     state = State(tmp_path / "one.jsonl")
-    state.keep(Result("a", "caught", "b", ("c",), 1.0))
+    state.keep(Result("a", "caught", "b", True, 1, 1.0))
     with state.path.open("a") as file:
         file.write('{"id": "d", "how"')
     assert set(State.read(state.path).results) == {"a"}
@@ -377,7 +394,7 @@ def test_a_run_that_goes_on_skips_what_is_done(
     def note(trial: Trial, mutants: list[Mutant], workers: int) -> None:
         for mutant in mutants:
             tried.append(mutant.id)
-            trial.state.keep(Result(mutant.id, "caught", "", (), 0.0))
+            trial.state.keep(Result(mutant.id, "caught", "", True, 0, 0.0))
 
     monkeypatch.setattr(command, "try_all", note)
     options = ["", "--only", "sql/core/*_staging.sql", "--state", str(tmp_path / "state.jsonl")]

@@ -7,33 +7,67 @@ import sys
 
 import pytest
 
-from tests.suite import budget, clusters, release, room
-from tests.suite.budget import Budget
+from tests.suite import budget, clusters, release, room, servers, shares
+from tests.suite.budget import Budget, FileCost, Spent
 from tests.suite.run import ROOT
 
-ALLOWED = Budget(0.02, 100.0, {"a": 60.0, "b": 30.0})
+ALLOWED = Budget(0.02, 100.0, {"a": FileCost(60.0, 0.1, {}), "b": FileCost(30.0, 0.1, {})})
 
 
-def test_a_run_may_cost_a_tenth_more_than_its_budget():
-    assert budget.excess(Budget(0.02, 109.0, {"a": 69.0}), ALLOWED) == []
+def spent(total, functions, yardstick=0.02):
+    return Spent(yardstick, total, {path: {"test_it": seconds} for path, seconds in functions.items()})
 
 
-def test_a_run_that_costs_more_names_the_files_that_grew():
-    told = budget.excess(Budget(0.02, 111.0, {"a": 60.0, "b": 41.0}), ALLOWED)
-    assert "111" in told[0]
+def test_a_run_may_cost_its_budget_and_not_more():
+    assert budget.excess(spent(100.0, {"a": 69.0}), ALLOWED) == []
+    told = budget.excess(spent(101.0, {"a": 60.0, "b": 41.0}), ALLOWED)
+    assert "101" in told[0]
     assert [line.split() for line in told[1:-1]] == [["+11.0", "b"]]
 
 
 def test_a_machine_of_half_the_speed_may_take_twice_as_long():
-    assert budget.excess(Budget(0.04, 215.0, {"a": 130.0, "b": 60.0}), ALLOWED) == []
-    assert budget.excess(Budget(0.04, 225.0, {"a": 130.0, "b": 60.0}), ALLOWED) != []
+    assert budget.excess(spent(195.0, {"a": 130.0, "b": 60.0}, 0.04), ALLOWED) == []
+    assert budget.excess(spent(205.0, {"a": 130.0, "b": 60.0}, 0.04), ALLOWED) != []
 
 
-def test_a_budget_is_read_as_it_was_recorded(tmp_path):
+@pytest.fixture
+def budgeted(tmp_path):
+    """A repository with two test files and a budget of the first of them."""
     (tmp_path / budget.FILE).parent.mkdir(parents=True)
-    assert budget.recorded(tmp_path) is None
-    budget.record(tmp_path, ALLOWED)
-    assert budget.recorded(tmp_path) == ALLOWED
+    (tmp_path / "tests/test_a.py").write_text("def test_dear(): ...\ndef test_cheap(): ...\n")
+    (tmp_path / "tests/test_b.py").write_text("def test_it(): ...\ndef test_other(): ...\n")
+    (tmp_path / budget.FILE).write_text('{"yardstick": 0.02, "allowed": 100.0, "files": {}}')
+    costs = {
+        "tests/test_a.py": {"test_dear": 3.0, "test_cheap": 0.25},
+        "tests/test_gone.py": {"test_it": 1.0},
+    }
+    budget.record(tmp_path, Spent(0.02, 4.25, costs))
+    return tmp_path
+
+
+def test_a_test_function_has_the_price_that_was_measured(budgeted):
+    price = budget.prices(budgeted)
+    assert price("tests/test_a.py") == 3.25
+    assert (price("tests/test_a.py::test_dear"), price("tests/test_a.py::test_cheap")) == (3.0, 0.25)
+
+
+def test_a_file_without_a_budget_is_priced_by_its_tests_and_named(budgeted):
+    assert budget.prices(budgeted)("tests/test_b.py") == 2 * budget.prices(budgeted)(
+        "tests/test_b.py::test_it"
+    )
+    assert [complaint.split()[0] for complaint in budget.unrecorded(budgeted)] == ["tests/test_b.py"]
+
+
+def test_recording_a_file_keeps_the_others_and_what_is_allowed_and_drops_deleted_files(budgeted):
+    budget.record(budgeted, Spent(0.04, 2.0, {"tests/test_b.py": {"test_it": 2.0}}))
+    assert set(budget.recorded(budgeted).files) == {"tests/test_a.py", "tests/test_b.py"}
+    assert budget.recorded(budgeted).allowed == 100.0
+    assert budget.prices(budgeted)("tests/test_b.py") == 1.0
+
+
+def test_workers_get_shares_of_equal_price_and_each_file_whole():
+    price = {"a": 5.0, "b": 3.0, "c": 2.0, "d::x": 1.0, "d::y": 1.0}.__getitem__
+    assert shares.shares(["d::x", "c", "a", "b", "d::y"], 2, price) == [["a", "c"], ["b", "d::x", "d::y"]]
 
 
 SPEND = "import time\nwhile time.process_time() < 0.3: pass\n"
@@ -100,23 +134,28 @@ def ran(result):
 def test_a_test_runs_on_one_server_and_with_other_on_the_other_one(suite, pytester):
     pytester.makepyfile(ONE_OF_TWO.format(marker=""))
     names = {"shared": set(), "other": set()}
-    for servers, found in names.items():
-        found |= set(ran(suite("-v", "--servers", servers)))
+    for chosen, found in names.items():
+        found |= set(ran(suite("-v", "--servers", chosen)))
         assert len(found) == 3
     assert len(names["shared"] | names["other"]) == 6
 
 
-def test_what_could_run_on_the_other_server_is_counted(suite, pytester):
-    pytester.makepyfile(ONE_OF_TWO.format(marker="@pytest.mark.every_server"))
+def test_the_next_commit_runs_a_test_on_the_other_server(suite, pytester):
+    pytester.makepyfile(ONE_OF_TWO.format(marker=""))
+    commit = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "x"]
+    subprocess.run(["git", "init", "-q"], cwd=pytester.path, check=True)
+    found = []
+    for _ in range(2):
+        subprocess.run(commit, cwd=pytester.path, check=True)
+        servers._commits.cache_clear()
+        found.append(set(ran(suite("-v"))))
+    servers._commits.cache_clear()
+    assert len(found[0] | found[1]) == 6
+
+
+def test_tests_that_could_run_on_the_other_server_are_counted(suite, pytester):
+    pytester.makepyfile(ONE_OF_TWO.format(marker="@pytest.mark.hstore"))
     suite().stdout.fnmatch_lines(["*left to make release-test: 2 tests*", "*2  on the other server"])
-
-
-def test_a_test_whose_promise_is_up_to_the_server_runs_on_each(suite, pytester):
-    pytester.makepyfile(ONE_OF_TWO.format(marker="@pytest.mark.every_server"))
-    assert sorted(name for name in ran(suite("-v")) if "two" in name) == [
-        "test_two[embedded]",
-        "test_two[system]",
-    ]
 
 
 def test_what_needs_hstore_runs_where_it_is(suite, pytester):

@@ -114,14 +114,12 @@ def test_a_consumer_that_is_dropped_while_another_waits_for_it_is_told(db, conne
     assert len(drain(db)) == 1
 
 
-@pytest.mark.every_server
 def test_lock_watermark_makes_a_consumer_at_zero(connect):
     connection = connect()
     row = connection.execute("select txid::text, commit_id from pubsub.lock_watermark('hand', 0)").fetchone()
     assert row == ("0", 0)
 
 
-@pytest.mark.every_server
 def test_lock_watermark_waits_for_another_holder(connect):
     first, second = connect(autocommit=False), connect()
     first.execute("select pubsub.lock_watermark('hand', 0)")
@@ -132,7 +130,6 @@ def test_lock_watermark_waits_for_another_holder(connect):
     second.execute("select pubsub.lock_watermark('hand', 0)")
 
 
-@pytest.mark.every_server
 def test_polling_by_hand_gives_each_commit_once(connect):
     connection = connect()
     connection.execute("select pubsub.lock_watermark('hand', 0)")
@@ -143,7 +140,6 @@ def test_polling_by_hand_gives_each_commit_once(connect):
     assert got == expected
 
 
-@pytest.mark.every_server
 def test_polling_in_a_transaction_that_wrote_is_refused(connect):
     connection = connect()
     with pytest.raises(Exception, match="already written"), connection.transaction():

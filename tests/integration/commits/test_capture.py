@@ -9,8 +9,6 @@ import pytest
 
 from tests.commits import narrow_partitions, queued
 
-pytestmark = pytest.mark.every_server
-
 EXPRESSIONS = pytest.mark.parametrize("expression", [None, "0", "length(kind)::bigint * 0"])
 
 

@@ -22,8 +22,6 @@ from tests.acks import only_the_claimed_version_is_acked
 from tests.commits import FEED, commits, drain, narrow_partitions, use_up_transactions
 from tests.waiting import locks
 
-pytestmark = pytest.mark.every_server
-
 
 def claim_and_fail(db, limit, feed=FEED):
     class Failed(Exception):

@@ -20,8 +20,6 @@ from tests.events import publish, subscribe
 from tests.queues import make, post
 from tests.topology import make_catalogue
 
-pytestmark = pytest.mark.every_server
-
 HERE, ELSEWHERE = CommitFeed("here", 0), CommitFeed("elsewhere", 0)
 
 

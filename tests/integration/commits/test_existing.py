@@ -13,8 +13,6 @@ from tests.commits import drain, narrow_partitions, use_up_transactions
 from tests.tubes import one
 from tests.waiting import until, waits
 
-pytestmark = pytest.mark.every_server
-
 OPEN = {
     "a transaction": ["select pg_current_xact_id()"],
     "one with a savepoint": [

@@ -11,8 +11,6 @@ from airflow_pgchange.feeds.errors import SourceLostTail, SourceRestored
 from airflow_pgchange.feeds.lag import lag
 from tests.commits import FEED, commits, drain
 
-pytestmark = pytest.mark.every_server
-
 QUESTIONS = pytest.mark.parametrize(
     "ask",
     [

@@ -19,8 +19,6 @@ from tests.events import publish, subscribe
 from tests.topology import make_catalogue
 from tests.tubes import one
 
-pytestmark = pytest.mark.every_server
-
 COMMITS, EVENTS, TOPOLOGY = CommitFeed("moved", 0), EventFeed("moved"), TopologyFeed("moved")
 
 

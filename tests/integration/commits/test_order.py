@@ -9,8 +9,6 @@ from airflow_pgchange.feeds.feed import partitions
 from airflow_pgchange.feeds.lag import lag
 from tests.commits import FEED, commits, drain
 
-pytestmark = pytest.mark.every_server
-
 IN_ORDER = CommitFeed("in order", 0, in_order=True)
 
 

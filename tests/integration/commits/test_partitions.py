@@ -19,8 +19,6 @@ from tests.findings import findings
 from tests.limits import be_patient
 from tests.waiting import until, waits
 
-pytestmark = pytest.mark.every_server
-
 
 @pytest.fixture
 def queue(db, connect_to):

@@ -17,8 +17,6 @@ from tests.limits import be_patient, shorten, shorten_locks
 from tests.tubes import one
 from tests.waiting import until, waits
 
-pytestmark = pytest.mark.every_server
-
 Connection = psycopg.Connection[Any]
 Connect = Callable[..., Connection]
 Told = list[str]

@@ -17,8 +17,6 @@ from tests.events import publish, subscribe
 from tests.topology import make_catalogue
 from tests.tubes import one
 
-pytestmark = pytest.mark.every_server
-
 COMMITS = CommitFeed("here", 0)
 DATA = ("--data-only", "--disable-triggers")
 """With triggers, what is loaded would be captured again."""

@@ -12,8 +12,6 @@ from airflow_pgchange.admin import schema, versions
 from airflow_pgchange.feeds.errors import ConsumerBusy, SchemaVersionMismatch
 from tests.events import drain, poll_all, publish, subscribe
 
-pytestmark = pytest.mark.every_server
-
 COLUMN = """
 alter table pgmb.events add column region text;
 insert into pgmb.installed (version) values (2);

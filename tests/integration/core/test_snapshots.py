@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import random
 
-import pytest
-
-pytestmark = pytest.mark.every_server
-
 TOP = 60
 
 

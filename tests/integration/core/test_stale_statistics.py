@@ -37,7 +37,6 @@ def so_far(connection: Connection) -> int:
     return int(tubes.one(connection, query))
 
 
-@pytest.mark.every_server
 @pytest.mark.parametrize("burst", [bursts.of_commits, bursts.of_tubes, bursts.of_events])
 def test_of_feeds(burst: Callable[..., Iterator[bursts.Deed]], connection: Connection, db: str) -> None:
     assert dear(connection, burst(connection, db, MANY)) == {}

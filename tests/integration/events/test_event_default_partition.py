@@ -19,8 +19,6 @@ from tests.event_keeping import (
 )
 from tests.tubes import one
 
-pytestmark = pytest.mark.every_server
-
 DEFAULT = "select count(*) from pgmb.events_default"
 LATER = "select count(*) from pgmb.later"
 

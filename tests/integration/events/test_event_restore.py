@@ -15,8 +15,6 @@ from tests.events import drain, poll, poll_all, publish, publish_at, read, subsc
 from tests.mutations import events, push, push_items, serialise, stop
 from tests.tubes import one
 
-pytestmark = pytest.mark.every_server
-
 
 def use_up(connection, transactions):
     for _ in range(transactions):

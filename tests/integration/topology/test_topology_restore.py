@@ -15,8 +15,6 @@ from airflow_pgchange.topology import TopologyClient
 from tests.relay_process import relay_process
 from tests.topology import make_catalogue
 
-pytestmark = pytest.mark.every_server
-
 NEW_TERM = "restarted, restored or failed over"
 OFFLINE = "select topology.set_state('r1-i2', 'Offline')"
 OTHER = "select topology.set_state('r2-i2', 'Offline')"

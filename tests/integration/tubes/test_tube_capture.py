@@ -6,8 +6,6 @@ import pytest
 
 from tests.tubes import attach, controls, detach, faults, make, one, pods, touched
 
-pytestmark = pytest.mark.every_server
-
 PREDICATES = pytest.mark.parametrize("predicate", [None, "kind <> 'never'"])
 
 

@@ -12,8 +12,6 @@ from airflow_pgchange.feeds import TubeFeed
 from tests.acks import only_the_claimed_version_is_acked
 from tests.tubes import ack, attach, changes, claim, drain, make, one, pods, take, touch
 
-pytestmark = pytest.mark.every_server
-
 
 def test_a_batch_has_the_ids_in_the_order_of_touching_each_once(q):
     touch(q, 5, 3)

@@ -11,8 +11,6 @@ from tests.limits import shorten_locks
 from tests.tubes import attach, drain, make, one, pods, touched
 from tests.waiting import until, waits
 
-pytestmark = pytest.mark.every_server
-
 
 @pytest.fixture
 def item(connect):

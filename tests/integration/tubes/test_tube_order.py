@@ -9,8 +9,6 @@ from airflow_pgchange import tubes
 from airflow_pgchange.feeds.errors import Refused
 from tests.tubes import attach, begin, chunk, ids_in_order, make, one, run, steps, touched
 
-pytestmark = pytest.mark.every_server
-
 
 @pytest.mark.parametrize("kind", ["pair", "checked_pair"])
 def test_a_column_of_a_row_type_is_refused_as_an_order(connect, kind):

@@ -12,8 +12,6 @@ from airflow_pgchange.admin import consumers
 from tests.findings import findings
 from tests.tubes import attach, detach, drain, make, one, touch, touched
 
-pytestmark = pytest.mark.every_server
-
 STRANGERS = {
     "table": "create table private (id bigint not null, v text)",
     "index": "create table other (id bigint); create index private on other (id)",

@@ -23,10 +23,11 @@ COMPOSED = re.compile(r"(?<=[a-z])[_$]")
 
 @dataclass(frozen=True)
 class Graph:
-    """``used`` has for each part, by its index, those that it uses."""
+    """``used`` has for each part, by its index, those that it uses; ``texts`` has the files by their paths."""
 
     parts: Sequence[Part]
     used: Sequence[frozenset[int]]
+    texts: Mapping[str, str]
 
     @cached_property
     def users(self) -> Mapping[int, Sequence[int]]:
@@ -62,7 +63,7 @@ def read_graph(repo: Path) -> Graph:
     for index, part in enumerate(parts):
         for key in part.keys | files[part.path]:
             by_key[key].add(index)
-    return Graph(parts, list(_used(parts, _Names(modules, by_key))))
+    return Graph(parts, list(_used(parts, _Names(modules, by_key))), texts)
 
 
 def _paths(repo: Path) -> Iterator[str]:

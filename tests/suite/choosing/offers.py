@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from tests.suite.choosing.parts import Part
+from tests.suite.choosing.parts import Part, sql_named
 
 TEMPLATE = re.compile(r"add_offer\(\s*'(\w+)'.*?\$\$(.*?)\$\$", re.DOTALL)
 CALLED = re.compile(r"%1\$I\.(\w+)")
@@ -20,16 +20,16 @@ ASKED = re.compile(r'_select\("(\w+)"|schema\}\.(\w+)"')
 def offered(texts: Mapping[str, str]) -> Iterator[Part]:
     """A part for each function that a schema is given, and for each feed by its schema; ``texts`` are files by path."""
     made = {path: text for path, text in texts.items() if path.endswith(".sql")}
-    templates = {
-        name: set(CALLED.findall(body)) for text in made.values() for name, body in TEMPLATE.findall(text)
-    }
+    templates = {name: body for text in made.values() for name, body in TEMPLATE.findall(text)}
     for path, text in made.items():
         for offer in OFFER.finditer(text):
             listed = LISTED.search(offer[0])
-            for name, called in templates.items():
+            for name, body in templates.items():
                 if listed is None or f"'{name}'" in listed[1]:
-                    keys, uses = ({f"sql:{offer[1]}.{one}" for one in some} for some in ({name}, called))
-                    yield Part(path, *_lines(text, offer), frozenset(keys), frozenset(uses))
+                    uses = {f"sql:{offer[1]}.{called}" for called in CALLED.findall(body)} | sql_named(body)
+                    yield Part(
+                        path, *_lines(text, offer), frozenset({f"sql:{offer[1]}.{name}"}), frozenset(uses)
+                    )
     base = texts.get("airflow_pgchange/feeds/offered.py", "")
     asked = {one or other for one, other in ASKED.findall(base)}
     for path, text in texts.items():

@@ -1,4 +1,8 @@
-"""Which test files a change concerns, the likeliest to notice it first. Nothing here is a list kept by hand."""
+"""The tests that a change concerns, the likeliest to notice it first. Nothing here is a list kept by hand.
+
+A test is reached through the functions that use a changed one, and the functions that use those. The tests behind each
+user of a function take turns. So a function of the core that all feeds call comes with tests of each feed.
+"""
 
 from __future__ import annotations
 
@@ -7,33 +11,38 @@ import heapq
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path, PurePosixPath
 
 from tests.suite.choosing.changes import Change
 from tests.suite.choosing.graph import Graph, is_test, read_graph
 
-# What a step through the graph leaves of a weight, and what the unchanged parts of a changed file weigh. These fit what
-# the history of this repository says: which test files were changed together with which sources.
 STEP = 0.5
-UNCHANGED = 0.05
+"""The factor of a weight for each step from a function to its user. It fits the history of this repository: the tests
+that were changed together with the sources."""
 LEAST = 1e-7
-BY_NAME = 0.005
+KIN = 5.0
+"""How much more a test counts that shares all telling words with the change than a test that shares none."""
+ROOT = -1
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A test file, how much of it is about the change, and how it comes to that."""
+    """A test function (``path::name``), and the way from it to the change."""
 
-    path: str
-    score: float
+    test: str
     why: str
+
+    @property
+    def path(self) -> str:
+        return self.test.partition("::")[0]
 
 
 def choose(repo: Path, changed: Sequence[Change]) -> list[Choice]:
-    """All test files that reach what changed, best first."""
-    # Nothing of what is read becomes garbage: looking for it would take a third of the time.
+    """Return all tests that reach a change in a checkout, best first."""
+    # Reading the graph makes no garbage; without its collector it takes a third less time.
     gc.disable()
     try:
         return rank(read_graph(repo), changed)
@@ -42,70 +51,73 @@ def choose(repo: Path, changed: Sequence[Change]) -> list[Choice]:
 
 
 def rank(graph: Graph, changed: Sequence[Change]) -> list[Choice]:
-    """The same for a graph that is there already."""
-    tests = Counter(part.path for part in graph.parts if part.test)
-    weights, through = _spread(graph, _seeds(graph, changed))
-    reached: dict[str, list[int]] = defaultdict(list)
-    for index in weights:
-        if graph.parts[index].test and is_test(graph.parts[index].path):
-            reached[graph.parts[index].path].append(index)
-    found = []
-    for path in filter(is_test, tests):
-        score = sum(weights[part] for part in reached[path]) / math.sqrt(tests[path])
-        score = score * (1 + _alike(path, changed)) + BY_NAME * _of_folder(path, changed)
-        if score:
-            best = max(reached[path], key=lambda part: (weights[part], -part), default=None)
-            found.append(Choice(path, score, "by its name" if best is None else _way(graph, best, through)))
-    found.sort(key=lambda choice: (-choice.score, choice.path))
-    own = {change.path for change in changed if is_test(change.path) and change.path in tests}
-    top = found[0].score + 1 if found else 1.0
-    return [
-        *(Choice(path, top, "changed itself") for path in sorted(own)),
-        *(choice for choice in found if choice.path not in own),
-    ]
+    """Return all tests that reach a change in a graph that is read already, best first."""
+    touched, beside = _parts(graph, changed)
+    kinship = _kinship(graph, changed, touched)
+    chosen: dict[str, Choice] = {}
+    for parts in (touched, beside, _of_folder(graph, changed)):
+        weights, through = _spread(graph, parts)
+        for test in _turns(graph, weights, through, kinship):
+            name = name_of(graph, test)
+            if name not in chosen:
+                chosen[name] = Choice(name, _way(graph, test, through))
+    return list(chosen.values())
 
 
 def within(
     choices: Sequence[Choice], seconds: float, cost: Callable[[str], float]
 ) -> tuple[list[Choice], list[Choice]]:
-    """The choices that there is time for, in their order, and those left out. The first is always taken."""
+    """Split choices into those that there is time for, in their order, and the rest. The first is always taken."""
     taken: list[Choice] = []
     left: list[Choice] = []
     for choice in choices:
-        if taken and cost(choice.path) > seconds:
+        if taken and cost(choice.test) > seconds:
             left.append(choice)
         else:
             taken.append(choice)
-            seconds -= cost(choice.path)
+            seconds -= cost(choice.test)
     return taken, left
 
 
-def _seeds(graph: Graph, changed: Iterable[Change]) -> dict[int, float]:
-    """What changed, each file with a weight of one, most of it where its changed lines are."""
+def name_of(graph: Graph, test: int) -> str:
+    """Return a test part as pytest names it, without parameters."""
+    part = graph.parts[test]
+    [key] = (key for key in part.keys if key.startswith("py:"))
+    return f"{part.path}::{key.rpartition('.')[2]}"
+
+
+def _parts(graph: Graph, changed: Sequence[Change]) -> tuple[list[int], list[int]]:
+    """The parts with changed lines, and the other parts of the changed files."""
     lines = {change.path: change.lines for change in changed}
-    weights = {
-        index: 1.0 if _touched(lines[part.path], part.first, part.last) else UNCHANGED
+    touched: list[int] = []
+    beside: list[int] = []
+    for index, part in enumerate(graph.parts):
+        if part.path in lines:
+            near = lines[part.path]
+            hit = near is None or any(part.first <= line <= part.last for line in near)
+            (touched if hit else beside).append(index)
+    return touched, beside
+
+
+def _of_folder(graph: Graph, changed: Iterable[Change]) -> list[int]:
+    """Tests that are named after the folder of a changed module: they may reach it by a command line."""
+    folders = [PurePosixPath(c.path).parent for c in changed if c.path.endswith(".py")]
+    words = [_words(folder.name) for folder in folders if len(folder.parts) > 1]
+    return [
+        index
         for index, part in enumerate(graph.parts)
-        if part.path in lines
-    }
-    sums: dict[str, float] = defaultdict(float)
-    for index, weight in weights.items():
-        sums[graph.parts[index].path] += weight
-    return {index: weight / sums[graph.parts[index].path] for index, weight in weights.items()}
+        if part.test and is_test(part.path) and any(folder <= _words(part.path) for folder in words)
+    ]
 
 
-def _touched(lines: frozenset[int] | None, first: int, last: int) -> bool:
-    return lines is None or any(first <= line <= last for line in lines)
+def _spread(graph: Graph, seeds: Sequence[int]) -> tuple[dict[int, float], dict[int, int]]:
+    """The weight that comes to each part by the shortest way, and from where; a seed's weight comes from ``ROOT``.
 
-
-def _spread(graph: Graph, seeds: Mapping[int, float]) -> tuple[dict[int, float], dict[int, int]]:
-    """The weight that comes to each part by the shortest way, and from where.
-
-    A step is the longer the more files take it: who calls what everybody calls is not about that.
+    A step costs more where more files take it, because a test that uses a common function is seldom about that function.
     """
     weights: dict[int, float] = {}
     through: dict[int, int] = {}
-    waiting = [(-weight, index, index) for index, weight in seeds.items()]
+    waiting = [(-1.0, index, ROOT) for index in seeds]
     heapq.heapify(waiting)
     while waiting:
         weight, index, origin = heapq.heappop(waiting)
@@ -123,31 +135,79 @@ def _spread(graph: Graph, seeds: Mapping[int, float]) -> tuple[dict[int, float],
     return weights, through
 
 
-def _alike(test: str, changed: Iterable[Change]) -> float:
-    """How many of the words of a changed file's name a test file has in its own."""
-    words = _words(test)
-    return max(
-        (len(own & words) / len(own) for own in map(_words, (c.path for c in changed)) if own), default=0.0
-    )
+def _turns(
+    graph: Graph, weights: Mapping[int, float], through: Mapping[int, int], kinship: Mapping[int, float]
+) -> list[int]:
+    """The tests of the tree that ``through`` is: at each part its branches take turns, the best branch first."""
+    branches: dict[int, list[int]] = defaultdict(list)
+    for index, origin in through.items():
+        branches[origin].append(index)
+    best: dict[int, float] = defaultdict(float)
+    ordered: dict[int, list[int]] = {}
+    # A part comes after its origin, so that in reverse each branch is complete before its origin needs it.
+    for index in [*reversed(through), ROOT]:
+        part = graph.parts[index] if index != ROOT else None
+        own = [index] if part is not None and part.test and is_test(part.path) else []
+        if own:
+            best[index] = weights[index] * (1 + KIN * kinship.get(index, 0.0))
+        below = sorted(branches[index], key=lambda branch: (-best[branch], branch))
+        best[index] = max([best[index], *(best[branch] for branch in below)])
+        ordered[index] = own + list(_in_turn([ordered.pop(branch) for branch in below]))
+    return ordered[ROOT]
 
 
-def _of_folder(test: str, changed: Iterable[Change]) -> bool:
-    """Whether a test file is named after a folder of modules that changed: it may come to them by a command line."""
-    paths = [PurePosixPath(change.path) for change in changed if change.path.endswith(".py")]
-    return any(len(path.parts) > 2 and _words(path.parent.name) <= _words(test) for path in paths)
+def _in_turn(lists: Sequence[Sequence[int]]) -> Iterator[int]:
+    for turn in zip_longest(*(one for one in lists if one)):
+        yield from (test for test in turn if test is not None)
 
 
-def _words(path: str) -> set[str]:
-    stem = PurePosixPath(path).stem.removeprefix("test_")
-    return {word.rstrip("s") for word in re.split(r"[^a-z]+", stem) if len(word) > 1}
+def _kinship(graph: Graph, changed: Sequence[Change], touched: Sequence[int]) -> dict[int, float]:
+    """How many of the telling words of a change are in the names of each test and of its file, from 0 to 1.
+
+    A word counts by its inverse document frequency: a word that is in most names tells nothing
+    (K. Sparck Jones, A statistical interpretation of term specificity, 1972).
+    """
+    tests = {
+        index: _words(name_of(graph, index))
+        for index, part in enumerate(graph.parts)
+        if part.test and is_test(part.path)
+    }
+    counts = Counter(word for words in tests.values() for word in words)
+    changed_words = _changed_words(graph, changed, touched)
+    telling = {word: math.log(len(tests) / counts[word]) for word in changed_words if counts[word]}
+    shared = {index: sum(telling.get(word, 0.0) for word in words) for index, words in tests.items()}
+    most = max(shared.values(), default=0.0) or 1.0
+    return {index: value / most for index, value in shared.items()}
+
+
+def _changed_words(graph: Graph, changed: Sequence[Change], touched: Sequence[int]) -> set[str]:
+    """The words of the changed lines, of the names of what they belong to, and of the files' names."""
+    words = set[str]()
+    for change in changed:
+        words |= _words(PurePosixPath(change.path).stem)
+        lines = graph.texts.get(change.path, "").splitlines()
+        for line in change.lines or ():
+            words |= _words(lines[line - 1]) if 0 < line <= len(lines) else set()
+    for index in touched:
+        for key in graph.parts[index].keys:
+            words |= _words(key.rpartition(".")[2])
+    return words
+
+
+def _words(text: str) -> set[str]:
+    return {word.rstrip("s") for word in re.split(r"[^a-z]+", text.lower()) if len(word) > 1} - {"test", "py"}
 
 
 def _way(graph: Graph, test: int, through: Mapping[int, int]) -> str:
-    """What a test uses that leads to the change, nearest first."""
+    """Name the parts between a test and the change, nearest first."""
     steps = []
-    part = test
-    while through[part] != part:
-        part = through[part]
+    part = through[test]
+    while part != ROOT:
         keys = sorted(key for key in graph.parts[part].keys if key.startswith(("py:", "sql:")))
         steps.append(keys[0].partition(":")[2] if keys else graph.parts[part].path)
-    return "uses " + ", ".join(step.removeprefix("airflow_pgchange.") for step in steps)
+        part = through[part]
+    return (
+        "uses " + ", ".join(step.removeprefix("airflow_pgchange.") for step in steps)
+        if steps
+        else "changed itself"
+    )

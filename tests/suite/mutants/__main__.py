@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.suite.mutants.choice import chosen
+from tests.suite.mutants.choice import jury
 from tests.suite.mutants.mutant import Mutant
 from tests.suite.mutants.report import equivalents, report
 from tests.suite.mutants.run import Trial, try_all
@@ -23,7 +23,9 @@ EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 
 def main() -> None:
     wanted = _arguments()
-    every = possible(ROOT, wanted.only)
+    every = [
+        m for m in possible(ROOT, wanted.only) if not wanted.kind or m.kind.replace(" ", "-") == wanted.kind
+    ]
     mutants = _selected(every, wanted)
     if wanted.list:
         _list(every, mutants)
@@ -38,9 +40,9 @@ def main() -> None:
         ROOT,
         ROOT / ".venv" / "bin" / "python",
         state,
-        lambda mutant: chosen(ROOT, mutant, wanted.seconds),
+        lambda mutant: jury(ROOT, mutant, wanted.seconds),
         _tell,
-        60 + 3 * wanted.seconds,
+        60 + 10 * wanted.seconds,
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -56,9 +58,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=7, help="another seed is another sample")
     parser.add_argument("--count", type=int, default=200, help="how many mutants to try")
     parser.add_argument("--only", default="*", metavar="GLOB", help="of these files alone")
+    parser.add_argument(
+        "--kind", help="of this kind of fault alone, such as drop-lock; --list names the kinds"
+    )
     parser.add_argument("--list", action="store_true", help="tell the sample, and try nothing")
     parser.add_argument(
-        "--seconds", type=float, default=90, help="of tests for each mutant, as they usually take"
+        "--seconds", type=float, default=110, help="CPU seconds of the tests that run first, as in make check"
     )
     parser.add_argument("--workers", type=int, default=1, help="copies of the tree to try mutants in")
     parser.add_argument("--state", type=Path, help="the file of results")

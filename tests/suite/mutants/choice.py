@@ -1,26 +1,63 @@
-"""Which tests a mutant has to get past."""
+"""The tests that a mutant has to get past: those that ``make check`` chooses for its line, and then all of its feed."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from tests.suite import budget
 from tests.suite.choosing.changes import Change
 from tests.suite.choosing.concern import concerned
-from tests.suite.choosing.costs import cost
+from tests.suite.choosing.feeds import FEEDS, FOLDERS, of_feed, schemas_of
 from tests.suite.choosing.graph import Graph, read_graph
 from tests.suite.choosing.ranking import within
 from tests.suite.mutants.mutant import Mutant
 
+FARTHER = 3
+"""A file that belongs to no feed is judged by this many times as much as ``make check`` would run."""
+OPTIONS = ("--as-named", "-m", "not spark and not airflow")
 
-def chosen(root: Path, mutant: Mutant, seconds: float) -> list[str]:
-    """The tests that ``make check`` would run for a change of this line, the likeliest to notice it first."""
-    choices, skipped = concerned(_graph(root), [Change(mutant.file, frozenset({mutant.line}))])
-    taken, _ = within(choices, seconds, cost)
-    marked = ["-m", " and ".join(f"not {kind}" for kind in skipped)] if skipped else []
-    return [*(choice.path for choice in taken), "--as-named", *marked]
+
+@dataclass(frozen=True)
+class Jury:
+    """The tests for a mutant, in their order: the choice of ``make check``, and the rest; and options of pytest."""
+
+    quick: tuple[str, ...]
+    rest: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+
+    @property
+    def arguments(self) -> list[str]:
+        return [*self.quick, *self.rest, *self.options]
+
+
+def jury(root: Path, mutant: Mutant, seconds: float) -> Jury:
+    """Choose the tests that judge a mutant; ``seconds`` are the CPU seconds that ``make check`` has."""
+    graph, price = _graph(root), budget.prices(root)
+    choices, _ = concerned(graph, [Change(mutant.file, frozenset({mutant.line}))])
+    quick, left = within(choices, seconds, price)
+    feeds = [feed for feed in FEEDS if mutant.feed in _schemas(root, feed)]
+    if feeds:
+        rest = [choice.test for feed in feeds for choice in of_feed(graph, feed)]
+    else:
+        near = [choice for choice in left if choice.path.startswith(FOLDERS)]
+        rest = [choice.test for choice in within(near, FARTHER * seconds, price)[0]] if near else []
+    first = _by_file([choice.test for choice in quick])
+    return Jury(tuple(first), tuple(_by_file([test for test in rest if test not in set(first)])), OPTIONS)
+
+
+def _by_file(tests: list[str]) -> list[str]:
+    """Put tests of a file together, where the first of them is, because they share what is dear to make."""
+    files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
+    return sorted(tests, key=lambda test: files.index(test.partition("::")[0]))
 
 
 @cache
 def _graph(root: Path) -> Graph:
     return read_graph(root)
+
+
+@cache
+def _schemas(root: Path, feed: str) -> set[str]:
+    return schemas_of(_graph(root), feed)

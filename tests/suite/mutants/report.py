@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 from tests.suite.mutants.mutant import Mutant
 from tests.suite.mutants.state import Result, State
 
-HOWS = ("caught", "timeout", "survived", "equivalent", "red")
+COLUMNS = ("caught", "quick", "timeout", "survived", "equivalent", "red")
 
 
 def equivalents(path: Path) -> dict[str, str]:
@@ -23,21 +22,19 @@ def equivalents(path: Path) -> dict[str, str]:
 def report(
     root: Path, mutants: Sequence[Mutant], state: State, equivalent: Mapping[str, str]
 ) -> Iterator[str]:
-    """Counts by feed, and each survivor as a diff with the files that let it pass."""
+    """Yield counts by feed and by kind, and each survivor as a diff.
+
+    ``quick`` counts the caught mutants that ``make check`` would have caught, too.
+    """
     done = [(mutant, state.results[mutant.id]) for mutant in mutants if mutant.id in state.results]
-    counts = Counter((mutant.feed, _how(result, equivalent)) for mutant, result in done)
-    yield f"{'feed':<16}" + "".join(f"{how:>12}" for how in HOWS)
-    for feed in sorted({feed for feed, _ in counts}):
-        yield f"{feed:<16}" + "".join(f"{counts[feed, how]:>12}" for how in HOWS)
-    yield f"{'all':<16}" + "".join(
-        f"{sum(n for (_, h), n in counts.items() if h == how):>12}" for how in HOWS
-    )
+    yield from _table("feed", [(mutant.feed, result) for mutant, result in done], equivalent)
+    yield from _table("kind", [(mutant.kind, result) for mutant, result in done], equivalent)
     for mutant, result in done:
         how = _how(result, equivalent)
         if how == "survived":
             yield f"\n{mutant.id} {mutant.file}:{mutant.line} {mutant.place}: {mutant.kind}"
             yield mutant.diff((root / mutant.file).read_text())
-            yield "passed: " + shlex.join(result.files)
+            yield f"passed: {result.tests} tests"
         elif how == "equivalent":
             yield f"\n{mutant.id} {mutant.file}:{mutant.line} is equivalent: {equivalent[mutant.id]}"
     red = sorted(test for test, outcome in state.baseline.items() if outcome.how != "passed")
@@ -45,6 +42,16 @@ def report(
         yield "\nfail without any mutant: " + " ".join(red)
     if len(done) < len(mutants):
         yield f"\n{len(mutants) - len(done)} are still to be tried"
+
+
+def _table(title: str, results: Sequence[tuple[str, Result]], equivalent: Mapping[str, str]) -> Iterator[str]:
+    counts = Counter((group, _how(result, equivalent)) for group, result in results)
+    counts.update((group, "quick") for group, result in results if result.how == "caught" and result.quick)
+    yield f"{title:<24}" + "".join(f"{column:>12}" for column in COLUMNS)
+    for group in sorted({group for group, _ in counts}):
+        yield f"{group:<24}" + "".join(f"{counts[group, column]:>12}" for column in COLUMNS)
+    sums = [sum(number for (_, how), number in counts.items() if how == column) for column in COLUMNS]
+    yield f"{'all':<24}" + "".join(f"{number:>12}" for number in sums)
 
 
 def _how(result: Result, equivalent: Mapping[str, str]) -> str:

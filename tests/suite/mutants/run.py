@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
 
+from tests.suite.mutants.choice import Jury
 from tests.suite.mutants.mutant import Mutant
 from tests.suite.mutants.state import Result, State
 from tests.suite.mutants.tree import copied, mutated, run
@@ -19,12 +20,12 @@ _HOW = {"passed": "survived", "failed": "caught", "timeout": "timeout"}
 
 @dataclass(frozen=True)
 class Trial:
-    """A tree to try mutants of, and how: ``chosen`` tells the test files for each, which may take ``limit`` seconds."""
+    """A tree to try mutants of, and how: ``jury`` chooses the tests for each, which may take ``limit`` seconds."""
 
     root: Path
     python: Path
     state: State
-    chosen: Callable[[Mutant], list[str]]
+    jury: Callable[[Mutant], Jury]
     tell: Callable[[Mutant, Result], None]
     limit: float
 
@@ -57,12 +58,14 @@ def try_all(trial: Trial, mutants: Sequence[Mutant], workers: int) -> None:
 
 
 def _try(trial: Trial, copy: Path, mutant: Mutant, stop: threading.Event) -> None:
-    files = trial.chosen(mutant)
+    jury = trial.jury(mutant)
     with mutated(copy, mutant):
-        outcome = run(copy, trial.python, files, trial.limit, stop)
+        outcome = run(copy, trial.python, jury.arguments, trial.limit, stop)
     # A tree that does not come to its tests is caught by the first of them.
-    by = (outcome.by or files[0]) if outcome.how == "failed" else ""
-    result = Result(mutant.id, _HOW[outcome.how], by, tuple(files), outcome.seconds)
+    tests = [*jury.quick, *jury.rest]
+    by = (outcome.by or tests[0]) if outcome.how == "failed" else ""
+    quick = by.partition("[")[0] in jury.quick
+    result = Result(mutant.id, _HOW[outcome.how], by, quick, len(tests), outcome.seconds)
     trial.state.keep(result)
     trial.tell(mutant, result)
 

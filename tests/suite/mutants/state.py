@@ -14,12 +14,16 @@ from tests.suite.mutants.tree import Outcome
 
 @dataclass(frozen=True)
 class Result:
-    """``caught``, ``survived``, ``timeout``, or ``red`` where what caught it fails without it, too."""
+    """``caught``, ``survived``, ``timeout``, or ``red`` if the test that caught the mutant fails without it, too.
+
+    ``quick`` says that ``make check`` would have run the test that caught it; ``tests`` is how many were chosen.
+    """
 
     id: str
     how: str
     by: str
-    files: tuple[str, ...]
+    quick: bool
+    tests: int
     seconds: float
 
 
@@ -40,7 +44,7 @@ class State:
                 test = line.pop("test")
                 state.baseline[test] = Outcome(**line)
             else:
-                state.results[line["id"]] = Result(**{**line, "files": tuple(line["files"])})
+                state.results[line["id"]] = Result(**line)
         return state
 
     def keep(self, result: Result) -> None:

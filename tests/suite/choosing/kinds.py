@@ -1,0 +1,100 @@
+"""Which tests are of an expensive kind, read from the text alone, and which of these kinds a change needs.
+
+The kinds are those of ``tests/suite/kinds.py``, which marks tests once they are collected.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence, Set
+from pathlib import PurePosixPath
+
+from tests.suite.choosing.changes import Change
+from tests.suite.choosing.graph import Graph, is_test
+from tests.suite.choosing.ranking import Choice, name_of
+
+MAKERS = {
+    "own_server": ("py:tests.conftest.own_cluster", "py:tests.chaos.conftest.empty_cluster"),
+    "spark": ("py:tests.spark_session", "py:tests.integration.conftest.connect_server"),
+}
+AIRFLOW = re.compile(r"^\s*(?:from|import) airflow\b", re.MULTILINE)
+SYSTEM = "tests/system/"
+KINDS = {*MAKERS, "airflow"}
+BEST = {"own_server": 3, "spark": 1}
+"""A change needs a kind if half of the tests of one of so many files are of it: the files of the best tests."""
+
+
+def needed(
+    graph: Graph, changed: Sequence[Change], choices: Sequence[Choice]
+) -> tuple[list[Choice], list[str]]:
+    """Split off the tests of expensive kinds that a change does not need; the rest, and the names of those kinds."""
+    kinds = _kinds(graph)
+    paths = [change.path for change in changed]
+    wanted = _kinds_of_the_best_files(kinds, choices)
+    if any("spark" in path for path in paths):
+        wanted.add("spark")
+    if any("airflow" in PurePosixPath(path).name or _faces_airflow(graph, path) for path in paths):
+        wanted.add("airflow")
+    unneeded = KINDS - wanted
+    kept = [
+        choice for choice in choices if choice.path in paths or not unneeded & kinds.get(choice.test, set())
+    ]
+    return kept, sorted(unneeded)
+
+
+def _kinds_of_the_best_files(kinds: Mapping[str, Set[str]], choices: Sequence[Choice]) -> set[str]:
+    files: dict[str, list[Set[str]]] = {}
+    for choice in choices:
+        files.setdefault(choice.path, []).append(kinds.get(choice.test, set()))
+    return {
+        kind
+        for kind, best in BEST.items()
+        for tests in list(files.values())[:best]
+        if 2 * sum(kind in test for test in tests) >= len(tests)
+    }
+
+
+def _kinds(graph: Graph) -> Mapping[str, Set[str]]:
+    """The expensive kinds of each test that has any."""
+    found: dict[str, set[str]] = {}
+    for kind, keys in MAKERS.items():
+        for test in _tests_that_reach(graph, keys):
+            found.setdefault(test, set()).add(kind)
+    for index, part in enumerate(graph.parts):
+        if part.test and part.path.startswith(SYSTEM):
+            found[name_of(graph, index)] = KINDS
+    return found
+
+
+def _tests_that_reach(graph: Graph, keys: Sequence[str]) -> set[str]:
+    """The tests that come to what keys name, or to what is within it, by fixtures and helpers of the tests."""
+    within = tuple(f"{key}." for key in keys)
+    reached = {
+        index
+        for index, part in enumerate(graph.parts)
+        if any(key in keys or key.startswith(within) for key in part.keys)
+    }
+    waiting = list(reached)
+    while waiting:
+        for user in graph.users.get(waiting.pop(), ()):
+            if user not in reached and _is_of_tests(graph.parts[user].path):
+                reached.add(user)
+                waiting.append(user)
+    return {name_of(graph, i) for i in reached if graph.parts[i].test and is_test(graph.parts[i].path)}
+
+
+def _is_of_tests(path: str) -> bool:
+    """Whether a file is a test or a helper of tests; the suite that runs them is neither."""
+    return path.startswith("tests/") and not path.startswith("tests/suite/")
+
+
+def _faces_airflow(graph: Graph, path: str) -> bool:
+    """Whether a file, or a file beside it in its room of the package, imports Airflow."""
+    pure = PurePosixPath(path)
+    room = pure.parts[0] == "airflow_pgchange" and len(pure.parts) > 2
+    texts = [
+        text
+        for other, text in graph.texts.items()
+        if other == path or (room and PurePosixPath(other).parent == pure.parent)
+    ]
+    return path.endswith(".py") and any(AIRFLOW.search(text) for text in texts)
