@@ -1,7 +1,7 @@
-"""``make release-test``: everything on every server, with all seeds; hours, in a clone of its own.
+"""``make release-test``: every test on both servers, and every campaign of faults with all seeds; hours, in its own clone.
 
-It tests the last commit. A part that passed for this very tree is not run again, so a run that was ended goes on where it
-stopped; the summary has a line for each part. Several runs of it at a time share the parts.
+It tests the last commit. A part that passed for this very tree is not run again. So a stopped run resumes where it ended, and
+several runs at a time share the parts. The summary has a line for each part.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import cycle, groupby
 from pathlib import Path
 
 from tests.suite import clusters, java, processes
@@ -46,7 +46,7 @@ class Part:
 
 
 def parts(tree: Path) -> Iterator[Part]:
-    """What a release has to pass, the quickest first."""
+    """Yield the parts of a release, the quickest first. The seeds of a campaign take turns on the two servers."""
     yield Part("lint", ("-m", "ruff", "check", "."))
     yield Part("format", ("-m", "ruff", "format", "--check", "."))
     yield Part("types", ("-m", "mypy"))
@@ -58,10 +58,10 @@ def parts(tree: Path) -> Iterator[Part]:
     for path in _files(tree, "system"):
         yield Part(f"system: {Path(path).stem}", _pytest("system", path, workers="0"))
     for path in _files(tree, "chaos"):
-        for server in clusters.SERVERS:
-            for seed in SEEDS if _draws(tree / path) else SEEDS[:1]:
-                name = f"chaos: {Path(path).stem} on {server}, seed {seed}"
-                yield Part(name, _pytest(server, path), {"CHAOS": "full", "SEED": seed})
+        draws = zip(SEEDS, cycle(clusters.SERVERS), strict=False)
+        for seed, server in draws if _draws(tree / path) else zip(SEEDS, clusters.SERVERS, strict=False):
+            name = f"chaos: {Path(path).stem} on {server}, seed {seed}"
+            yield Part(name, _pytest(server, path), {"CHAOS": "full", "SEED": seed})
 
 
 def _draws(path: Path) -> bool:
@@ -87,6 +87,8 @@ def _pytest(server: str, *files: str, workers: str = "2") -> tuple[str, ...]:
         server,
         "-n",
         workers,
+        "--dist",
+        "each",
         "--timeout",
         TIMEOUT,
         *files,
