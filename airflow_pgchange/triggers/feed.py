@@ -131,7 +131,7 @@ class ReplyTrigger(BaseTrigger):
 
     def run(self) -> AsyncIterator[TriggerEvent]:
         watch, database = ReplyWatch(QueueFeed(self.queue_name), self.iid), self.postgres_conn_id
-        subscribed = switchboard().subscribe(watch, database, database, self.poll_interval, primary=True)
+        subscribed = switchboard().subscribe(watch, database, database, self.poll_interval)
         return _events(self, self.queue_name, subscribed, once=True)
 
 

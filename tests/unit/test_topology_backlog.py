@@ -1,4 +1,4 @@
-"""What the relay does for clients that take changes slower than they come, tried without a network."""
+"""What the relay does for clients that are behind, or whose snapshot lacked buckets, tried without a network."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from airflow_pgchange.feeds.errors import HistoryTrimmed
 from airflow_pgchange.topology import relay as relays
-from airflow_pgchange.topology.catalogue import Catalogue, Logged, Snapshot, Term
+from airflow_pgchange.topology.catalogue import Catalogue, Lacking, Logged, Look, Snapshot, Term
 from airflow_pgchange.topology.connection import Connection, Limits
 from airflow_pgchange.topology.protocol import Session
 from airflow_pgchange.topology.raft import Raft
@@ -27,6 +27,8 @@ class Log(Catalogue):
     def __init__(self):
         self.last = 0
         self.trimmed = 0
+        self.lacking = None
+        self.seen = None
         self.read = []
 
     async def connect(self):
@@ -36,7 +38,10 @@ class Log(Catalogue):
         return Raft(1, self.last)
 
     async def snapshot(self):
-        return Snapshot(Raft(1, self.last), None, [])
+        return Snapshot(Raft(1, self.last), self.lacking, [])
+
+    async def look(self, lacking):
+        return self.seen
 
     async def events(self, after):
         self.read.append(after.index)
@@ -125,7 +130,7 @@ async def test_of_many_slow_clients_each_hears_everything_once_and_the_log_is_no
 
 
 async def test_who_takes_nothing_costs_no_reading_of_the_log(relay, log):
-    slow = await client(relay, 1)
+    slow, _ = await client(relay, 1), await client(relay, 2)
     slow.full = True
     log.last = 300
     await rounds(relay, 40)
@@ -149,3 +154,15 @@ async def test_whose_part_of_the_log_was_trimmed_before_it_could_take_it_is_sent
     assert slow.closed
     assert b"a new snapshot has what they said" in slow.written[-1]
     assert not quick.closed
+
+
+@pytest.mark.parametrize(("arrived", "settled"), [(True, True), (True, False), (False, True)])
+async def test_a_client_is_let_go_at_once_when_buckets_that_it_lacks_have_arrived_and_no_others_move(
+    relay, log, arrived, settled
+):
+    log.lacking = Lacking('{"default": "{[0,10)}"}', Raft(1, 0))
+    log.seen = Look(log.lacking, arrived=False, settled=False)
+    lacks = await client(relay, 1)
+    log.seen = Look(log.lacking, arrived, settled)
+    await relay._refresh()
+    assert lacks.closed == (arrived and settled)

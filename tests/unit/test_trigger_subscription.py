@@ -12,13 +12,22 @@ import pytest
 from psycopg import sql
 
 from airflow_pgchange.feeds import CommitFeed
-from airflow_pgchange.feeds.errors import ConsumerBusy, PgChangeError, ServerUnavailable, UnknownBranch
+from airflow_pgchange.feeds.errors import (
+    ConsumerBusy,
+    InvalidArgument,
+    PgChangeError,
+    ServerUnavailable,
+    UnknownBranch,
+)
+from airflow_pgchange.triggers import feed as feed_triggers
 from airflow_pgchange.triggers import poller
+from airflow_pgchange.triggers.feed import FeedTrigger, PointTrigger
 from airflow_pgchange.triggers.poller import PATIENCE, TICK, Clock, Poller, Switchboard
 from airflow_pgchange.triggers.sharing import EACH_BY_ITSELF_FOR
 from airflow_pgchange.triggers.subscription import LONGEST_RETRY, REST, Subscription
 from airflow_pgchange.triggers.watches import BacklogWatch
 from airflow_pgchange.utils import metrics
+from tests.watching import FEED, first
 
 EMPTY = {"ready": 0, "waiting": 0, "ready_age": None}
 
@@ -111,6 +120,9 @@ class Server:
 
     async def connection(self) -> Server:
         return self
+
+    async def close(self) -> None:
+        self.closed = True
 
     @property
     def opened(self) -> None:
@@ -258,3 +270,33 @@ async def test_a_poller_rests_until_somebody_is_due_and_no_longer_than_a_tick(
 
 async def never() -> None:
     """Nothing is asked."""
+
+
+@pytest.mark.parametrize(
+    ("trigger", "of_changes"),
+    [
+        (FeedTrigger(FEED, "results", "changes", once=True), False),
+        (PointTrigger(FEED, "results", "changes", {}), True),
+    ],
+    ids=["lag", "point"],
+)
+async def test_progress_is_asked_of_the_primary_and_changes_of_any_server_but_for_a_point(
+    trigger: FeedTrigger | PointTrigger, of_changes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    primaries: dict[str, bool] = {}
+    server = Server()
+
+    async def opener(conn_id: str, primary: bool) -> Any:
+        primaries[conn_id] = primary
+        if conn_id == "changes":
+            raise InvalidArgument("it has been asked")
+        return server
+
+    async def noted(*_: object) -> bool:
+        return False
+
+    monkeypatch.setattr(poller, "ask_all", server.ask_all)
+    monkeypatch.setattr(poller, "note", noted)
+    monkeypatch.setattr(feed_triggers, "switchboard", lambda: Switchboard(opener))
+    assert (await first(trigger))["error"] == "it has been asked"
+    assert primaries == {"results": True, "changes": of_changes}
