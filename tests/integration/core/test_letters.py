@@ -13,6 +13,7 @@ from airflow_pgchange.feeds.errors import (
     BatchNotFinished,
     LetterRefused,
     StaleClaim,
+    Stopped,
     UnknownLetter,
 )
 from airflow_pgchange.feeds.lag import lag
@@ -57,14 +58,15 @@ def test_a_letter_holds_the_error_of_the_last_attempt(db, connection):
     assert only(connection).error == "ValueError: row 2 is no JSON"
 
 
-def test_an_error_of_an_attempt_before_is_kept_where_the_last_one_was_killed(db, connection):
+@pytest.mark.parametrize("end", [KeyboardInterrupt, Stopped])
+def test_an_error_of_an_attempt_before_is_kept_where_the_last_one_was_killed_or_stopped(db, connection, end):
     commits(connection)
     with pytest.raises(ValueError, match="first"), ConsumerTransaction(FEED, db) as consumer:
         consumer.claim(1)
         raise ValueError("first")
-    with pytest.raises(KeyboardInterrupt), ConsumerTransaction(FEED, db) as consumer:
+    with pytest.raises(end), ConsumerTransaction(FEED, db) as consumer:
         consumer.claim(1)
-        raise KeyboardInterrupt
+        raise end
     by_hand.skip(connection, connection, FEED, "why")
     assert only(connection).error == "ValueError: first"
 

@@ -11,7 +11,7 @@ import pytest
 from airflow_pgchange.admin.consumers import status
 from airflow_pgchange.admin.maintenance import maintain
 from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
-from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.feeds.errors import InvalidArgument, Stopped
 from airflow_pgchange.messages import RollBack, Saga, Step, TryAgain, handle, queues, start
 from tests.conftest import database
 from tests.queues import one
@@ -141,6 +141,28 @@ def test_a_lost_connection_is_no_failure_of_the_step(db, connection):
         run(db, lose, ["rooms"], max_attempts=2)
     assert state(connection)["state"] == "forward"
     assert run(db, note, ["rooms"], max_attempts=2) == ["done"]
+
+
+def test_a_deadlock_is_no_failure_of_the_step(db, connection):
+    tries = []
+
+    def lose_once(work, kept):
+        tries.append(work.attempt)
+        if len(tries) == 1:
+            kept.execute("do $$ begin raise exception using errcode = 'deadlock_detected'; end $$")
+
+    start(connection, TOUR, {})
+    assert run(db, lose_once, ["rooms"]) == ["done"]
+    assert tries == [1, 1]
+
+
+def test_a_step_that_was_stopped_has_not_failed(db, connection):
+    def stop(work, kept):
+        raise Stopped("the task was killed")
+
+    start(connection, TOUR, {})
+    with pytest.raises(Stopped):
+        run(db, stop, ["rooms"])
 
 
 def test_a_saga_that_fails_again_and_again_is_named(db, connection):

@@ -10,7 +10,7 @@ import pytest
 
 from airflow_pgchange import tubes
 from airflow_pgchange.feeds import TubeFeed
-from airflow_pgchange.feeds.errors import ConsumerBusy, PgChangeError
+from airflow_pgchange.feeds.errors import ConsumerBusy, PgChangeError, Stopped
 from airflow_pgchange.tubes import control_pods, work_off
 from tests.tubes import attach, begin, chunk, controls, drain, faults, lag, one, touched
 
@@ -272,3 +272,10 @@ def test_one_that_waits_for_a_writer_leaves_the_others_their_time(db, item, conn
     with pytest.raises(PgChangeError, match="still being written"):
         work_off(FEED, db, nothing, backfill_timeout=0)
     assert one(item, "select state from tube.backfill where tbl = 'other'::regclass") == "done"
+
+
+def test_a_scheduled_backfill_that_is_stopped_has_not_failed(db, item):
+    item.execute(SCHEDULE)
+    with pytest.raises(Stopped):
+        work_off(FEED, db, nothing, stopped=lambda: True)
+    assert one(item, "select count(*) from tube.worker where control_failed_at is not null") == 0

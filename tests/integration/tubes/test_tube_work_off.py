@@ -247,7 +247,7 @@ def test_a_callable_refuses_for_good_what_it_can_never_do(db, item):
     assert controls(item) == []
 
 
-def test_who_is_asked_to_stop_gives_nothing_up(db, item):
+def test_who_is_asked_to_stop_gives_nothing_up_and_has_failed_nothing(db, item):
     item.execute("truncate item")
     asked = []
 
@@ -259,6 +259,7 @@ def test_who_is_asked_to_stop_gives_nothing_up(db, item):
         work_off(FEED, db, held, stopped=lambda: bool(asked))
     assert touched(item) == []
     assert len(controls(item)) == 1
+    assert one(item, "select count(*) from tube.worker where control_failed_at is not null") == 0
 
 
 def worker(item, role, *rights):
