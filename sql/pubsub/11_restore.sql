@@ -62,8 +62,8 @@ set search_path = pg_catalog, pubsub, pg_temp
 as $$
 begin
     create temporary table if not exists burnt (n integer) on commit drop;
-    while pg_snapshot_xmax(pg_current_snapshot())::text::bigint <= upto
-          and (select count(*) from pg_temp.burnt) < upto loop
+    for n in pg_snapshot_xmax(pg_current_snapshot())::text::bigint .. upto loop
+        -- Each block is a subtransaction, and its insert gives it a transaction id.
         begin
             insert into pg_temp.burnt values (1);
         exception when others then

@@ -1,0 +1,37 @@
+"""A rebase after a restore, of a queue whose transaction ids are another cluster's."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.commits import commits, drain
+
+pytestmark = pytest.mark.every_server
+
+ELSEWHERE = 1_000_000
+"""A transaction id that this cluster has not reached: the cluster that wrote the queue was older."""
+
+
+def test_commits_after_a_rebase_come_last_though_the_queue_needs_more_transaction_ids_than_the_cluster_had(
+    db, connect
+):
+    connection = connect()
+    ((runs,),) = connection.execute("select pg_current_xact_id()::text::bigint + 100")
+    queue = {"elsewhere": ELSEWHERE, "runs": runs}
+    connection.execute(
+        "insert into revision.commit_queue (commit_id, branch_id, txid) "
+        "select %(elsewhere)s + n, 0, (%(elsewhere)s + n)::text::xid8 from generate_series(1, %(runs)s) as n",
+        queue,
+    )
+    connection.execute("select pubsub.register('test', 0)")
+    # Every second commit is processed, so no two neighbours become one transaction.
+    connection.execute(
+        "update pubsub.watermark set snapshot = (select format('%%s:%%s:%%s', %(elsewhere)s, "
+        "%(elsewhere)s + %(runs)s + 1, string_agg((%(elsewhere)s + n)::text, ',' order by n))::pg_snapshot "
+        "from generate_series(1, %(runs)s, 2) as n)",
+        queue,
+    )
+    connection.execute("update revision.origin set written_in = '3'")
+    connection.execute("select pubsub.rebase_after_restore()")
+    new = commits(connection)
+    assert drain(db) == [*(ELSEWHERE + n for n in range(1, runs + 1, 2)), *new]
