@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.commits import commits, drain
-
-pytestmark = pytest.mark.every_server
 
 ELSEWHERE = 1_000_000
 """A transaction id that this cluster has not reached: the cluster that wrote the queue was older."""
 
 
 def test_commits_after_a_rebase_come_last_though_the_queue_needs_more_transaction_ids_than_the_cluster_had(
-    db, connect
+    own_database, connect_to
 ):
-    connection = connect()
+    """Seconds: a new cluster is started, as the queue must need more ids than its cluster has used."""
+    connection = connect_to(own_database)
     ((runs,),) = connection.execute("select pg_current_xact_id()::text::bigint + 100")
     queue = {"elsewhere": ELSEWHERE, "runs": runs}
     connection.execute(
@@ -34,4 +31,4 @@ def test_commits_after_a_rebase_come_last_though_the_queue_needs_more_transactio
     connection.execute("update revision.origin set written_in = '3'")
     connection.execute("select pubsub.rebase_after_restore()")
     new = commits(connection)
-    assert drain(db) == [*(ELSEWHERE + n for n in range(1, runs + 1, 2)), *new]
+    assert drain(own_database) == [*(ELSEWHERE + n for n in range(1, runs + 1, 2)), *new]
