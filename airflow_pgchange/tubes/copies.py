@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from airflow_pgchange.feeds.connect import connect
+from airflow_pgchange.feeds.connect import both
 from airflow_pgchange.feeds.errors import InvalidArgument, MergeRefused, Refused, translated
 from airflow_pgchange.feeds.queries import ask, rows
 from airflow_pgchange.feeds.tables import table_identifier, table_parts
@@ -46,7 +46,7 @@ class TableDownstream:
     def __call__(self, control: Control) -> Iterator[int]:
         if control.type not in ("backfill_end", "truncate"):
             raise Refused(f"a table cannot do what control pods of type {control.type!r} ask for")
-        with translated(), connect(self.results) as results, connect(self.source, primary=True) as source:
+        with translated(), both(self.results, self.source) as (results, source):
             attached, shares = self._attached(source, control)
             copy = attached.copy_in(results, self.table)
             key = self.key or attached.id_column

@@ -1,0 +1,132 @@
+"""Of the servers that a connection string names, a standby may be asked only where the answer may be late."""
+
+from __future__ import annotations
+
+import asyncio
+from argparse import Namespace
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import MagicMock
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from airflow_pgchange.cli import common
+from airflow_pgchange.events.group import held_group
+from airflow_pgchange.events.sender import Sender
+from airflow_pgchange.events.stream_log import StreamLog
+from airflow_pgchange.feeds import Batch, CommitFeed, ConsumerTransaction, TubeFeed, error_text, transaction
+from airflow_pgchange.feeds import connect as connections
+from airflow_pgchange.feeds.feed import Feed
+from airflow_pgchange.plugins import looks
+from airflow_pgchange.topology.catalogue import Catalogue
+from airflow_pgchange.topology.failover import fail_over_all
+from airflow_pgchange.tubes import Control, TableDownstream, copies, work_off
+
+SERVERS = "host=standby,primary dbname=air"
+COMMITS, TUBE = CommitFeed("audit", 0), TubeFeed("q")
+BATCH = Batch.from_json(
+    {"feed": "audit/0", "id": "1", "version": 1, "attempt": 1, "count": 1, "slices": [], "bounds": {}}
+)
+
+
+class Connected(Exception):
+    """The servers that were asked for."""
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda: Sender(SERVERS).with_ids([]),
+        lambda: held_group(SERVERS, "g", 0, bool).__enter__(),
+        lambda: asyncio.run(StreamLog(SERVERS, "g").connect()),
+        lambda: asyncio.run(Catalogue(SERVERS).connect()),
+        lambda: fail_over_all(SERVERS, ""),
+        lambda: work_off(TUBE, SERVERS, lambda control: None),
+        lambda: error_text.note(COMMITS, SERVERS, BATCH, "why", str),
+        lambda: common.database(Namespace(postgres_conn_id=None, dsn=SERVERS)),
+        lambda: looks.opened(SERVERS),
+    ],
+    ids=[
+        "publishing",
+        "handling events",
+        "streaming events",
+        "relaying a catalogue",
+        "failing over",
+        "working control pods off",
+        "noting a failure",
+        "the command line",
+        "the page",
+    ],
+)
+def test_a_server_that_takes_writes_is_asked_for(
+    work: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect(conninfo: str, **_: Any) -> None:
+        raise Connected(conninfo)
+
+    async def connect_async(conninfo: str, **_: Any) -> None:
+        raise Connected(conninfo)
+
+    monkeypatch.setattr(psycopg, "connect", connect)
+    monkeypatch.setattr(psycopg.AsyncConnection, "connect", connect_async)
+    with pytest.raises(Connected, match="target_session_attrs=read-write"):
+        work()
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
+    """The databases that connections are opened to, and whether to their primary."""
+    servers: list[tuple[str, bool]] = []
+
+    def note(conninfo: str, *, primary: bool = False) -> MagicMock:
+        servers.append((conninfo, primary))
+        return MagicMock()
+
+    for module in (connections, transaction):
+        monkeypatch.setattr(module, "connect", note)
+    return servers
+
+
+@pytest.mark.parametrize(
+    ("feed", "on_standby", "primaries"),
+    [
+        (COMMITS, False, ["results"]),
+        (COMMITS, True, ["changes", "results"]),
+        (TUBE, False, ["changes", "results"]),
+    ],
+    ids=["progress with the results", "changes from a standby", "progress with the changes"],
+)
+def test_a_consumer_reads_changes_on_any_server_and_does_all_else_on_primaries(
+    feed: Feed, on_standby: bool, primaries: list[str], opened: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(_: object, query: sql.Composable) -> bool:
+        return on_standby or "pg_is_in_recovery" not in query.as_string(None)
+
+    for name in ("keep_open", "begun", "cancel"):
+        monkeypatch.setattr(transaction, name, MagicMock())
+    monkeypatch.setattr(transaction, "ask", ask)
+    with ConsumerTransaction(feed, "results", "changes"):
+        pass
+    assert opened == [("changes", False), *((name, True) for name in primaries)]
+
+
+@pytest.mark.parametrize("primary", [True, False])
+def test_of_two_databases_that_of_the_results_is_on_its_primary_in_any_case(
+    primary: bool, opened: list[Any]
+) -> None:
+    with connections.both("results", "changes", primary=primary):
+        assert opened == [("results", True), ("changes", primary)]
+
+
+def test_what_a_copy_holds_is_read_on_the_primary(opened: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A standby may not have rows yet that the copy was just given."""
+
+    def ask(*_: object) -> None:
+        raise Connected
+
+    monkeypatch.setattr(copies, "ask", ask)
+    with pytest.raises(Connected):
+        next(TableDownstream("results", "changes", TUBE, "t")(Control(1, 0, "truncate", "item")))
+    assert opened == [("results", True), ("changes", True)]
