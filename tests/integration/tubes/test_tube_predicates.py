@@ -84,7 +84,10 @@ def test_a_keepers_new_predicate_is_not_run_with_the_rights_of_who_did_not_agree
 def test_a_predicate_that_waits_for_the_owners_agreement_is_named_and_in_force_when_he_attaches_again(
     keeper, admin
 ):
+    notices = []
+    keeper.add_notice_handler(lambda notice: notices.append(notice.message_primary))
     make(keeper, "mine", predicate="kind = 'b'")
+    assert ["keeps the predicate that its owner has agreed to" in notice for notice in notices] == [True]
     admin.execute("insert into item values (2, 'a')")
     assert touched(admin, "own.mine") == [2]
     assert one(admin, "select predicate_waits from tube.attachments()") is True
