@@ -188,10 +188,17 @@ def test_what_failed_last_time_runs_first_and_then_the_quickest(suite, pytester)
     assert ran(suite("-v")) == ["test_fails", "test_quick", "test_slow"]
 
 
-def test_a_campaign_that_draws_runs_with_each_seed_and_another_once():
-    names = [part.name for part in release.parts(ROOT) if "on system" in part.name]
-    assert len([name for name in names if name.startswith("chaos: test_events ")]) == len(release.SEEDS)
-    assert len([name for name in names if name.startswith("chaos: test_kills ")]) == 1
+def test_the_seeds_of_a_campaign_take_turns_on_the_servers_and_a_campaign_without_runs_once_on_each():
+    names = [part.name for part in release.parts(ROOT) if part.name.startswith("chaos: ")]
+    assert [name.partition(" on ")[2] for name in names if "test_events " in name] == [
+        "system, seed 20130101",
+        "embedded, seed 7",
+        "system, seed 11",
+    ]
+    assert [name.partition(" on ")[2].partition(",")[0] for name in names if "test_kills " in name] == [
+        "system",
+        "embedded",
+    ]
 
 
 def test_a_part_that_one_run_of_a_release_is_at_is_left_to_it_by_another(tmp_path):
