@@ -1,4 +1,4 @@
-"""``make release-test``: every test on both servers, and campaigns of faults with all seeds; hours, in a clone of its own.
+"""``make release-test``: every test on both servers, and campaigns of faults with all seeds; hours, in its own clone.
 
 It tests the last commit. A part that passed for this very tree is not run again. So a stopped run resumes where it ended,
 and several runs at a time share the parts. The summary has a line for each part.
