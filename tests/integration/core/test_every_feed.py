@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,10 @@ from airflow_pgchange.feeds.errors import (
     BatchGivenUp,
     BatchNotFinished,
     ConsumerBusy,
+    LetterRefused,
     TransactionNotClean,
     UnknownConsumer,
+    UnknownLetter,
     translated,
 )
 from airflow_pgchange.feeds.feed import Movable, lags
@@ -35,6 +38,7 @@ from tests import commits, queues, topology, tubes
 from tests.events import publish, subscribe
 from tests.ledger import Connect
 from tests.sixth_feed.diary import DiaryFeed
+from tests.waiting import until, waits
 
 DIARY = Path(__file__).parents[2] / "sixth_feed" / "diary.sql"
 
@@ -70,13 +74,21 @@ FEEDS: dict[str, tuple[Feed, Callable[[Any], Any]]] = {
     "topology": (TopologyFeed("c"), topology.make_catalogue),
     "diary": (DiaryFeed("ann"), _diary),
 }
-each = pytest.mark.parametrize(
-    ("feed", "fill"),
-    [
-        pytest.param(*values, id=name, marks=[pytest.mark.hstore] if name == "queue" else [])
-        for name, values in FEEDS.items()
-    ],
-)
+
+
+def _of(*names: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(
+        ("feed", "fill"),
+        [
+            pytest.param(*FEEDS[name], id=name, marks=[pytest.mark.hstore] if name == "queue" else [])
+            for name in names
+        ],
+    )
+
+
+each = _of(*FEEDS)
+each_claim = _of("commit", "tube", "queue")
+"""The feeds whose claims and letters have SQL of their own: ``pgchange.offer`` gives the others that of commits."""
 
 
 @each
@@ -143,6 +155,25 @@ def test_what_became_of_each_attempt_is_shown_with_how_long_its_phases_took(
         (feed.kind, 1, *same, "ZeroDivisionError: no reason", True, False, phases),
         (feed.kind, 2, *same, None, False, True, phases),
     ]
+
+
+@each_claim
+def test_an_error_that_arrives_late_is_not_written_on_the_next_attempt(
+    feed: Feed, fill: Callable[[Any], Any], db: str, connect: Connect
+) -> None:
+    """A task that lost its connection may report its error after another task has claimed the batch."""
+    connection = connect()
+    fill(connection)
+    attempts = []
+    for n in (1, 2):
+        with suppress(ZeroDivisionError), ConsumerTransaction(feed, db) as consumer:
+            attempts.append(consumer.claim(10))
+            raise ZeroDivisionError(f"attempt {n}")
+    assert [batch.attempt for batch in attempts if batch] == [1, 2]
+    ask(connection, feed.note_failure(attempts[0], "the late error of attempt 1"))
+    by_hand.skip(connection, connection, feed, "no use")
+    (letter,) = dead_letters.listed(connection)
+    assert letter.error == "ZeroDivisionError: attempt 2"
 
 
 @each
@@ -238,6 +269,45 @@ def test_a_batch_that_is_given_up_is_a_letter_until_it_is_sent_again(
         assert again.count == batch.count
         consumer.ack()
     assert dead_letters.listed(connection) == []
+
+
+def given_up(feed: Feed, db: str, connection: Any) -> int:
+    """The number of the letter of a batch that a person gave up."""
+    with unfinished(feed, db) as consumer:
+        consumer.claim(10)
+    by_hand.skip(connection, connection, feed, "cannot be read")
+    (letter,) = dead_letters.listed(connection)
+    return letter.id
+
+
+@each_claim
+def test_a_letter_is_sent_once_however_many_ask_at_once(
+    feed: Feed, fill: Callable[[Any], Any], db: str, connect: Connect
+) -> None:
+    connection, first, second = connect(), connect(autocommit=False), connect()
+    fill(connection)
+    letter = given_up(feed, db, connection)
+    first.execute("select pgchange.redrive(%s)", [letter])
+    with ThreadPoolExecutor() as pool, first:
+        asked = pool.submit(dead_letters.redrive, second, ids=[letter])
+        until(connection, waits(second, behind=first))
+    with pytest.raises((LetterRefused, UnknownLetter)):
+        asked.result()
+
+
+def test_a_letter_that_another_session_sends_meanwhile_is_passed_over_by_a_choice_of_letters(
+    db: str, connect: Connect
+) -> None:
+    connection, first, second = connect(), connect(autocommit=False), connect()
+    feed, fill = FEEDS["commit"]
+    fill(connection)
+    letter = given_up(feed, db, connection)
+    first.execute("select pgchange.redrive(%s)", [letter])
+    choice = "select pgchange.redrive(of_consumer => %s)"
+    with ThreadPoolExecutor() as pool, first:
+        asked = pool.submit(second.execute, choice, [feed.name])
+        until(connection, waits(second, behind=first))
+    assert asked.result().fetchall() == []
 
 
 @each

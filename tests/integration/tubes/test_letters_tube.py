@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 from airflow_pgchange.admin import dead_letters
 from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed, by_hand
-from airflow_pgchange.feeds.errors import UnknownLetter
 from tests.letters import only
 from tests.tubes import attach, claim, detach, drain, make, one, pods, touched
-from tests.waiting import until, waits
 
 FEED = TubeFeed("q")
 
@@ -69,27 +65,6 @@ def test_what_is_sent_again_is_worked_once(item):
     dead_letters.redrive(item, ids=[give_up(item)])
     assert sorted(drain(item)) == [1, 2]
     assert drain(item) == []
-
-
-def test_a_letter_is_sent_once_however_many_ask_at_once(item, connect):
-    item.execute("insert into item values (1)")
-    letter = give_up(item)
-    holder, told = connect(autocommit=False), []
-    one(holder, "select pgchange.redrive(%s)", letter)
-
-    def ask():
-        with pytest.raises(UnknownLetter, match="somebody else"):
-            dead_letters.redrive(other, ids=[letter])
-        told.append(True)
-
-    other = connect()
-    asking = threading.Thread(target=ask)
-    asking.start()
-    until(item, waits(other))
-    holder.commit()
-    asking.join()
-    assert told == [True]
-    assert touched(item) == [1]
 
 
 def test_sending_is_rolled_back_with_its_letter(item, connect):
