@@ -250,6 +250,24 @@ def test_a_step_in_hand_when_its_saga_is_rolled_back_by_maintenance_is_not_kept(
     assert state(connection)["state"] == "rolled back"
 
 
+def test_a_saga_is_not_rolled_back_between_the_end_of_a_step_and_its_commit(db, connection):
+    """Otherwise its compensation would find the step not done, and the step would be kept after that."""
+    start(connection, TOUR, {})
+    overdue(connection)
+    connection.execute("set lock_timeout = '10s'")
+    rolled_back = []
+
+    def end_while_maintenance_runs(kept):
+        assert one(kept, "select mbus.saga_done('rooms.1')")
+        rolled_back.extend(connection.execute("select mbus.roll_back_overdue()").fetchall())
+
+    with ConsumerTransaction(ROOMS, db) as slow:
+        slow.claim(1)
+        slow.ack(end_while_maintenance_runs)
+    assert rolled_back == []
+    assert connection.execute("select mbus.roll_back_overdue()").fetchall() != []
+
+
 def test_a_saga_that_is_not_undone_in_time_is_named(connection):
     start(connection, TOUR, {})
     connection.execute("select mbus.saga_roll_back('rooms.1', 'no')")
