@@ -163,6 +163,17 @@ def test_what_needs_hstore_runs_where_it_is(suite, pytester):
     assert [name for name in ran(suite("-v", "--servers", "both")) if "two" in name] == ["test_two[system]"]
 
 
+def test_a_case_that_needs_hstore_is_in_each_run_whatever_its_test_is_called(suite, pytester):
+    pytester.makepyfile(
+        "import pytest\n"
+        "cases = pytest.mark.parametrize('case', ['plain', pytest.param('hstore', marks=pytest.mark.hstore)])\n"
+        + "".join(f"@cases\ndef test_{n}(server, case): pass\n" for n in range(8))
+    )
+    shared, other = (set(ran(suite("-v", "--servers", servers))) for servers in ("shared", "other"))
+    assert shared == {f"test_{n}[system-{case}]" for n in range(8) for case in ("plain", "hstore")}
+    assert other == {f"test_{n}[embedded-plain]" for n in range(8)}
+
+
 def test_what_is_left_to_the_release_is_said_with_its_reason(suite, pytester):
     pytester.makepyfile(
         "import pytest\n@pytest.mark.release('as slow as the year')\ndef test_slow(): pass\ndef test_quick(): pass"
