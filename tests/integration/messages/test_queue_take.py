@@ -141,6 +141,23 @@ def test_a_message_that_had_to_wait_and_is_being_taken_holds_up_nobody(q, connec
     assert drain(q) == ["2"]
 
 
+def test_a_message_that_waits_no_more_and_is_being_taken_holds_up_nobody(connect):
+    connection = connect()
+    make(connection, parts=1)
+    first = post(connection, 1)
+    post(connection, 2, after=[first])
+    third = post(connection, 3, after=[first])
+    assert [consumen(connection, 10), consume(connection)] == [["1"], "2"]
+    assert one(connection, "select array_agg(due) = '{-infinity}' from mbus.apart")
+    post(connection, 4)
+    taker = connect(autocommit=False)
+    assert take(taker, third) == "3"
+    connection.execute("set lock_timeout = '5s'")
+    assert [consume(connection), consume(connection)] == ["4", None]
+    taker.rollback()
+    assert drain(connection) == ["3"]
+
+
 def test_take_from_receives_for_one_consumer(q):
     consumer(q, "other")
     iids = fill(q, [1, 2, 3])
