@@ -251,6 +251,18 @@ def test_another_kind_of_feed_plugs_in_with_three_functions_and_a_row(connect):
     assert dead_letters.drop(connection, ids=[gone.id]) == [gone.id]
 
 
+def test_a_letter_of_another_kind_that_is_on_its_way_is_not_sent_by_a_choice_of_letters(connect):
+    connection = connect()
+    connection.execute(PLUGIN)
+    connection.execute(
+        "create or replace function gadget.redrive(letter bigint) returns void language sql as $$"
+        "update pgchange.letter set on_its_way = true where id = $1 $$"
+    )
+    choice = "select array(select pgchange.redrive(of_consumer => 'gadget:a'))"
+    assert len(one(connection, choice)) == 1
+    assert one(connection, choice) == []
+
+
 def test_the_letters_of_another_kind_are_its_own(connect, session):
     connect().execute(PLUGIN)
     assert kinds(session("pubsub.grant_admin")) == ["commit"]
