@@ -8,6 +8,7 @@ from airflow_pgchange.admin import dead_letters
 from airflow_pgchange.feeds import ConsumerTransaction, by_hand
 from airflow_pgchange.feeds.draining import Plan, drain
 from airflow_pgchange.feeds.errors import BatchGivenUp, InvalidArgument, PgChangeError, Stopped
+from airflow_pgchange.feeds.queries import ask
 from tests.commits import FEED, claim_and_fail, commits
 from tests.commits import drain as drain_all
 from tests.letters import Poison, drain_but, only, plan
@@ -117,6 +118,17 @@ def test_what_somebody_else_claimed_meanwhile_is_not_given_up(db, connection):
     with pytest.raises(Poison):
         drain_but(set(ids), plan(db, hide=meanwhile))
     assert dead_letters.listed(connection) == []
+
+
+def test_an_error_that_arrives_after_its_batch_was_acked_is_not_written_on_the_next_batch(db, connection):
+    commits(connection)
+    acked = claim_and_fail(db)
+    drain_all(db)
+    commits(connection)
+    assert claim_and_fail(db).attempt == acked.attempt
+    ask(connection, FEED.note_failure(acked, "the late error"))
+    by_hand.skip(connection, connection, FEED, "no use")
+    assert only(connection).error.startswith("tests.commits.Failed")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
 from airflow_pgchange.feeds.draining import Plan, drain
 from airflow_pgchange.feeds.errors import InvalidArgument, StaleClaim, UnknownConsumer
 from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, partitions, to_json, to_uri
+from airflow_pgchange.feeds.queries import ask
 from tests import queues
 from tests.batches import taken
 from tests.waiting import locks, until, waits
@@ -147,6 +148,22 @@ def test_what_was_met_far_ahead_and_acked_is_not_handed_out_when_its_turn_comes(
     )
     received = [*work(db, 1), *work(db, 1), *work(db, 1)]
     assert sorted(received) == ["1", "due"]
+
+
+def test_a_batch_that_one_worker_is_taking_over_is_passed_over_by_another(db, connection, connect):
+    queues.fill(connection, [1])
+    keepers = [connect(autocommit=False) for _ in range(2)]
+    assert all(ask(keeper, FEED.lock()) for keeper in keepers)
+    left = fail(db)
+    queues.fill(connection, [2])
+    first, second = connect(autocommit=False), connect()
+    second.execute("set lock_timeout = '10s'")
+    claimed = [
+        ask(session, FEED.claim(ask(keeper, FEED.position()), 1, None, None))
+        for session, keeper in zip((first, second), keepers, strict=True)
+    ]
+    assert (claimed[0]["id"], claimed[0]["attempt"]) == (left.id, 2)
+    assert claimed[1]["attempt"] == 1
 
 
 def test_a_retry_is_the_same_batch_though_more_has_come(db, connection):
