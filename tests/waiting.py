@@ -28,6 +28,15 @@ def until(connection: Connection, condition: str, patience: float = 30) -> None:
         time.sleep(0.01)
 
 
+def pause_after(connection: Connection, change: str) -> None:
+    """Let each transaction wait for advisory lock 1 after a change of a row, such as ``update on item``."""
+    connection.execute(
+        "create function public.pause() returns trigger language plpgsql as "
+        "'begin perform pg_advisory_xact_lock(1); return null; end'; "
+        f"create trigger pause after {change} for each row execute function public.pause()"
+    )
+
+
 def waits(
     session: Session | None = None,
     kind: str | None = None,

@@ -67,9 +67,9 @@ declare
     -- The transaction that was dispatched in part is finished first.
     only_txid xid8 := at.partial_txid;
     high_txid xid8 := coalesce(only_txid, '18446744073709551615');
-    high_seq bigint := 9223372036854775807;
     taken bigint := 0;
-    last record;
+    last_txid xid8;
+    last_seq bigint;
     slice record;
 begin
     more := false;
@@ -81,30 +81,26 @@ begin
         more := taken >= most;
         exit when more;
         taken := taken + slice.n;
-        last := slice;
+        last_txid := slice.txid;
+        last_seq := slice.seq;
     end loop;
-    if taken = 0 and only_txid is null then
-        return;
-    end if;
     if taken > 0 then
-        high_txid := last.txid;
-        high_seq := last.seq;
         select array_agg(i.id order by i.id collate "C"), bool_or(u.addressed) into ids, addressed
-        from pgmb.undispatched(at.snapshot, at.partial_txid, at.partial_seq, upto, high_txid, high_seq) as u
+        from pgmb.undispatched(at.snapshot, at.partial_txid, at.partial_seq, upto, last_txid, last_seq) as u
         cross join lateral unnest(u.ids) as i(id)
         where only_txid is null or u.txid = only_txid;
     end if;
-    if more and slice.txid = last.txid then
+    if more and slice.txid = last_txid then
         at.snapshot := case when only_txid is null
-            then pgchange.snapshot_union(at.snapshot, pgchange.snapshot_below(upto, last.txid)) else at.snapshot end;
-        at.partial_txid := last.txid;
-        at.partial_seq := last.seq;
+            then pgchange.snapshot_union(at.snapshot, pgchange.snapshot_below(upto, last_txid)) else at.snapshot end;
+        at.partial_txid := last_txid;
+        at.partial_seq := last_seq;
         return;
     end if;
     at.snapshot := case
         when only_txid is not null then pgchange.snapshot_with(at.snapshot, only_txid)
         when more then pgchange.snapshot_union(
-            at.snapshot, pgchange.snapshot_below(upto, (last.txid::text::bigint + 1)::text::xid8))
+            at.snapshot, pgchange.snapshot_below(upto, (last_txid::text::bigint + 1)::text::xid8))
         else pgchange.snapshot_union(at.snapshot, upto) end;
     more := more or only_txid is not null;
     at.partial_txid := null;
@@ -112,4 +108,5 @@ begin
 end
 $$;
 comment on function pgmb.take_published(pgmb.dispatcher, pg_snapshot, integer) is
-    'Take the next slices, about so many events, and move the dispatcher past them; the ids come in order.';
+    'Take the next slices, about so many events, and move the dispatcher past them; the ids come in order. If no slice waits, the '
+    'dispatcher moves to upto. upto must see a transaction that was dispatched in part.';

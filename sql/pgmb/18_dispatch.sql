@@ -59,16 +59,13 @@ begin
     more := due.more;
     addressed := cardinality(ids) > 0;
     if not due.late then
+        -- Also while more events are due: the dispatcher knows those that are left by their ids.
         fresh := pgmb.take_published(at, upto, chunk);
         at := fresh.at;
         ids := case when cardinality(ids) = 0 then fresh.ids
                     else array(select i.id from unnest(ids || fresh.ids) as i(id) order by i.id collate "C") end;
         more := more or fresh.more;
         addressed := addressed or coalesce(fresh.addressed, true);
-        -- Also while there are more of those that are in time: by their ids the dispatcher knows which are left.
-        if fresh.ids is null and not fresh.more then
-            at.snapshot := pgchange.snapshot_union(at.snapshot, upto);
-        end if;
     else
         ids := array(select i.id from unnest(ids) as i(id) order by i.id collate "C");
     end if;
@@ -145,6 +142,10 @@ begin
         return;
     end if;
     upto := pgmb.visible_now();
+    if not pg_visible_in_snapshot(at.partial_txid, upto) then
+        -- This transaction has an older id, so it cannot finish a younger one that was dispatched in part. Another poll does.
+        return;
+    end if;
     if not pgmb.has_work(at, upto) then
         return;
     end if;

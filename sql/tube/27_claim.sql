@@ -34,9 +34,10 @@ set enable_bitmapscan = off
 set max_parallel_workers_per_gather = 0
 as $$
 declare
-    -- In this order: see tube.snapshot_before.
-    horizon bigint := (select s.last_value from tube.seq as s);
-    listed pg_snapshot := tube.snapshot_before(pg_current_xact_id());
+    -- The id is assigned after the snapshot was taken, so after each pod that the snapshot sees drew its seq: each such seq is a
+    -- horizon of tube.snapshot_before. If rebasing has assigned the id earlier, the worker's position stays.
+    listed pg_snapshot := case
+        when pg_current_xact_id_if_assigned() is null then tube.snapshot_before(pg_current_xact_id()) end;
     upto pg_snapshot := coalesce(listed, pg_current_snapshot());
     held jsonb := tube.held_back(known, worker);
     chosen jsonb := jsonb_build_object(
@@ -50,7 +51,7 @@ declare
 begin
     foreach kind in array array['incremental', 'backfill'] loop
         for pod in execute 'select seq, cardinality(ids) as size, ts from (' || tube.unread_sql(
-            known, worker, kind, "position", upto, horizon, max_changes, tube.held_sql(held, false)
+            known, worker, kind, "position", upto, null, max_changes, tube.held_sql(held, false)
         ) || ') as u' loop
             is_full := ids > 0 and ids + pod.size > max_changes;
             exit when is_full;

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from airflow_pgchange.admin import consumers
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, by_hand
 from airflow_pgchange.feeds.errors import BatchNotFinished, ConsumerBusy, UnknownConsumer
-from tests.commits import FEED, claim_and_fail, commits, drain, narrow_partitions, use_up_transactions
+from tests.commits import (
+    FEED,
+    claim_and_fail,
+    commits,
+    drain,
+    narrow_partitions,
+    queued,
+    use_up_transactions,
+)
+from tests.waiting import until, waits
 
 IN_ORDER = CommitFeed("test", 0, in_order=True)
 
@@ -154,6 +165,27 @@ def test_trimming_keeps_what_is_young(own_database, connect_to):
     commits(connection)
     use_up_transactions(connection)
     assert by_hand.trim(connection, "1 hour") == []
+
+
+def test_trimming_keeps_young_commits_of_a_consumer_that_ends_while_it_is_asked_about(
+    own_database, connect_to
+):
+    connection, ending = connect_to(own_database), connect_to(own_database, autocommit=False)
+    narrow_partitions(connection)
+    connection.execute("select pubsub.lock_watermark('test', 0)")
+    commits(connection)
+    connection.execute("update revision.commit_queue set created_at = now() - interval '1 day'")
+    commits(connection)
+    use_up_transactions(connection)
+    ending.execute("lock table pubsub.watermark in access exclusive mode")
+    with ThreadPoolExecutor() as threads:
+        trimmed = threads.submit(by_hand.trim, connect_to(own_database), "1 hour")
+        until(connection, waits(behind=ending))
+        ending.execute("update pubsub.watermark set snapshot = pg_current_snapshot()")
+        ending.commit()
+        (told,) = trimmed.result()
+    assert told.endswith("it came into use")
+    assert len(queued(connection)) == 2
 
 
 def test_trimming_keeps_what_a_claim_of_a_consumer_elsewhere_needs(own_database, connect_to, db):

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from tests.event_keeping import dispatch, kept, lines, maintain, publish, read, subscribe
-from tests.events import work
+from tests.events import claim, work
 from tests.tubes import one
 from tests.waiting import until, waits
 
@@ -97,6 +97,16 @@ def test_a_consumer_that_asks_and_finds_nothing_keeps_its_subscription(db, conne
     subscribe(connection, "g", expiry_interval="1 hour")
     connection.execute("update pgmb.subscriptions set last_active_at = now() - interval '59 minutes'")
     assert work(db) == []
+    assert expire(connection, "30 minutes") == []
+
+
+def test_a_consumer_that_tries_a_batch_again_keeps_its_subscription(connect):
+    connection = connect()
+    subscribe(connection, "g", expiry_interval="1 hour")
+    publish(connection)
+    claim(connection)
+    connection.execute("update pgmb.subscriptions set last_active_at = now() - interval '59 minutes'")
+    assert claim(connection)["attempt"] == 2
     assert expire(connection, "30 minutes") == []
 
 

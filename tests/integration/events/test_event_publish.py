@@ -185,6 +185,28 @@ def test_a_transaction_larger_than_a_chunk_is_dispatched_in_parts_once(connect):
     assert len(found) == len(set(found)) == 5012
 
 
+def test_an_older_transaction_that_polls_leaves_the_rest_of_a_larger_one_to_other_polls(connect):
+    connection, older = connect(), connect(autocommit=False)
+    subscribe(connection)
+    older.execute("select pg_current_xact_id()")
+    ids = publish(connection, *["t"] * 300)
+    assert one(connection, "select more from pgmb.dispatch(280)")
+    assert older.execute("select events, more from pgmb.dispatch(280)").fetchone() == (0, False)
+    older.commit()
+    assert drain(connection) == ids
+
+
+def test_a_poll_that_finishes_a_larger_transaction_keeps_to_its_limit(connect):
+    connection = connect()
+    subscribe(connection)
+    publish(connection, *["t"] * 400)
+    for _ in range(3):
+        publish(connection, *["t"] * 100)
+    # A slice has 280 ids at most: the first poll leaves 120 events of the larger transaction.
+    polls = [one(connection, "select events from pgmb.dispatch(220)") for _ in range(3)]
+    assert polls == [280, 220, 200]
+
+
 def test_writers_with_gaps_and_rollbacks_lose_and_double_nothing(db, connect):
     connection = connect()
     for number in range(10):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
 
 from tests.tubes import make, one, pods, take, touch
+from tests.waiting import pause_after, until, waits
 
 
 def test_by_hand_too_whatever_the_order_of_commits_every_pod_comes_once(own_database, connect_to):
@@ -109,6 +111,21 @@ def test_what_was_deleted_by_hand_and_rolled_back_comes_again(q, connect):
     assert one(worker, "select tube.tube_pods_delete('q', 1, 0, '{1}')") == 1
     worker.rollback()
     assert len(q.execute(query).fetchall()) == 1
+
+
+def test_a_pod_that_is_touched_while_a_worker_moves_on_by_hand_is_not_missed(q, connect):
+    deleting, pausing, late = connect(), connect(), connect(autocommit=False)
+    touch(q, 1)
+    pause_after(q, "insert on tube.worker")
+    pausing.execute("select pg_advisory_lock(1)")
+    with ThreadPoolExecutor() as threads:
+        deleted = threads.submit(one, deleting, "select tube.tube_pods_delete('q', 1, 0, '{1}')")
+        until(q, waits(deleting, behind=pausing))
+        touch(late, 2)
+        pausing.execute("select pg_advisory_unlock(1)")
+        assert deleted.result() == 1
+    late.commit()
+    assert take(q) == [2]
 
 
 def put_in_another_cluster(connection):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from airflow_pgchange.feeds import TubeFeed
 from tests.acks import only_the_claimed_version_is_acked
 from tests.tubes import ack, attach, changes, claim, drain, make, one, pods, take, touch
+from tests.waiting import pause_after, until, waits
 
 
 def test_a_batch_has_the_ids_in_the_order_of_touching_each_once(q):
@@ -112,6 +114,31 @@ def test_a_lower_seq_of_a_transaction_above_the_snapshot_is_not_missed(own_datab
     assert take(q) == [2]
     late.commit()
     assert take(q) == [1]
+
+
+def test_a_lower_seq_that_is_open_while_a_claim_rebases_a_restored_tube_is_not_missed(
+    own_database, connect_to
+):
+    """A claim that rebases has its transaction id before it takes its snapshot."""
+    q, claiming, pausing = (connect_to(own_database) for _ in range(3))
+    early, late = (connect_to(own_database, autocommit=False) for _ in range(2))
+    make(q)
+    touch(q, 1)
+    q.execute("update q set txid = '9000000000'")
+    pause_after(q, "update on q")
+    pausing.execute("select pg_advisory_lock(1)")
+    with ThreadPoolExecutor() as threads:
+        batch = threads.submit(claim, claiming)
+        until(q, waits(claiming, behind=pausing))
+        early.execute("select pg_current_xact_id()")
+        touch(late, 2)
+        touch(early, 3)
+        early.commit()
+        pausing.execute("select pg_advisory_unlock(1)")
+        assert changes(q, batch.result()) == [1, 3]
+    ack(q, batch.result())
+    late.commit()
+    assert take(q) == [2]
 
 
 def test_thousands_of_savepoints_hide_nothing(own_database, connect_to):
