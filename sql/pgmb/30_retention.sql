@@ -122,6 +122,7 @@ set enable_bitmapscan = off
 set jit = off
 as $$
 begin
+    -- Only maintenance adds to pgmb.later, and another one cannot run meanwhile: the first look for holders has seen all of it.
     if tbl = 'pgmb.events'::regclass and (
         exists (
             select
@@ -130,8 +131,7 @@ begin
                 pgchange.snapshot_union(d.snapshot, seen), null, null, pg_current_snapshot()) as u
             cross join lateral unnest(u.ids) as i(id)
             where i.id >= lower and i.id < upper)
-        or exists (select from pgmb.scheduled as s where s.event_id >= lower and s.event_id < upper)
-        or exists (select from pgmb.later as l where l.id >= lower and l.id < upper))
+        or exists (select from pgmb.scheduled as s where s.event_id >= lower and s.event_id < upper))
     then
         return 'not all in it is dispatched';
     end if;
@@ -139,7 +139,8 @@ begin
 end
 $$;
 comment on function pgmb.holder_since(regclass, pgmb.event_id, pgmb.event_id, pg_snapshot) is
-    'As pgmb.holder_of, for a range that nobody can write into now, and in which all that the snapshot sees is dispatched.';
+    'As pgmb.holder_of, for a range that nobody can write into now, and in which all that the snapshot sees is dispatched. For the '
+    'holder of pgmb.upkeep_key().';
 
 create function pgmb.trim_some(tbl regclass, parts regclass[], seen pg_snapshot) returns setof text
 language plpgsql
