@@ -18,6 +18,7 @@ from tests.commits import (
     queued,
     use_up_transactions,
 )
+from tests.limits import be_patient
 from tests.waiting import until, waits
 
 IN_ORDER = CommitFeed("test", 0, in_order=True)
@@ -210,6 +211,25 @@ def test_maintenance_that_would_have_to_wait_for_a_writer_is_postponed(own_datab
     lines = connection.execute("select revision.maintain_partitions(100, 1)").fetchall()
     assert "postponed" in lines[0][0]
     writer.commit()
+
+
+def test_a_partition_into_which_a_dump_is_loaded_while_maintenance_waits_is_not_dropped(
+    own_database, connect_to
+):
+    connection, loading = connect_to(own_database), connect_to(own_database, autocommit=False)
+    narrow_partitions(connection)
+    use_up_transactions(connection)
+    be_patient(connection)
+    loading.execute(
+        "insert into revision.commit_queue (commit_id, branch_id, txid) "
+        "select 1, 0, lower::text::xid8 from revision.partitions() order by lower limit 1"
+    )
+    with ThreadPoolExecutor() as threads:
+        dropped = threads.submit(connect_to(own_database).execute, "select revision.drop_empty_partitions(0)")
+        until(connection, waits(behind=loading))
+        loading.commit()
+        dropped.result()
+    assert queued(connection) == [(1, 0)]
 
 
 def drop_partitions(connection):

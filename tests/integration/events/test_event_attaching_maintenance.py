@@ -132,6 +132,22 @@ def test_no_partition_is_made_while_publishers_wait_for_another_to_be_attached(c
     assert contiguous(connection)
 
 
+def test_a_partition_that_is_written_while_a_shorter_one_is_to_replace_it_stays(connect, attaching):
+    connection, writer = connect(), connect(autocommit=False)
+    configure(connection, partition_interval="2 hours", partition_retention_period="2 hours")
+    maintain(connection, "5 hours")
+    configure(connection, partition_interval="1 hour")
+    be_patient(connection)
+    shorten_rests(connection)
+    *_, (_, lower, _) = partitions(connection)
+    ids = publish(writer, at=f"timestamptz '{lower}'")
+    made = attaching("now()")
+    until(connection, waits(behind=writer))
+    writer.commit()
+    assert not any(line.startswith("dropped") for line in made.result())
+    assert kept(connection) == ids
+
+
 def test_what_waits_for_its_time_is_moved_while_nobody_waits_for_that(connect):
     connection = connect()
     expected = publish(connection, 2000, at="now() + interval '5 hours'")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import psycopg
 import pytest
 
@@ -17,7 +19,9 @@ from tests.event_keeping import (
     place,
     publish,
 )
+from tests.limits import be_patient
 from tests.tubes import one
+from tests.waiting import until, waits
 
 DEFAULT = "select count(*) from pgmb.events_default"
 LATER = "select count(*) from pgmb.later"
@@ -45,6 +49,20 @@ def test_a_default_partition_gives_back_its_room_later_where_somebody_was_at_wor
     reader.rollback()
     maintain(connection)
     assert one(connection, SIZE) < 2**14
+
+
+def test_an_event_that_is_committed_while_a_default_partition_gives_back_its_room_stays(connect):
+    connection, publisher = connect(), connect(autocommit=False)
+    be_patient(connection)
+    fill_default(connection, 200, at="now() - interval '5 days'")
+    dispatch(connection)
+    late = publish(publisher, at="now() - interval '5 days'")
+    with ThreadPoolExecutor() as threads:
+        told = threads.submit(lines, connect(), "select pgmb.trim_partitions('pgmb.events')")
+        until(connection, waits(behind=publisher, relation="pgmb.events_default"))
+        publisher.commit()
+        assert any("deleted 200 rows" in line for line in told.result())
+    assert kept(connection) == late
 
 
 def test_what_is_dispatched_is_of_the_present_whatever_the_clock_says(connect):

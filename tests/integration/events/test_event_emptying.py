@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
@@ -43,13 +44,14 @@ def test_an_event_written_while_the_partition_is_about_to_go_stays(log, connect)
     assert read(log) == late
 
 
-def test_an_event_that_is_committed_while_retention_waits_for_its_partition_stays(log, connect, db):
+@pytest.mark.parametrize("at", [None, "clock_timestamp() + interval '1 second'"], ids=["now", "for later"])
+def test_an_event_that_is_committed_while_retention_waits_for_its_partition_stays(log, connect, db, at):
     ids = publish(log)
     dispatch(log)
     read(log)
     be_patient(log)
     publisher, told = connect(autocommit=False), []
-    late = publish(publisher)
+    late = publish(publisher, at=at)
 
     def work():
         with psycopg.connect(db, autocommit=True) as trimming:
@@ -61,6 +63,21 @@ def test_an_event_that_is_committed_while_retention_waits_for_its_partition_stay
     publisher.commit()
     trimming.join()
     assert any("not all in it is dispatched" in line for line in told)
+    assert kept(log) == [*ids, *late]
+
+
+def test_an_event_that_is_committed_while_retention_looks_for_holders_stays(log, connect):
+    ids = publish(log)
+    dispatch(log)
+    read(log)
+    holding = connect(autocommit=False)
+    holding.execute("lock table pgmb.fault in access exclusive mode")
+    with ThreadPoolExecutor() as threads:
+        told = threads.submit(lines, connect(), TRIM)
+        until(log, waits(behind=holding))
+        late = publish(log)
+        holding.rollback()
+        assert any("not all in it is dispatched" in line for line in told.result())
     assert kept(log) == [*ids, *late]
 
 
@@ -117,6 +134,19 @@ def test_emptied_partitions_stay_while_somebody_writes(log, connect):
     writer.commit()
     dispatch(log)
     assert read(log) == ids
+
+
+def test_a_partition_that_is_written_while_a_drop_waits_for_the_writer_stays(log, connect):
+    be_patient(log)
+    writer = connect(autocommit=False)
+    ids = publish(writer)
+    with ThreadPoolExecutor() as threads:
+        drop = "select pgmb.drop_emptied('pgmb.events', now() + interval '9 hours', 0)"
+        dropped = threads.submit(lines, connect(), drop)
+        until(log, waits(behind=writer))
+        writer.commit()
+        dropped.result()
+    assert kept(log) == ids
 
 
 def test_a_partition_that_holds_something_is_not_dropped(log):
