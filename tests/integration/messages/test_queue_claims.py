@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import psycopg
 import pytest
 
 from airflow_pgchange.feeds import QueueFeed
 from tests.acks import only_the_claimed_version_is_acked
+from tests.limits import shorten
 from tests.queues import consume, consumen, consumer, drain, fill, make, one, post, take, there
-from tests.waiting import locks
+from tests.waiting import locks, until, waits
 
 pytestmark = pytest.mark.hstore
 
@@ -72,6 +75,26 @@ def test_what_commits_late_is_received_though_later_messages_were(q, connect):
     other.commit()
     assert drain(q) == ["c1", "b2"]
     assert drain(q) == []
+
+
+def test_a_message_that_is_posted_between_the_looks_of_a_claim_is_not_missed(connect):
+    q, receiving, pausing, late = connect(), connect(), connect(), connect(autocommit=False)
+    # Both messages are of one part: a claim moves its positions in the parts of what it found.
+    make(q, parts=1)
+    post(q, 1)
+    # The claim pauses when it has its bound: transactions with an id below it may still commit.
+    shorten(
+        q, "mbus.bound_now", "xid_bound() end", "xid_bound() end + length(pg_advisory_xact_lock(1)::text)"
+    )
+    pausing.execute("select pg_advisory_lock(1)")
+    with ThreadPoolExecutor() as threads:
+        received = threads.submit(consumen, receiving, 10)
+        until(q, waits(receiving, behind=pausing))
+        post(late, 2)
+        pausing.execute("select pg_advisory_unlock(1)")
+        assert received.result() == ["1"]
+    late.commit()
+    assert drain(q) == ["2"]
 
 
 def test_what_commits_late_is_there_until_it_is_received_and_no_maintenance_deletes_it(q, connect):
