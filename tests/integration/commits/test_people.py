@@ -203,6 +203,17 @@ def test_trimming_keeps_what_a_claim_of_a_consumer_elsewhere_needs(own_database,
         consumer.ack()
 
 
+def test_trimming_keeps_what_a_consumer_elsewhere_was_moved_back_to(own_database, connect_to, db):
+    connection = connect_to(own_database)
+    narrow_partitions(connection)
+    expected = commits(connection, 3)
+    assert drain(db, own_database) == expected
+    by_hand.move(connect_to(db), connection, FEED, "beginning")
+    use_up_transactions(connection)
+    assert any("test/0 has not processed it" in line for line in by_hand.trim(connection, "0 s"))
+    assert drain(db, own_database) == expected
+
+
 def test_maintenance_that_would_have_to_wait_for_a_writer_is_postponed(own_database, connect_to):
     connection, writer = connect_to(own_database), connect_to(own_database, autocommit=False)
     drop_partitions(connection)
