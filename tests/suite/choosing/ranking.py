@@ -1,7 +1,8 @@
 """The tests that a change concerns, the likeliest to notice it first. Nothing here is a list kept by hand.
 
 A test is reached through the functions that use a changed one, and the functions that use those. The tests behind each
-user of a function take turns. So a function of the core that all feeds call comes with tests of each feed.
+user of a function take turns. So a function of the core that all feeds call comes with tests of each feed. They take turns
+with the tests whose names share the most telling words with the change.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ def rank(graph: Graph, changed: Sequence[Change]) -> list[Choice]:
     chosen: dict[str, Choice] = {}
     for parts in (touched, beside, _of_folder(graph, changed)):
         weights, through = _spread(graph, parts)
-        for test in _turns(graph, weights, through, kinship):
+        turns = _turns(graph, weights, through, kinship)
+        kin = sorted(turns, key=lambda test: -kinship.get(test, 0.0))
+        for test in _in_turn([turns, kin]):
             name = name_of(graph, test)
             if name not in chosen:
                 chosen[name] = Choice(name, _way(graph, test, through))
