@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,9 @@ LEFT = pytest.StashKey[dict[str, int]]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--release", action="store_true", help="run what is left to the release, too")
+    parser.addoption(
+        "--tenth", metavar="SEED", help="run a random tenth of the tests, for instance beside other load"
+    )
     parser.addoption(
         "--as-named", action="store_true", help="run the files in the order in which they are named"
     )
@@ -41,6 +45,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     elsewhere = sum(servers.runs_elsewhere_too(item) for item in items)
     if elsewhere:
         config.stash[LEFT]["on the other server"] = elsewhere
+    if (seed := config.getoption("--tenth")) is not None:
+        _take_a_tenth(config, items, seed)
     if config.getoption("--as-named"):
         return
     seconds, failed = last(config.rootpath)
@@ -103,6 +109,13 @@ def _leave_to_the_release(config: pytest.Config, items: list[pytest.Item]) -> No
         config.stash[LEFT] |= reasons
         config.hook.pytest_deselected(items=left)
         items[:] = kept
+
+
+def _take_a_tenth(config: pytest.Config, items: list[pytest.Item], seed: str) -> None:
+    """Each test is in by chance of its own, so that workers with shares of the files need not agree."""
+    taken = [item for item in items if zlib.crc32(f"{seed} {item.nodeid}".encode()) % 10 == 0]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(taken)])
+    items[:] = taken
 
 
 def _seconds_of_files(

@@ -184,6 +184,13 @@ def test_what_is_left_to_the_release_is_said_with_its_reason(suite, pytester):
     suite("--release").assert_outcomes(passed=2)
 
 
+def test_a_random_tenth_is_the_same_for_a_seed_and_another_for_another(suite, pytester):
+    pytester.makepyfile("import pytest\n@pytest.mark.parametrize('n', range(100))\ndef test_it(n): pass")
+    first, again, other = (set(ran(suite("-v", "--tenth", seed))) for seed in ("1", "1", "2"))
+    assert 3 < len(first) < 20
+    assert first == again != other
+
+
 def test_a_test_cannot_be_left_without_a_reason(suite, pytester):
     pytester.makepyfile("import pytest\n@pytest.mark.release\ndef test_slow(): pass")
     assert suite().ret == pytest.ExitCode.USAGE_ERROR

@@ -1,8 +1,8 @@
 """The tests that a change concerns, the likeliest to notice it first. Nothing here is a list kept by hand.
 
 A test is reached through the functions that use a changed one, and the functions that use those. The tests behind each
-user of a function take turns. So a function of the core that all feeds call comes with tests of each feed. They take turns
-with the tests whose names share the most telling words with the change.
+user of a function take turns, so a function of the core that all feeds call comes with tests of each feed. All these take
+turns with the tests whose names share the most telling words with the change.
 """
 
 from __future__ import annotations
