@@ -66,8 +66,13 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     else:
         choices, skipped = concerned(graph, changed)
         seconds = SECONDS
-    chosen, left = within(choices, (arguments.seconds or seconds) * WORKERS, budget.prices(ROOT))
+    chosen, left = within(choices, (arguments.seconds or seconds) * WORKERS * _speed(), budget.prices(ROOT))
     return Plan(changed, chosen, left, skipped)
+
+
+def _speed() -> float:
+    """How many times as fast this machine is as the one of the recorded prices."""
+    return budget.recorded(ROOT).yardstick / min(budget.yardstick() for _ in range(3))
 
 
 def _tell(plan: Plan) -> None:

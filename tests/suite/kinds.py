@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 
 KINDS = {
-    "own_server": "has a PostgreSQL cluster of its own",
     "spark": "starts a JVM",
     "airflow": "starts processes of Airflow",
 }
-MAKERS_OF_CLUSTERS = {"own_cluster", "empty_cluster"}
 SPARK = "tests.spark_session"
 MAKERS_OF_JVMS = {"connect_server"}
 
@@ -29,8 +27,6 @@ def _kinds(item: pytest.Item) -> set[str]:
     if "system" in item.path.parts:
         return set(KINDS)
     kinds = set()
-    if MAKERS_OF_CLUSTERS.intersection(getattr(item, "fixturenames", ())):
-        kinds.add("own_server")
     if MAKERS_OF_JVMS.intersection(getattr(item, "fixturenames", ())):
         kinds.add("spark")
     module = item.getparent(pytest.Module)

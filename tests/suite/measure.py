@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from demo.postgres import Cluster
-from tests.suite import order
+from tests.suite import budget, order
 from tests.suite.servers import STARTED
 
 SLOWEST = 20
@@ -84,12 +84,10 @@ class Costs:
             path.write_text(json.dumps({"yardstick": statistics.median(self.yardsticks), "files": self.cpu}))
 
     def _look(self) -> None:
-        """CPU seconds of the same piece of work, now and then: they tell how fast the machine is."""
+        """Measure how fast the machine is, now and then."""
         if time.monotonic() > self._next_look:
             self._next_look = time.monotonic() + BETWEEN
-            before = time.thread_time()
-            sum(number * number for number in range(300_000))
-            self.yardsticks.append(time.thread_time() - before)
+            self.yardsticks.append(budget.yardstick())
 
     def _spent(self) -> float:
         """CPU seconds of this process, of its children that have ended, and of the servers that tests share."""

@@ -13,15 +13,11 @@ from tests.suite.choosing.changes import Change
 from tests.suite.choosing.graph import Graph, is_test
 from tests.suite.choosing.ranking import Choice, name_of
 
-MAKERS = {
-    "own_server": ("py:tests.conftest.own_cluster", "py:tests.chaos.conftest.empty_cluster"),
-    "spark": ("py:tests.spark_session", "py:tests.integration.conftest.connect_server"),
-}
+MAKERS = ("py:tests.spark_session", "py:tests.integration.conftest.connect_server")
+"""What starts a JVM. Its price is in no test's own, as the tests of a worker share it."""
 AIRFLOW = re.compile(r"^\s*(?:from|import) airflow\b", re.MULTILINE)
 SYSTEM = "tests/system/"
-KINDS = {*MAKERS, "airflow"}
-BEST = {"own_server": 3, "spark": 1}
-"""A change needs a kind if half of the tests of one of so many files are of it: the files of the best tests."""
+KINDS = {"spark", "airflow"}
 
 
 def needed(
@@ -30,8 +26,8 @@ def needed(
     """Split off the tests of expensive kinds that a change does not need; the rest, and the names of those kinds."""
     kinds = _kinds(graph)
     paths = [change.path for change in changed]
-    wanted = _kinds_of_the_best_files(kinds, choices)
-    if any("spark" in path for path in paths):
+    wanted = set()
+    if any("spark" in path for path in paths) or _is_of_spark(kinds, choices):
         wanted.add("spark")
     if any("airflow" in PurePosixPath(path).name or _faces_airflow(graph, path) for path in paths):
         wanted.add("airflow")
@@ -42,24 +38,15 @@ def needed(
     return kept, sorted(unneeded)
 
 
-def _kinds_of_the_best_files(kinds: Mapping[str, Set[str]], choices: Sequence[Choice]) -> set[str]:
-    files: dict[str, list[Set[str]]] = {}
-    for choice in choices:
-        files.setdefault(choice.path, []).append(kinds.get(choice.test, set()))
-    return {
-        kind
-        for kind, best in BEST.items()
-        for tests in list(files.values())[:best]
-        if 2 * sum(kind in test for test in tests) >= len(tests)
-    }
+def _is_of_spark(kinds: Mapping[str, Set[str]], choices: Sequence[Choice]) -> bool:
+    """Whether half of the tests in the file of the best test start a JVM."""
+    best = [kinds.get(choice.test, set()) for choice in choices if choice.path == choices[0].path]
+    return 2 * sum("spark" in test for test in best) >= max(1, len(best))
 
 
 def _kinds(graph: Graph) -> Mapping[str, Set[str]]:
     """The expensive kinds of each test that has any."""
-    found: dict[str, set[str]] = {}
-    for kind, keys in MAKERS.items():
-        for test in _tests_that_reach(graph, keys):
-            found.setdefault(test, set()).add(kind)
+    found: dict[str, Set[str]] = {test: {"spark"} for test in _tests_that_reach(graph, MAKERS)}
     for index, part in enumerate(graph.parts):
         if part.test and part.path.startswith(SYSTEM):
             found[name_of(graph, index)] = KINDS

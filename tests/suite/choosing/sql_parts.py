@@ -20,6 +20,8 @@ ABOUT = re.compile(
     rf"|create\s+(?:constraint\s+)?trigger\s.*?\son)\s+{NAME}",
     re.DOTALL,
 )
+HOOK = re.compile(r"%(?:\d\$)?I\.(\w+)")
+"""A call of the function of this name in whatever schema: the core calls the hooks of the feeds so."""
 WORD = re.compile(r"'([a-z]+(?:_[a-z]+)*)[_$]?'")
 LEAD = re.compile(r"(?:\s|--[^\n]*\n)*")
 
@@ -42,14 +44,14 @@ def _statements(text: str) -> Iterator[tuple[int, str]]:
 def _part(path: str, first: int, statement: str) -> Part:
     last = first + statement.count("\n")
     code = statement[LEAD.match(statement).end() :]  # type: ignore[union-attr]
-    names = frozenset(sql_named(code))
+    names = frozenset(sql_named(code) | {f"hook:{name}" for name in HOOK.findall(code)})
     made = MADE.match(code)
     about = made or ABOUT.match(code)
     if not about:
         return Part(path, first, last, names)
-    key = f"sql:{about[1]}.{about[2]}"
+    key, hook = f"sql:{about[1]}.{about[2]}", f"hook:{about[2]}"
     if code.startswith("comment"):
         return Part(path, first, last, frozenset({key}))
     # A function that composes names of others has their first words as literals.
     words = {f"made:{about[1]}.{word}" for word in WORD.findall(code)} if made else set()
-    return Part(path, first, last, frozenset({key, *words}), names - {key})
+    return Part(path, first, last, frozenset({key, hook, *words}), names - {key, hook})
