@@ -137,13 +137,16 @@ set search_path = pg_catalog, revision, pg_temp
 as $$
 declare
     class pg_class := (select c from pg_class as c where c.oid = tbl);
-    known revision.tracked := (select t from revision.tracked as t where t.tbl = track.tbl);
+    known revision.tracked;
     expression text := nullif(trim(branch_id), '');
     branch bigint;
     function text;
     ceiling bigint;
 begin
     perform revision.check_trackable(tbl, commit_id);
+    -- If two sessions track the same table at once, the second finds it tracked.
+    perform pg_advisory_xact_lock(hashtextextended('pgchange track ' || tbl::oid, 0));
+    select t.* into known from revision.tracked as t where t.tbl = track.tbl;
     if expression ~ '^[0-9]+$' then
         branch := expression;
         expression := null;
@@ -161,7 +164,7 @@ begin
                 'write an SQL expression over the columns of one row that gives a bigint; name functions with their schema');
         end;
     end if;
-    if known is not null and (
+    if known.tbl is not null and (
         known.expression is distinct from expression
         or branch is not null and branch <> known.branch_id
     ) then
@@ -181,7 +184,7 @@ begin
             else left(class.relname, 37) || '_' || left(md5(class.relname), 8)
         end);
     function := coalesce(known.function, function);
-    if known is null and to_regprocedure(function || '()') is not null then
+    if known.tbl is null and to_regprocedure(function || '()') is not null then
         perform pgchange.refuse(format('there is a function %s() already', function), 'drop or rename it');
     end if;
     -- Without an expression every name in the body has its schema, types and operators too, or a writer's own would run
