@@ -6,7 +6,7 @@ import json
 import os
 import re
 import signal
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import psycopg
@@ -14,6 +14,7 @@ import pytest
 from psycopg import IsolationLevel, errors
 
 from tests.topology import last, since, told
+from tests.waiting import until, waits
 
 
 def test_every_event_has_op_map_time_and_raft_and_then_its_own_fields(catalogue):
@@ -238,20 +239,22 @@ def test_of_what_a_snapshot_lacked_only_that_is_lacking_which_no_event_has_told(
     assert catalogue.execute(lacking, asked).fetchone() == ("{[5,10)}", True, True)
 
 
-def test_indexes_are_in_the_order_of_commit(catalogue, connect):
+@pytest.mark.parametrize(
+    "change",
+    [
+        "select topology.set_state('{}', 'Offline')",
+        "update topology._pico_instance set current_state = '[\"Offline\", 1]' where name = '{}'",
+    ],
+    ids=["by a function", "by an update"],
+)
+def test_indexes_are_in_the_order_of_commit(catalogue, connect, change):
     first, second = connect(), connect()
-    blocked = threading.Event()
-
-    def change() -> None:
-        second.execute("select topology.set_state('r2-i2', 'Offline')")
-        blocked.set()
-
-    with first.transaction():
-        first.execute("select topology.set_state('r1-i2', 'Offline')")
-        thread = threading.Thread(target=change)
-        thread.start()
-        assert not blocked.wait(0.2)
-    thread.join()
+    with ThreadPoolExecutor(1) as pool:
+        with first.transaction():
+            first.execute(change.format("r1-i2"))
+            late = pool.submit(second.execute, change.format("r2-i2"))
+            until(catalogue, waits(second, behind=first))
+        late.result(30)
     assert [event["instance_uuid"] for event in since(catalogue)[-2:]] == ["uuid-r1-i2", "uuid-r2-i2"]
 
 
