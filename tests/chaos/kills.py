@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psycopg
 
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from demo.postgres import Cluster
 from demo.spark import clean_environment
-from tests import quick_spark
+from tests import quick_spark, spark_server
 from tests.airflow_home import uri
 from tests.suite.processes import runs
 
@@ -40,6 +41,15 @@ VICTIMS: Mapping[str, tuple[str, ...]] = {
 }
 """When each is there to be killed. ``PostgreSQL`` holds the results, ``source`` the changes, where that is another."""
 IN_A_CLUSTER = ("cluster's driver", "executor")
+SHARED = "shared"
+"""In place of a master: the Spark Connect server of the whole run, which saves the start of a JVM."""
+OF_A_DRIVER = {
+    "spark.ui.enabled": "false",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.executor.memory": "600m",
+    **quick_spark.QUICK,
+}
+"""Settings of a driver that the operator starts. The shared server has settings of its own."""
 PATIENCE = 180.0
 
 TABLES = """
@@ -151,19 +161,15 @@ def operator(
     apart = scene.source is not scene.results
     given = {
         "folder": str(scene.folder), "step": step, "branch": scene.branch, "separately": separately,
-        "source": "source" if apart else None,
+        "source": "source" if apart else None, "conf": {} if master == SHARED else OF_A_DRIVER,
     }  # fmt: skip
-    quick = quick_spark.environment(scene.folder / "conf") if master.startswith("local") else {}
-    host, _, port = master.rpartition(":") if master.startswith("spark:") else (master, "", "")
     environment = clean_environment() | {
         "AIRFLOW_CONN_RESULTS": uri(scene.results.conninfo()),
         "AIRFLOW_CONN_SOURCE": uri(scene.source.conninfo()),
-        "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(
-            {"conn_type": "spark", "host": host, **({"port": int(port)} if port else {})}
-        ),
+        "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(spark_connection(master)),
         "PYSPARK_PYTHON": sys.executable,
         "PYTHONPATH": str(ROOT),
-        **quick,
+        **(quick_spark.environment(scene.folder / "conf") if master.startswith("local") else {}),
     }
     log = scene.folder / f"operator-{step}.log"
     with log.open("w") as out, subprocess.Popen(
@@ -176,6 +182,14 @@ def operator(
             process.kill()
 
 
+def spark_connection(master: str) -> dict[str, Any]:
+    """The Airflow connection to a master, or to the shared server."""
+    if master == SHARED:
+        return spark_server.as_user_of_its_own().connection
+    host, _, port = master.rpartition(":") if master.startswith("spark:") else (master, "", "")
+    return {"conn_type": "spark", "host": host, **({"port": int(port)} if port else {})}
+
+
 def wait_for_step(scene: Scene, process: subprocess.Popen[str], step: str) -> None:
     """Return when the run stands at the step, and has gone no further."""
     deadline = time.monotonic() + PATIENCE
@@ -185,7 +199,7 @@ def wait_for_step(scene: Scene, process: subprocess.Popen[str], step: str) -> No
         time.sleep(0.02)
     assert process.poll() is None
     passed = dict.fromkeys((scene.folder / "passed").read_text().split())
-    assert tuple(passed) == STEPS[: STEPS.index(step) + 1]
+    assert tuple(passed) == STEPS[: STEPS.index(step) + 1], tuple(passed)
 
 
 def log_of(scene: Scene, step: str | None) -> str:
@@ -223,11 +237,16 @@ def told(scene: Scene, name: str) -> int:
 
 
 def job_runs(scene: Scene) -> bool:
-    """Whether anything of the run's job is left: the driver leads the session of all that it starts."""
+    """Return whether a process of the run's job is alive: the application, or a process in the session of its driver.
+
+    Beside the shared server there is no driver, and the application's parent leads no session.
+    """
     if not (scene.folder / "driver").exists():
         return False
     driver = told(scene, "driver")
-    return any(session_of(int(process.name)) == driver for process in Path("/proc").glob("[0-9]*"))
+    return runs(told(scene, "python")) or any(
+        session_of(int(process.name)) == driver for process in Path("/proc").glob("[0-9]*")
+    )
 
 
 def session_of(pid: int) -> int | None:

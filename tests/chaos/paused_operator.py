@@ -7,6 +7,7 @@ environment. At the step it leaves a file of the step's name in the folder, and 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from functools import wraps
@@ -21,8 +22,7 @@ import psycopg  # noqa: E402
 
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction  # noqa: E402
 from airflow_pgchange.feeds.connect import connect  # noqa: E402
-from airflow_pgchange.operators import spark  # noqa: E402
-from tests import quick_spark  # noqa: E402
+from airflow_pgchange.operators import spark, spark_connect  # noqa: E402
 
 given = json.loads(sys.argv[1])
 FOLDER = Path(given["folder"])
@@ -68,6 +68,8 @@ def leave(transaction: ConsumerTransaction, *raised: Any) -> None:
         reached("committed")
 
 
+# The test takes the place of the worker, which keeps the fork server for all of its tasks.
+spark_connect.keeper = os.getppid
 acknowledge, end = ConsumerTransaction.ack, ConsumerTransaction.__exit__
 ConsumerTransaction.__exit__ = leave  # type: ignore[method-assign, assignment]
 ConsumerTransaction.ack = stopping_at("acked", acknowledge)  # type: ignore[method-assign]
@@ -79,6 +81,7 @@ spark.read_manifest = stopping_at("ended", spark.read_manifest, before=True)
 spark.SparkBatchOperator._prepare = stopping_at(  # type: ignore[method-assign]
     "claimed", spark.SparkBatchOperator._prepare, before=True
 )
+spark_connect.application = stopping_at("claimed", spark_connect.application, before=True)
 
 task = spark.SparkBatchOperator(
     task_id="count",
@@ -86,12 +89,7 @@ task = spark.SparkBatchOperator(
     postgres_conn_id="results",
     source_conn_id=given["source"],
     application=str(FOLDER / "application.py"),
-    conf={
-        "spark.ui.enabled": "false",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.executor.memory": "600m",
-        **quick_spark.QUICK,
-    },
+    conf=given["conf"],
     max_batches=None,
 )
 task.ping_every = 1.0

@@ -41,16 +41,21 @@ def scene(new_cluster, tmp_path):
     return make
 
 
+def master_of(victim):
+    """Only the victims that are a driver need a driver of their own. A release gives each batch its own driver."""
+    return "local[2]" if FULL or victim.startswith("driver") else kills.SHARED
+
+
 def finish(scene, master):
-    """What Airflow's retry does."""
-    with kills.operator(scene, master, None) as again:
+    """Run the operator again, as Airflow's retry does."""
+    with kills.operator(scene, master if FULL else kills.SHARED, None) as again:
         assert again.wait() == 0, kills.log_of(scene, None)
 
 
 @pytest.mark.parametrize(("victim", "step", "apart"), CASES)
 def test_a_kill_loses_and_doubles_nothing(request, scene, victim, step, apart):
-    """A minute: each batch is a JVM, and a kill needs one that is at work."""
-    master, changes = "local[2]", 500
+    """Seconds: the operator is a process, and a driver that is killed is a JVM."""
+    master, changes = master_of(victim), 500
     if victim in kills.IN_A_CLUSTER:
         master, changes = request.getfixturevalue("spark").master_url, SMALL + 5_000
     at = scene(apart=apart, changes=changes)
@@ -76,13 +81,13 @@ def test_a_kill_loses_and_doubles_nothing(request, scene, victim, step, apart):
 
 
 def test_the_campaign_catches_results_that_are_committed_before_the_progress(scene):
-    """A minute: each batch is a JVM, and a kill needs one that is at work."""
-    at = scene()
-    with kills.operator(at, "local[2]", "merged", separately=True) as process:
+    """Seconds: the operator is a process, twice."""
+    at, master = scene(), master_of("operator")
+    with kills.operator(at, master, "merged", separately=True) as process:
         kills.wait_for_step(at, process, "merged")
         kills.kill("operator", at, process, "merged")
         assert process.wait() == -signal.SIGKILL
-    finish(at, "local[2]")
+    finish(at, master)
     verdict = kills.judge(at)
     assert verdict.doubled > 0
     assert verdict.wrong_totals > 0

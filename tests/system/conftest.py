@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from tests import spark_server
 from tests.airflow_home import DAGS, prepare
 
 prepare()
@@ -25,3 +27,11 @@ def example(metadata: None) -> Callable[[str], Any]:
         return DagBag(bag.dags[dag_id].fileloc).dags[dag_id]
 
     return parsed_anew
+
+
+@pytest.fixture
+def connect_server(monkeypatch: pytest.MonkeyPatch) -> spark_server.SharedServer:
+    """The run's Spark Connect server, as a user of this test alone. Airflow's connection ``spark_default`` points to it."""
+    server = spark_server.as_user_of_its_own()
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(server.connection))
+    return server

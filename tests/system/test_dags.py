@@ -15,7 +15,7 @@ from airflow.sdk.exceptions import ParamValidationError
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from airflow_pgchange.feeds.errors import SourceLostTail
 from airflow_pgchange.feeds.lag import lag
-from tests import queues, quick_spark
+from tests import queues
 from tests.airflow_home import DAGS, uri
 from tests.commits import commits, drain
 from tests.conftest import Role
@@ -56,17 +56,11 @@ insert into offer select what, 1 from unnest(
 
 
 @pytest.fixture
-def airline(
-    db: str, connect: Connect, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> psycopg.Connection[Any]:
+def airline(db: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> psycopg.Connection[Any]:
     """A database with four movements, and Airflow's connection to it."""
     connection = connect()
     connection.execute(AIRLINE)
     monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", uri(db))
-    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", "spark://local%5B2%5D")
-    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
-    for name, value in quick_spark.environment(tmp_path / "conf").items():
-        monkeypatch.setenv(name, value)
     return connection
 
 
@@ -131,8 +125,9 @@ def test_the_demo_has_those_that_run_there() -> None:
     }
 
 
+@pytest.mark.usefixtures("connect_server")
 def test_flight_delays_adds_each_movement_once(example: Example, airline: psycopg.Connection[Any]) -> None:
-    """Dozens of seconds: a run of a whole DAG by Airflow, with a JVM."""
+    """Seconds: Airflow runs a whole DAG, and a Spark server may have to start."""
     for _ in range(2):
         assert states(example("flight_delays").test()) == {"aggregate": "success"}
     rows = airline.execute("select * from route_delay order by carrier").fetchall()
@@ -203,18 +198,20 @@ def copy_of(planes: psycopg.Connection[Any]) -> list[tuple[int, str]]:
     return planes.execute("select * from copies.plane order by id").fetchall()
 
 
+@pytest.mark.usefixtures("connect_server")
 def test_tube_replay_mirrors_what_was_touched(example: Example, planes: psycopg.Connection[Any]) -> None:
-    """Dozens of seconds: a run of a whole DAG by Airflow, with a JVM."""
+    """Seconds: Airflow runs a whole DAG, and a Spark server may have to start."""
     planes.execute("insert into plane values (3, 'N3'); delete from plane where id = 2")
     run = example("tube_replay").test()
     assert set(states(run).values()) == {"success"}
     assert copy_of(planes) == [(3, "N3")]
 
 
+@pytest.mark.usefixtures("connect_server")
 def test_tube_replay_works_on_every_tube_that_has_something_to_do(
     example: Example, planes: psycopg.Connection[Any]
 ) -> None:
-    """Dozens of seconds: runs of a whole DAG by Airflow, with a JVM for each tube."""
+    """Seconds: Airflow runs a whole DAG, and a Spark server may have to start."""
     planes.execute(
         "create schema later; create table later.plane (id bigint primary key, tail text);"
         "select tube.tube_ensure_exists('later'); select tube.tube_table_ensure_attached('later', 'plane', 0);"
@@ -226,10 +223,11 @@ def test_tube_replay_works_on_every_tube_that_has_something_to_do(
     assert planes.execute("select * from later.plane").fetchall() == copy_of(planes) == [(3, "N3")]
 
 
+@pytest.mark.usefixtures("connect_server")
 def test_a_backfill_from_the_form_makes_the_copy_whole_and_gives_up_what_is_gone(
     example: Example, planes: psycopg.Connection[Any]
 ) -> None:
-    """Dozens of seconds: a run of a whole DAG by Airflow, with each of its tasks."""
+    """Seconds: Airflow runs two whole DAGs, and a Spark server may have to start."""
     planes.execute("insert into copies.plane values (99, 'gone')")
     run = example("tube_backfill").test(
         run_conf={"tube": "copies", "order_column": "tail", "chunk_size": 100}
