@@ -7,18 +7,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 
 @contextmanager
-def opened(home: Path) -> Iterator[Page]:
-    """A browser's tab."""
+def started(home: Path) -> Iterator[Browser]:
+    """A browser, which a person opens contexts of: each has cookies of its own."""
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"], env={"HOME": str(home)}
         )
-        yield chromium.new_page()
+        yield chromium
         chromium.close()
+
+
+@contextmanager
+def opened(home: Path) -> Iterator[Page]:
+    """A tab of a browser of its own."""
+    with started(home) as chromium:
+        yield chromium.new_page()
 
 
 def log_in(tab: Page, url: str, password: str, role: str = "op") -> None:

@@ -11,15 +11,20 @@ from demo.spark import StandaloneSpark
 from tests.chaos import kills
 from tests.chaos.harness import FULL
 
-NASTIEST = {"operator": "acked", "PostgreSQL": "merged", "driver": "staging", "executor": "staging"}
-IN_THE_SYSTEM_TESTS = pytest.mark.release("tests/system/test_spark_cluster.py kills an executor, too")
+NASTIEST = (("operator", "staging"), ("operator", "acked"), ("PostgreSQL", "merged"))
+"""While a driver is at work, and right before a commit."""
+OTHERS = pytest.mark.release(
+    "every run kills an operator at two steps and PostgreSQL at another, and an executor in test_spark_cluster.py"
+)
 CASES = [
-    pytest.param(victim, step, apart, marks=[IN_THE_SYSTEM_TESTS] if victim == "executor" else [])
+    pytest.param(victim, step, apart, marks=[] if (victim, step) in NASTIEST and not apart else [OTHERS])
     for victim, steps in kills.VICTIMS.items()
     for step in steps
     for apart in (False, True)
-    if (FULL and (apart or victim != "source")) or (NASTIEST.get(victim) == step and not apart)
+    if apart or victim != "source"
 ]
+DURING_SPARK = ("opened", "reading", "staging", "written")
+AFTER_SPARK = ("merged", "acked", "committed")
 LIVES_ON = ("source", "executor")
 """Without these the job can go on: it asks the source anew, and Spark tries an executor's tasks again."""
 EXIT_CODES = {"driver": -signal.SIGKILL, "cluster's driver": -signal.SIGKILL}
@@ -41,9 +46,9 @@ def scene(new_cluster, tmp_path):
     return make
 
 
-def master_of(victim):
-    """Only the victims that are a driver need a driver of their own. A release gives each batch its own driver."""
-    return "local[2]" if FULL or victim.startswith("driver") else kills.SHARED
+def master_of(step):
+    """A step after Spark's end needs no driver of its own. A release has a driver for each batch."""
+    return kills.SHARED if not FULL and step in AFTER_SPARK else "local[2]"
 
 
 def finish(scene, master):
@@ -54,13 +59,14 @@ def finish(scene, master):
 
 @pytest.mark.parametrize(("victim", "step", "apart"), CASES)
 def test_a_kill_loses_and_doubles_nothing(request, scene, victim, step, apart):
-    """Seconds: the operator is a process, and a driver that is killed is a JVM."""
-    master, changes = master_of(victim), 500
+    """Seconds: the operator is a process, and its driver a JVM."""
+    master, changes = master_of(step), 500
     if victim in kills.IN_A_CLUSTER:
         master, changes = request.getfixturevalue("spark").master_url, SMALL + 5_000
     at = scene(apart=apart, changes=changes)
     with kills.operator(at, master, step) as process:
         kills.wait_for_step(at, process, step)
+        assert kills.job_runs(at) == (step in DURING_SPARK)
         kills.kill(victim, at, process, step)
         if victim not in LIVES_ON:
             kills.until(lambda: not kills.job_runs(at), "the end of the job")
@@ -82,7 +88,7 @@ def test_a_kill_loses_and_doubles_nothing(request, scene, victim, step, apart):
 
 def test_the_campaign_catches_results_that_are_committed_before_the_progress(scene):
     """Seconds: the operator is a process, twice."""
-    at, master = scene(), master_of("operator")
+    at, master = scene(), master_of("merged")
     with kills.operator(at, master, "merged", separately=True) as process:
         kills.wait_for_step(at, process, "merged")
         kills.kill("operator", at, process, "merged")

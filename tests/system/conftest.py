@@ -31,7 +31,7 @@ def example(metadata: None) -> Callable[[str], Any]:
 
 @pytest.fixture
 def connect_server(monkeypatch: pytest.MonkeyPatch) -> spark_server.SharedServer:
-    """The run's Spark Connect server, as a user of this test alone. Airflow's connection ``spark_default`` points to it."""
+    """The run's Spark Connect server, under a user of this test alone, behind Airflow's connection ``spark_default``."""
     server = spark_server.as_user_of_its_own()
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(server.connection))
     return server

@@ -212,23 +212,37 @@ def a_mapped_task_works_on_each_feed(airflow: LocalAirflow, airline: psycopg.Con
     assert not unread(airline, "right/0")
 
 
-SCENES = (
+ALWAYS = (
     an_insert_starts_a_run_and_ten_rows_in_one_transaction_leave_nothing_stranded,
     a_dag_on_a_table_runs_after_a_batch_wrote_it,
     a_long_batch_gives_at_most_two_asset_events,
-    a_triggerer_that_restarts_keeps_the_point_of_a_sensor,
     a_deferred_sensor_ends_when_a_change_comes,
+)
+AT_A_RELEASE = (
+    a_triggerer_that_restarts_keeps_the_point_of_a_sensor,
     a_rescheduled_sensor_keeps_its_point,
     a_mapped_task_works_on_each_feed,
+)
+ELSEWHERE = (
+    "every run has test_airflow_sensors.py, where a point outlives a deferral and a restart, "
+    "and test_dags.py, where tasks are mapped over feeds"
 )
 
 
 @pytest.mark.timeout(600)
-def test_a_whole_airflow(airflow: LocalAirflow, airline: psycopg.Connection[Any]) -> None:
-    """Minutes, as each scene waits for processes of Airflow; one test, as its start is dear and a parallel run would
-    give the scenes to several workers."""
+@pytest.mark.parametrize(
+    "scenes",
+    [
+        pytest.param(ALWAYS, id="always"),
+        pytest.param(AT_A_RELEASE, id="at a release", marks=pytest.mark.release(ELSEWHERE)),
+    ],
+)
+def test_a_whole_airflow(
+    airflow: LocalAirflow, airline: psycopg.Connection[Any], scenes: tuple[Callable[..., None], ...]
+) -> None:
+    """Minutes: each scene waits for processes of Airflow. Scenes share a test, because Airflow's start is expensive."""
     failed = []
-    for scene in SCENES:
+    for scene in scenes:
         try:
             scene(airflow, airline)
         except (AssertionError, pytest.fail.Exception) as error:

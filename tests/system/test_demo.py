@@ -8,9 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent.parent
 
 
+@pytest.mark.release(
+    "make install-test runs the demo; every run has tests of its parts: Airflow, the example DAGs, the Connect server"
+)
 def test_the_demo_ends_with_a_result_that_equals_the_file() -> None:
     """Minutes: the whole demo, with Airflow, Spark and PostgreSQL of its own."""
     environment = {**os.environ, "DAYS": "1"}

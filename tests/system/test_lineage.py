@@ -65,8 +65,10 @@ def test_a_mirror_tells_of_which_column_each_of_its_own_is(
     example: Callable[[str], Any], db: str, connect: Callable[..., psycopg.Connection[Any]], tmp_path: Path
 ) -> None:
     """Dozens of seconds: a process of its own runs a DAG, with a JVM, and the listener's own one tells of it."""
-    connect().execute(COPIES)
+    connection = connect()
+    connection.execute(COPIES)
     (event,) = told_by("tube_replay", db, tmp_path)
+    assert connection.execute("table copies.plane").fetchall() == [(1, "N1"), (2, "N2")]
     assert event["eventType"] == "COMPLETE"
     [plane] = [one for one in event["inputs"] if one["name"].endswith(".public.plane")]
     [copy] = [one for one in event["outputs"] if one["name"].endswith(".copies.plane")]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
 import psycopg
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from airflow_pgchange.admin import dead_letters
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, QueueFeed, by_hand
@@ -20,7 +20,7 @@ from demo.postgres import free_port
 from tests import events, queues
 from tests import page as pages
 from tests.airflow_home import uri
-from tests.browser import log_in, opened
+from tests.browser import log_in, started
 from tests.topology import make_catalogue
 from tests.web import served
 
@@ -38,6 +38,8 @@ TOUR = Saga(
 )
 PATIENCE = 60_000
 """Milliseconds."""
+Theme = Literal["light", "dark"]
+THEMES: tuple[Theme, ...] = ("light", "dark")
 
 
 @pytest.fixture
@@ -69,10 +71,18 @@ def url(ledger: str, metadata: None, tmp_path: Path, monkeypatch: pytest.MonkeyP
         yield address
 
 
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """The browser of all tests, as its start is expensive."""
+    with started(tmp_path_factory.mktemp("chromium")) as chromium:
+        yield chromium
+
+
 @pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Page]:
-    """A browser's tab, in which nothing may go wrong unseen."""
-    with opened(tmp_path) as tab:
+def browser(chromium: Browser) -> Iterator[Page]:
+    """A tab with cookies of its own. An error on its page fails the test."""
+    with chromium.new_context() as context:
+        tab = context.new_page()
         tab.set_default_timeout(PATIENCE)
         expect.set_options(timeout=PATIENCE)
         failed: list[str] = []
@@ -85,8 +95,14 @@ def row(tab: Page, table: str, text: str) -> Locator:
     return tab.get_by_role("table", name=table).get_by_role("row").filter(has_text=text)
 
 
-def hindrances(tab: Page, part: str) -> list[str]:
-    """What axe finds in a part of the page that hinders somebody seriously."""
+def hindrances(tab: Page, part: str, themes: Sequence[Theme] = THEMES) -> list[str]:
+    """What axe finds in a part of the page that hinders somebody seriously, in each theme."""
+    return [f"{theme} {hindrance}" for theme in themes for hindrance in _hindrances(tab, part, theme)]
+
+
+def _hindrances(tab: Page, part: str, theme: Theme) -> list[str]:
+    tab.emulate_media(color_scheme=theme)
+    expect(tab.locator(f"html.{theme}")).to_be_attached()
     tab.wait_for_function("document.getAnimations().every((one) => one.playState !== 'running')")
     found = Axe().run(tab, context=part).response["violations"]
     return [
@@ -250,9 +266,8 @@ def answered(db: str, queue: str, answer: Answer) -> None:
 
 
 @pytest.mark.hstore
-@pytest.mark.parametrize("theme", ["light", "dark"])
 def test_a_person_sees_how_long_queues_are_and_follows_a_saga_step_by_step(
-    ledger: str, url: str, browser: Page, tmp_path: Path, theme: Literal["light", "dark"]
+    ledger: str, url: str, browser: Page, tmp_path: Path
 ) -> None:
     """Seconds: a server and a browser are started, and the page's numbers come every three."""
     with psycopg.connect(ledger, autocommit=True) as connection:
@@ -264,7 +279,6 @@ def test_a_person_sees_how_long_queues_are_and_follows_a_saga_step_by_step(
         connection.execute("select mbus.post_dmq('n=>3', iid => mbus.get_iid('orders'))")
         create_queues(connection, TOUR)
         number = start(connection, TOUR, {"tour_id": "7"})
-    browser.emulate_media(color_scheme=theme)
     log_in(browser, url, pages.password(tmp_path, "op"))
     browser.goto(f"{url}/plugin/pgchange/queues")
     # Behind a thousand the rest is an estimate.
@@ -350,10 +364,7 @@ def test_a_person_sees_who_is_a_master_and_who_owns_which_buckets(
         expect(moving).to_contain_text("r1-i2")
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_each_view_can_be_read_by_all(
-    ledger: str, url: str, browser: Page, tmp_path: Path, theme: Literal["light", "dark"]
-) -> None:
+def test_each_view_can_be_read_by_all(ledger: str, url: str, browser: Page, tmp_path: Path) -> None:
     """Seconds: a server and a browser are started, and each view is gone through."""
     with psycopg.connect(ledger, autocommit=True) as connection:
         by_hand.skip(connection, connection, FEED, "the carrier is gone")
@@ -367,9 +378,7 @@ def test_each_view_can_be_read_by_all(
         events.poll_all(connection)
         make_catalogue(connection)
         connection.execute("select topology.move_buckets('default', 0, 999, 'copying', 'r2')")
-    browser.emulate_media(color_scheme=theme)
     log_in(browser, url, pages.password(tmp_path, "op"))
-    expect(browser.locator(f"html.{theme}")).to_be_attached()
     shown = {
         "": "Consumers",
         "/consumer?connection=airline&kind=commit&consumer=delays/0": "Batches of the last day",
@@ -391,4 +400,4 @@ def test_each_view_can_be_read_by_all(
     expect(browser.get_by_role("alertdialog")).to_be_visible()
     assert hindrances(browser, "[role=alertdialog]") == []
     browser.evaluate("document.querySelector('[role=alertdialog]').append(document.createElement('img'))")
-    assert hindrances(browser, "[role=alertdialog]") == ["image-alt: <img>"]
+    assert hindrances(browser, "[role=alertdialog]", ["light"]) == ["light image-alt: <img>"]

@@ -27,6 +27,22 @@ def environment(tmp_path, monkeypatch):
     return values
 
 
+def test_spark_starts_from_the_archive_that_the_set_up_has_made(monkeypatch):
+    options = java.KEPT.read_text()
+    assert "SharedArchiveFile" in options
+    for name, value in clean_environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv(java.VARIABLE, raising=False)
+    # With -Xshare:on Java refuses to start where it cannot use the archive.
+    monkeypatch.setenv("SPARK_SUBMIT_OPTS", f"{options} -Xshare:on")
+    ran = subprocess.run(["spark-submit", "--version"], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "Welcome to" in ran.stdout + ran.stderr
+
+
+@pytest.mark.release(
+    "the set-up makes an archive by the same code, and every run starts Spark from that archive"
+)
 def test_the_archive_is_made_once_and_a_driver_starts_from_it(environment, tmp_path):
     """Minutes: the archive is made as at the set-up, from a driver's whole run, and one more starts from it."""
     conf = submit.startup_conf(fast_start=True)
@@ -39,7 +55,7 @@ def test_the_archive_is_made_once_and_a_driver_starts_from_it(environment, tmp_p
     assert made[0].stat().st_mtime_ns == when
     application = tmp_path / "count.py"
     application.write_text(APPLICATION)
-    # Java refuses to start where it is told to share and cannot.
+    # With -Xshare:on Java refuses to start where it cannot use the archive.
     confs = (
         "--conf",
         f"spark.driver.extraJavaOptions={options} -Xshare:on",

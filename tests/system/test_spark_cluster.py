@@ -24,7 +24,7 @@ from airflow_pgchange.spark.job import SMALL
 from demo.flights import DDL
 from demo.spark import StandaloneSpark, clean_environment
 from tests.airflow_home import DAGS
-from tests.quick_spark import JAVA
+from tests.quick_spark import JAVA, QUICK
 from tests.spark_session import track
 from tests.suite.processes import runs
 
@@ -220,7 +220,7 @@ def test_an_executor_that_is_killed_loses_and_doubles_nothing(spark_cluster, mov
         manifest = tmp_path / "manifest.json"
         handed = submit.environment(batch, feed, db, None, manifest)
         with subprocess.Popen(
-            command(spark_cluster.master_url, application, {}), env={**environment(), **handed}, cwd=tmp_path,
+            command(spark_cluster.master_url, application, QUICK), env={**environment(), **handed}, cwd=tmp_path,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         ) as driver:  # fmt: skip
             until(lambda: staged_rows(connection), "the first rows in staging")
@@ -282,6 +282,7 @@ with batch_job() as job:
 """
 
 
+@pytest.mark.release("every run kills an operator while its driver is at work, in tests/chaos/test_kills.py")
 def test_a_killed_operator_leaves_no_jvm_no_driver_and_no_worker_behind(movements, db, tmp_path):
     """Half a minute: a driver on the cluster has to be at work before its operator is killed."""
     _, feed = movements

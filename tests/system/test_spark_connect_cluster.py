@@ -21,6 +21,10 @@ from tests.quick_spark import JAVA
 from tests.spark_server import wait_until
 from tests.system.test_spark_cluster import executors, staged_rows
 
+pytestmark = pytest.mark.release(
+    "every run kills an executor in test_spark_cluster.py, and cuts off a Connect server in test_spark_connect_ends.py"
+)
+
 CHANGES = SMALL + 1_000
 PATIENCE = 400.0
 """Seconds for a batch until its server is killed, and until that is found out."""
@@ -89,10 +93,7 @@ def attempts(connection) -> list[tuple[list[int]]]:
     return connection.execute(query).fetchall()
 
 
-WITH_ITS_WORKER = pytest.mark.release("an executor goes with the worker that is killed")
-
-
-@pytest.mark.parametrize("part", [pytest.param("executor", marks=WITH_ITS_WORKER), "worker"])
+@pytest.mark.parametrize("part", ["executor", "worker"])
 def test_what_is_killed_of_the_cluster_is_replaced_within_the_batch(
     spark_cluster, beside, copied, connect, tmp_path, part
 ):

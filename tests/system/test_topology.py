@@ -237,6 +237,9 @@ def test_consumers_are_moved_though_another_replicaset_cannot_be_helped(
     assert consume(found, "r2") == processed
 
 
+@pytest.mark.release(
+    "every run has a failover that fails, and shows in its run, beside consumers that are moved"
+)
 def test_a_failover_that_fails_shows_in_its_run_though_all_consumers_were_moved(
     example: Example, cluster_of_two: Replicasets, monkeypatch: pytest.MonkeyPatch
 ) -> None:

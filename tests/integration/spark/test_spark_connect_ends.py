@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,10 +14,11 @@ from unittest.mock import patch
 
 import pytest
 
-from airflow_pgchange.feeds.errors import ConnectionLost, Stopped
+from airflow_pgchange.feeds.errors import ApplicationFailed, ConnectionLost, Stopped
 from airflow_pgchange.spark import fork_client
 from airflow_pgchange.spark.application import Application
 from tests.connect_operator import ADD_UP, BUSY, LEDGER, PASSWORD, airline, make_operator, run
+from tests.proxy import proxy_before
 from tests.spark_server import wait_until
 from tests.suite.processes import runs
 from tests.waiting import until
@@ -119,6 +121,37 @@ def test_a_task_that_is_killed_outright_leaves_nothing_at_work(operator, ledger,
     nothing_is_left(tmp_path, connect_server)
     assert run(operator(ADD_UP))["changes"] == 5
     assert ledger.execute("select attempt from pgchange.claim").fetchall() == [(2,)]
+
+
+@pytest.fixture
+def proxy(connect_server, monkeypatch):
+    """A proxy before the server, through which the operator connects."""
+    with proxy_before(connect_server.port) as made:
+        there = {**connect_server.connection, "port": made.port}
+        monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(there))
+        yield made
+
+
+def test_a_batch_whose_server_is_cut_off_is_kept_by_nobody_and_the_next_try_goes_on_with_it(
+    operator, ledger, connect_server, proxy, tmp_path, monkeypatch
+):
+    """A minute: Spark's client retries for that long if the server answered before."""
+    # The server goes on with it, and other tests need its cores.
+    busy = BUSY.replace("3600000L", "10000L")
+    assert busy != BUSY
+    cutter = threading.Thread(target=lambda: (is_at_work(connect_server), proxy.close()))
+    cutter.start()
+    with pytest.raises(ApplicationFailed):
+        run(operator(busy))
+    cutter.join()
+    assert proxy.connections > 0, "the operator went past the proxy"
+    assert ledger.execute("select * from total").fetchall() == []
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    wait_until(lambda: not any(map(runs, pids)), "the end of the application and of its child")
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(connect_server.connection))
+    assert run(operator(ADD_UP))["changes"] == 5
+    assert ledger.execute("select attempt from pgchange.claim").fetchall() == [(2,)]
+    assert ledger.execute("select n from total").fetchone() == (5,)
 
 
 LARGE = "import airflow_pgchange.spark.job as jobs\njobs.SMALL = 0\n"
