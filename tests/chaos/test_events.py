@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
+from contextlib import nullcontext
+from dataclasses import dataclass
 
 import psycopg
 import pytest
@@ -13,29 +15,54 @@ from tests.chaos.crew import crew
 from tests.chaos.event_log import GROUPS, RIGHT, Verdict, commit_late, drain, inversions, judge
 from tests.chaos.event_publishers import maintaining, publish, publishing, wait_for_more
 from tests.chaos.event_worker import Consumer, command
-from tests.chaos.harness import FULL, Campaign
+from tests.chaos.harness import FULL, Campaign, one
 from tests.chaos.kills import until
 
-PROCESSES = 4
-"""Each reads all groups, so that they compete for them."""
-TURNS = 12 if FULL else 1
-KILLS = 2
-CAMPAIGN = Campaign(writers=4, delay=0.1)
+
+@dataclass(frozen=True)
+class Size:
+    """How many consumers compete for all groups, and how much happens to them."""
+
+    processes: int
+    kills: int
+    writers: int
+    maintained: bool
+    turns: int = 1
+
+    @property
+    def campaign(self):
+        return Campaign(writers=self.writers, delay=0.1)
+
+
+SMALL = Size(processes=2, kills=1, writers=2, maintained=False)
+WHOLE = Size(processes=4, kills=2, writers=4, maintained=True, turns=12 if FULL else 1)
+"""Partitions come and go meanwhile."""
+PUBLISHED = (
+    "plain",
+    "direct",
+    "scheduled",
+    "old",
+    "prepared",
+    "in a savepoint",
+    "undone savepoint",
+    "rolled back",
+)
+FAILED = "select exists (select from work where how = 'failed')"
 MAINTAINED = ("added", "emptied", "kept", "dropped")
 
 
-def consumers(source, results, fault="", processes=PROCESSES):
+def consumers(source, results, processes, fault=""):
     return [
         command(Consumer(source, results, list(GROUPS), event_log.seeded(number), fault=fault))
         for number in range(processes)
     ]
 
 
-def kill_some(at_work):
+def kill_some(at_work, kills):
     """Consumers in the middle of a batch, and one wherever it is."""
     killed, number = 0, 0
-    while killed < KILLS:
-        number = (number + 1) % PROCESSES
+    while killed < kills:
+        number = (number + 1) % len(at_work.running)
         killed += at_work.kill(number, only_at_work=True)
     at_work.kill(number)
 
@@ -62,24 +89,31 @@ def crash(source, publishers, at_work):
     return kept, gone
 
 
-def run(source, results, folder):
-    """The whole campaign: what happened, counted, and which events were acknowledged and which undone."""
+def run(source, results, folder, size):
+    """The campaign: what happened, counted, and which events were acknowledged and which undone."""
     event_log.set_up(source.conninfo(), results)
     acknowledged, undone = [], []
-    with crew(source.conninfo(), folder, consumers(source.conninfo(), results)) as at_work:
+    with crew(source.conninfo(), folder, consumers(source.conninfo(), results, size.processes)) as at_work:
         with (
-            publishing(source.conninfo(), results, CAMPAIGN) as publishers,
-            maintaining(source.conninfo()) as told,
+            publishing(source.conninfo(), results, size.campaign) as publishers,
+            maintaining(source.conninfo()) if size.maintained else nullcontext([]) as told,
         ):
-            for _ in range(TURNS):
+            for _ in range(size.turns):
                 acknowledged.append(commit_late(source.conninfo(), results))
-                kill_some(at_work)
+                kill_some(at_work, size.kills)
                 kept, gone = crash(source, publishers, at_work)
                 acknowledged += kept
                 undone += gone
             until(
-                lambda: {line.split()[0] for line in told}.issuperset(MAINTAINED), "partitions to come and go"
+                lambda: all(any(publisher.done[what] for publisher in publishers) for what in PUBLISHED),
+                "publishers to do everything",
             )
+            until(lambda: one(source.conninfo(), FAILED), "a batch that failed")
+            if size.maintained:
+                until(
+                    lambda: {line.split()[0] for line in told}.issuperset(MAINTAINED),
+                    "partitions to come and go",
+                )
         at_work.stop()
     for publisher in publishers:
         assert publisher.errors == []
@@ -90,50 +124,45 @@ def run(source, results, folder):
     return counts, acknowledged, undone
 
 
-def assert_everything_happened(source, results, counts):
-    for what in (
-        "plain",
-        "direct",
-        "scheduled",
-        "old",
-        "prepared",
-        "in a savepoint",
-        "undone savepoint",
-        "rolled back",
-    ):
+def assert_everything_happened(source, results, counts, size):
+    for what in (*PUBLISHED, *(MAINTAINED if size.maintained else ())):
         assert counts[what] > 0, what
-    assert counts["cut off"] >= CAMPAIGN.writers * TURNS
-    assert counts["at work"] >= KILLS * TURNS
+    assert counts["cut off"] >= size.writers * size.turns
+    assert counts["at work"] >= size.kills * size.turns
     assert counts["failed:"] == 0
-    for what in MAINTAINED:
-        assert counts[what] > 0, what
     with psycopg.connect(source) as connection:
         how = dict(connection.execute("select how, count(*) from work group by 1").fetchall())
     assert min(how[what] for what in ("acked", "failed", "killed", "cut off")) > 0
-    assert inversions(results) >= TURNS
+    assert inversions(results) >= size.turns
+
+
+LARGER = pytest.mark.release("every run has a smaller campaign, and tests of partitions that come and go")
 
 
 @pytest.mark.timeout(3600)
-def test_each_group_gets_each_of_its_events_once_and_in_order(new_cluster, tmp_path, elsewhere):
-    """Half a minute: publishers and workers are at work while one after the other is killed."""
+@pytest.mark.parametrize(
+    "size", [pytest.param(SMALL, id="small"), pytest.param(WHOLE, id="whole", marks=LARGER)]
+)
+def test_each_group_gets_each_of_its_events_once_and_in_order(new_cluster, tmp_path, elsewhere, size):
+    """Seconds: publishers and consumers are at work while one after the other is killed, and the server, too."""
     source = new_cluster()
     results = new_cluster().conninfo() if elsewhere else source.conninfo()
-    counts, acknowledged, undone = run(source, results, tmp_path)
+    counts, acknowledged, undone = run(source, results, tmp_path, size)
     assert judge(source.conninfo(), results, acknowledged) == RIGHT
-    assert len(undone) == TURNS
+    assert len(undone) == size.turns
     with psycopg.connect(results) as connection:
         rows = connection.execute(
             "select count(*) from effect where event_id = any (%s)", [undone]
         ).fetchone()
     assert rows == (0,)
-    assert_everything_happened(source.conninfo(), results, counts)
+    assert_everything_happened(source.conninfo(), results, counts, size)
 
 
 def test_the_campaign_catches_a_cursor_by_id_alone(db, tmp_path):
     """Seconds: a writer has to commit late for the fault to show."""
     event_log.set_up(db, db)
-    with crew(db, tmp_path, consumers(db, db, "by id alone", 2)) as at_work:
-        with publishing(db, db, CAMPAIGN):
+    with crew(db, tmp_path, consumers(db, db, 2, "by id alone")) as at_work:
+        with publishing(db, db, SMALL.campaign):
             late = commit_late(db, db)
         at_work.stop()
     drain(db, db, "by id alone")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import psycopg
 import pytest
 
@@ -13,23 +16,39 @@ from tests.chaos.mirror import RIGHT, change_workers, commit_late, judge, move, 
 from tests.chaos.mirror_worker import TUBES, Backfill, Process, Worker, command, replay_by_seq_alone
 from tests.chaos.mirror_writers import writing
 
-PROCESSES = 5
-"""More than there are workers at times: then several compete for one."""
-KILLS = 4 if FULL else 1
-TURNS = 10 if FULL else 1
+
+@dataclass(frozen=True)
+class Size:
+    """How many processes keep the mirrors, what happens to them, and to which numbers of workers all tubes are set.
+
+    At times there are more processes than workers. Then several of them compete for a worker.
+    """
+
+    processes: int
+    workers: Sequence[int]
+    writers: int
+    kills: int = 1
+    turns: int = 1
 
 
-def workers(source, results, processes=PROCESSES, **options):
+SMALL = Size(processes=3, workers=(3, 2), writers=4)
+WHOLE = Size(5, (3, 5, 2), writers=8, kills=4 if FULL else 1, turns=10 if FULL else 1)
+
+
+FAILED = "select exists (select from work where how = 'failed')"
+
+
+def workers(source, results, processes, **options):
     return [
         command(Worker(source, results, number, f"{SEED} worker {number}", **options))
         for number in range(processes)
     ]
 
 
-def kill_some(at_work):
+def kill_some(at_work, kills):
     """Workers in the middle of a batch, and one wherever it is."""
     killed, number = 0, 0
-    while killed < KILLS:
+    while killed < kills:
         number = (number + 1) % len(at_work.running)
         killed += at_work.kill(number, only_at_work=True)
     at_work.kill(number)
@@ -62,20 +81,20 @@ def kill_a_backfill(source, backfills, tube):
     return found[0]
 
 
-def run(source, results, folder):
-    """The whole campaign; what writers and killers did, counted."""
+def run(source, results, folder, size):
+    """The campaign; what writers and killers did, counted."""
     mirror.set_up(source, results, 3)
-    with crew(source, folder, workers(source, results)) as at_work:
-        with writing(source, paced=True) as done:
-            for turn in range(TURNS):
+    with crew(source, folder, workers(source, results, size.processes)) as at_work:
+        with writing(source, paced=True, writers=size.writers) as done:
+            for turn in range(size.turns):
                 with crew(source, folder) as backfills:
                     killed = [kill_a_backfill(source, backfills, tube) for tube in TUBES]
                     if turn == 0:
                         commit_late(source, 1)
-                    for number in (3, 5, 2):
+                    for place, number in enumerate(size.workers):
                         change_workers(source, number)
-                        kill_some(at_work)
-                        if number == 5:
+                        kill_some(at_work, size.kills)
+                        if place == len(size.workers) - 2:
                             move(source, *((2, 3) if turn % 2 == 0 else (3, 2)))
                     for process in backfills.running:
                         assert process.wait() == 0, backfills.told()
@@ -83,12 +102,13 @@ def run(source, results, folder):
                     # Not more, where its table was truncated meanwhile.
                     resumed = "select state = 'done' and looked_at >= %s from tube.backfill where id = %s"
                     assert one(source, resumed, looked_at, id)
+            until(lambda: one(source, FAILED), "a batch that failed")
         until(lambda: not mirror.pods_left(source), "the end of all pods")
         at_work.stop()
     return done + at_work.kills
 
 
-def assert_everything_happened(source, counts):
+def assert_everything_happened(source, counts, size):
     with psycopg.connect(source) as connection:
         how = dict(connection.execute("select how, count(*) from work group by 1").fetchall())
         told = dict(connection.execute("select what, count(*) from told group by 1").fetchall())
@@ -104,19 +124,27 @@ def assert_everything_happened(source, counts):
         "truncate",
     ]:
         assert counts[what] > 0, what
-    assert counts["at work"] >= KILLS * 3 * TURNS
+    assert counts["at work"] >= size.kills * len(size.workers) * size.turns
     assert min(how[what] for what in ("acked", "failed", "killed")) > 0
     assert min(told[what] for what in ("stale", "backfill_end with ids", "truncate with ids")) > 0
-    assert changed == [2, 3, 5]
+    assert changed == sorted(size.workers)
+
+
+LARGER = pytest.mark.release("every run has a smaller campaign, in which all of this happens, too")
 
 
 @pytest.mark.timeout(3600)
-def test_a_mirror_equals_its_source_and_no_id_is_in_two_batches_at_once(db, other_db, tmp_path, elsewhere):
-    """Half a minute: writers and workers are at work while one after the other is killed."""
+@pytest.mark.parametrize(
+    "size", [pytest.param(SMALL, id="small"), pytest.param(WHOLE, id="whole", marks=LARGER)]
+)
+def test_a_mirror_equals_its_source_and_no_id_is_in_two_batches_at_once(
+    db, other_db, tmp_path, elsewhere, size
+):
+    """Seconds: writers and workers are at work while one after the other is killed."""
     results = other_db if elsewhere else db
-    counts = run(db, results, tmp_path)
+    counts = run(db, results, tmp_path, size)
     assert judge(db, results) == RIGHT
-    assert_everything_happened(db, counts)
+    assert_everything_happened(db, counts, size)
 
 
 def test_the_campaign_catches_a_position_by_seq_alone(db, tmp_path):

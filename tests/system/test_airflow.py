@@ -82,7 +82,8 @@ def eventually(condition: Callable[[], bool], what: str, airflow: LocalAirflow) 
             pytest.fail(
                 f"not within {PATIENCE:g} s: {what}\n{airflow.log_tail('scheduler')}\n{airflow.log_tail('triggerer')}"
             )
-        time.sleep(0.2)
+        # A condition may ask the API server, which takes CPU from what is waited for.
+        time.sleep(0.5)
 
 
 def process(airline: psycopg.Connection[Any], limit: int, feed: CommitFeed = BY_HAND) -> int:

@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,20 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from demo.postgres import Cluster
 from tests import quick_spark
 from tests.airflow_home import DAGS, uri
+from tests.conftest import database
+from tests.suite.clusters import TEMPLATE
 
 RUN = """
 import sys
 from airflow.dag_processing.dagbag import DagBag
-DagBag(sys.argv[1]).dags[sys.argv[2]].test()
+for path in sys.argv[1:]:
+    (dag,) = DagBag(path).dags.values()
+    dag.test()
 """
+EXAMPLES = ("movement_audit", "tube_replay")
 TABLES = """
 create table movement (id bigint generated always as identity primary key);
 create table movement_audit (movement_id bigint primary key, batch_id uuid, committed_at timestamptz);
@@ -39,36 +46,47 @@ insert into plane values (1, 'N1'), (2, 'N2');
 """
 
 
-@pytest.mark.timeout(300)
-def test_a_task_tells_of_its_batch(
-    example: Callable[[str], Any], db: str, connect: Callable[..., psycopg.Connection[Any]], tmp_path: Path
-) -> None:
-    """Dozens of seconds: a process of its own runs a DAG, and the listener's own one tells of it."""
-    connect().execute(TABLES)
-    (event,) = told_by("movement_audit", db, tmp_path)
-    server = conninfo_to_dict(db)
-    tables, database = f"postgres://{server['host']}:{server['port']}", server["dbname"]
+@dataclass(frozen=True)
+class Told:
+    """What the listener told of the runs of two examples in a database: of each the event with its batch."""
+
+    db: str
+    events: dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def told(
+    example: Callable[[str], Any], cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Told]:
+    """Two examples, run once and in one process, as the start of Airflow is expensive."""
+    folder = tmp_path_factory.mktemp("lineage")
+    for db in database(cluster, TEMPLATE):
+        with psycopg.connect(db, autocommit=True) as connection:
+            connection.execute(TABLES + COPIES)
+        yield Told(db, told_by(db, folder))
+
+
+@pytest.mark.timeout(600)
+def test_a_task_tells_of_its_batch(told: Told) -> None:
+    """Dozens of seconds: a process runs DAGs, one of them with a JVM, and the listener has a process, too."""
+    event = told.events["movement_audit"]
+    server = conninfo_to_dict(told.db)
+    tables, name = f"postgres://{server['host']}:{server['port']}", server["dbname"]
     assert (event["eventType"], event["job"]["name"]) == ("COMPLETE", "movement_audit.keep")
     assert [(one["namespace"], one["name"]) for one in event["inputs"]] == [
         ("pgchange://airline", "movement_audit/0"),
-        (tables, f"{database}.public.movement"),
+        (tables, f"{name}.public.movement"),
     ]
     assert event["inputs"][0]["inputFacets"]["inputStatistics"]["rowCount"] == 3
     assert [(one["namespace"], one["name"]) for one in event["outputs"]] == [
-        (tables, f"{database}.public.movement_audit")
+        (tables, f"{name}.public.movement_audit")
     ]
     assert event["run"]["facets"]["pgchange"]["changes"] == 3
 
 
 @pytest.mark.timeout(600)
-def test_a_mirror_tells_of_which_column_each_of_its_own_is(
-    example: Callable[[str], Any], db: str, connect: Callable[..., psycopg.Connection[Any]], tmp_path: Path
-) -> None:
-    """Dozens of seconds: a process of its own runs a DAG, with a JVM, and the listener's own one tells of it."""
-    connection = connect()
-    connection.execute(COPIES)
-    (event,) = told_by("tube_replay", db, tmp_path)
-    assert connection.execute("table copies.plane").fetchall() == [(1, "N1"), (2, "N2")]
+def test_a_mirror_tells_of_which_column_each_of_its_own_is(told: Told) -> None:
+    event = told.events["tube_replay"]
     assert event["eventType"] == "COMPLETE"
     [plane] = [one for one in event["inputs"] if one["name"].endswith(".public.plane")]
     [copy] = [one for one in event["outputs"] if one["name"].endswith(".copies.plane")]
@@ -79,8 +97,15 @@ def test_a_mirror_tells_of_which_column_each_of_its_own_is(
     assert columns == {name: [(plane["namespace"], plane["name"], name)] for name in ("id", "tail")}
 
 
-def told_by(dag_id: str, db: str, folder: Path) -> list[dict[str, Any]]:
-    """The events that tell of batches, of a run of an example in a process of its own."""
+@pytest.mark.timeout(600)
+def test_an_example_that_spark_submit_runs_makes_its_copy(told: Told) -> None:
+    """The tests of the other examples share a Spark Connect server."""
+    with psycopg.connect(told.db) as connection:
+        assert connection.execute("table copies.plane").fetchall() == [(1, "N1"), (2, "N2")]
+
+
+def told_by(db: str, folder: Path) -> dict[str, dict[str, Any]]:
+    """Run the examples in a process of their own; the event of each that tells of its batch."""
     told = folder / "told.jsonl"
     transport = {"type": "file", "log_file_path": str(told), "append": True}
     environment = {
@@ -90,17 +115,20 @@ def told_by(dag_id: str, db: str, folder: Path) -> list[dict[str, Any]]:
         "SPARK_LOCAL_IP": "127.0.0.1",
         **quick_spark.environment(folder / "conf"),
     }
-    command = [sys.executable, "-c", RUN, str(DAGS / f"{dag_id}.py"), dag_id]
+    command = [sys.executable, "-c", RUN, *(str(DAGS / f"{name}.py") for name in EXAMPLES)]
     subprocess.run(command, env=os.environ | environment, check=True, capture_output=True)
     return batches(told)
 
 
-def batches(told: Path) -> list[dict[str, Any]]:
-    """The events that tell of batches, once there are any."""
+def batches(told: Path) -> dict[str, dict[str, Any]]:
+    """The events that tell of batches, by their DAG, once each DAG has one."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         events = map(json.loads, told.read_text().splitlines() if told.exists() else [])
-        if found := [event for event in events if "pgchange" in event["run"]["facets"]]:
-            return found
+        found = [event for event in events if "pgchange" in event["run"]["facets"]]
+        by_dag = {event["job"]["name"].partition(".")[0]: event for event in found}
+        if by_dag.keys() == set(EXAMPLES):
+            assert len(found) == len(by_dag), "a batch was told of twice"
+            return by_dag
         time.sleep(0.2)
     pytest.fail(f"no event tells of a batch: {told.read_text() if told.exists() else 'there is none'}")
