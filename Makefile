@@ -15,7 +15,7 @@ test: .venv/test-ready
 	@$(PYTHON) -m tests.suite.run $(if $(OTHER),--servers other) $(if $(RECORD),--record $(filter tests/%,$(RECORD)))
 
 install-test: .venv/test-ready
-	$(PYTHON) -m pytest -q --release tests/system/test_install.py
+	$(PYTHON) -m pytest -q --release tests/system/test_install.py tests/system/test_demo.py
 
 release-test: .venv/test-ready
 	@$(PYTHON) -m tests.suite.release
