@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from collections import OrderedDict
 
 import psycopg
 import pytest
@@ -68,6 +69,61 @@ def relay(db, catalogue):
     """A relay of that catalogue."""
     with relay_process(db) as process:
         yield process
+
+
+KEPT = 6
+"""Prepared databases that stay for later tests, of about 10 MB each; the server's folder is in memory."""
+
+
+@pytest.fixture(scope="session")
+def prepared(cluster):
+    """A function: the name of a database that a function of a connection has prepared once for all tests.
+
+    A copy of it takes half of the CPU time that preparing a database for each test takes.
+    """
+    made = OrderedDict()
+
+    def name_of(prepare):
+        if prepare not in made:
+            while len(made) >= KEPT:
+                next(made.popitem(last=False)[1][0], None)
+            databases = database(cluster, TEMPLATE)
+            conninfo = next(databases)
+            with psycopg.connect(conninfo, autocommit=True) as connection:
+                prepare(connection)
+            made[prepare] = databases, conninfo_to_dict(conninfo)["dbname"]
+        made.move_to_end(prepare)
+        return made[prepare][1]
+
+    yield name_of
+    for databases, _ in made.values():
+        next(databases, None)
+
+
+@pytest.fixture
+def db(request, cluster, prepared):
+    """A database with all our schemas; its connection string.
+
+    If a fixture of the test is called ``prepared_...``, its value is a function of a connection. The database is then a
+    copy of one that this function has prepared.
+    """
+    names = [name for name in request.fixturenames if name.startswith("prepared_")]
+    assert len(names) <= 1, f"a test has one database: {names}"
+    template = prepared(request.getfixturevalue(names[0])) if names else TEMPLATE
+    yield from database(cluster, template)
+
+
+@pytest.fixture(scope="module")
+def shared_db(cluster):
+    """A database with all our schemas for all tests of a module that change nothing in it, as those of refused calls."""
+    yield from database(cluster, TEMPLATE)
+
+
+@pytest.fixture(scope="module")
+def shared(shared_db):
+    """A connection to ``shared_db``, as its owner."""
+    with psycopg.connect(shared_db, autocommit=True) as connection:
+        yield connection
 
 
 @pytest.fixture(scope="module")

@@ -22,14 +22,21 @@ from tests.tubes import one
 COMMITS, EVENTS, TOPOLOGY = CommitFeed("moved", 0), EventFeed("moved"), TopologyFeed("moved")
 
 
-@pytest.fixture
-def source(connect):
+def make_source(connection):
     """A connection to a database with a change of each kind."""
-    connection = connect()
     subscribe(connection, "moved")
     make_catalogue(connection)
     write(connection)
-    return connection
+
+
+@pytest.fixture
+def prepared_source():
+    return make_source
+
+
+@pytest.fixture
+def source(prepared_source, connect):
+    return connect()
 
 
 def write(connection):

@@ -22,13 +22,20 @@ from tests.batches import taken
 FEED = TopologyFeed("router")
 
 
-@pytest.fixture
-def catalogue(connect):
-    connection = connect()
+def make_catalogue(connection):
     connection.execute("select topology.add_replicaset('r1', uuid => 'ur1')")
     connection.execute("select topology.add_instance('i1', 'r1', 'h:1', uuid => 'ui1')")
     connection.execute("select topology.add_instance('i2', 'r1', 'h:2', uuid => 'ui2')")
-    return connection
+
+
+@pytest.fixture
+def prepared_catalogue():
+    return make_catalogue
+
+
+@pytest.fixture
+def catalogue(prepared_catalogue, connect):
+    return connect()
 
 
 def work(db, limit=1000, write=None, source=None):

@@ -15,13 +15,20 @@ FEED = TopologyFeed("router")
 FIRST = ["1/1", "1/2", "1/3"]
 
 
-@pytest.fixture
-def catalogue(connect):
-    connection = connect()
+def make_catalogue(connection):
     connection.execute("select topology.add_replicaset('r1', uuid => 'ur1')")
     connection.execute("select topology.add_instance('i1', 'r1', 'h:1', uuid => 'ui1')")
     connection.execute("select topology.add_instance('i2', 'r1', 'h:2', uuid => 'ui2')")
-    return connection
+
+
+@pytest.fixture
+def prepared_catalogue():
+    return make_catalogue
+
+
+@pytest.fixture
+def catalogue(prepared_catalogue, connect):
+    return connect()
 
 
 def given_up(db, results=None):

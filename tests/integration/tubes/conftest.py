@@ -8,16 +8,24 @@ from tests.tubes import make, make_items
 
 
 @pytest.fixture
-def q(connect):
-    """A connection to a database with a tube q."""
-    connection = connect()
-    make(connection)
-    return connection
+def prepared_tube():
+    """A function that makes a tube q."""
+    return make
 
 
 @pytest.fixture
-def item(connect):
+def prepared_items():
+    """A function that makes items in a table that is attached to a tube."""
+    return make_items
+
+
+@pytest.fixture
+def q(prepared_tube, connect):
+    """A connection to a database with a tube q."""
+    return connect()
+
+
+@pytest.fixture
+def item(prepared_items, connect):
     """A connection to a database with items in a table that is attached to a tube."""
-    connection = connect()
-    make_items(connection)
-    return connection
+    return connect()

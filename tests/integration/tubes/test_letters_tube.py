@@ -12,13 +12,20 @@ from tests.tubes import attach, claim, detach, drain, make, one, pods, touched
 FEED = TubeFeed("q")
 
 
-@pytest.fixture
-def item(connect):
-    connection = connect()
+def make_item(connection):
     connection.execute("create table item (id bigint primary key)")
     make(connection)
     attach(connection)
-    return connection
+
+
+@pytest.fixture
+def prepared_item():
+    return make_item
+
+
+@pytest.fixture
+def item(prepared_item, connect):
+    return connect()
 
 
 def give_up(item, worker=0, workers=1):

@@ -10,13 +10,36 @@ from tests.tubes import attach, claim, make, one, take
 UNKNOWN, REFUSED, STALE, NOTHING = "PC002", "PC008", "PC006", "PC009"
 
 
-@pytest.fixture
-def item(connect):
-    connection = connect()
+def make_item(connection):
     connection.execute("create table item (id bigint primary key, day date, data json)")
     make(connection)
     attach(connection)
-    return connection
+
+
+@pytest.fixture
+def prepared_item():
+    return make_item
+
+
+@pytest.fixture
+def item(prepared_item, connect):
+    return connect()
+
+
+@pytest.fixture(scope="module")
+def asked(shared):
+    """The same, and relations that no tube takes, for all calls that are refused: they change nothing."""
+    make_item(shared)
+    shared.execute("create table plain (id bigint primary key)")
+    shared.execute("create table texts (id text primary key)")
+    shared.execute("create table nameless (a bigint primary key)")
+    shared.execute("create view seen as select 1::bigint as id")
+    shared.execute("create temporary table passing (id bigint primary key)")
+    shared.execute("create table whole (id bigint not null) partition by range (id)")
+    shared.execute("create table part partition of whole default")
+    make(shared, "judging", predicate="weight > 3")
+    shared.execute("select nextval('tube.seq')")
+    return shared
 
 
 def everything(connection):
@@ -57,8 +80,8 @@ def refused(connection, call, *parameters):
         "select tube.skip_batch('nowhere', 0, 'why')",
     ],
 )
-def test_a_tube_that_does_not_exist_is_named(item, call):
-    told = refused(item, call)
+def test_a_tube_that_does_not_exist_is_named(asked, call):
+    told = refused(asked, call)
     assert told.sqlstate == UNKNOWN
     assert "no tube nowhere" in str(told)
     assert "tube_list" in told.diag.message_hint
@@ -131,26 +154,16 @@ def test_a_tube_that_does_not_exist_is_named(item, call):
         ("select tube.backfill_begin('q', 'plain', 'id')", "not attached"),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_the_reason(item, call, says):
-    item.execute("create table plain (id bigint primary key)")
-    item.execute("create table texts (id text primary key)")
-    item.execute("create table loose (id bigint)")
-    item.execute("create table nameless (a bigint primary key)")
-    item.execute("create view seen as select 1::bigint as id")
-    item.execute("create temporary table passing (id bigint primary key)")
-    item.execute("create table whole (id bigint not null) partition by range (id)")
-    item.execute("create table part partition of whole default")
-    make(item, "judging", predicate="weight > 3")
-    item.execute("select nextval('tube.seq')")
-    told = refused(item, call)
+def test_what_makes_no_sense_is_refused_with_the_reason(asked, call, says):
+    told = refused(asked, call)
     assert told.sqlstate == REFUSED
     assert says in told.diag.message_primary
 
 
 @pytest.mark.parametrize("number", ["7", "null"])
 @pytest.mark.parametrize("call", ["backfill_chunk", "backfill_pause", "backfill_resume", "backfill_cancel"])
-def test_a_backfill_that_does_not_exist_is_told(item, call, number):
-    told = refused(item, f"select tube.{call}({number})")
+def test_a_backfill_that_does_not_exist_is_told(asked, call, number):
+    told = refused(asked, f"select tube.{call}({number})")
     assert (told.sqlstate, "there is no backfill" in str(told)) == (UNKNOWN, True)
 
 
@@ -172,9 +185,9 @@ def test_a_foreign_table_cannot_be_attached(item):
         "select tube.skip_batch('q', 0, ' ')",
     ],
 )
-def test_numbers_and_reasons_that_make_no_sense_are_refused(item, call):
-    item.execute("select tube.register('q', 1, 0)")
-    assert refused(item, call).sqlstate == "22023"
+def test_numbers_and_reasons_that_make_no_sense_are_refused(asked, call):
+    asked.execute("select tube.register('q', 1, 0)")
+    assert refused(asked, call).sqlstate == "22023"
 
 
 @pytest.mark.parametrize(
@@ -187,14 +200,14 @@ def test_numbers_and_reasons_that_make_no_sense_are_refused(item, call):
         "select tube.lag('q', null, 0, '{}')",
     ],
 )
-def test_a_worker_of_another_number_is_told_the_right_one(item, call):
-    told = refused(item, call)
+def test_a_worker_of_another_number_is_told_the_right_one(asked, call):
+    told = refused(asked, call)
     assert told.sqlstate == STALE
     assert "shared by 1 workers" in str(told)
 
 
-def test_a_query_that_fails_leaves_no_pods(item):
-    told = refused(item, "select tube.tube_pods_insert('q', 'select 10 / (5 - g), g from generate_series(1, 9) as g', 0, "
+def test_a_query_that_fails_leaves_no_pods(asked):
+    told = refused(asked, "select tube.tube_pods_insert('q', 'select 10 / (5 - g), g from generate_series(1, 9) as g', 0, "
                          "fetch_chunk_size => 1)")  # fmt: skip
     assert isinstance(told, psycopg.errors.DivisionByZero)
 

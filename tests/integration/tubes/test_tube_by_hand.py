@@ -13,11 +13,9 @@ from tests.tubes import make, one, pods, take, touch
 from tests.waiting import pause_after, until, waits
 
 
-def test_by_hand_too_whatever_the_order_of_commits_every_pod_comes_once(own_database, connect_to):
+def test_by_hand_too_whatever_the_order_of_commits_every_pod_comes_once(q, connect):
     chance = random.Random(7)
-    q = connect_to(own_database)
-    make(q)
-    writers = [connect_to(own_database, autocommit=False) for _ in range(5)]
+    writers = [connect(autocommit=False) for _ in range(5)]
     query = one(q, "select tube.tube_pods_sql('q', 1, 0)")
     waits: dict[int, list[int]] = {n: [] for n in range(5)}
     expected, got = [], []
@@ -136,9 +134,8 @@ def put_in_another_cluster(connection):
 
 
 @pytest.mark.parametrize("writes", [False, True])
-def test_by_hand_nothing_is_lost_behind_a_restore(own_database, connect_to, writes):
-    connection = connect_to(own_database)
-    make(connection)
+def test_by_hand_nothing_is_lost_behind_a_restore(q, writes):
+    connection = q
     put_in_another_cluster(connection)
     query = one(connection, "select tube.tube_pods_sql('q', 1, 0)")
     with connection.transaction():
@@ -156,43 +153,46 @@ def test_by_hand_nothing_is_lost_behind_a_restore(own_database, connect_to, writ
     assert [pod[3] for pod in connection.execute(query).fetchall()] == [pod[3] for pod in left[1:]]
 
 
-def test_by_hand_who_may_not_mend_a_restored_tube_is_refused(own_database, connect_to):
-    connection = connect_to(own_database)
-    make(connection)
-    put_in_another_cluster(connection)
-    connection.execute(
-        "create role hand; grant select, delete on q to hand; select tube.grant_consumer('hand')"
-    )
-    connection.execute("set role hand")
+def test_by_hand_who_may_not_mend_a_restored_tube_is_refused(q, role):
+    put_in_another_cluster(q)
+    hand = role("hand").name
+    q.execute(f"grant select, delete on q to {hand}; select tube.grant_consumer('{hand}')")
+    q.execute(f"set role {hand}")
     with pytest.raises(psycopg.DatabaseError, match="was restored from another cluster") as told:
-        connection.execute("select tube.tube_pods_delete('q', 1, 0, array(select min(seq) from q))")
+        q.execute("select tube.tube_pods_delete('q', 1, 0, array(select min(seq) from q))")
     assert told.value.sqlstate == "PC004"
-    assert one(connection, "select count(*) from q") == 6
+    assert one(q, "select count(*) from q") == 6
 
 
-@pytest.mark.parametrize("page_cost", [1, 4, 100])
-@pytest.mark.parametrize("analyzed", [False, True])
 @pytest.mark.parametrize("workers", [1, 4, 64])
-def test_what_a_worker_reads_by_hand_is_never_sorted(connect, workers, analyzed, page_cost):
+def test_what_a_worker_reads_by_hand_is_never_sorted(connect, workers):
+    """Whatever a page costs, and whether or not the pods were analyzed."""
     connection = connect()
     make(connection, workers=workers)
     connection.execute(
         "insert into q (op, shard, ids) select case when g % 10 = 0 then 'B' else 'T' end, g, array[g] "
         "from generate_series(1, 20000) as g"
     )
-    if analyzed:
-        connection.execute("analyze q")
     query = one(connection, "select tube.tube_pods_sql('q', %s, %s)", workers, workers - 1)
-    connection.execute(f"set random_page_cost = {page_cost}")
+    for analyzed in (False, True):
+        if analyzed:
+            connection.execute("analyze q")
+        for page_cost in (1, 4, 100):
+            connection.execute(f"set random_page_cost = {page_cost}")
+            goes_along_the_index(connection, query)
+
+
+def goes_along_the_index(connection, query):
     rows = connection.execute(f"explain (analyze, timing off) {query} limit 100").fetchall()
+    plan = "\n".join(line for (line,) in rows)
     sorted_rows = [
         int(actual["rows"].partition(".")[0])
         for (line,) in rows
         if re.search(r"-> +(Incremental )?Sort ", line)
         and (actual := re.search(r"actual rows=(?P<rows>[\d.]+)", line))
     ]
-    assert set(sorted_rows) <= {0}
-    assert any("_workers_idx" in line for (line,) in rows)
+    assert set(sorted_rows) <= {0}, plan
+    assert "_workers_idx" in plan
     assert len(connection.execute(f"{query} limit 100").fetchall()) == 100
 
 

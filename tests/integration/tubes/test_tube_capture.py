@@ -9,13 +9,20 @@ from tests.tubes import attach, controls, detach, faults, make, one, pods, touch
 PREDICATES = pytest.mark.parametrize("predicate", [None, "kind <> 'never'"])
 
 
-@pytest.fixture
-def item(connect):
-    connection = connect()
+def make_item(connection):
     connection.execute("create table item (id bigint primary key, kind text not null default 'a')")
     make(connection)
     attach(connection)
-    return connection
+
+
+@pytest.fixture
+def prepared_item():
+    return make_item
+
+
+@pytest.fixture
+def item(prepared_item, connect):
+    return connect()
 
 
 def judged(connection, predicate):

@@ -22,13 +22,11 @@ def test_a_batch_has_the_ids_in_the_order_of_touching_each_once(q):
     assert pods(q) == []
 
 
-def test_nothing_ready_is_no_batch_and_takes_no_transaction_id(own_database, connect_to):
-    connection = connect_to(own_database)
-    make(connection)
-    claim(connection)
-    before = one(connection, "select pg_current_xact_id()::text::bigint")
-    assert claim(connection) is None
-    assert one(connection, "select pg_current_xact_id()::text::bigint") == before + 1
+def test_nothing_ready_is_no_batch_and_takes_no_transaction_id(q):
+    claim(q)
+    before = one(q, "select pg_current_xact_id()::text::bigint")
+    assert claim(q) is None
+    assert one(q, "select pg_current_xact_id()::text::bigint") == before + 1
 
 
 def test_incremental_pods_come_before_those_of_a_backfill_and_each_kind_in_order(q):
@@ -101,11 +99,9 @@ def test_a_lower_seq_that_commits_later_is_not_missed(q, connect):
     assert take(q) == [1]
 
 
-def test_a_lower_seq_of_a_transaction_above_the_snapshot_is_not_missed(own_database, connect_to):
+def test_a_lower_seq_of_a_transaction_above_the_snapshot_is_not_missed(q, connect):
     """An open transaction may have an id that the snapshot's xmax does not reach and its list does not name."""
-    q = connect_to(own_database)
-    make(q)
-    early, late = connect_to(own_database, autocommit=False), connect_to(own_database, autocommit=False)
+    early, late = connect(autocommit=False), connect(autocommit=False)
     early.execute("select pg_current_xact_id()")
     touch(late, 1)
     touch(early, 2)
@@ -141,10 +137,8 @@ def test_a_lower_seq_that_is_open_while_a_claim_rebases_a_restored_tube_is_not_m
     assert take(q) == [2]
 
 
-def test_thousands_of_savepoints_hide_nothing(own_database, connect_to):
-    q = connect_to(own_database)
-    make(q)
-    slow = connect_to(own_database, autocommit=False)
+def test_thousands_of_savepoints_hide_nothing(q, connect):
+    slow = connect(autocommit=False)
     slow.execute("create table noise (n int)")
     touch(slow, 1)
     touch(q, 2)
@@ -197,12 +191,15 @@ def test_savepoints_are_not_missed(q, connect):
     assert take(q) == [1, 3]
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_whatever_the_order_of_commits_every_pod_comes_once(own_database, connect_to, seed):
+OTHER_SEEDS = pytest.mark.release("other chances of what one seed shows in every run")
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=OTHER_SEEDS) for seed in range(1, 5))])
+def test_whatever_the_order_of_commits_every_pod_comes_once(connect, seed):
     chance = random.Random(seed)
-    q = connect_to(own_database)
+    q = connect()
     make(q, workers=2)
-    writers = [connect_to(own_database, autocommit=False) for _ in range(6)]
+    writers = [connect(autocommit=False) for _ in range(6)]
     waits: dict[int, list[int]] = {n: [] for n in range(6)}
     expected, got, number = [], [], 0
     for _ in range(300):
@@ -267,19 +264,17 @@ def test_a_claim_from_an_old_position_is_refused(q):
     assert told.value.sqlstate == "PC006"
 
 
-def test_a_restored_dump_is_worked_from_its_beginning(own_database, connect_to):
-    connection = connect_to(own_database)
-    make(connection)
-    touch(connection, 1)
-    take(connection)
-    touch(connection, 2)
+def test_a_restored_dump_is_worked_from_its_beginning(q):
+    touch(q, 1)
+    take(q)
+    touch(q, 2)
     # As a cluster with few transactions would find it.
-    connection.execute("update q set txid = '9000000000'")
-    connection.execute("update tube.worker set snapshot = '9000000001:9000000001:', done = 1")
-    assert take(connection) == [2]
-    assert take(connection) == []
-    touch(connection, 3)
-    assert take(connection) == [3]
+    q.execute("update q set txid = '9000000000'")
+    q.execute("update tube.worker set snapshot = '9000000001:9000000001:', done = 1")
+    assert take(q) == [2]
+    assert take(q) == []
+    touch(q, 3)
+    assert take(q) == [3]
 
 
 @pytest.mark.parametrize("publication", ["for all tables", "for tables in schema public"])

@@ -12,13 +12,20 @@ from tests.tubes import attach, controls, drain, make, one, pods, take, touched
 ALL = "select seq, type, tbl from tube.control_pods('q', 1, 0)"
 
 
-@pytest.fixture
-def item(connect):
-    connection = connect()
+def make_item(connection):
     connection.execute("create table item (id bigint primary key, n int default 0)")
     make(connection)
     attach(connection)
-    return connection
+
+
+@pytest.fixture
+def prepared_item():
+    return make_item
+
+
+@pytest.fixture
+def item(prepared_item, connect):
+    return connect()
 
 
 def backfill(connection, table="item"):

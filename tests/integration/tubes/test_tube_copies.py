@@ -49,10 +49,8 @@ def settle(db, connect, replay):
     return run
 
 
-@pytest.fixture
-def shards(connect):
+def make_shards(connection):
     """Two shards of a table, whose ids are partly the same, and their copy."""
-    connection = connect()
     connection.execute(
         "create schema copies; create table copies.flight (shard int, id bigint, word text, primary key (shard, id))"
     )
@@ -64,7 +62,16 @@ def shards(connect):
         )
         attach(connection, f"{name}.flight", "copies", None)
         connection.execute(f"insert into {name}.flight values (1, '{name}'), (10 * {shard}, '{name}')")
-    return connection
+
+
+@pytest.fixture
+def prepared_shards():
+    return make_shards
+
+
+@pytest.fixture
+def shards(prepared_shards, connect):
+    return connect()
 
 
 @pytest.fixture

@@ -9,16 +9,23 @@ from tests.findings import findings
 from tests.tubes import attach, detach, make, one, pods, touched
 
 
-@pytest.fixture
-def tree(connect):
+def make_tree(connection):
     """A partitioned table of two partitions, attached under shard 0."""
-    connection = connect()
     connection.execute("create table whole (id bigint not null, n int) partition by range (id)")
     connection.execute("create table low partition of whole for values from (0) to (10)")
     connection.execute("create table high partition of whole for values from (10) to (20)")
     make(connection)
     attach(connection, "whole")
-    return connection
+
+
+@pytest.fixture
+def prepared_tree():
+    return make_tree
+
+
+@pytest.fixture
+def tree(prepared_tree, connect):
+    return connect()
 
 
 def reasons(connection):

@@ -18,14 +18,21 @@ from tests.waiting import locks, until, waits
 FEED = TubeFeed("q")
 
 
-@pytest.fixture
-def item(connect):
+def make_item(connection):
     """A tube and a table that touches it."""
-    connection = connect()
     connection.execute("create table item (id bigint primary key, word text)")
     make(connection)
     attach(connection)
-    return connection
+
+
+@pytest.fixture
+def prepared_item():
+    return make_item
+
+
+@pytest.fixture
+def item(prepared_item, connect):
+    return connect()
 
 
 def work(db, feed=FEED, limit=1000, source=None, write=None):

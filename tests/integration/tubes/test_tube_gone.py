@@ -11,14 +11,21 @@ from airflow_pgchange.feeds.errors import PermissionDenied, Refused, SchemaMissi
 from tests.tubes import attach, make, one, touch, touched
 
 
-@pytest.fixture
-def connection(connect):
-    connection = connect()
+def make_database(connection):
     make(connection)
     for name in ("a", "b"):
         connection.execute(f"create table {name} (id bigint primary key, n int)")
         attach(connection, name)
-    return connection
+
+
+@pytest.fixture
+def prepared_database():
+    return make_database
+
+
+@pytest.fixture
+def connection(prepared_database, connect):
+    return connect()
 
 
 def test_a_dropped_table_does_not_keep_the_predicate_from_changing(connection):

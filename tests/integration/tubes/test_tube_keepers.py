@@ -53,10 +53,8 @@ CODE = {
 
 
 @pytest.fixture
-def admin(connect):
-    connection = connect()
-    make(connection)
-    return connection
+def admin(q):
+    return q
 
 
 @pytest.fixture

@@ -12,10 +12,8 @@ from tests.tubes import attach, begin, drain, make, one, run, touched
 SCHEDULE = "select tube.tube_backfill_schedule('q', 'id', 3, 3)"
 
 
-@pytest.fixture
-def item(connect):
+def make_item(connection):
     """A connection to a database with an attached table, one of whose partitions has a row that was touched."""
-    connection = connect()
     connection.execute(
         "create table item (id bigint primary key) partition by range (id);"
         "create table low partition of item for values from (0) to (10);"
@@ -25,7 +23,16 @@ def item(connect):
     attach(connection, shard=3)
     connection.execute("insert into item values (1)")
     assert drain(connection) == [1]
-    return connection
+
+
+@pytest.fixture
+def prepared_item():
+    return make_item
+
+
+@pytest.fixture
+def item(prepared_item, connect):
+    return connect()
 
 
 def refresh(item):

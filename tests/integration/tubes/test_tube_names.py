@@ -14,10 +14,8 @@ PREDICATES = pytest.mark.parametrize("predicate", [None, "kind is null"])
 
 
 @pytest.fixture
-def connection(connect):
-    connection = connect()
-    make(connection)
-    return connection
+def connection(q):
+    return q
 
 
 def table(connection, name):

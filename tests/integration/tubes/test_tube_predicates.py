@@ -195,34 +195,35 @@ def test_a_new_owner_of_a_table_does_not_run_the_predicate_before_he_attaches_it
     assert not ran_for(owner)[1]
 
 
-@pytest.mark.parametrize(
-    "predicate",
-    [
-        "true); drop table item; select (1",
-        "true; drop table item",
-        "1]; drop table item; select array[1",
-        "true) union select (1",
-        "true) or (true",
-        "true] or [true",
-        "true) limit 0 --",
-        "true /*",
-        "true, true",
-        "--",
-    ],
-)
+INJECTIONS = [
+    "true); drop table item; select (1",
+    "true; drop table item",
+    "1]; drop table item; select array[1",
+    "true) union select (1",
+    "true) or (true",
+    "true] or [true",
+    "true) limit 0 --",
+    "true /*",
+    "true, true",
+    "--",
+]
+
+
 @pytest.mark.parametrize("way", ["new", "changed", "update"])
-def test_a_predicate_is_never_more_than_one_expression(admin, predicate, way):
+def test_a_predicate_is_never_more_than_one_expression(admin, way):
     make(admin, "there")
     call = {
         "new": "select tube.tube_ensure_exists('made', predicate => %s)",
         "changed": "select tube.tube_ensure_exists('there', predicate => %s)",
         "update": "update tube.tube set predicate = %s",
     }[way]
-    with pytest.raises(psycopg.Error, match="does not parse") as told:
-        admin.execute(call, [predicate])
-    assert told.value.sqlstate == "PC008"
-    assert one(admin, "select id from item") == 1
-    assert admin.execute("select name, predicate from tube.tube").fetchall() == [("there", None)]
+    for predicate in INJECTIONS:
+        with pytest.raises(psycopg.Error, match="does not parse") as told:
+            admin.execute(call, [predicate])
+            pytest.fail(f"{predicate} was taken")
+        assert told.value.sqlstate == "PC008", predicate
+        assert one(admin, "select id from item") == 1
+        assert admin.execute("select name, predicate from tube.tube").fetchall() == [("there", None)]
 
 
 @pytest.mark.parametrize(

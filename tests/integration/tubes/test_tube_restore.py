@@ -21,15 +21,22 @@ STRANGERS = {
 }
 
 
-@pytest.fixture
-def connection(connect):
+def make_database(connection):
     """A tube with a table that is there and one that was dropped."""
-    connection = connect()
     make(connection)
     for name in ("item", "old"):
         connection.execute(f"create table {name} (id bigint primary key, v text)")
         attach(connection, name)
-    return connection
+
+
+@pytest.fixture
+def prepared_database():
+    return make_database
+
+
+@pytest.fixture
+def connection(prepared_database, connect):
+    return connect()
 
 
 @pytest.fixture(params=STRANGERS)
@@ -207,7 +214,10 @@ def dumped(db, bare_db, connect_to, cluster):
     return restore
 
 
-@pytest.mark.parametrize("options", [[], ["--no-comments"]])
+WITH_COMMENTS = pytest.mark.release("each other dump of these tests has its comments")
+
+
+@pytest.mark.parametrize("options", [["--no-comments"], pytest.param([], marks=WITH_COMMENTS)])
 def test_what_is_there_is_there_after_a_restore(connection, dumped, options):
     connection.execute("alter table item rename to thing; alter table q rename to pods")
     there = dumped(options)

@@ -13,10 +13,8 @@ from tests.tubes import attach, begin, make, one, run, touched
 
 
 @pytest.fixture
-def admin(connect):
-    connection = connect()
-    make(connection)
-    return connection
+def admin(q):
+    return q
 
 
 @pytest.fixture

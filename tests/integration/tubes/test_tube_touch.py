@@ -11,13 +11,20 @@ from tests.tubes import attach, controls, make, one, pods, touched
 from tests.waiting import until, waits
 
 
-@pytest.fixture
-def item(connect):
-    connection = connect()
+def make_item(connection):
     connection.execute("create table item (id bigint primary key)")
     make(connection)
     attach(connection, shard=3)
-    return connection
+
+
+@pytest.fixture
+def prepared_item():
+    return make_item
+
+
+@pytest.fixture
+def item(prepared_item, connect):
+    return connect()
 
 
 def test_a_tubes_own_function_touches_a_shard(item):

@@ -16,16 +16,23 @@ from tests.tubes import attach, make, one, touched
 FEED = TubeFeed("copies")
 
 
-@pytest.fixture
-def item(connect):
-    connection = connect()
+def make_item(connection):
     connection.execute(
         "create table item (id bigint primary key, state text, n int); create schema copies;"
         "create table copies.item (like item, primary key (id))"
     )
     make(connection, "copies", predicate="item.state = 'open'")
     attach(connection, "item", "copies")
-    return connection
+
+
+@pytest.fixture
+def prepared_item():
+    return make_item
+
+
+@pytest.fixture
+def item(prepared_item, connect):
+    return connect()
 
 
 def mirror(db):

@@ -18,17 +18,24 @@ from tests.waiting import until
 FEED = TubeFeed("q")
 
 
-@pytest.fixture
-def item(connect):
+def make_item(connection):
     """A table and its copy, in which there is a row that the table lacks."""
-    connection = connect()
     connection.execute(
         "create schema qs; create table item (id bigint primary key, day date);"
         "create table qs.item (like item, primary key (id)); insert into qs.item values (7)"
     )
     make(connection)
     attach(connection)
-    return connection
+
+
+@pytest.fixture
+def prepared_item():
+    return make_item
+
+
+@pytest.fixture
+def item(prepared_item, connect):
+    return connect()
 
 
 def copies(db, feed=FEED):
@@ -73,23 +80,29 @@ HOPELESS = {
 }
 
 
-@pytest.mark.parametrize("what", HOPELESS)
-def test_a_control_pod_that_can_never_be_done_holds_up_nobody_and_is_told(db, item, caplog, what):
+def test_control_pods_that_can_never_be_done_hold_up_nobody_and_are_each_told(db, item, caplog):
     item.execute("create table idle (id bigint primary key); create table bare (id bigint primary key)")
     attach(item, "bare")
-    if what == "nothing":
-        item.execute("insert into q (op, shard, ids) values ('T', 0, '{}')")
-    else:
-        put(item, HOPELESS[what])
+    for payload in HOPELESS.values():
+        if payload is None:
+            item.execute("insert into q (op, shard, ids) values ('T', 0, '{}')")
+        else:
+            put(item, payload)
+    given_up = dict(
+        zip([seq for (seq,) in item.execute("select seq from q order by seq")], HOPELESS, strict=True)
+    )
     item.execute("truncate item")
     with caplog.at_level(logging.WARNING):
         done = work_off(FEED, db, copies(db))
     assert pods(item) == [("T", 0, [7])]
     assert controls(item) == []
-    assert [one.given_up is None for one in done] == [False, True]
-    assert [message.startswith("control pod") for _, message in faults(item)] == [True]
-    assert "was given up" in caplog.text
-    assert any("was given up" in line and "clear_faults('q')" in line for line in maintain(item).attention)
+    assert {given_up.get(one.seq): one.given_up is not None for one in done} == {
+        **dict.fromkeys(HOPELESS, True),
+        None: False,
+    }
+    assert [message.startswith("control pod") for _, message in faults(item)] == [True] * len(HOPELESS)
+    assert caplog.text.count("was given up") == len(HOPELESS)
+    assert any("were given up" in line and "clear_faults('q')" in line for line in maintain(item).attention)
 
 
 def test_a_control_pod_that_was_given_up_is_told_once_and_is_no_fault_of_a_capture(db, item):
@@ -110,28 +123,32 @@ def test_a_fault_of_a_capture_is_told_as_one_whatever_it_says(item):
     assert line.startswith("public.item: 1 statements whose ids")
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        "drop table other",
-        "alter table other rename to otherwise",
-        "select tube.tube_table_ensure_detached('q', 'other')",
-        "drop table qs.other",
-        "alter table other drop column id",
-    ],
-)
+CHANGES = [
+    "drop table {0}",
+    "alter table {0} rename to otherwise",
+    "select tube.tube_table_ensure_detached('q', '{0}')",
+    "drop table qs.{0}",
+    "alter table {0} drop column id",
+]
+
+
 @pytest.mark.parametrize(
     "asks",
-    ["truncate other", "select tube.tube_backfill_schedule('q', 'id', 0, 0)"],
+    ["truncate {}", "select tube.tube_backfill_schedule('q', 'id', 0, 0)"],
     ids=["truncate", "backfill"],
 )
-def test_what_became_of_a_table_holds_up_no_other(db, item, asks, change):
-    item.execute(
-        "create table other (id bigint primary key, day date); create table qs.other (id bigint primary key)"
-    )
-    attach(item, "other")
-    item.execute(asks)
-    item.execute(change)
+def test_what_became_of_a_table_holds_up_no_other(db, item, asks):
+    others = {f"other_{number}": change for number, change in enumerate(CHANGES)}
+    for other in others:
+        item.execute(
+            f"create table {other} (id bigint primary key, day date); create table qs.{other} (id bigint primary key)"
+        )
+        attach(item, other)
+    for other in others if "{}" in asks else ["all of them"]:
+        item.execute(asks.format(other))
+    assert len(controls(item)) >= len(others)
+    for other, change in others.items():
+        item.execute(change.format(other))
     item.execute("truncate item")
     work_off(FEED, db, copies(db))
     assert set(touched(item)) == {7}
@@ -177,14 +194,14 @@ def test_a_callable_that_exits_keeps_no_other_from_being_done(db, item):
     assert touched(item) == [7]
 
 
-@pytest.mark.parametrize("given", ["12", b"12", 12, [2**63], [1.5], [True], [5, "x"], [[1]]], ids=repr)
-def test_what_is_no_list_of_ids_is_told_and_touches_nothing(db, item, given):
+def test_what_is_no_list_of_ids_is_told_and_touches_nothing(db, item):
     item.execute("truncate item")
-    named = given[-1] if isinstance(given, list) else given
-    with pytest.raises(InvalidArgument, match=re.escape(f"{named!r} is no ")):
-        work_off(FEED, db, lambda control: given)
-    assert touched(item) == []
-    assert len(controls(item)) == 1
+    for given in ["12", b"12", 12, [2**63], [1.5], [True], [5, "x"], [[1]]]:
+        named = given[-1] if isinstance(given, list) else given
+        with pytest.raises(InvalidArgument, match=re.escape(f"{named!r} is no ")):
+            work_off(FEED, db, lambda control, given=given: given)
+        assert touched(item) == [], given
+        assert len(controls(item)) == 1, given
 
 
 @pytest.mark.parametrize(
