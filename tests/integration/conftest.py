@@ -57,11 +57,15 @@ def results(db):
 
 
 @pytest.fixture
-def catalogue(connect):
+def prepared_catalogue():
+    """A function that makes a catalogue."""
+    return make_catalogue
+
+
+@pytest.fixture
+def catalogue(prepared_catalogue, connect):
     """A connection to a database with a catalogue."""
-    connection = connect()
-    make_catalogue(connection)
-    return connection
+    return connect()
 
 
 @pytest.fixture

@@ -46,19 +46,23 @@ def enqueued(connection, table="ledger"):
 
 
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
-@pytest.mark.parametrize("before", OPEN.values(), ids=OPEN)
-def test_what_a_transaction_inserts_that_is_older_than_the_tracking_comes_once(connect, before, end):
-    late, connection = connect(), connect()
-    late.execute("begin")
-    for statement in before:
-        late.execute(statement)
+def test_what_transactions_insert_that_are_older_than_the_tracking_comes_once(connect, end):
+    connection = connect()
+    late = {name: connect() for name in OPEN}
+    for name, statements in OPEN.items():
+        for statement in ["begin", *statements]:
+            late[name].execute(statement)
     connection.execute("create table ledger (id bigint primary key)")
-    connection.execute("insert into ledger select generate_series(10, 30, 10)")
+    connection.execute("insert into ledger select generate_series(100, 300, 100)")
     connection.execute("select revision.track('ledger')")
-    late.execute("insert into ledger values (15), (40)")
-    for statement in end:
-        late.execute(statement)
-    assert enqueued(connection) == [10, 15, 20, 30, 40]
+    expected = [100, 200, 300]
+    for number, session in enumerate(late.values()):
+        session.execute("insert into ledger values (%s), (%s)", [150 + number, 400 + number])
+        expected += [150 + number, 400 + number]
+    for number, session in enumerate(late.values()):
+        for statement in end:
+            session.execute(statement.replace("late", f"late {number}"))
+    assert enqueued(connection) == sorted(expected)
 
 
 def test_what_is_inserted_while_the_rows_from_before_are_enqueued_comes_once(connect, ledger):
@@ -176,7 +180,7 @@ def test_rows_in_doubt_are_refused_once_the_history_that_would_tell_is_trimmed(d
         ledger.execute("call revision.enqueue_existing('ledger')")
 
 
-def test_a_restored_table_gives_only_what_was_not_captured_before(connect, restored, own_cluster):
+def test_a_restored_table_gives_only_what_was_not_captured_before(connect, restored):
     connection = connect()
     connection.execute("create table ledger (id bigint primary key)")
     connection.execute("insert into ledger select generate_series(10, 30, 10)")

@@ -12,28 +12,28 @@ from tests.commits import FEED, commits, drain
 IN_ORDER = CommitFeed("in order", 0, in_order=True)
 
 
-def test_in_order_means_by_transaction_and_not_by_writing(own_database, connect_to):
-    early, late = connect_to(own_database, autocommit=False), connect_to(own_database)
+def test_in_order_means_by_transaction_and_not_by_writing(db, connect):
+    early, late = connect(autocommit=False), connect()
     early.execute("select pg_current_xact_id()")
     written_first = commits(late)
     written_last = commits(early)
     early.commit()
-    assert drain(own_database, feed=IN_ORDER) == written_last + written_first
+    assert drain(db, feed=IN_ORDER) == written_last + written_first
 
 
-def test_what_was_open_comes_in_order_of_its_transaction_before_what_came_later(own_database, connect_to):
-    slow, slower, fast = (connect_to(own_database, autocommit=False) for _ in range(3))
+def test_what_was_open_comes_in_order_of_its_transaction_before_what_came_later(db, connect):
+    slow, slower, fast = (connect(autocommit=False) for _ in range(3))
     slow.execute("select pg_current_xact_id()")
     slower.execute("select pg_current_xact_id()")
     between = commits(fast)
     fast.commit()
-    assert drain(own_database) == between
+    assert drain(db) == between
     second, first = commits(slower), commits(slow)
     slow.commit()
     slower.commit()
     last = commits(fast)
     fast.commit()
-    assert drain(own_database) == first + second + last
+    assert drain(db) == first + second + last
 
 
 def test_commits_of_savepoints_belong_to_the_whole_transaction(db, connect):
@@ -62,19 +62,17 @@ def test_a_prepared_transaction_comes_when_it_is_committed(db, connect, end):
 
 
 def test_a_transaction_of_another_database_holds_an_in_order_consumer_back_and_is_named(
-    own_cluster, own_database, connect_to
+    db, bare_db, connect, connect_to
 ):
-    connection = connect_to(own_database)
-    connection.execute("create database elsewhere")
-    foreign = connect_to(own_cluster.conninfo("elsewhere"), autocommit=False)
+    connection, foreign = connect(), connect_to(bare_db, autocommit=False)
     foreign.execute("select pg_current_xact_id()")
     connection.execute("select pubsub.register('in order', 0, in_order => true)")
     expected = commits(connection)
-    assert drain(own_database, feed=IN_ORDER) == []
+    assert drain(db, feed=IN_ORDER) == []
     told = connection.execute("select held_back_by from pubsub.status()").fetchone()[0]
-    assert "database elsewhere" in told
+    assert f"database {foreign.info.dbname}" in told
     foreign.rollback()
-    assert drain(own_database, feed=IN_ORDER) == expected
+    assert drain(db, feed=IN_ORDER) == expected
 
 
 def test_a_transaction_read_in_part_is_not_left_where_its_rest_cannot_be_seen(db, connect):
@@ -88,21 +86,22 @@ def test_a_transaction_read_in_part_is_not_left_where_its_rest_cannot_be_seen(db
     assert connection.execute("select pubsub.choose(0, %s, 10, false)", [at]).fetchone()[0]["count"] == 3
 
 
-@pytest.mark.parametrize("limit", [1, 2, 3])
-def test_a_late_transaction_read_in_part_is_finished_once(db, connect, limit):
+def test_a_late_transaction_read_in_part_is_finished_once(db, connect):
     slow, fast = connect(autocommit=False), connect()
     late = commits(slow, 5)
     early = commits(fast, 2)
-    assert drain(db) == early
+    feeds = {limit: CommitFeed(f"limit {limit}", 0) for limit in (1, 2, 3)}
+    assert [drain(db, feed=feed) for feed in feeds.values()] == [early] * 3
     slow.commit()
     new = commits(fast, 3)
-    with ConsumerTransaction(FEED, db) as consumer:
-        consumer.claim(limit)
-        assert [change.id for change in consumer.changes()] == late[:limit]
-        consumer.ack()
-    assert lag(fast, fast, FEED, 100).ready == 8 - limit
-    assert drain(db, limit=limit) == late[limit:] + new
-    assert drain(db) == []
+    for limit, feed in feeds.items():
+        with ConsumerTransaction(feed, db) as consumer:
+            consumer.claim(limit)
+            assert [change.id for change in consumer.changes()] == late[:limit], limit
+            consumer.ack()
+        assert lag(fast, fast, feed, 100).ready == 8 - limit
+        assert drain(db, feed=feed, limit=limit) == late[limit:] + new, limit
+        assert drain(db, feed=feed) == []
 
 
 def test_progress_never_goes_back_where_a_server_lags_behind_another(db, connect):
@@ -130,8 +129,8 @@ def test_a_consumer_gets_the_commits_of_its_own_branch_early_and_late(db, connec
     assert [drain(db, feed=feed) for feed in feeds] == [[late[0]], [late[1]]]
 
 
-def test_the_order_comes_from_the_index_whatever_the_planner_thinks_of_it(own_database, connect_to):
-    connection = connect_to(own_database)
+def test_the_order_comes_from_the_index_whatever_the_planner_thinks_of_it(connect):
+    connection = connect()
     connection.execute("insert into revision.commit select from generate_series(1, 50000)")
     connection.execute("set random_page_cost = 1000000")
     connection.execute("set cpu_index_tuple_cost = 1000000")

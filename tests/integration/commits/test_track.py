@@ -74,10 +74,10 @@ def test_a_branch_that_does_not_exist_is_refused(ledger):
         ("select 1", "null", "no such table"),
     ],
 )
-def test_what_does_not_fit_is_refused_at_once_with_the_reason(connect, ddl, call, says):
-    connection = connect()
-    connection.execute(ddl)
-    error = refused(connection, call)
+def test_what_does_not_fit_is_refused_at_once_with_the_reason(shared, ddl, call, says):
+    with shared.transaction(force_rollback=True):
+        shared.execute(ddl)
+        error = refused(shared, call)
     assert error.sqlstate == CANNOT_TRACK
     assert says in str(error)
 
