@@ -167,9 +167,9 @@ def test_names_may_hold_anything(connect, expression):
         connection.execute(psycopg.sql.SQL("create table {0} ({0} bigint primary key)").format(quoted))
         table = quoted.as_string(connection)
         connection.execute("select revision.track(%s, %s, %s)", [table, name, expression])
-        connection.execute(psycopg.sql.SQL("insert into {} values (%s)").format(quoted), [turn])
+        connection.execute(psycopg.sql.SQL("insert into {} values ({})").format(quoted, turn))
         connection.execute(psycopg.sql.SQL("alter table {0} rename column {0} to other").format(quoted))
-        connection.execute(psycopg.sql.SQL("insert into {} values (%s)").format(quoted), [-turn])
+        connection.execute(psycopg.sql.SQL("insert into {} values ({})").format(quoted, -turn))
         assert captured(connection)[-2:] == [turn, -turn], name
     assert len(captured(connection)) == 2 * turn
     assert faults(connection) == []

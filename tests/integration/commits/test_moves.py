@@ -10,34 +10,26 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.types.json import Jsonb
 
+from airflow_pgchange.admin import schema
 from airflow_pgchange.feeds import CommitFeed, EventFeed, TopologyFeed, by_hand
 from airflow_pgchange.feeds.errors import InvalidArgument, SourceRestored
 from tests.batches import drained
 from tests.commits import commits
-from tests.conftest import database
 from tests.events import publish, subscribe
-from tests.suite.clusters import TEMPLATE
 from tests.topology import make_catalogue
 from tests.tubes import one
 
 COMMITS, EVENTS, TOPOLOGY = CommitFeed("moved", 0), EventFeed("moved"), TopologyFeed("moved")
 
 
-def make_source(connection):
+@pytest.fixture
+def source(connect):
     """A connection to a database with a change of each kind."""
+    connection = connect()
     subscribe(connection, "moved")
     make_catalogue(connection)
     write(connection)
-
-
-@pytest.fixture
-def prepared_source():
-    return make_source
-
-
-@pytest.fixture
-def source(prepared_source, connect):
-    return connect()
+    return connection
 
 
 def write(connection):
@@ -90,17 +82,13 @@ def test_a_consumer_is_moved_to_a_copy_by_a_point_of_it(db, other_db, source, co
             drained(feed, other_db, db)
 
 
-@pytest.fixture
-def third_db(cluster):
-    yield from database(cluster, TEMPLATE)
-
-
 def test_a_consumer_of_another_database_is_not_moved_to_the_beginning_of_this_one(
-    db, other_db, third_db, source, connect_to
+    db, other_db, bare_db, source, connect_to
 ):
     for feed in (COMMITS, EVENTS, TOPOLOGY):
         drained(feed, other_db, db)
-    there = connect_to(third_db)
+    there = connect_to(bare_db)
+    schema.install(there)
     subscribe(there, "moved")
     for feed in (COMMITS, EVENTS, TOPOLOGY):
         with pytest.raises(SourceRestored, match="is moved to a point of another"):

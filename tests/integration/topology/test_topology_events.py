@@ -13,8 +13,17 @@ import psycopg
 import pytest
 from psycopg import IsolationLevel, errors
 
-from tests.topology import last, since, told
+from tests.topology import last, make_catalogue, since, told
 from tests.waiting import until, waits
+
+
+@pytest.fixture(scope="module")
+def unchanged(shared):
+    """A connection to a catalogue for all tests of changes that are refused."""
+    make_catalogue(shared)
+    before = last(shared)
+    yield shared
+    assert last(shared) == before
 
 
 def test_every_event_has_op_map_time_and_raft_and_then_its_own_fields(catalogue):
@@ -65,9 +74,9 @@ def test_another_incarnation_of_a_state_is_no_event(catalogue):
 
 
 @pytest.mark.parametrize("state", ["[]", "[null, 1]", "[1]", '"Online"', '{"0": "Online"}'])
-def test_an_instance_has_a_state_whatever_is_written(catalogue, state):
+def test_an_instance_has_a_state_whatever_is_written(unchanged, state):
     with pytest.raises(errors.CheckViolation):
-        catalogue.execute("update topology._pico_instance set current_state = %s", [state])
+        unchanged.execute("update topology._pico_instance set current_state = %s", [state])
 
 
 def test_a_replicaset_that_comes_after_its_instances_is_told_as_theirs_then(connect):
@@ -176,14 +185,14 @@ def test_a_state_that_is_there_already_is_told_to_nobody_and_expelled_is_for_eve
 
 
 @pytest.mark.parametrize(("first", "last"), [(None, 5), (5, None), (-1, 5), (5, 4), (0, 9223372036854775807)])
-def test_what_is_no_range_of_buckets_is_refused(catalogue, first, last):
+def test_what_is_no_range_of_buckets_is_refused(unchanged, first, last):
     with pytest.raises(errors.Error, match="there are no buckets from"):
-        catalogue.execute("select topology.check_range(%s, %s)", [first, last])
+        unchanged.execute("select topology.check_range(%s, %s)", [first, last])
 
 
-def test_behind_each_range_there_is_room_for_another_whatever_is_written(catalogue):
+def test_behind_each_range_there_is_room_for_another_whatever_is_written(unchanged):
     with pytest.raises(errors.CheckViolation):
-        catalogue.execute("update topology._pico_bucket set bucket_id_end = 9223372036854775807")
+        unchanged.execute("update topology._pico_bucket set bucket_id_end = 9223372036854775807")
 
 
 @pytest.mark.parametrize(
@@ -199,9 +208,9 @@ def test_behind_each_range_there_is_room_for_another_whatever_is_written(catalog
         "_pico_peer_address set connection_type = 'http'",
     ],
 )
-def test_the_catalogue_holds_nothing_that_no_cluster_can_be_whoever_writes_it(catalogue, wrong):
+def test_the_catalogue_holds_nothing_that_no_cluster_can_be_whoever_writes_it(unchanged, wrong):
     with pytest.raises(errors.CheckViolation):
-        catalogue.execute(f"update topology.{wrong}")
+        unchanged.execute(f"update topology.{wrong}")
 
 
 def test_a_range_is_split_where_a_part_of_it_moves(catalogue):
@@ -297,13 +306,13 @@ def test_a_change_that_is_rolled_back_is_no_event(catalogue):
         ("update topology._pico_instance set name = 'other' where name = 'r1-i2'", "are for ever"),
     ],
 )
-def test_what_would_break_the_catalogue_is_refused(catalogue, query, reason):
-    before = last(catalogue)
+def test_what_would_break_the_catalogue_is_refused(unchanged, query, reason):
+    before = last(unchanged)
     with pytest.raises(errors.Error, match=reason) as caught:
-        catalogue.execute(query)
+        unchanged.execute(query)
     assert caught.value.sqlstate == "PC008"
     assert caught.value.diag.message_hint
-    assert last(catalogue) == before
+    assert last(unchanged) == before
 
 
 def test_an_instance_may_come_where_another_one_was(catalogue):

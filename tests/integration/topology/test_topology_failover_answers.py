@@ -42,6 +42,14 @@ def quiet(connect, unharmed):
 
 
 @pytest.fixture
+def dead(quiet, unharmed):
+    """The same, whose master was killed; the next test finds all of them again."""
+    unharmed[0].kill()
+    yield quiet
+    unharmed[0].start()
+
+
+@pytest.fixture
 def catalogue(connect, own_cluster, standbys):
     """With one replicaset: a master, i0, and its standbys i1 and i2."""
     connection = connect()
@@ -78,27 +86,19 @@ def test_a_master_that_is_there_and_does_not_let_us_in_is_not_replaced(quiet, un
     assert all(map(is_standby, unharmed[1:]))
 
 
-def test_a_master_that_has_no_memory_for_another_process_is_there_and_not_replaced(
-    catalogue, own_cluster, standbys
-):
-    own_cluster.kill()
-
+def test_a_master_that_has_no_memory_for_another_process_is_there_and_not_replaced(dead, unharmed):
     def refuse(client):
         client.sendall(b"Ecould not fork new process for connection: Cannot allocate memory\n\0")
 
-    catalogue.execute("select topology.set_state('i0', 'Offline')")
     with (
-        in_place_of_the_master(catalogue, refuse),
+        in_place_of_the_master(dead, refuse),
         pytest.raises(Refused, match="i0, the master of replicaset r, .* answers, but .*: stop it"),
     ):
-        failover.fail_over(catalogue, INSTANCES, "r")
-    assert all(map(is_standby, standbys))
+        failover.fail_over(dead, INSTANCES, "r")
+    assert all(map(is_standby, unharmed[1:]))
 
 
-def test_a_master_that_lets_us_in_and_never_answers_holds_up_nobody(
-    catalogue, own_cluster, standbys, monkeypatch
-):
-    own_cluster.kill()
+def test_a_master_that_lets_us_in_and_never_answers_holds_up_nobody(dead, unharmed, monkeypatch):
     asked = failover._asked
 
     def asked_for_a_moment(name, server):
@@ -117,31 +117,27 @@ def test_a_master_that_lets_us_in_and_never_answers_holds_up_nobody(
         while client.recv(1000):
             pass
 
-    catalogue.execute("select topology.set_state('i0', 'Offline')")
     with (
-        in_place_of_the_master(catalogue, hang),
+        in_place_of_the_master(dead, hang),
         pytest.raises(Refused, match="i0, the master of replicaset r, .* answers, but .*: stop it"),
     ):
-        failover.fail_over(catalogue, INSTANCES, "r")
-    assert all(map(is_standby, standbys))
+        failover.fail_over(dead, INSTANCES, "r")
+    assert all(map(is_standby, unharmed[1:]))
 
 
-def test_a_master_that_came_back_while_the_standbys_were_asked_is_not_replaced(
-    catalogue, own_cluster, standbys, monkeypatch
-):
-    own_cluster.stop()
-    catalogue.execute("select topology.set_state('i0', 'Offline')")
+def test_a_master_that_came_back_while_the_standbys_were_asked_is_not_replaced(quiet, unharmed, monkeypatch):
+    unharmed[0].stop()
     asked = failover._asked
 
     def coming_back(name, server):
         if name == "i2":
-            own_cluster.start()
+            unharmed[0].start()
         return asked(name, server)
 
     monkeypatch.setattr(failover, "_asked", coming_back)
     with pytest.raises(Refused, match="i0, the master of replicaset r, .* still takes writes: stop it"):
-        failover.fail_over(catalogue, INSTANCES, "r")
-    assert all(map(is_standby, standbys))
+        failover.fail_over(quiet, INSTANCES, "r")
+    assert all(map(is_standby, unharmed[1:]))
 
 
 def test_a_standby_that_is_there_and_does_not_let_us_in_is_not_passed_over(catalogue, own_cluster, standbys):
@@ -195,16 +191,14 @@ def test_a_master_with_which_no_encryption_can_be_agreed_is_there_and_not_replac
     assert master(quiet) == "i0"
 
 
-def test_who_is_of_another_cluster_does_not_become_the_master(catalogue, cluster, own_cluster, standbys):
+def test_who_is_of_another_cluster_does_not_become_the_master(dead, cluster):
     with psycopg.connect(cluster.conninfo(), autocommit=True) as connection:
         for number in range(8):
             connection.execute(f"create temporary table late{number} (); select pg_switch_wal()")
-    own_cluster.kill()
-    catalogue.execute("select topology.set_address('i2', %s)", [f"127.0.0.1:{cluster.port}"])
-    catalogue.execute("select topology.set_state('i0', 'Offline')")
+    dead.execute("select topology.set_address('i2', %s)", [f"127.0.0.1:{cluster.port}"])
     with pytest.raises(Refused, match="i1, i2 of replicaset r are not of one cluster: .*set_address"):
-        failover.fail_over(catalogue, INSTANCES, "r")
-    assert master(catalogue) == "i0"
+        failover.fail_over(dead, INSTANCES, "r")
+    assert master(dead) == "i0"
 
 
 def test_nobody_is_promoted_while_a_server_of_another_cluster_is_where_the_master_was(
@@ -243,10 +237,11 @@ def test_nobody_is_promoted_while_one_has_an_address_that_can_be_none(quiet, unh
     assert all(map(is_standby, unharmed[1:]))
 
 
-def test_a_replicaset_without_a_standby_that_answers_says_so(catalogue, own_cluster, standbys):
-    for server in (own_cluster, *standbys):
-        server.stop("immediate")
-    catalogue.execute("select topology.set_state('i0', 'Offline')")
+def test_a_replicaset_without_a_standby_that_answers_says_so(dead, unharmed):
+    for standby in unharmed[1:]:
+        standby.stop("immediate")
     with pytest.raises(ServerUnavailable, match="no standby of replicaset r answers"):
-        failover.fail_over(catalogue, INSTANCES, "r")
-    assert master(catalogue) == "i0"
+        failover.fail_over(dead, INSTANCES, "r")
+    assert master(dead) == "i0"
+    for standby in unharmed[1:]:
+        start(standby)

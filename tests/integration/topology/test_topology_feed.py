@@ -22,20 +22,13 @@ from tests.batches import taken
 FEED = TopologyFeed("router")
 
 
-def make_catalogue(connection):
+@pytest.fixture
+def catalogue(connect):
+    connection = connect()
     connection.execute("select topology.add_replicaset('r1', uuid => 'ur1')")
     connection.execute("select topology.add_instance('i1', 'r1', 'h:1', uuid => 'ui1')")
     connection.execute("select topology.add_instance('i2', 'r1', 'h:2', uuid => 'ui2')")
-
-
-@pytest.fixture
-def prepared_catalogue():
-    return make_catalogue
-
-
-@pytest.fixture
-def catalogue(prepared_catalogue, connect):
-    return connect()
+    return connection
 
 
 def work(db, limit=1000, write=None, source=None):

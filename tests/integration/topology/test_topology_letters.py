@@ -15,20 +15,13 @@ FEED = TopologyFeed("router")
 FIRST = ["1/1", "1/2", "1/3"]
 
 
-def make_catalogue(connection):
+@pytest.fixture
+def catalogue(connect):
+    connection = connect()
     connection.execute("select topology.add_replicaset('r1', uuid => 'ur1')")
     connection.execute("select topology.add_instance('i1', 'r1', 'h:1', uuid => 'ui1')")
     connection.execute("select topology.add_instance('i2', 'r1', 'h:2', uuid => 'ui2')")
-
-
-@pytest.fixture
-def prepared_catalogue():
-    return make_catalogue
-
-
-@pytest.fixture
-def catalogue(prepared_catalogue, connect):
-    return connect()
+    return connection
 
 
 def given_up(db, results=None):

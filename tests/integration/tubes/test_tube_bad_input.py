@@ -207,8 +207,8 @@ def test_a_worker_of_another_number_is_told_the_right_one(asked, call):
 
 
 def test_a_query_that_fails_leaves_no_pods(asked):
-    told = refused(asked, "select tube.tube_pods_insert('q', 'select 10 / (5 - g), g from generate_series(1, 9) as g', 0, "
-                         "fetch_chunk_size => 1)")  # fmt: skip
+    query = "select 10 / (5 - g), g from generate_series(1, 9) as g"
+    told = refused(asked, "select tube.tube_pods_insert('q', %s, 0, fetch_chunk_size => 1)", query)
     assert isinstance(told, psycopg.errors.DivisionByZero)
 
 
