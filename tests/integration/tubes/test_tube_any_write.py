@@ -102,14 +102,15 @@ class Story:
         for table, shard in self.shards.items():
             attach(self.steady, table, shard=shard)
 
-    def step(self) -> None:
+    def step(self, mended: bool) -> None:
+        """``mended``: a backfill may put right what was missed before."""
         turns: list[tuple[Callable[[], object], int]] = [
             (self.write, 55),
             (self.slow.commit, 7),
             (self.slow.rollback, 3),
             (self.work, 17),
             (self.give_up, 5),
-            (self.backfill, 4),
+            (self.backfill, 4 * mended),
             (self.change_shard, 3),
             (self.change_workers, 2),
         ]
@@ -246,24 +247,25 @@ def story(connect):
 
 OTHER_SEEDS = pytest.mark.release("other chances of a story that is told twice in every run")
 PREDICATES = [None, "id % 2 = 0"]
+IN_EVERY_RUN = [(3, None), (0, "id % 2 = 0")]
 
 
 @pytest.mark.parametrize(
     ("seed", "predicate"),
     [
-        *enumerate(PREDICATES),
+        *IN_EVERY_RUN,
         *(
             pytest.param(seed, predicate, marks=OTHER_SEEDS)
             for seed in range(4)
             for predicate in PREDICATES
-            if (seed, predicate) not in enumerate(PREDICATES)
+            if (seed, predicate) not in IN_EVERY_RUN
         ),
     ],
 )
 def test_at_rest_the_copy_equals_the_tables(story, seed, predicate):
     told = story(seed, predicate)
-    for _ in range(STEPS):
-        told.step()
+    for number in range(STEPS):
+        told.step(mended=number < STEPS // 2)
     told.come_to_rest()
     assert told.differences() == [], told.told
     assert faults(told.steady) == []
@@ -273,7 +275,7 @@ def test_at_rest_the_copy_equals_the_tables(story, seed, predicate):
 def test_a_table_that_is_not_captured_is_seen_to_differ(story):
     told = story(0)
     told.steady.execute("alter table item disable trigger user")
-    for _ in range(STEPS):
-        told.step()
+    for number in range(STEPS):
+        told.step(mended=number < STEPS // 2)
     told.come_to_rest()
     assert {table for table, _ in told.differences()} == {"item"}
