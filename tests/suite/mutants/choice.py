@@ -16,7 +16,8 @@ from tests.suite.mutants.mutant import Mutant
 
 FARTHER = 3
 """A file that belongs to no feed is judged by this many times as much as ``make check`` would run."""
-OPTIONS = ("--as-named", "-m", "not spark and not airflow")
+OPTIONS = ("--as-named", "-m", "not spark and not airflow", "--timeout", "120")
+"""A test that hangs with a fault planted has noticed the fault. No test of the feeds takes two minutes without one."""
 
 
 @dataclass(frozen=True)
