@@ -2,10 +2,67 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextvars import ContextVar
 from typing import Any
 
-from airflow_pgchange.feeds import Change, ConsumerTransaction
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from airflow_pgchange.feeds import Change, ConsumerTransaction, transaction
+from airflow_pgchange.feeds.connect import connect
 from airflow_pgchange.feeds.feed import Feed
+
+Connection = psycopg.Connection[Any]
+
+
+class _Pool:
+    """Connections that are kept open, and those of them that no transaction has."""
+
+    def __init__(self, opened: ExitStack) -> None:
+        self._opened = opened
+        self._idle: defaultdict[tuple[str, bool], list[Connection]] = defaultdict(list)
+
+    @contextmanager
+    def lend(self, conninfo: str, primary: bool) -> Iterator[Connection]:
+        idle = self._idle[conninfo, primary]
+        if idle:
+            connection = idle.pop()
+            connection.execute("reset all")
+        else:
+            connection = self._opened.enter_context(connect(conninfo, primary=primary))
+        try:
+            yield connection
+        finally:
+            if not connection.closed and connection.info.transaction_status == TransactionStatus.IDLE:
+                idle.append(connection)
+
+
+_POOL: ContextVar[_Pool | None] = ContextVar("pool", default=None)
+
+
+def _connect(conninfo: str, *, primary: bool = False) -> AbstractContextManager[Connection]:
+    pool = _POOL.get()
+    return connect(conninfo, primary=primary) if pool is None else pool.lend(conninfo, primary)
+
+
+transaction.connect = _connect  # type: ignore[assignment]
+
+
+@contextmanager
+def connections_reused() -> Iterator[None]:
+    """Let the consumer transactions of this thread use the connections of those before them.
+
+    In a new session PostgreSQL compiles and plans each function anew. That costs more than a small batch does.
+    """
+    with ExitStack() as opened:
+        token = _POOL.set(_Pool(opened))
+        try:
+            yield
+        finally:
+            _POOL.reset(token)
 
 
 def taken(
@@ -23,6 +80,7 @@ def taken(
 def drained(feed: Feed, results: str, source: str | None = None, limit: int = 1000) -> list[Change]:
     """The changes of all batches that are ready, each acked."""
     found: list[Change] = []
-    while changes := taken(feed, results, source, limit):
-        found += changes
+    with connections_reused():
+        while changes := taken(feed, results, source, limit):
+            found += changes
     return found

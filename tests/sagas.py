@@ -11,6 +11,7 @@ from airflow_pgchange.feeds import QueueFeed
 from airflow_pgchange.feeds.draining import Plan, drain
 from airflow_pgchange.messages import Saga, Step, Work, create_queues, handle
 from airflow_pgchange.messages.saga_handling import Do
+from tests.batches import connections_reused
 from tests.queues import one
 
 TOUR = Saga(
@@ -51,7 +52,7 @@ def run(db: str, do: Do = note, queue_names: Sequence[str] = WORKED, **options: 
         transaction.ack(lambda kept: answers.append(handle(kept, change, do, **options)))
 
     plans = {queue: Plan(QueueFeed(queue), db, limit=1) for queue in queue_names}
-    with psycopg.connect(db, autocommit=True) as watch:
+    with psycopg.connect(db, autocommit=True) as watch, connections_reused():
         while sum(drain(plan, process).batches for queue, plan in plans.items() if ready(watch, queue)):
             pass
     return answers

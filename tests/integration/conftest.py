@@ -11,6 +11,7 @@ from psycopg.conninfo import conninfo_to_dict
 from airflow_pgchange.feeds.connect import connect as feed_connect
 from tests import sagas, spark_server
 from tests.airflow_home import prepare
+from tests.batches import connections_reused
 from tests.conftest import database
 from tests.failovers import standbys_of
 from tests.relay_process import relay_process
@@ -47,6 +48,13 @@ def connect_server(monkeypatch):
     server = spark_server.as_user_of_its_own()
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(server.connection))
     return server
+
+
+@pytest.fixture
+def few_sessions():
+    """The consumer transactions of a test follow each other on the same connections."""
+    with connections_reused():
+        yield
 
 
 @pytest.fixture
@@ -123,6 +131,23 @@ def shared_db(cluster):
 @pytest.fixture(scope="module")
 def shared(shared_db):
     """A connection to ``shared_db``, as its owner."""
+    with psycopg.connect(shared_db, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture(scope="module")
+def shared_db(cluster):
+    """A database for all tests of a module that leave it as it is; its connection string.
+
+    For calls that are refused and for facts that are only read: a database of its own would cost each case more than
+    the call.
+    """
+    yield from database(cluster, TEMPLATE)
+
+
+@pytest.fixture(scope="module")
+def shared(shared_db):
+    """A connection to ``shared_db`` as its owner, in autocommit mode."""
     with psycopg.connect(shared_db, autocommit=True) as connection:
         yield connection
 

@@ -23,10 +23,29 @@ from airflow_pgchange.feeds.errors import (
 )
 from airflow_pgchange.feeds.lag import lag, position
 from tests.commits import FEED, commits, drain
+from tests.conftest import database
 
 NOBODY = CommitFeed("nobody", 0)
 NOWHERE = CommitFeed("nobody", 4711)
 DEAD = "host=127.0.0.1 port=1 dbname=x user=x connect_timeout=2"
+
+
+@pytest.fixture(scope="module")
+def unchanged(shared):
+    """A connection to a database with a tracked table and nothing to read, which refused calls leave as it is."""
+    shared.execute("create table ledger (id bigint primary key)")
+    shared.execute("select revision.track('ledger')")
+    yield shared
+    for table in ("pubsub.watermark", "pgchange.claim", "pgchange.letter", "revision.commit_queue"):
+        assert shared.execute(f"select count(*) from {table}").fetchone() == (0,), table
+
+
+@pytest.fixture(scope="module")
+def bare(cluster):
+    """A connection to a database with nothing in it."""
+    for made in database(cluster, "template1"):
+        with open_connection(made) as connection:
+            yield connection
 
 
 def run(connection, call):
@@ -50,9 +69,9 @@ def raised(connection, call):
         (lambda c: position(c, NOBODY), "airflow pgchange status"),
     ],
 )
-def test_an_unknown_consumer_is_told_where_the_names_are(connect, tool, says):
+def test_an_unknown_consumer_is_told_where_the_names_are(unchanged, tool, says):
     with pytest.raises(UnknownConsumer, match="nobody/0") as told:
-        tool(connect())
+        tool(unchanged)
     assert says in str(told.value)
 
 
@@ -65,8 +84,8 @@ def test_an_unknown_consumer_is_told_where_the_names_are(connect, tool, says):
         "select pubsub.drop_consumer('nobody', 0)",
     ],
 )
-def test_an_unknown_consumer_is_told_by_hand_too(connect, call):
-    told = raised(connect(), call)
+def test_an_unknown_consumer_is_told_by_hand_too(unchanged, call):
+    told = raised(unchanged, call)
     assert isinstance(told, UnknownConsumer)
     assert "nobody/0" in str(told)
 
@@ -87,11 +106,8 @@ def test_an_unknown_consumer_is_told_by_hand_too(connect, call):
         "call revision.enqueue_existing('ledger', 0)",
     ],
 )
-def test_numbers_that_make_no_sense_are_refused(connect, call):
-    connection = connect()
-    connection.execute("create table ledger (id bigint primary key)")
-    connection.execute("select revision.track('ledger')")
-    assert isinstance(raised(connection, call), InvalidArgument)
+def test_numbers_that_make_no_sense_are_refused(unchanged, call):
+    assert isinstance(raised(unchanged, call), InvalidArgument)
 
 
 def test_a_negative_limit_loses_nothing(db, connect):
@@ -113,9 +129,9 @@ def test_a_negative_limit_loses_nothing(db, connect):
         lambda c: run(c, """select pubsub.passed(4711, '{}', '{"snapshot": "1:1:"}')"""),
     ],
 )
-def test_a_branch_that_does_not_exist_is_told_where_the_branches_are(connect, tool):
+def test_a_branch_that_does_not_exist_is_told_where_the_branches_are(unchanged, tool):
     with pytest.raises(UnknownBranch, match=r"no branch 4711.*revision\.branch"):
-        tool(connect())
+        tool(unchanged)
 
 
 def test_a_consumer_of_a_branch_that_does_not_exist_leaves_nothing_behind(db, connect):
@@ -157,9 +173,9 @@ def test_a_point_that_is_none_is_refused(db, connect, point):
         lambda c: by_hand.trim(c, "1 day"),
     ],
 )
-def test_a_database_without_our_schemas_is_told_what_to_run(bare_db, connect_to, tool):
+def test_a_database_without_our_schemas_is_told_what_to_run(bare, tool):
     with pytest.raises(SchemaMissing, match="airflow pgchange install"):
-        tool(connect_to(bare_db))
+        tool(bare)
 
 
 @pytest.mark.parametrize("version", [0, 99])

@@ -40,6 +40,8 @@ from tests.ledger import Connect
 from tests.sixth_feed.diary import DiaryFeed
 from tests.waiting import until, waits
 
+pytestmark = pytest.mark.usefixtures("few_sessions")
+
 DIARY = Path(__file__).parents[2] / "sixth_feed" / "diary.sql"
 
 

@@ -21,6 +21,8 @@ from tests.commits import commits
 from tests.conftest import Role
 from tests.ledger import Connect
 
+pytestmark = pytest.mark.usefixtures("few_sessions")
+
 FEED = CommitFeed("test", 0)
 Connection = psycopg.Connection[Any]
 

@@ -20,6 +20,8 @@ from airflow_pgchange.feeds.lag import lag
 from tests.commits import FEED, Failed, claim_and_fail, commits, drain
 from tests.letters import give_up, only
 
+pytestmark = pytest.mark.usefixtures("few_sessions")
+
 OTHER = CommitFeed("other", 0)
 
 IN_ORDER = CommitFeed("test", 0, in_order=True)

@@ -13,6 +13,8 @@ from tests.commits import FEED, claim_and_fail, commits
 from tests.commits import drain as drain_all
 from tests.letters import Poison, drain_but, only, plan
 
+pytestmark = pytest.mark.usefixtures("few_sessions")
+
 
 def test_after_the_last_try_a_batch_and_its_error_are_a_letter_and_the_consumer_goes_on(db, connection):
     ids = commits(connection, 5)

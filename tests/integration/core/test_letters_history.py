@@ -11,6 +11,8 @@ from airflow_pgchange.feeds.errors import HistoryTrimmed, LetterRefused, SourceR
 from tests.commits import FEED, commits, drain, narrow_partitions, use_up_transactions
 from tests.letters import give_up, only
 
+pytestmark = pytest.mark.usefixtures("few_sessions")
+
 OTHER = CommitFeed("other", 0)
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from airflow_pgchange.admin import dead_letters, schema
+from airflow_pgchange.admin import dead_letters
 from airflow_pgchange.feeds import CommitFeed, TubeFeed, by_hand
 from airflow_pgchange.feeds.connect import connect as open_connection
 from airflow_pgchange.feeds.draining import drain
@@ -27,7 +27,7 @@ from tests.tubes import attach, make
 
 NOT_NOW = (BatchNotFinished, ConsumerBusy, LetterRefused, StaleClaim, UnknownConsumer, UnknownLetter)
 
-TURNS = 10
+TURNS = 30
 """How often writers work at most until a letter was sent again beside them, which a busy machine delays."""
 
 
@@ -98,8 +98,8 @@ class Run:
 
 
 def write_some(run, source, seed):
-    """Writers at work for some seconds."""
-    writers = Campaign(writers=6, seconds=3, delay=0.2, seed=seed)
+    """Writers at work for a second."""
+    writers = Campaign(writers=6, seconds=1, delay=0.2, seed=seed)
     deadline = time.monotonic() + writers.seconds
     writing = [
         threading.Thread(target=run.guarded, args=(write, source, writers, n, deadline)) for n in range(6)
@@ -140,32 +140,26 @@ OTHER_PAIRS = pytest.mark.release("each of the two ways of each choice is in eve
         pytest.param(True, True, marks=OTHER_PAIRS),
     ],
 )
-def test_each_commit_is_processed_once_whatever_is_given_up_and_sent_again(
-    own_database, own_cluster, connect_to, in_order, apart
-):
+def test_each_commit_is_processed_once_whatever_is_given_up_and_sent_again(db, other_db, in_order, apart):
     """Seconds: batches are given up and sent again while writers are at work."""
-    results = own_database
-    if apart:
-        connect_to(own_database).execute("create database results")
-        results = own_cluster.conninfo("results")
-        schema.install(connect_to(results))
-    run = campaign(CommitFeed("test", 0, in_order=in_order), results, own_database, seed=7)
+    results = other_db if apart else db
+    run = campaign(CommitFeed("test", 0, in_order=in_order), results, db, seed=7)
     assert run.errors == []
     assert run.resent > 0
-    verdict = judge(results, own_database)
+    verdict = judge(results, db)
     assert verdict.written > 100
     assert (verdict.lost, verdict.doubled) == (0, 0)
 
 
-def test_each_touch_of_a_tube_is_worked_though_batches_are_given_up_and_sent_again(own_database, connect_to):
+def test_each_touch_of_a_tube_is_worked_though_batches_are_given_up_and_sent_again(db, connect_to):
     """Seconds: two writers are at work while batches are given up and sent again."""
-    connection = connect_to(own_database)
+    connection = connect_to(db)
     connection.execute("create table item (id bigint generated always as identity primary key)")
     make(connection)
     attach(connection)
     connection.execute("create table worked (id bigint)")
     chance, stopping = random.Random(3), threading.Event()
-    given = plan(own_database, feed=TubeFeed("q"), limit=20)
+    given = plan(db, feed=TubeFeed("q"), limit=20)
 
     def process(failing):
         def one_batch(transaction, batch):
@@ -177,8 +171,8 @@ def test_each_touch_of_a_tube_is_worked_though_batches_are_given_up_and_sent_aga
         return one_batch
 
     def writing():
-        writer = connect_to(own_database)
-        for _ in range(300):
+        writer = connect_to(db)
+        for _ in range(60):
             writer.execute("insert into item select from generate_series(1, 3)")
         stopping.set()
 

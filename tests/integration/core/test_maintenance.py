@@ -28,6 +28,8 @@ from tests.topology import make_catalogue
 from tests.tubes import attach, make, one, touched
 from tests.waiting import until
 
+pytestmark = pytest.mark.usefixtures("few_sessions")
+
 
 def held(connection):
     """The schemas that this server can hold."""

@@ -89,15 +89,25 @@ SIGNATURES = r"""
 """
 
 
+ATTACHED = """
+    create table public.item (id bigint primary key);
+    select tube.tube_ensure_exists('q');
+    select tube.tube_table_ensure_attached('q', 'public.item', 0)
+"""
+
+
 @pytest.fixture
 def connection(connect):
     connection = connect()
-    connection.execute("""
-        create table public.item (id bigint primary key);
-        select tube.tube_ensure_exists('q');
-        select tube.tube_table_ensure_attached('q', 'public.item', 0)
-    """)
+    connection.execute(ATTACHED)
     return connection
+
+
+@pytest.fixture(scope="module")
+def attached(shared):
+    """A connection to a database whose catalogue is only read."""
+    shared.execute(ATTACHED)
+    return shared
 
 
 @pytest.mark.parametrize(
@@ -109,15 +119,15 @@ def connection(connect):
     ],
     ids=lambda value: value.partition("(")[0],
 )
-def test_a_function_is_called_as_ever(connection, schema, signature, result):
+def test_a_function_is_called_as_ever(attached, schema, signature, result):
     name, _, arguments = signature.removesuffix(")").partition("(")
-    assert (arguments, result) in connection.execute(SIGNATURES, [name, schema]).fetchall()
+    assert (arguments, result) in attached.execute(SIGNATURES, [name, schema]).fetchall()
 
 
 @pytest.mark.parametrize(("relation", "columns"), COLUMNS.items())
-def test_a_relation_has_the_columns_of_ever(connection, relation, columns):
+def test_a_relation_has_the_columns_of_ever(attached, relation, columns):
     wanted = columns.split(", ")
-    found = [column.name for column in connection.execute(f"select * from {relation}").description]
+    found = [column.name for column in attached.execute(f"select * from {relation}").description]
     assert found[: len(wanted)] == wanted
 
 

@@ -7,15 +7,19 @@ import subprocess
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange.admin import schema, versions
 from airflow_pgchange.feeds import CommitFeed, EventFeed, TopologyFeed, by_hand
 from airflow_pgchange.feeds.errors import SchemaVersionMismatch, SourceRestored
 from tests.batches import drained
 from tests.commits import commits
+from tests.conftest import database
 from tests.events import publish, subscribe
 from tests.topology import make_catalogue
 from tests.tubes import one
+
+pytestmark = pytest.mark.usefixtures("few_sessions")
 
 COMMITS = CommitFeed("here", 0)
 DATA = ("--data-only", "--disable-triggers")
@@ -23,25 +27,53 @@ DATA = ("--data-only", "--disable-triggers")
 ORIGINS = ("revision", "pgmb", "topology", "mbus")
 
 
+def load(cluster, source, target, *options):
+    """Load a part of a dump of a database into another one. What is there already is left out."""
+    dump = [cluster.binaries / "pg_dump", *options, "-d", source]
+    data = subprocess.run(dump, check=True, capture_output=True).stdout
+    psql = [cluster.binaries / "psql", "-X", "-q", "-d", target]
+    subprocess.run(psql, input=data, check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def installed_once(cluster):
+    """The name of a database in which our schemas were installed by themselves, to be copied: its origins are its own."""
+    for made in database(cluster, "template1"):
+        with psycopg.connect(made, autocommit=True) as connection:
+            schema.install(connection)
+        yield conninfo_to_dict(made)["dbname"]
+
+
 @pytest.fixture
-def restore(db, bare_db, cluster, connect_to):
-    """Load a part of a dump of ``db`` into ``bare_db``; a connection to it. What is there already is left out."""
-
-    def load(part, *options):
-        dump = [cluster.binaries / "pg_dump", part, *options, "-d", db]
-        data = subprocess.run(dump, check=True, capture_output=True).stdout
-        psql = [cluster.binaries / "psql", "-X", "-q", "-d", bare_db]
-        subprocess.run(psql, input=data, check=True, capture_output=True)
-        return connect_to(bare_db)
-
-    return load
-
-
-@pytest.fixture
-def installed(bare_db, connect_to):
+def installed(cluster, installed_once):
     """A database in which our schemas were installed by themselves."""
-    schema.install(connect_to(bare_db))
-    return bare_db
+    yield from database(cluster, installed_once)
+
+
+@pytest.fixture
+def restore(db, installed, cluster, connect_to):
+    """Load a part of a dump of ``db`` into ``installed``; a connection to it."""
+
+    def loaded(*options):
+        load(cluster, db, installed, *options)
+        return connect_to(installed)
+
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def emptied_once(cluster, shared_db):
+    """The name of a database with our schemas that came without their data."""
+    for made in database(cluster, "template1"):
+        load(cluster, shared_db, made, "--schema-only")
+        yield conninfo_to_dict(made)["dbname"]
+
+
+@pytest.fixture
+def emptied(cluster, emptied_once, connect_to):
+    """A connection to such a database."""
+    for made in database(cluster, emptied_once):
+        yield connect_to(made)
 
 
 def origins(connection):
@@ -49,7 +81,7 @@ def origins(connection):
     return [name for name in ORIGINS if name in versions.present(connection)]
 
 
-def test_data_that_come_into_installed_schemas_make_a_copy_of_each(db, installed, restore):
+def test_data_that_come_into_installed_schemas_make_a_copy_of_each(restore):
     connection = restore(*DATA)
     for name in origins(connection):
         assert one(connection, f"select {name}.is_native()") is False, name
@@ -140,9 +172,10 @@ def test_a_claim_beyond_the_log_of_a_catalogue_is_not_adopted(db, connect, insta
     assert len(drained(feed, installed)) == 1
 
 
-def test_a_dump_whose_transaction_has_the_id_of_the_origin_is_told_from_it(db, restore):
+def test_a_dump_whose_transaction_has_the_id_of_the_origin_is_told_from_it(db, bare_db, cluster, connect_to):
     """As in two servers that began as copies of one, and of which one was installed and the other restored."""
-    connection = restore("--format=plain")
+    load(cluster, db, bare_db, "--format=plain")
+    connection = connect_to(bare_db)
     for name in origins(connection):
         connection.execute(f"update {name}.origin set written_in = pg_current_xact_id()::xid")
         assert one(connection, f"select written_in = xmin from {name}.origin")
@@ -157,20 +190,18 @@ EMPTY = {
 }
 
 
-def test_schemas_that_came_without_their_data_say_what_to_do(db, restore):
-    connection = restore("--schema-only")
-    for name in origins(connection):
+def test_schemas_that_came_without_their_data_say_what_to_do(emptied):
+    for name in origins(emptied):
         with pytest.raises(psycopg.DatabaseError, match=f"schema {name} came without its data") as refused:
-            connection.execute(EMPTY[name])
+            emptied.execute(EMPTY[name])
         assert "airflow pgchange install" in refused.value.diag.message_hint
 
 
-def test_schemas_that_came_without_their_data_are_not_taken_for_installed(db, restore):
-    connection = restore("--schema-only")
+def test_schemas_that_came_without_their_data_are_not_taken_for_installed(emptied):
     for deed in (schema.install, schema.upgrade):
         with pytest.raises(SchemaVersionMismatch, match="came without its data.*airflow pgchange uninstall"):
-            deed(connection)
-    schema.uninstall(connection)
-    assert schema.install(connection)
-    commits(connection, 2)
-    assert len(drained(COMMITS, connection.info.dsn)) == 2
+            deed(emptied)
+    schema.uninstall(emptied)
+    assert schema.install(emptied)
+    commits(emptied, 2)
+    assert len(drained(COMMITS, emptied.info.dsn)) == 2

@@ -21,6 +21,8 @@ from tests.topology import make_catalogue
 from tests.tubes import attach, make
 from tests.waiting import until, waits
 
+pytestmark = pytest.mark.usefixtures("few_sessions")
+
 FEEDS = [CommitFeed("test", 0), EventFeed("g"), TopologyFeed("router"), TubeFeed("q")]
 
 
@@ -250,24 +252,25 @@ def test_what_else_is_wrong_is_told_where_no_consumer_can_tell_how_it_stands(ful
         "pgchange.consumers_health(integer, standing pgchange.consumer_status[])",
     ],
 )
-def test_what_another_try_mends_is_told_to_who_asks_what_is_wrong(full, asked, state):
-    full.execute(f"drop function {asked}")
+def test_what_another_try_mends_is_told_to_who_asks_what_is_wrong(shared, asked, state):
     made = asked.replace("integer", "integer default 3").replace("[]", "[] default null")
-    full.execute(
-        f"create function {made} returns setof pgchange.finding"
-        f" language plpgsql as $$ begin raise exception using errcode = '{state}'; end $$"
-    )
-    with pytest.raises(psycopg.Error) as raised:
-        full.execute("select pgchange.health()")
+    with pytest.raises(psycopg.Error) as raised, shared.transaction(force_rollback=True):
+        shared.execute(f"drop function {asked}")
+        shared.execute(
+            f"create function {made} returns setof pgchange.finding"
+            f" language plpgsql as $$ begin raise exception using errcode = '{state}'; end $$"
+        )
+        shared.execute("select pgchange.health()")
     assert raised.value.sqlstate == state
 
 
 @pytest.mark.parametrize("state", ["40001", "55P03"])
-def test_what_another_try_mends_is_told_to_who_asks_how_consumers_stand(full, state):
-    full.execute(
-        "create or replace function pubsub.status(upto integer default 1000) returns setof pgchange.consumer_status"
-        f" language plpgsql as $$ begin raise exception using errcode = '{state}'; end $$"
-    )
-    with pytest.raises(psycopg.Error) as raised:
-        full.execute("select pgchange.status()")
+def test_what_another_try_mends_is_told_to_who_asks_how_consumers_stand(shared, state):
+    with pytest.raises(psycopg.Error) as raised, shared.transaction(force_rollback=True):
+        shared.execute(
+            "create or replace function pubsub.status(upto integer default 1000)"
+            " returns setof pgchange.consumer_status"
+            f" language plpgsql as $$ begin raise exception using errcode = '{state}'; end $$"
+        )
+        shared.execute("select pgchange.status()")
     assert raised.value.sqlstate == state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import pytest
@@ -63,15 +64,13 @@ def test_what_another_system_needs_is_not_removed_alone(bare_db, connect_to, nee
     assert versions.present(connection) == there
 
 
-@pytest.mark.parametrize("kind", THEIRS)
-def test_what_others_have_built_on_a_schema_is_told(connection, kind):
-    made, name = THEIRS[kind]
-    for system in held(connection):
+def test_what_others_have_built_on_a_schema_is_told(connection):
+    for system, (made, name) in itertools.product(held(connection), THEIRS.values()):
         of_ours = strangers(connection, system.schema)
         with connection.transaction(force_rollback=True):
             connection.execute(made.format(system.schema))
             [found] = set(strangers(connection, system.schema)).difference(of_ours)
-            assert found.startswith(name)
+            assert found.startswith(name), system.folder
 
 
 def test_what_others_have_built_on_what_is_ours_elsewhere_is_never_dropped(connection):
@@ -93,13 +92,12 @@ def test_tables_by_the_names_and_columns_of_ours_are_not_taken_for_ours(bare_db,
     assert one(connection, "select to_regclass('topology.precious') is not null")
 
 
-@pytest.mark.parametrize("kind", USED)
-def test_what_others_take_of_ours_is_never_dropped(connection, kind):
-    made, name = USED[kind]
-    connection.execute(made)
-    with pytest.raises(Refused, match=rf"is used by others: {re.escape(name)}"):
-        schema.uninstall(connection)
-    connection.execute(f"drop {made.split()[1]} public.mine")
+def test_what_others_take_of_ours_is_never_dropped(connection):
+    for made, name in USED.values():
+        connection.execute(made)
+        with pytest.raises(Refused, match=rf"is used by others: {re.escape(name)}"):
+            schema.uninstall(connection)
+        connection.execute(f"drop {made.split()[1]} public.mine")
     schema.uninstall(connection)
 
 
