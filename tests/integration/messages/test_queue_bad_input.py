@@ -11,13 +11,33 @@ from tests.queues import consumer, drain, fill, make
 pytestmark = pytest.mark.hstore
 
 
+@pytest.fixture(scope="module")
+def unchanged(shared):
+    """A connection to a database whose queue q holds two messages, which refused calls leave as they are."""
+    make(shared)
+    fill(shared, [1, 2])
+    return shared
+
+
+def everything(connection):
+    """The queues, their consumers and triggers, and the messages."""
+    query = (
+        "select (select array_agg(t::text) from mbus.queue as t), (select array_agg(t::text) from mbus.consumer as t), "
+        '(select array_agg(t::text) from mbus.trigger as t), (select array_agg(t::text) from mbus."log$q" as t), '
+        "(select array_agg(t::text) from mbus.position as t)"
+    )
+    return connection.execute(query).fetchall()
+
+
 @pytest.mark.parametrize("name", ["", "A", "a b", "x" * 33, "ü", "a-b", "a.b", None, "dmq"])
-def test_a_name_that_breaks_the_rules_is_refused(q, name):
+def test_a_name_that_breaks_the_rules_is_refused(unchanged, name):
+    before = everything(unchanged)
     with pytest.raises(psycopg.Error, match="Wrong queue name:"):
-        q.execute("select mbus.create_queue(%s, 4)", [name])
+        unchanged.execute("select mbus.create_queue(%s, 4)", [name])
     if name != "dmq":
         with pytest.raises(psycopg.Error, match="Wrong consumer name:"):
-            q.execute("select mbus.create_consumer(%s, 'q')", [name])
+            unchanged.execute("select mbus.create_consumer(%s, 'q')", [name])
+    assert everything(unchanged) == before
 
 
 @pytest.mark.parametrize(
@@ -49,10 +69,22 @@ def test_a_name_that_breaks_the_rules_is_refused(q, name):
         ("mbus.post_q('n=>1', headers => 'consume_after=>\"{a\"')", "Wrong consume_after:"),
     ],
 )
-def test_what_cannot_be_done_is_said(q, call, words):
-    fill(q, [1, 2])
+def test_what_cannot_be_done_is_said(unchanged, call, words):
+    before = everything(unchanged)
     with pytest.raises(psycopg.Error, match=words):
-        q.execute(f"select {call}")
+        unchanged.execute(f"select {call}")
+    assert everything(unchanged) == before
+
+
+def test_messages_are_received_after_calls_that_were_refused(q):
+    fill(q, [1, 2])
+    for refused in (
+        "mbus.consumen_q_by_default(0)",
+        "mbus.post_q('n=>1', iid => 'r.1')",
+        "mbus.consume('q', 'x')",
+    ):
+        with pytest.raises(psycopg.Error):
+            q.execute(f"select {refused}")
     assert drain(q) == ["1", "2"]
 
 

@@ -19,16 +19,16 @@ pytestmark = pytest.mark.hstore
 def test_a_claim_of_many_messages_holds_no_more_locks_than_parts(connect):
     connection = connect()
     make(connection, parts=8)
-    fill(connection, range(20_000))
+    fill(connection, range(2_000))
     reader = connect(autocommit=False)
-    assert len(consumen(reader, 20_000)) == 20_000
+    assert len(consumen(reader, 2_000)) == 2_000
     assert [lock.kind for lock in locks(connection, reader)].count("advisory") <= 8 + 1
     reader.rollback()
     for _ in range(300):
         assert consume(reader) is not None
     assert [lock.kind for lock in locks(connection, reader)].count("advisory") <= 64 + 3 * 8 + 1
     reader.rollback()
-    assert len(drain(connection)) == 20_000
+    assert len(drain(connection)) == 2_000
 
 
 def test_who_holds_one_message_keeps_nobody_from_those_of_other_parts(q, connect):
@@ -162,12 +162,12 @@ def test_a_repeatable_read_transaction_is_told_that_it_cannot_consume(q):
 
 @pytest.fixture
 def crowd(connect):
-    """A connection, out of autocommit, to a queue q of which 3,000 messages wait for one of r."""
+    """A connection, out of autocommit, to a queue q of which 1,000 messages wait for one of r."""
     connection = connect(autocommit=False)
     make(connection, "q", "r")
     first = post(connection, 0, "r")
     connection.execute(
-        "select mbus.post('q', 'n=>0', hstore('consume_after', %s)) from generate_series(1, 3000)", [first]
+        "select mbus.post('q', 'n=>0', hstore('consume_after', %s)) from generate_series(1, 1000)", [first]
     )
     assert drain(connection) == []
     # Else one claim in a hundred trims the queue, which reads up to some thousands.
@@ -221,7 +221,7 @@ def test_a_claim_does_not_walk_along_those_whose_time_has_not_come(connect, expi
     first = None if expires is None else post(connection, 0, "r", expires=expires)
     connection.execute(
         "select mbus.post('q', 'n=>0', hstore('consume_after', %s), "
-        "delayed_until => case when %s then localtimestamp + interval '1 hour' end) from generate_series(1, 3000)",
+        "delayed_until => case when %s then localtimestamp + interval '1 hour' end) from generate_series(1, 1000)",
         [first, first is None],
     )
     assert drain(connection) == []
@@ -237,13 +237,13 @@ def test_a_claim_does_not_walk_along_those_whose_time_has_not_come(connect, expi
 
 @pytest.fixture
 def received_long_ago(connect):
-    """A connection, out of autocommit, to a queue q: of its 3,000 messages each was received out of order, while another
+    """A connection, out of autocommit, to a queue q: of its 1,000 messages each was received out of order, while another
     consumer keeps them in the log."""
     connection = connect(autocommit=False)
     make(connection)
     consumer(connection, "idle")
-    fill(connection, range(3000))
-    drain(connection, most=3000)
+    fill(connection, range(1000))
+    drain(connection, most=1000)
     connection.execute(
         "insert into mbus.receipt (queue, id, consumer) select q.id, l.id, c.id "
         "from mbus.queue as q join mbus.consumer as c using (qname), mbus.\"log$q\" as l where c.name = 'default'"
@@ -302,9 +302,9 @@ def test_a_take_does_not_walk_along_what_was_taken_before(connect):
 
 def test_trimming_does_not_walk_along_messages_that_all_wait(crowd):
     before = rows_read(crowd, "log$q")
-    assert one(crowd, "select mbus.trim(q, 2000) from mbus.queue as q where qname = 'q'") == 0
+    assert one(crowd, "select mbus.trim(q, 700) from mbus.queue as q where qname = 'q'") == 0
     assert rows_read(crowd, "log$q") - before < 300
-    assert one(crowd, "select max(done) from mbus.position where consumer < 0") == 2000
+    assert one(crowd, "select max(done) from mbus.position where consumer < 0") == 700
 
 
 def test_a_batch_is_acked_as_the_version_that_was_claimed(q, db):

@@ -18,7 +18,7 @@ from tests import queues
 from tests.batches import taken
 from tests.waiting import locks, until, waits
 
-pytestmark = pytest.mark.hstore
+pytestmark = [pytest.mark.hstore, pytest.mark.usefixtures("few_sessions")]
 
 FEED = QueueFeed("q")
 

@@ -11,7 +11,7 @@ from airflow_pgchange.feeds.errors import BatchGivenUp, LetterRefused, UnknownLe
 from tests import queues
 from tests.batches import taken
 
-pytestmark = pytest.mark.hstore
+pytestmark = [pytest.mark.hstore, pytest.mark.usefixtures("few_sessions")]
 
 FEED = QueueFeed("q")
 

@@ -54,12 +54,12 @@ $$;
 """Not what it is said to be: so a test knows what a time of a message is compared with."""
 
 
-@pytest.mark.parametrize("name", list(SAME))
-def test_what_matches_in_one_session_matches_in_another(q, elsewhere, name):
+def test_what_matches_in_one_session_matches_in_another(q, elsewhere):
     q.execute(CLOCK)
-    consumer(q, "c", SAME[name])
-    make(q, "copies")
-    q.execute("select mbus.create_trigger('q', 'copies', %s)", [SAME[name]])
+    for name, selector in SAME.items():
+        consumer(q, f"of_{name}", selector)
+        make(q, f"copies_{name}")
+        q.execute("select mbus.create_trigger('q', %s, %s)", [f"copies_{name}", selector])
     for number, session in enumerate([q, elsewhere], 1):
         session.execute(
             "select mbus.post('q', hstore(array['n', %s, 'f', '0.30000000000000004', 'b', '0001']), expires => %s, "
@@ -67,13 +67,14 @@ def test_what_matches_in_one_session_matches_in_another(q, elsewhere, name):
             [str(number), ends(session)],
         )
     wanted = 'select id, cardinality(wanted) from mbus."all$q" order by id'
-    assert q.execute(wanted).fetchall() == elsewhere.execute(wanted).fetchall() == [(1, 2), (2, 2)]
-    assert [consume(session, "c") for session in (q, elsewhere)] == ["1", "2"]
-    assert sorted(drain(elsewhere, queue="copies")) == ["1", "2"]
+    every = 1 + len(SAME)
+    assert q.execute(wanted).fetchall() == elsewhere.execute(wanted).fetchall() == [(1, every), (2, every)]
+    for name in SAME:
+        assert [consume(session, f"of_{name}") for session in (q, elsewhere)] == ["1", "2"], name
+        assert sorted(drain(elsewhere, queue=f"copies_{name}")) == ["1", "2"], name
 
 
-@pytest.mark.parametrize("name", list(SAME))
-def test_a_new_consumer_has_what_is_in_the_queue_whoever_makes_it(q, elsewhere, name):
+def test_a_new_consumer_has_what_is_in_the_queue_whoever_makes_it(q, elsewhere):
     q.execute(CLOCK)
     q.execute(
         "select mbus.post('q', 'n=>1, f=>0.30000000000000004, b=>0001', expires => %s, "
@@ -82,8 +83,9 @@ def test_a_new_consumer_has_what_is_in_the_queue_whoever_makes_it(q, elsewhere, 
     )
     consumer(q, "keeps")
     assert consume(q) == "1"
-    consumer(elsewhere, "c", SAME[name])
-    assert consume(q, "c") == "1"
+    for name, selector in SAME.items():
+        consumer(elsewhere, f"of_{name}", selector)
+        assert consume(q, f"of_{name}") == "1", name
 
 
 def test_a_dead_letter_is_judged_alike_in_every_session(q, elsewhere):
@@ -109,7 +111,23 @@ def test_times_of_messages_are_handed_out_in_the_time_zone_of_who_receives(q, el
     assert one(q, ages, "default")
 
 
-@pytest.mark.parametrize("by", ["consumer", "temporary consumer", "trigger"])
+@pytest.fixture(scope="module")
+def two_queues(shared):
+    """A connection to a database with queues q and r, which refused calls leave as they are."""
+    make(shared, "q", "r")
+    yield shared
+    assert shared.execute("select name from mbus.consumer").fetchall() == [("default",)] * 2
+    assert one(shared, "select count(*) from mbus.trigger") == 0
+
+
+MADE = {
+    "consumer": "select mbus.create_consumer('c', 'q', %s)",
+    "temporary consumer": "select mbus.create_temporary_consumer('q', %s)",
+    "trigger": "select mbus.create_trigger('q', 'r', %s)",
+}
+
+
+@pytest.mark.parametrize("by", MADE)
 @pytest.mark.parametrize(
     "selector",
     [
@@ -130,15 +148,9 @@ def test_times_of_messages_are_handed_out_in_the_time_zone_of_who_receives(q, el
         "t.added::time > 'now'",
     ],
 )
-def test_a_time_that_is_another_one_in_another_session_is_refused(q, selector, by):
-    make(q, "r")
-    made = {
-        "consumer": "select mbus.create_consumer('c', 'q', %s)",
-        "temporary consumer": "select mbus.create_temporary_consumer('q', %s)",
-        "trigger": "select mbus.create_trigger('q', 'r', %s)",
-    }[by]
+def test_a_time_that_is_another_one_in_another_session_is_refused(two_queues, selector, by):
     with pytest.raises(psycopg.Error, match="Wrong selector") as refused:
-        q.execute(made, [selector])
+        two_queues.execute(MADE[by], [selector])
     assert "so it may depend on the message alone" in refused.value.diag.message_detail
 
 

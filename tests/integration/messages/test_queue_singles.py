@@ -168,7 +168,10 @@ def test_who_consumes_few_of_many_lets_the_log_be_trimmed(connect):
     assert one(connection, 'select count(*) from mbus."log$q"') < 1000
 
 
-@pytest.mark.parametrize("seed", range(6))
+OTHER_SEEDS = pytest.mark.release("other orders by the same code: each change runs two of them")
+
+
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=OTHER_SEEDS) for seed in range(2, 6))])
 def test_in_whatever_order_transactions_end_each_message_is_received_once(connect, seed):
     """Of posts, claims of one and of many, roll-backs, and maintenance, by some connections in any order."""
     chance = random.Random(seed)

@@ -9,6 +9,7 @@ from airflow_pgchange.feeds import QueueFeed
 from airflow_pgchange.feeds.errors import PgChangeError
 from tests.batches import taken
 from tests.queues import consume, consumer, drain, make, one, post
+from tests.suite.servers import one_of
 
 pytestmark = pytest.mark.hstore
 
@@ -35,10 +36,16 @@ class Rights:
         self.connection.execute(f"{verb} {what} {to} {self.role.name}")
 
 
-@pytest.fixture(params=["execute", "roles"])
-def rights(request, connect, role):
+def pytest_generate_tests(metafunc):
+    """Each run grants by EXECUTE or by roles, and a release by each of them."""
+    if "granted" in metafunc.fixturenames:
+        metafunc.parametrize("granted", one_of(["by execute", "by roles"], metafunc))
+
+
+@pytest.fixture
+def rights(granted, connect, role):
     connection = connect()
-    make(connection, roles=request.param == "roles")
+    make(connection, roles=granted == "by roles")
     for name, selector in SELECTORS.items():
         consumer(connection, name, selector)
     user = role("user")
@@ -48,7 +55,7 @@ def rights(request, connect, role):
         "mbus.can_consume(text, text), mbus.feed_lock(text, text), mbus.feed_position(text, text), "
         f"mbus.feed_claim(text, text, jsonb, integer, integer) to {user.name}"
     )
-    yield Rights(connection, user, request.param == "roles")
+    yield Rights(connection, user, granted == "by roles")
     connection.execute("select mbus.drop_queue('q')")
 
 

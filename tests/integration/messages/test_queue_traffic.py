@@ -16,7 +16,11 @@ from tests.queues import consumer, drain, fill, make, one, there
 
 pytestmark = pytest.mark.hstore
 
-PRODUCERS, CONSUMERS, EACH = 20, 7, 12
+EACH = 12
+"""Messages, or times that some messages are posted at once, of each producer."""
+FEW = (8, 6)
+"""Producers, and consumers: each of them is killed once and rolls back once, so each moment is met many times."""
+CROWDS = [FEW, pytest.param((20, 7), marks=pytest.mark.release("many more sessions that do the same"))]
 TIED = "select mbus.post_r(hstore('n', %s), hstore('consume_after', mbus.post_q(hstore('n', %s))))"
 UNTIED = "select mbus.post_r(hstore('n', %s)), mbus.post_q(hstore('n', %s))"
 
@@ -96,11 +100,18 @@ def note(connection: psycopg.Connection, apart: str | None, name: str, numbers: 
             other.execute(statement, [name, numbers])
 
 
-def run(conninfo: str, readers: Sequence[Reader], *, pairs: bool = False, apart: str | None = None) -> None:
+def run(
+    conninfo: str,
+    readers: Sequence[Reader],
+    crowd: tuple[int, int] = FEW,
+    *,
+    pairs: bool = False,
+    apart: str | None = None,
+) -> None:
     ended = threading.Event()
-    producers = [Session(conninfo, n) for n in range(PRODUCERS)]
-    consumers = [Session(conninfo, PRODUCERS + n) for n in range(CONSUMERS)]
-    with ThreadPoolExecutor(PRODUCERS + CONSUMERS) as pool:
+    producers = [Session(conninfo, n) for n in range(crowd[0])]
+    consumers = [Session(conninfo, crowd[0] + n) for n in range(crowd[1])]
+    with ThreadPoolExecutor(sum(crowd)) as pool:
         posting = [pool.submit(produce, session, pairs) for session in producers]
         receiving = [
             pool.submit(receive, session, readers[n % len(readers)], ended, apart)
@@ -148,26 +159,29 @@ def connection(connect):
     return connection
 
 
-def test_every_message_is_received_once(connection, db):
-    run(db, [("q", "default", most) for most in (1, 10, 50)])
-    assert one(connection, "select count(*) from posted") > PRODUCERS
+@pytest.mark.parametrize("crowd", CROWDS)
+def test_every_message_is_received_once(connection, db, crowd):
+    run(db, [("q", "default", most) for most in (1, 10, 50)], crowd)
+    assert one(connection, "select count(*) from posted") > crowd[0]
     assert wrong(connection, "q/default") == {}
     assert there(connection) == []
 
 
-def test_two_selectors_that_complete_each_other_and_default_receive_twice_as_many(connection, db):
+@pytest.mark.parametrize("crowd", CROWDS)
+def test_two_selectors_that_complete_each_other_and_default_receive_twice_as_many(connection, db, crowd):
     consumer(connection, "even", "coalesce(t.properties -> 'even', '1') = '1'")
     consumer(connection, "odd", "t.properties -> 'even' = '0'")
-    run(db, [("q", "default", 10), ("q", "even", 1), ("q", "odd", 50)])
+    run(db, [("q", "default", 10), ("q", "even", 1), ("q", "odd", 50)], crowd)
     assert wrong(connection, "q/default") == {}
     assert wrong(connection, "q/even", "q/odd") == {}
     assert len({row[0] for row in connection.execute("select consumer from received")}) == 3
     assert there(connection) == []
 
 
-def test_the_second_of_a_pair_never_comes_first(connection, db):
+@pytest.mark.parametrize("crowd", CROWDS)
+def test_the_second_of_a_pair_never_comes_first(connection, db, crowd):
     # Whose first messages are received slowly, and the second ones eagerly.
-    run(db, [("r", "default", 50), ("r", "default", 10), ("q", "default", 1)], pairs=True)
+    run(db, [("r", "default", 50), ("r", "default", 10), ("q", "default", 1)], crowd, pairs=True)
     assert wrong(connection, "q/default") == {}
     assert wrong(connection, "r/default") == {}
     assert misplaced(connection) == set()

@@ -10,7 +10,7 @@ from tests.conftest import database
 from tests.queues import consume, one
 from tests.sagas import TOUR, run
 
-pytestmark = pytest.mark.hstore
+pytestmark = [pytest.mark.hstore, pytest.mark.usefixtures("few_sessions")]
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from tests.queues import one
 from tests.sagas import STEPS, TOUR, acts, due, note, run, state
 from tests.waiting import until
 
-pytestmark = pytest.mark.hstore
+pytestmark = [pytest.mark.hstore, pytest.mark.usefixtures("few_sessions")]
 
 ROOMS = QueueFeed("rooms")
 

@@ -20,7 +20,7 @@ from tests.queues import one
 from tests.sagas import STEPS, TOUR, acts, due, failure, run, state
 from tests.waiting import until, waits
 
-pytestmark = pytest.mark.hstore
+pytestmark = [pytest.mark.hstore, pytest.mark.usefixtures("few_sessions")]
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from tests.conftest import database
 from tests.queues import one
 from tests.sagas import STEPS, TOUR, WORKED, acts, note, run, state
 
-pytestmark = pytest.mark.hstore
+pytestmark = [pytest.mark.hstore, pytest.mark.usefixtures("few_sessions")]
 
 
 @pytest.fixture
