@@ -27,17 +27,25 @@ class _Pool:
 
     @contextmanager
     def lend(self, conninfo: str, primary: bool) -> Iterator[Connection]:
-        idle = self._idle[conninfo, primary]
-        if idle:
-            connection = idle.pop()
-            connection.execute("reset all")
-        else:
+        idle, connection = self._idle[conninfo, primary], None
+        while idle and connection is None:
+            connection = _reset(idle.pop())
+        if connection is None:
             connection = self._opened.enter_context(connect(conninfo, primary=primary))
         try:
             yield connection
         finally:
             if not connection.closed and connection.info.transaction_status == TransactionStatus.IDLE:
                 idle.append(connection)
+
+
+def _reset(connection: Connection) -> Connection | None:
+    """Take the settings of the transaction before from a connection; None if its server has ended it."""
+    try:
+        connection.execute("reset all")
+    except psycopg.OperationalError:
+        return None
+    return connection
 
 
 _POOL: ContextVar[_Pool | None] = ContextVar("pool", default=None)

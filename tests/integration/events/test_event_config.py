@@ -37,15 +37,15 @@ def test_the_manual_s_statements_work_one_after_the_other(connect):
     "key", ["partition_retention_period", "future_intervals_to_create", "partition_interval"]
 )
 @pytest.mark.parametrize("value", ["soon", "", "-1 hour", "0", "10000 years", None])
-def test_a_length_of_time_that_is_none_is_refused(connect, key, value):
+def test_a_length_of_time_that_is_none_is_refused(unchanged, key, value):
     with pytest.raises(psycopg.errors.InvalidParameterValue, match=f"{key} must be a length of time"):
-        configure(connect(), **{key: value})
+        configure(unchanged, **{key: value})
 
 
 @pytest.mark.parametrize("value", ["1 month", "100 milliseconds", "1.5 seconds", "2 years"])
-def test_an_interval_that_no_partition_can_have_is_refused(connect, value):
+def test_an_interval_that_no_partition_can_have_is_refused(unchanged, value):
     with pytest.raises(psycopg.errors.InvalidParameterValue, match="a partition cannot be"):
-        configure(connect(), partition_interval=value, partition_retention_period="9 years")
+        configure(unchanged, partition_interval=value, partition_retention_period="9 years")
 
 
 @pytest.mark.parametrize(
@@ -61,24 +61,23 @@ def test_settings_can_change_together_in_any_order(connect, settings):
 
 
 @pytest.mark.parametrize("value", ["0", "-5", "many", "1e3", "10000000", "99999999999999", None])
-def test_a_size_of_chunks_that_is_none_is_refused(connect, value):
+def test_a_size_of_chunks_that_is_none_is_refused(unchanged, value):
     with pytest.raises(psycopg.errors.InvalidParameterValue, match="poll_chunk_size must be a number"):
-        configure(connect(), poll_chunk_size=value)
+        configure(unchanged, poll_chunk_size=value)
 
 
-def test_a_setting_that_there_is_not_is_refused(connect):
+def test_a_setting_that_there_is_not_is_refused(unchanged):
     with pytest.raises(psycopg.errors.CheckViolation):
-        connect().execute("insert into pgmb.config values ('partition_intervall', '1 day')")
+        unchanged.execute("insert into pgmb.config values ('partition_intervall', '1 day')")
 
 
-def test_a_setting_cannot_be_deleted_or_renamed(connect):
-    connection = connect()
+def test_a_setting_cannot_be_deleted_or_renamed(unchanged):
     for statement in (
         "delete from pgmb.config",
         "update pgmb.config set id = 'plugin_version' where id = 'use_pg_cron'",
     ):
         with pytest.raises(psycopg.errors.InvalidParameterValue, match="is needed"):
-            connection.execute(statement)
+            unchanged.execute(statement)
 
 
 def test_a_maintainer_may_change_settings(connect, role):

@@ -156,7 +156,10 @@ def test_a_partition_that_holds_something_is_not_dropped(log):
     assert len(kept(log)) == 1
 
 
-def test_everything_is_read_once_while_partitions_come_and_go(log, db):
+@pytest.mark.parametrize(
+    "times", [2, pytest.param(8, marks=pytest.mark.release("more of the same, for longer"))]
+)
+def test_everything_is_read_once_while_partitions_come_and_go(log, db, times):
     """Publishers, the dispatcher and a reader at work, with partitions of a second that live for one more: so
     it takes as long as some of them live."""
     narrow(log)
@@ -172,19 +175,21 @@ def test_everything_is_read_once_while_partitions_come_and_go(log, db):
                 published.extend(publish(publisher, at="now() + interval '300 ms'"))
                 published.extend(publish(publisher, at="now() + interval '4 seconds'"))
                 published.extend(publish(publisher, at="now() - interval '1 hour'"))
+                stop.wait(0.01)
 
     def consume():
         with psycopg.connect(db, autocommit=True) as consumer:
             while not stop.is_set():
                 dispatch(consumer)
                 got.extend(read(consumer))
+                stop.wait(0.02)
 
     threads = [threading.Thread(target=write), threading.Thread(target=consume)]
     for thread in threads:
         thread.start()
     told = []
     aside = 0
-    while sum("emptied" in line for line in told) < 4 or sum("dropped" in line for line in told) < 4:
+    while any(sum(word in line for line in told) < times for word in ("emptied", "dropped")):
         aside += one(log, "select pgmb.place_scheduled()")
         for table in ("events", "dispatched"):
             told += lines(log, f"select pgmb.make_partitions('pgmb.{table}')")
@@ -194,8 +199,10 @@ def test_everything_is_read_once_while_partitions_come_and_go(log, db):
     stop.set()
     for thread in threads:
         thread.join()
+    # For up to four seconds, until the last of them are due.
     while one(log, "select exists (select from pgmb.unread_events)"):
         dispatch(log)
+        log.execute("select pg_sleep(0.1)")
     dispatch(log)
     got.extend(read(log))
     assert aside > 0

@@ -94,30 +94,26 @@ def test_a_subscription_that_fails_on_everything_takes_no_event_from_the_others_
     bad = subscribe(connection, "bad", PARTITIONED, {**fine, "partitions": 0})
     subscribe(connection, "good", PARTITIONED, fine)
     connection.execute(
-        "insert into pgmb.events (topic, payload) select 't', '{}' from generate_series(1, 1000) as g"
+        "insert into pgmb.events (topic, payload) select 't', '{}' from generate_series(1, 300) as g"
     )
-    assert poll(connection) == 1000
-    assert len(drain(connection, "good", 5000)) == 1000
+    assert poll(connection) == 300
+    assert len(drain(connection, "good", 5000)) == 300
     assert {sid for sid, _, _ in faults(connection)} == {bad}
-    assert sum(len(ids) for _, ids, _ in faults(connection)) == 1000
+    assert sum(len(ids) for _, ids, _ in faults(connection)) == 300
 
 
-@pytest.mark.parametrize(
-    "conditions",
-    [
-        "true]::boolean[]; insert into public.smuggled values (1); select array[true",
-        "true); insert into public.smuggled values (1); select (true",
-        "true; insert into public.smuggled values (1)",
-    ],
-)
-def test_a_condition_that_is_more_than_an_expression_is_refused_and_never_run(connect, conditions):
+def test_a_condition_that_is_more_than_an_expression_is_refused_and_never_run(connect):
     connection = connect()
     connection.execute("create sequence public.ran")
-    smuggling = conditions.replace("insert into public.smuggled values (1)", "select nextval('public.ran')")
-    with pytest.raises(psycopg.Error, match="cannot be used") as refused:
-        subscribe(connection, "g", smuggling)
-    assert refused.value.sqlstate == "PC008"
-    assert one(connection, "select is_called from public.ran") is False
+    for smuggling in (
+        "true]::boolean[]; select nextval('public.ran'); select array[true",
+        "true); select nextval('public.ran'); select (true",
+        "true; select nextval('public.ran')",
+    ):
+        with pytest.raises(psycopg.Error, match="cannot be used") as refused:
+            subscribe(connection, "g", smuggling)
+        assert refused.value.sqlstate == "PC008", smuggling
+        assert one(connection, "select is_called from public.ran") is False, smuggling
 
 
 def test_a_condition_runs_with_the_rights_of_the_owner_whoever_polls(connect, role, connect_to):
@@ -237,9 +233,9 @@ def test_a_read_that_fails_keeps_the_lock_of_the_one_before(connect):
 
 
 @pytest.mark.parametrize("most", [0, -1, 1_000_001])
-def test_a_poll_of_no_events_or_of_more_than_memory_may_hold_is_refused(connect, most):
+def test_a_poll_of_no_events_or_of_more_than_memory_may_hold_is_refused(unchanged, most):
     with pytest.raises(psycopg.errors.InvalidParameterValue, match="1 to 1000000"):
-        connect().execute("select pgmb.dispatch(%s)", [most])
+        unchanged.execute("select pgmb.dispatch(%s)", [most])
 
 
 def test_nobody_gets_into_the_capture_of_anothers_table_by_a_trigger(connect, role, connect_to):

@@ -38,6 +38,8 @@ from tests.events import (
 from tests.tubes import one
 from tests.waiting import locks
 
+pytestmark = pytest.mark.usefixtures("few_sessions")
+
 
 def test_an_event_feed_keeps_the_contract():
     assert isinstance(FEED, Feed)
@@ -124,10 +126,10 @@ def test_a_crash_with_writers_at_work_loses_and_doubles_nothing(own_cluster, own
         ids = [change.id for change in consumer.changes()]
         consumer.ack(lambda c: c.execute("insert into copied select unnest(%s::text[])", [ids]))
 
-    writers = [threading.Thread(target=write, args=(number,)) for number in range(3)]
+    writers = [threading.Thread(target=write, args=(number,)) for number in range(2)]
     for writer in writers:
         writer.start()
-    for _ in range(20):
+    for _ in range(8):
         with ConsumerTransaction(FEED, own_database) as consumer:
             if consumer.claim(200):
                 copy_to(consumer)
@@ -145,7 +147,7 @@ def test_a_crash_with_writers_at_work_loses_and_doubles_nothing(own_cluster, own
         there = {row[0] for row in connection.execute("select id from pgmb.events").fetchall()}
     assert len(copied) == len(set(copied))
     assert set(copied) == there
-    assert set(committed) <= there
+    assert set() < set(committed) <= there
 
 
 def test_while_a_batch_is_in_work_no_snapshot_is_open(db, connect):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
@@ -18,6 +19,8 @@ from tests.events import (
     work_all,
 )
 from tests.tubes import one
+
+pytestmark = pytest.mark.usefixtures("few_sessions")
 
 
 def test_a_batch_has_events_with_payload_time_and_subscriptions(db, connect):

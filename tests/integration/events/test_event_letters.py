@@ -13,6 +13,8 @@ from airflow_pgchange.feeds.errors import LetterRefused
 from tests.batches import taken
 from tests.events import take
 
+pytestmark = pytest.mark.usefixtures("few_sessions")
+
 FEED = EventFeed("g")
 
 

@@ -6,11 +6,13 @@ import subprocess
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.json import Jsonb
 
 from airflow_pgchange.admin import schema
 from airflow_pgchange.feeds import ConsumerTransaction, EventFeed
 from airflow_pgchange.feeds.errors import Refused
+from tests.conftest import database
 from tests.events import drain, poll, poll_all, publish, publish_at, read, subscribe
 from tests.mutations import events, push, push_items, serialise, stop
 from tests.tubes import one
@@ -122,11 +124,11 @@ def test_a_restored_group_works_on_under_its_feed(connect, restored, own_cluster
     assert found == ids[1:]
 
 
-@pytest.fixture
-def there(db, bare_db, cluster, connect, connect_to):
-    """A connection to where a database was restored whose tables publish their mutations, each serialised in its own way.
+@pytest.fixture(scope="module")
+def restored_tables(shared_db, shared, cluster):
+    """The name of where a database was restored whose tables publish their mutations, each serialised in its own way.
     In the same cluster no table has the number that it had."""
-    connection = push_items(connect())
+    connection = push_items(shared)
     connection.execute("create table part (id int, secret text) partition by range (id)")
     connection.execute("create table part_1 partition of part for values from (1) to (10)")
     push(connection, "part")
@@ -136,10 +138,20 @@ def there(db, bare_db, cluster, connect, connect_to):
         "if tabl = 'public.part'::regclass then serialised := serialised - 'secret'; end if; "
         "if tabl = 'public.item'::regclass and record.id = 7 then raise 'unlucky'; end if;",
     )
-    dump = subprocess.run([cluster.binaries / "pg_dump", "-d", db], check=True, capture_output=True).stdout
-    psql = [cluster.binaries / "psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", bare_db]
-    subprocess.run(psql, input=dump, check=True, capture_output=True)
-    return connect_to(bare_db)
+    dump = subprocess.run(
+        [cluster.binaries / "pg_dump", "-d", shared_db], check=True, capture_output=True
+    ).stdout
+    for made in database(cluster, "template1"):
+        psql = [cluster.binaries / "psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", made]
+        subprocess.run(psql, input=dump, check=True, capture_output=True)
+        yield conninfo_to_dict(made)["dbname"]
+
+
+@pytest.fixture
+def there(cluster, restored_tables, connect_to):
+    """A connection to a copy of that database."""
+    for copy in database(cluster, restored_tables):
+        yield connect_to(copy)
 
 
 def test_of_a_restored_table_is_sent_what_was_to_be_sent_of_it(there):
@@ -182,22 +194,20 @@ def test_uninstalling_takes_the_log_and_nothing_else(connect):
     schema.install(connection)
 
 
-@pytest.mark.parametrize(
-    "theirs",
-    [
+def test_uninstalling_refuses_to_take_what_others_built_on_it(connect):
+    connection = connect()
+    for theirs in (
         "create view public.mine as select topic from pgmb.events",
         "create table public.mine (id pgmb.event_id)",
         "create table public.mine (id text default pgmb.create_event_id_default())",
         "create function public.mine(id pgmb.event_id) returns text as 'select id::text' language sql",
         "create table public.mine (g varchar references pgmb.subscription_groups)",
-    ],
-)
-def test_uninstalling_refuses_to_take_what_others_built_on_it(connect, theirs):
-    connection = connect()
-    connection.execute(theirs)
-    with pytest.raises(Refused, match="mine"):
-        schema.uninstall(connection, ["pgmb"])
-    assert one(connection, "select count(*) from pgmb.events") == 0
+    ):
+        connection.execute(theirs)
+        with pytest.raises(Refused, match="mine"):
+            schema.uninstall(connection, ["pgmb"])
+        assert one(connection, "select count(*) from pgmb.events") == 0, theirs
+        connection.execute(f"drop {theirs.split()[1]} public.mine")
 
 
 def test_uninstalling_refuses_to_take_an_extension_that_somebody_has_put_there(connect):
