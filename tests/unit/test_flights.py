@@ -8,9 +8,12 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from itertools import takewhile
 
+import pytest
+
 from demo import flights
 
 
+@pytest.mark.release("seconds: a week of the same file has its order and its figures checked by each change")
 def test_the_year_has_every_departure_arrival_and_cancellation():
     kinds = Counter(row[0] for row in flights.movements(365))
     assert kinds == {"departure": 328_521, "arrival": 328_063, "cancellation": 8_255}

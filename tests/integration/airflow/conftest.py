@@ -23,7 +23,7 @@ def conn_id(db: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> str:
     return "airline"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def airflow(metadata: None, tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
     """Airflow's API with DAGs that name feeds."""
     folder = tmp_path_factory.mktemp("page")

@@ -19,6 +19,8 @@ from tests.command_line import Command, failed
 from tests.conftest import Role
 from tests.ledger import Connect
 
+pytestmark = pytest.mark.usefixtures("few_sessions")
+
 FEED = CommitFeed("delays", 0)
 
 

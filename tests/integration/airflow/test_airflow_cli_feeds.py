@@ -19,8 +19,17 @@ from demo.postgres import free_port
 from tests.command_line import Command, failed
 from tests.events import publish, subscribe
 from tests.ledger import Connect
+from tests.suite.servers import one_of
 from tests.topology import make_catalogue
 from tests.tubes import attach, make
+
+pytestmark = pytest.mark.usefixtures("few_sessions")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """In each run the source is the database of the results or another one, and in a release each of them."""
+    if "where" in metafunc.fixturenames:
+        metafunc.parametrize("where", one_of(["beside", "elsewhere"], metafunc))
 
 
 @pytest.fixture
@@ -61,12 +70,10 @@ def test_a_worker_that_a_tube_does_not_have_is_told(
         pgchange("skip", worker, "--dsn", failing_worker, "--reason", "cannot be parsed")
 
 
-@pytest.fixture(params=["beside", "elsewhere"])
-def failing_group(
-    request: pytest.FixtureRequest, db: str, other_db: str, connect_to: Callable[..., Any]
-) -> list[str]:
+@pytest.fixture
+def failing_group(where: str, db: str, other_db: str, connect_to: Callable[..., Any]) -> list[str]:
     """A group of the event log that read one event and failed on the next of three; the options that name where it is."""
-    source = db if request.param == "beside" else other_db
+    source = db if where == "beside" else other_db
     publisher = connect_to(source)
     subscribe(publisher, "mails")
     publish(publisher, "a", "b", "c")
@@ -134,7 +141,6 @@ def test_a_group_whose_source_lost_its_tail_is_shown_as_held_back(
     assert "lost its latest transactions" in found["held_back_by"]
 
 
-@pytest.mark.parametrize("where", ["beside", "elsewhere"])
 def test_a_consumer_of_a_topology_is_shown_repaired_moved_and_dropped(
     db: str, other_db: str, connect_to: Callable[..., Any], pgchange: Command, where: str
 ) -> None:

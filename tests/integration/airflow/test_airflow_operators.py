@@ -15,6 +15,7 @@ from airflow.sdk import DAG, task
 from airflow.sdk.exceptions import AirflowSkipException
 
 from airflow_pgchange.feeds import Batch, Change, CommitFeed, ConsumerTransaction
+from airflow_pgchange.feeds.draining import SHOWN_BATCHES
 from airflow_pgchange.feeds.errors import (
     BatchGivenUp,
     ConsumerBusy,
@@ -26,6 +27,8 @@ from airflow_pgchange.feeds.feed import to_json
 from tests.airflow_home import uri
 from tests.ledger import FEED, Connect, audit, operator, run
 from tests.waiting import sleeps, until
+
+pytestmark = pytest.mark.usefixtures("few_sessions")
 
 Database = psycopg.Connection[Any]
 
@@ -57,9 +60,10 @@ def test_a_batch_is_noted_with_the_try_of_the_task_that_processed_it(
 
 
 def test_a_summary_is_small_plain_json(conn_id: str, write: Callable[[int], None]) -> None:
-    write(50)
+    write(SHOWN_BATCHES + 2)
     summary = run(operator(conn_id, limit=1, max_batches=None))
-    assert (summary["feed"], summary["batches"], summary["changes"]) == ("audit/0", 50, 50)
+    assert (summary["feed"], summary["batches"], summary["changes"]) == ("audit/0", *[SHOWN_BATCHES + 2] * 2)
+    assert len(summary["batch_ids"]) == SHOWN_BATCHES
     assert len(json.dumps(summary)) < 2000
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from airflow_pgchange.spark import submit
 from tests.connect_operator import LEDGER, PASSWORD, airline, make_operator, run
+from tests.suite.servers import one_of
 
 PARSED = """
 import json, os, sys
@@ -60,29 +61,32 @@ def parsed(db, connect, tmp_path, monkeypatch):
     return submitted
 
 
-@pytest.mark.parametrize(
-    ("connection", "settings"),
-    [
-        (
-            {"host": "yarn", "extra": {"deploy-mode": "client", "queue": "night"}},
-            {"spark.master": "yarn", "spark.yarn.queue": "night", "spark.executor.instances": "4"},
-        ),
-        (
-            {"host": "k8s://https://127.0.0.1", "port": 1, "extra": {"namespace": "batches"}},
-            {
-                "spark.master": "k8s://https://127.0.0.1:1",
-                "spark.kubernetes.namespace": "batches",
-                "spark.executor.instances": "4",
-            },
-        ),
-        ({"host": "spark://127.0.0.1", "port": 1}, {"spark.master": "spark://127.0.0.1:1"}),
-    ],
-    ids=["YARN", "Kubernetes", "standalone"],
-)
-def test_a_driver_for_a_cluster_starts_here_with_what_the_operator_was_given(
-    parsed, tmp_path, connection, settings
-):
+MASTERS = {
+    "YARN": (
+        {"host": "yarn", "extra": {"deploy-mode": "client", "queue": "night"}},
+        {"spark.master": "yarn", "spark.yarn.queue": "night", "spark.executor.instances": "4"},
+    ),
+    "Kubernetes": (
+        {"host": "k8s://https://127.0.0.1", "port": 1, "extra": {"namespace": "batches"}},
+        {
+            "spark.master": "k8s://https://127.0.0.1:1",
+            "spark.kubernetes.namespace": "batches",
+            "spark.executor.instances": "4",
+        },
+    ),
+    "standalone": ({"host": "spark://127.0.0.1", "port": 1}, {"spark.master": "spark://127.0.0.1:1"}),
+}
+
+
+def pytest_generate_tests(metafunc):
+    """Each master needs a JVM of its own, so each run tries one of them, and a release all."""
+    if "master" in metafunc.fixturenames:
+        metafunc.parametrize("master", one_of(list(MASTERS), metafunc))
+
+
+def test_a_driver_for_a_cluster_starts_here_with_what_the_operator_was_given(parsed, tmp_path, master):
     """Seconds: a JVM starts."""
+    connection, settings = MASTERS[master]
     seen = parsed(connection)
     expected = {
         **settings,

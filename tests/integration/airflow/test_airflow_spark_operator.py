@@ -23,6 +23,7 @@ from tests.submit_operator import (
     in_background,
     job_of,
 )
+from tests.suite.servers import one_of
 from tests.waiting import locks
 
 STAGES = """
@@ -74,10 +75,6 @@ def test_what_a_batch_is_at_and_how_long_its_phases_took_are_in_the_log(
     assert [set(seconds) for (seconds,) in kept] == [{"claim", "start", "process", "merge"}]
 
 
-def test_a_drain_submits_a_job_for_each_batch(operator: MakeOperator) -> None:
-    assert run(operator(WELL, limit=2, max_batches=None))["batches"] == 3
-
-
 def test_a_job_that_ends_well_without_having_opened_the_batch_fails_the_task(
     operator: MakeOperator,
 ) -> None:
@@ -120,23 +117,26 @@ def test_the_users_own_environment_reaches_the_job(operator: MakeOperator, tmp_p
     assert "'COLOUR': 'blue'" in (tmp_path / "seen").read_text()
 
 
-@pytest.mark.parametrize(
-    ("given", "user"), [({}, "airline"), ({"instances_conn_id": "instances"}, "instances")], ids=["", "named"]
-)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """In each run a job reaches instances by the connection of the results or by one that is named."""
+    if "instances" in metafunc.fixturenames:
+        metafunc.parametrize("instances", one_of(["airline", "instances"], metafunc))
+
+
 def test_the_job_gets_the_catalogue_and_how_to_reach_instances(
-    operator: MakeOperator,
-    monkeypatch: pytest.MonkeyPatch,
-    given: dict[str, str],
-    user: str,
+    operator: MakeOperator, monkeypatch: pytest.MonkeyPatch, instances: str
 ) -> None:
+    given = {"instances_conn_id": "instances"} if instances == "instances" else {}
     monkeypatch.setenv("AIRFLOW_CONN_CATALOGUE", "postgres://postgres@host/catalogue")
     monkeypatch.setenv("AIRFLOW_CONN_INSTANCES", "postgres://postgres@/?application_name=instances")
-    said = f"assert 'catalogue' in request.cluster.catalogue and '{user}' in request.cluster.instances"
+    said = f"assert 'catalogue' in request.cluster.catalogue and '{instances}' in request.cluster.instances"
     assert run(operator(WELL + said, catalogue_conn_id="catalogue", **given))["changes"] == 5
 
 
-def test_our_package_goes_along_with_the_users_files(operator: MakeOperator, tmp_path: Path) -> None:
-    run(operator(WELL, py_files="mine.zip", limit=2, max_batches=None))
+def test_a_drain_submits_a_job_for_each_batch_with_our_package_beside_the_users_files_once(
+    operator: MakeOperator, tmp_path: Path
+) -> None:
+    assert run(operator(WELL, py_files="mine.zip", limit=3, max_batches=None))["batches"] == 2
     (given,) = [part for part in (tmp_path / "seen").read_text().split("'") if part.startswith("mine.zip,")]
     assert given.count(",") == 1
 

@@ -25,6 +25,8 @@ from airflow_pgchange.tubes import Control
 from tests.airflow_home import uri
 from tests.tubes import controls, pods, touched
 
+pytestmark = pytest.mark.usefixtures("few_sessions")
+
 Connect = Callable[..., psycopg.Connection[Any]]
 FEED = TubeFeed("q")
 ROWS = 50

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,22 +19,51 @@ from airflow_pgchange.operators.tube import (
     TubeTouchOperator,
 )
 from tests.airflow_home import uri
-from tests.tubes import attach, faults, make, pods, touched
+from tests.tubes import attach, faults, make, touched
 from tests.waiting import sleeps, until
 
 Connect = Callable[..., psycopg.Connection[Any]]
 
 
-@pytest.fixture
-def tube(db: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> psycopg.Connection[Any]:
-    connection = connect()
+def make_planes(connection: psycopg.Connection[Any]) -> None:
+    """Two planes in a table that is attached to tube q."""
     connection.execute(
         "create table plane (id bigint primary key, built int); insert into plane values (1, 1), (2, 2)"
     )
     make(connection)
     attach(connection, "plane")
+
+
+@pytest.fixture
+def tube(db: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> psycopg.Connection[Any]:
+    connection = connect()
+    make_planes(connection)
     monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", uri(db))
     return connection
+
+
+@pytest.fixture(scope="module")
+def planes(shared: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
+    make_planes(shared)
+    return shared
+
+
+def everything(connection: psycopg.Connection[Any]) -> list[Any]:
+    """The pods of tube q, the tubes, what is attached to them, and the backfills."""
+    query = "select (select json_agg(t) from q as t), (select json_agg(t) from tube.tube as t), "
+    query += "(select json_agg(t) from tube.attachment as t), (select json_agg(t) from tube.backfill as t)"
+    return connection.execute(query).fetchall()
+
+
+@pytest.fixture
+def unchanged(
+    planes: psycopg.Connection[Any], shared_db: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """The same for operators that are refused, on the database of the module; in the end it is as before."""
+    monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", uri(shared_db))
+    before = everything(planes)
+    yield
+    assert everything(planes) == before
 
 
 def task(kind: Any, **given: Any) -> Any:
@@ -53,29 +82,34 @@ def attaching(**given: Any) -> Any:
     return task(TubeAttachOperator, **{"tube": "q", "tables": ["public.plane"], **given}).execute({})
 
 
-@pytest.mark.parametrize(
-    "query",
-    ["select 1;", "select 1 -- one", "select 1 ;\n ", "select 1;\r\n", "select 1 -- one;", "values (1)"],
-)
-def test_a_query_may_end_as_people_end_theirs(tube: psycopg.Connection[Any], query: str) -> None:
-    touch(query=query)
-    assert touched(tube) == [1]
+def test_a_query_may_end_as_people_end_theirs(tube: psycopg.Connection[Any]) -> None:
+    for query in (
+        "select 1;",
+        "select 2 -- two",
+        "select 3 ;\n ",
+        "select 4;\r\n",
+        "select 5 -- five;",
+        "values (6)",
+    ):
+        touch(query=query)
+    assert touched(tube) == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.usefixtures("unchanged")
 @pytest.mark.parametrize("shard", [None, "", "abc", "1.5"])
-def test_a_touch_is_of_a_shard_that_somebody_named(tube: psycopg.Connection[Any], shard: Any) -> None:
+def test_a_touch_is_of_a_shard_that_somebody_named(shard: Any) -> None:
     with pytest.raises(InvalidArgument, match="shard"):
         touch(shard=shard)
-    assert pods(tube) == []
 
 
-def test_a_touch_without_a_shard_does_not_become_a_task(tube: psycopg.Connection[Any]) -> None:
+def test_a_touch_without_a_shard_does_not_become_a_task() -> None:
     with pytest.raises(Exception, match="shard"):
         task(TubeTouchOperator, tube="q", query="select 1")
 
 
+@pytest.mark.usefixtures("unchanged")
 @pytest.mark.parametrize("named", ["", [], [""], " , ", None])
-def test_what_names_nothing_is_refused(tube: psycopg.Connection[Any], named: Any) -> None:
+def test_what_names_nothing_is_refused(named: Any) -> None:
     for run in (
         lambda: touch(tube=named),
         lambda: backfill(tables=named).execute({}),
@@ -83,7 +117,6 @@ def test_what_names_nothing_is_refused(tube: psycopg.Connection[Any], named: Any
     ):
         with pytest.raises(InvalidArgument, match="name at least one"):
             run()
-    assert pods(tube) == []
 
 
 def test_a_tube_with_a_comma_in_its_name_is_not_taken_for_two(tube: psycopg.Connection[Any]) -> None:
@@ -96,13 +129,17 @@ def test_a_tube_with_a_comma_in_its_name_is_not_taken_for_two(tube: psycopg.Conn
     assert (touched(tube), touched(tube, "r")) == ([1], [1])
 
 
-@pytest.mark.parametrize("table", ["with,comma", "with.dot", "Upper", "blank "])
-def test_a_table_in_a_list_may_be_called_anything(tube: psycopg.Connection[Any], table: str) -> None:
-    tube.execute(f'create table "{table}" (id bigint primary key); insert into "{table}" values (5)')
-    attaching(tables=[f'public."{table}"'], shard="0")
-    (name,) = [each for each in tubes.attached(tube, "q") if "plane" not in each]
-    assert backfill(tables=[name]).execute({}) == {name: 1}
-    assert touched(tube) == [5]
+def test_a_table_in_a_list_may_be_called_anything(tube: psycopg.Connection[Any]) -> None:
+    known = set(tubes.attached(tube, "q"))
+    for number, table in enumerate(("with,comma", "with.dot", "Upper", "blank "), 5):
+        tube.execute(
+            f'create table "{table}" (id bigint primary key); insert into "{table}" values ({number})'
+        )
+        attaching(tables=[f'public."{table}"'], shard="0")
+        (name,) = set(tubes.attached(tube, "q")) - known
+        known.add(name)
+        assert backfill(tables=[name]).execute({}) == {name: 1}, table
+    assert touched(tube) == [5, 6, 7, 8]
 
 
 @pytest.mark.parametrize("order_col", [None, ""])
@@ -112,19 +149,24 @@ def test_a_backfill_without_a_column_goes_by_the_ids(
     assert list(backfill(order_col=order_col).execute({}).values()) == [2]
 
 
+@pytest.mark.usefixtures("unchanged")
 @pytest.mark.parametrize("table", ["public.nowhere", "nowhere.plane"])
-def test_a_table_that_is_not_there_is_told(tube: psycopg.Connection[Any], table: str) -> None:
+def test_a_table_that_is_not_there_is_told(table: str) -> None:
     for run in (lambda: backfill(tables=[table]).execute({}), lambda: attaching(tables=[table])):
         with pytest.raises(InvalidArgument, match=f"there is no table {table}"):
             run()
 
 
-@pytest.mark.parametrize("chunk_size", [2, "2", "2.0", 2.0])
-def test_a_chunk_is_as_large_as_a_form_says(tube: psycopg.Connection[Any], chunk_size: Any) -> None:
-    backfill(chunk_size=chunk_size).execute({})
-    assert tube.execute("select chunk_size from tube.backfill").fetchone() == (2,)
+def test_a_chunk_is_as_large_as_a_form_says(tube: psycopg.Connection[Any]) -> None:
+    for number, chunk_size in enumerate((2, "3", "4.0", 5.0)):
+        tube.execute(f"create table plane_{number} (like plane including all)")
+        attach(tube, f"plane_{number}")
+        backfill(tables=[f"public.plane_{number}"], chunk_size=chunk_size).execute({})
+    sizes = tube.execute("select chunk_size from tube.backfill order by id").fetchall()
+    assert sizes == [(2,), (3,), (4,), (5,)]
 
 
+@pytest.mark.usefixtures("unchanged")
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -143,26 +185,23 @@ def test_a_chunk_is_as_large_as_a_form_says(tube: psycopg.Connection[Any], chunk
         {"timeout": None},
     ],
 )
-def test_numbers_that_make_no_sense_are_refused_before_any_work(
-    tube: psycopg.Connection[Any], wrong: dict[str, Any]
-) -> None:
+def test_numbers_that_make_no_sense_are_refused_before_any_work(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match=next(iter(wrong))):
         backfill(**wrong).execute({})
-    assert tube.execute("select count(*) from tube.backfill").fetchone() == (0,)
 
 
+@pytest.mark.usefixtures("unchanged")
 @pytest.mark.parametrize("query", [None, "", ";"])
-def test_a_touch_by_no_query_is_refused(tube: psycopg.Connection[Any], query: Any) -> None:
+def test_a_touch_by_no_query_is_refused(query: Any) -> None:
     with pytest.raises(InvalidArgument, match="query"):
         touch(query=query)
 
 
+@pytest.mark.usefixtures("unchanged")
 @pytest.mark.parametrize(
     "wrong", [{"busy_timeout": "x"}, {"backfill_timeout": -1}, {"downstream": 5}, {"downstream": None}]
 )
-def test_what_a_worker_cannot_work_off_with_is_refused(
-    tube: psycopg.Connection[Any], wrong: dict[str, Any]
-) -> None:
+def test_what_a_worker_cannot_work_off_with_is_refused(wrong: dict[str, Any]) -> None:
     given = {"feed": TubeFeed("q"), "downstream": "public.plane", **wrong}
     with pytest.raises(InvalidArgument, match=next(iter(wrong))):
         task(TubeGarbageCollectOperator, **given).execute({})
@@ -175,10 +214,10 @@ def test_as_many_workers_share_a_tube_as_a_template_says(tube: psycopg.Connectio
         attaching(workers="four")
 
 
-@pytest.mark.parametrize("plane", ["public.plane", "plane", '"public"."plane"', '"plane"', 'public."plane"'])
 def test_tables_are_attached_in_one_order_however_they_are_written(
-    tube: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, plane: str
+    tube: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A table that is attached to the tube comes before those that are not, so each spelling has tubes of its own."""
     tube.execute("create table airport (id bigint primary key); create table wing (id bigint primary key)")
     attach_one, order = tubes.attach, list[str]()
 
@@ -187,9 +226,14 @@ def test_tables_are_attached_in_one_order_however_they_are_written(
         attach_one(connection, name, table, **more)
 
     monkeypatch.setattr(tubes, "attach", attach_noted)
-    attaching(tables=["public.airport", plane], shard=0)
-    attaching(tables=["public.wing", plane, "public.airport"], shard=0, tube="new")
-    assert order == [plane, "public.airport", "public.airport", plane, "public.wing"]
+    spellings = ("public.plane", "plane", '"public"."plane"', '"plane"', 'public."plane"')
+    for number, plane in enumerate(spellings):
+        make(tube, f"old_{number}")
+        attach(tube, "plane", f"old_{number}")
+        order.clear()
+        attaching(tables=["public.airport", plane], shard=0, tube=f"old_{number}")
+        attaching(tables=["public.wing", plane, "public.airport"], shard=0, tube=f"new_{number}")
+        assert order == [plane, "public.airport", "public.airport", plane, "public.wing"], plane
 
 
 def test_tables_are_attached_all_or_none(tube: psycopg.Connection[Any]) -> None:

@@ -23,6 +23,8 @@ from airflow_pgchange.operators.events import (
 from airflow_pgchange.operators.handlers import EventHandlersOperator
 from tests.airflow_home import uri
 
+pytestmark = pytest.mark.usefixtures("few_sessions")
+
 Connect = Callable[..., psycopg.Connection[Any]]
 SECONDS = 30
 

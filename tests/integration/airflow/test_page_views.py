@@ -43,9 +43,8 @@ def told(person: page.Person, path: str) -> dict[str, Any]:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("role", page.ROLES)
 def test_who_may_read_a_dag_sees_groups_and_who_reads_them_and_partitions(
-    people: People, connect: Connect, role: str
+    people: People, connect: Connect
 ) -> None:
     """Seconds: the first test that needs them has Airflow's own database and API made."""
     connection, reader = connect(), connect()
@@ -55,25 +54,25 @@ def test_who_may_read_a_dag_sees_groups_and_who_reads_them_and_partitions(
     events.poll_all(connection)
     reader.execute("set application_name = 'bookkeeper'")
     events.read(reader, "billing", peek=False)
-    found = told(people(role), EVENTS)
-    (group,) = found["groups"]
-    assert (group["name"], group["subscriptions"], group["read_upto"]) == ("billing", 1, None)
-    assert (group["reader"], group["application"]) == (reader.info.backend_pid, "bookkeeper")
-    (current,) = found["partitions"]
-    assert current["state"] == "current"
-    assert current["unread"] == [{"group": "billing", "events": 3, "exact": True}]
-    assert (found["log"]["events"], found["log"]["waiting"], found["log"]["dispatcher"]) == (3, 0, None)
-    assert found["trouble"] is None
+    for role in page.ROLES:
+        found = told(people(role), EVENTS)
+        (group,) = found["groups"]
+        assert (group["name"], group["subscriptions"], group["read_upto"]) == ("billing", 1, None), role
+        assert (group["reader"], group["application"]) == (reader.info.backend_pid, "bookkeeper"), role
+        (current,) = found["partitions"]
+        assert current["state"] == "current", role
+        assert current["unread"] == [{"group": "billing", "events": 3, "exact": True}], role
+        log = found["log"]
+        assert (log["events"], log["waiting"], log["dispatcher"]) == (3, 0, None), role
+        assert found["trouble"] is None, role
 
 
-@pytest.mark.parametrize(("role", "chosen"), [("viewer", ([], [])), ("op", (["order.paid"], ["1 of 4"]))])
-def test_what_a_group_chose_is_for_who_may_read_the_connection(
-    people: People, connect: Connect, role: str, chosen: tuple[list[str], list[str]]
-) -> None:
+def test_what_a_group_chose_is_for_who_may_read_the_connection(people: People, connect: Connect) -> None:
     params = {"topic": "order.paid", "partition": 1, "partitions": 4}
     events.subscribe(connect(), "billing", params=params)
-    (group,) = told(people(role), EVENTS)["groups"]
-    assert (group["topics"], group["parts"]) == chosen
+    for role, chosen in {"viewer": ([], []), "op": (["order.paid"], ["1 of 4"])}.items():
+        (group,) = told(people(role), EVENTS)["groups"]
+        assert (group["topics"], group["parts"]) == chosen, role
 
 
 def test_groups_share_what_is_looked_at_in_a_partition(
@@ -137,47 +136,43 @@ def test_where_there_is_no_schema_it_is_said(
 
 
 @pytest.mark.parametrize("view", ["events", "topology"])
-@pytest.mark.parametrize(("role", "why"), [("viewer", False), ("op", True)])
-def test_why_a_database_does_not_answer_is_for_who_may_read_the_connection(
-    people: People, view: str, role: str, why: bool
-) -> None:
-    found = told(people(role), f"/connections/unreachable/{view}")
-    assert found["installed"] is None
-    assert ("127.0.0.1" in found["trouble"]) is why
+def test_why_a_database_does_not_answer_is_for_who_may_read_the_connection(people: People, view: str) -> None:
+    for role, why in (("viewer", False), ("op", True)):
+        found = told(people(role), f"/connections/unreachable/{view}")
+        assert found["installed"] is None, role
+        assert ("127.0.0.1" in found["trouble"]) is why, role
 
 
-@pytest.mark.parametrize("role", page.ROLES)
 def test_who_may_read_a_dag_sees_instances_masters_and_who_owns_which_buckets(
-    people: People, connect: Connect, role: str
+    people: People, connect: Connect
 ) -> None:
     connection = connect()
     make_catalogue(connection)
     connection.execute("select topology.move_buckets('default', 0, 999, 'copying', 'r2')")
     connection.execute("select topology.set_state('r2-i2', 'Offline')")
-    found = told(people(role), TOPOLOGY)
-    assert [(one["name"], one["master"], one["chosen"]) for one in found["replicasets"]] == [
-        ("r1", "r1-i1", None),
-        ("r2", "r2-i1", None),
-    ]
-    assert [(one["name"], one["replicaset"], one["state"]) for one in found["instances"]] == [
-        ("r1-i1", "r1", "Online"),
-        ("r1-i2", "r1", "Online"),
-        ("r2-i1", "r2", "Online"),
-        ("r2-i2", "r2", "Offline"),
-    ]
-    assert [tuple(one.values()) for one in found["ranges"]] == [
-        ("default", "0", "999", "copying", "r1", "r2"),
-        ("default", "1000", "2999", "active", "r1", None),
-    ]
-    assert (found["cut"], found["trouble"]) == (False, None)
+    for role in page.ROLES:
+        found = told(people(role), TOPOLOGY)
+        assert [(one["name"], one["master"], one["chosen"]) for one in found["replicasets"]] == [
+            ("r1", "r1-i1", None),
+            ("r2", "r2-i1", None),
+        ], role
+        assert [(one["name"], one["replicaset"], one["state"]) for one in found["instances"]] == [
+            ("r1-i1", "r1", "Online"),
+            ("r1-i2", "r1", "Online"),
+            ("r2-i1", "r2", "Online"),
+            ("r2-i2", "r2", "Offline"),
+        ], role
+        assert [tuple(one.values()) for one in found["ranges"]] == [
+            ("default", "0", "999", "copying", "r1", "r2"),
+            ("default", "1000", "2999", "active", "r1", None),
+        ], role
+        assert (found["cut"], found["trouble"]) == (False, None), role
 
 
-@pytest.mark.parametrize(("role", "address"), [("viewer", None), ("op", "127.0.0.1:11")])
-def test_where_an_instance_is_is_for_who_may_read_the_connection(
-    people: People, connect: Connect, role: str, address: str | None
-) -> None:
+def test_where_an_instance_is_is_for_who_may_read_the_connection(people: People, connect: Connect) -> None:
     make_catalogue(connect())
-    assert told(people(role), TOPOLOGY)["instances"][0]["address"] == address
+    for role, address in (("viewer", None), ("op", "127.0.0.1:11")):
+        assert told(people(role), TOPOLOGY)["instances"][0]["address"] == address, role
 
 
 def test_ranges_of_one_owner_that_lie_side_by_side_are_one(people: People, connect: Connect) -> None:

@@ -30,7 +30,7 @@ from tests.queues import consume, fill, make, post, there
 from tests.sagas import TOUR, WORKED, note, prepare
 from tests.waiting import until
 
-pytestmark = pytest.mark.hstore
+pytestmark = [pytest.mark.hstore, pytest.mark.usefixtures("few_sessions")]
 
 SOON = timedelta(seconds=30)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from airflow_pgchange.feeds.connect import connect as feed_connect
 from airflow_pgchange.feeds.errors import MergeRefused
 from airflow_pgchange.results.merge import merge, validate
 from tests.staging import BATCH, rows_of, stage
@@ -35,6 +36,26 @@ ADDED = [
     ("double precision", "integer", "1", "10"),
     ("bigint", "smallint", "1", "10"),
 ]
+
+
+@pytest.fixture(scope="module")
+def shared_results(shared_db):
+    """A connection to the database of the results, as a consumer opens it, for all tests of the module."""
+    with feed_connect(shared_db) as connection:
+        yield connection
+
+
+THEIRS = "select format('%I.%I', schemaname, tablename) from pg_tables where schemaname in ('public', 'pgchange_staging')"
+
+
+@pytest.fixture
+def results(shared_results):
+    """The same; the tables that a test made, and those that it staged, are dropped behind it."""
+    yield shared_results
+    tables = [name for (name,) in shared_results.execute(THEIRS).fetchall()]
+    if tables:
+        shared_results.execute(f"drop table {', '.join(tables)}")
+    shared_results.execute("drop domain if exists two_places")
 
 
 @pytest.fixture

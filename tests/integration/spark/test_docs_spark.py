@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pyspark
@@ -55,11 +56,18 @@ def test_the_guide_says_what_executors_need_and_what_needs_none() -> None:
     assert f"fewer than {SMALL:,} changes" in text
 
 
-def test_the_commands_of_the_guide_put_bytecode_into_the_zip_that_executors_import(tmp_path) -> None:
-    """Seconds: all of PySpark is compiled."""
+@pytest.mark.parametrize(
+    "whole", [False, pytest.param(True, marks=pytest.mark.release("seconds: all of PySpark is compiled"))]
+)
+def test_the_commands_of_the_guide_put_bytecode_into_the_zip_that_executors_import(tmp_path, whole) -> None:
+    """In a release into Spark's own zip, else into a zip with the module that executors start by."""
     library = tmp_path / "python" / "lib"
     library.mkdir(parents=True)
     zipped = Path(shutil.copy(Path(str(pyspark.__file__)).parent / "python/lib/pyspark.zip", library))
+    if not whole:
+        with zipfile.ZipFile(zipped, "w") as archive:
+            for module in ("__init__", "daemon"):
+                archive.writestr(f"pyspark/{module}.py", "")
     (commands,) = blocks("sh", PAGE)
     environment = os.environ | {
         "SPARK_HOME": str(tmp_path),

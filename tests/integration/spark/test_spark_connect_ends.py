@@ -194,10 +194,14 @@ def test_no_secret_is_on_a_command_line_in_a_log_or_where_the_server_tells_what_
 
 
 def look_at_command_lines(seen, ended):
+    """Add the command line of each process to ``seen``, and later those of the processes that are new."""
+    old = set()
     while not ended.wait(0.02):
-        for process in Path("/proc").glob("[0-9]*"):
+        found = set(Path("/proc").glob("[0-9]*"))
+        for process in found - old:
             with suppress(OSError):
                 seen.add((process / "cmdline").read_text(errors="replace"))
+        old = old or found
 
 
 def test_what_forks_applications_ends_with_the_process_that_it_is_kept_for(connect_server, tmp_path):

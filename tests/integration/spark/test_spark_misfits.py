@@ -14,21 +14,28 @@ from airflow_pgchange.feeds.errors import UnsupportedType
 from airflow_pgchange.spark import arrow
 from airflow_pgchange.spark.misfits import Rows
 from airflow_pgchange.spark.types import describe, spark_schema
+from tests.conftest import database
 from tests.planes import make_planes
 from tests.spark_session import batch_of, track
 from tests.tubes import make
 
 
-@pytest.fixture
-def ascii_db(cluster, db):
-    """A database that takes any bytes for text."""
+@pytest.fixture(scope="module")
+def ascii_template(cluster):
+    """The name of a database that takes any bytes for text, to be copied: to install our schemas takes longer."""
     name = "any_bytes"
-    with psycopg.connect(db, autocommit=True) as connection:
+    with psycopg.connect(cluster.conninfo(), autocommit=True) as connection:
         connection.execute(f"create database {name} template template0 encoding 'SQL_ASCII' locale 'C'")
         with psycopg.connect(cluster.conninfo(name), autocommit=True) as inside:
             schema.install(inside)
-        yield cluster.conninfo(name)
+        yield name
         connection.execute(f"drop database {name} with (force)")
+
+
+@pytest.fixture
+def ascii_db(cluster, ascii_template):
+    """A database that takes any bytes for text."""
+    yield from database(cluster, ascii_template)
 
 
 @pytest.mark.parametrize("kind", ["text", "list"])

@@ -42,6 +42,15 @@ def spread(db, primaries):
 
 
 @pytest.fixture
+def followed(db, primaries):
+    """The same where r1 has a standby, which a test may promote."""
+    with standbys_of(primaries, "r1") as standbys:
+        found = replicasets(db, primaries, standbys)
+        found.put(IDS)
+        yield found
+
+
+@pytest.fixture
 def mortal(server, db):
     """The same on clusters of its own, of which r1 has a standby."""
     with two_primaries(server) as primaries, standbys_of(primaries, "r1") as standbys:
@@ -223,18 +232,18 @@ def test_a_catalogue_whose_log_was_trimmed_meanwhile_is_asked_anew(db, spread, f
     assert reads.begun > 2, "the fault did not fire"
 
 
-def test_a_master_that_is_still_a_standby_is_waited_for(db, mortal, feed, monkeypatch):
-    mortal.standbys["r1"].wait_for_replay(mortal.primaries["r1"])
-    mortal.run("select topology.set_master('r1', 'r1-2')")
+def test_a_master_that_is_still_a_standby_is_waited_for(db, followed, feed, monkeypatch):
+    followed.standbys["r1"].wait_for_replay(followed.primaries["r1"])
+    followed.run("select topology.set_master('r1', 'r1-2')")
     pauses = []
 
     def pause(seconds):
         pauses.append(seconds)
         if len(pauses) == 2:
-            mortal.standbys["r1"].promote()
+            followed.standbys["r1"].promote()
 
     monkeypatch.setattr(routing.time, "sleep", pause)
-    with batch_of(feed, db, cluster=mortal.reached) as job:
+    with batch_of(feed, db, cluster=followed.reached) as job:
         assert accounts(job) == [(n, 100 * n) for n in IDS]
     assert len(pauses) >= 2, "the fault did not fire"
 

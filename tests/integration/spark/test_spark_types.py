@@ -87,14 +87,14 @@ MISFITS = {
 
 
 @pytest.mark.parametrize("case", MISFITS)
-def test_a_value_without_a_counterpart_is_refused_by_the_name_of_its_column(db, connect, case):
+def test_a_value_without_a_counterpart_is_refused_by_the_name_of_its_column(shared_db, shared, case):
     value, problem = MISFITS[case]
     query = f"select n as id, case when n = 3 then {value} end as odd_one from generate_series(1, 5) n"
     with pytest.raises(
         UnsupportedType,
         match=f'^odd: column "odd_one" .*{problem}.*, where id is 3: cast the column to text in a view',
     ):
-        read(db, connect(), query, 5)
+        read(shared_db, shared, query, 5)
 
 
 def test_a_type_without_a_counterpart_is_refused_by_the_name_of_its_column(connect):
