@@ -124,19 +124,6 @@ def db(request, cluster, prepared):
 
 @pytest.fixture(scope="module")
 def shared_db(cluster):
-    """A database with all our schemas for all tests of a module that change nothing in it, as those of refused calls."""
-    yield from database(cluster, TEMPLATE)
-
-
-@pytest.fixture(scope="module")
-def shared(shared_db):
-    """A connection to ``shared_db``, as its owner."""
-    with psycopg.connect(shared_db, autocommit=True) as connection:
-        yield connection
-
-
-@pytest.fixture(scope="module")
-def shared_db(cluster):
     """A database for all tests of a module that leave it as it is; its connection string.
 
     For calls that are refused and for facts that are only read: a database of its own would cost each case more than
