@@ -80,7 +80,7 @@ def relay(db, catalogue):
 
 
 KEPT = 6
-"""Prepared databases that stay for later tests, of about 10 MB each; the server's folder is in memory."""
+"""Prepared databases that stay for later tests, of about 16 MB each; the server's folder is in memory."""
 
 
 @pytest.fixture(scope="session")
