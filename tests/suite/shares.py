@@ -8,7 +8,7 @@ seconds that the budget has for a file (R. L. Graham, Bounds on multiprocessing 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ import pytest
 from tests.suite import budget
 
 SHARE = "share"
+COLLECTED = pytest.StashKey[int]()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -27,6 +28,19 @@ def pytest_configure_node(node: Any) -> None:
     workers = len(config.getoption("tx"))
     number = int(node.gateway.id.removeprefix("gw"))
     node.workerinput[SHARE] = shares(arguments(config), workers, budget.prices(config.rootpath))[number]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: Any, ids: Sequence[str]) -> None:
+    node.config.stash[COLLECTED] = node.config.stash.get(COLLECTED, 0) + len(ids)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_report_teststatus(config: pytest.Config) -> None:
+    """Let the progress be a part of all tests: pytest-xdist takes the number of one worker's tests for all."""
+    session = config.pluginmanager.get_plugin("session")
+    if COLLECTED in config.stash and session is not None:
+        session.testscollected = config.stash[COLLECTED]
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
