@@ -32,7 +32,7 @@ PATIENCE = 0.8
 LATE = 5.0
 """Seconds from a question until the answer before is called old."""
 SETTLED = 30.0
-"""Seconds that a connection stands as Airflow has it; then Airflow is asked whether it has been edited."""
+"""Seconds that a connection of Airflow is used as it was read. After that, and once it fails, it is read again."""
 REACH = {"connect_timeout": 3, "tcp_user_timeout": 5000}
 LIMITS = {"statement_timeout": "10s", "lock_timeout": "1s", "idle_session_timeout": "60s"}
 """What nobody looks at any more the server closes."""
@@ -68,18 +68,21 @@ class Line:
             return self._tried_twice(question)
 
     def _tried_twice(self, question: Callable[[Sequence[Connection]], T]) -> T:
-        """A connection that was kept may have been closed meanwhile."""
+        """Ask again over new connections if the kept ones fail. Airflow's connection may have been edited then."""
         self._resolve()
         if self._open:
             try:
                 return question(self._open)
             except (ServerUnavailable, psycopg.OperationalError):
+                self._known_until = 0.0
+                self._resolve()
                 self._close()
         try:
             for conninfo in self._known:
                 self._open.append(opened(conninfo, **LIMITS))
             return question(self._open)
         except Exception as error:
+            self._known_until = 0.0
             self._close()
             raise ServerUnavailable(without_secrets(str(error), self._known)) from error
 

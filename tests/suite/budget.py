@@ -28,19 +28,24 @@ TEST = re.compile(r"^(?:async )?def (test_\w+)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class FileCost:
-    """CPU seconds of a test file, of its dear test functions (with all their parameters), and of each other function."""
+    """CPU seconds of a test file, of its dear test functions (with all their parameters), and of each other function.
+
+    ``wall`` are the seconds that the file took beside two other workers.
+    """
 
     total: float
+    wall: float
     each: float
     dear: Mapping[str, float]
 
     @classmethod
-    def of(cls, functions: Mapping[str, float]) -> FileCost:
+    def of(cls, functions: Mapping[str, float], wall: float) -> FileCost:
         """Sum up the CPU seconds of a file's test functions, by name."""
         dear = {name: round(seconds, 2) for name, seconds in functions.items() if seconds >= DEAR}
         others = [seconds for seconds in functions.values() if seconds < DEAR]
         each = sum(others) / len(others) if others else 0.0
-        return cls(round(sum(functions.values()), 2), round(each, 3), dict(sorted(dear.items())))
+        total = round(sum(functions.values()), 2)
+        return cls(total, round(wall, 1), round(each, 3), dict(sorted(dear.items())))
 
 
 @dataclass(frozen=True)
@@ -54,11 +59,12 @@ class Budget:
 
 @dataclass(frozen=True)
 class Spent:
-    """CPU seconds of a run: of all its processes, and of each test function by its file and name."""
+    """CPU seconds of a run, and of each test function by its file and name; and the seconds that each file took."""
 
     yardstick: float
     total: float
     files: Mapping[str, Mapping[str, float]]
+    wall: Mapping[str, float]
 
     def on(self, yardstick: float) -> Spent:
         """Convert to the speed of another machine."""
@@ -67,7 +73,8 @@ class Spent:
             path: {name: seconds * factor for name, seconds in functions.items()}
             for path, functions in self.files.items()
         }
-        return Spent(yardstick, self.total * factor, files)
+        wall = {path: seconds * factor for path, seconds in self.wall.items()}
+        return Spent(yardstick, self.total * factor, files, wall)
 
 
 def yardstick() -> float:
@@ -88,7 +95,7 @@ def record(root: Path, spent: Spent) -> None:
     before = recorded(root)
     here = spent.on(before.yardstick)
     kept = {path: cost for path, cost in before.files.items() if (root / path).exists()}
-    files = kept | {path: FileCost.of(functions) for path, functions in here.files.items()}
+    files = kept | {path: FileCost.of(functions, here.wall[path]) for path, functions in here.files.items()}
     text = json.dumps(asdict(Budget(before.yardstick, before.allowed, dict(sorted(files.items())))), indent=1)
     (root / FILE).write_text(_a_line_for_each_file(text) + "\n")
 
@@ -124,6 +131,19 @@ def excess(spent: Spent, allowed: Budget) -> list[str]:
         *(f"  {more:+7.1f}  {path}" for path, more in dearest if more > WORTH_NAMING),
         "make them cheaper, or remove as many seconds elsewhere",
     ]
+
+
+def durations(root: Path) -> Callable[[str], float]:
+    """Return a function that tells how many seconds a test file, or a test of it, takes in a run."""
+    files, price = (recorded(root).files if (root / FILE).exists() else {}), prices(root)
+
+    def duration(test: str) -> float:
+        cost = files.get(test.partition("::")[0])
+        if cost is None or cost.total == 0:
+            return price(test)
+        return price(test) * cost.wall / cost.total
+
+    return duration
 
 
 def prices(root: Path) -> Callable[[str], float]:

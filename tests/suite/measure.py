@@ -81,7 +81,11 @@ class Costs:
         order.note(self.config.rootpath, self.seconds, self.failed)
         path = self.config.getoption("--costs")
         if path is not None and self.yardsticks:
-            path.write_text(json.dumps({"yardstick": statistics.median(self.yardsticks), "files": self.cpu}))
+            wall: defaultdict[str, float] = defaultdict(float)
+            for name, seconds in self.seconds.items():
+                wall[name.split("::")[0]] += seconds
+            spent = {"yardstick": statistics.median(self.yardsticks), "files": self.cpu, "wall": wall}
+            path.write_text(json.dumps(spent))
 
     def _look(self) -> None:
         """Measure how fast the machine is, now and then."""

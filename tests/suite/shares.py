@@ -1,7 +1,7 @@
 """Test files split among the workers of a run before they are collected.
 
 With ``--dist each`` every worker of pytest-xdist runs all that it collects. Here each worker gets a share of the files,
-so that it imports and collects those alone. The shares are made by greedy scheduling, the dearest file first, by the CPU
+so that it imports and collects those alone. The shares are made by greedy scheduling, the longest file first, by the
 seconds that the budget has for a file (R. L. Graham, Bounds on multiprocessing timing anomalies, 1969).
 """
 
@@ -27,7 +27,7 @@ def pytest_configure_node(node: Any) -> None:
         return
     workers = len(config.getoption("tx"))
     number = int(node.gateway.id.removeprefix("gw"))
-    node.workerinput[SHARE] = shares(arguments(config), workers, budget.prices(config.rootpath))[number]
+    node.workerinput[SHARE] = shares(arguments(config), workers, budget.durations(config.rootpath))[number]
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -61,15 +61,17 @@ def arguments(config: pytest.Config) -> list[str]:
     return found
 
 
-def shares(asked: Iterable[str], workers: int, price: Callable[[str], float]) -> list[list[str]]:
+def shares(asked: Iterable[str], workers: int, duration: Callable[[str], float]) -> list[list[str]]:
     """Split files and tests (``path`` or ``path::name``) into one list for each worker; a file's tests stay together."""
     together: dict[str, list[str]] = {}
     for argument in asked:
         together.setdefault(argument.partition("::")[0], []).append(argument)
-    priced = sorted(((sum(map(price, ids)), ids) for ids in together.values()), key=lambda file: -file[0])
+    measured = sorted(
+        ((sum(map(duration, ids)), ids) for ids in together.values()), key=lambda file: -file[0]
+    )
     loads: list[tuple[float, int]] = [(0.0, worker) for worker in range(workers)]
     split: list[list[str]] = [[] for _ in range(workers)]
-    for seconds, ids in priced:
+    for seconds, ids in measured:
         load, worker = heapq.heappop(loads)
         split[worker] += ids
         heapq.heappush(loads, (load + seconds, worker))

@@ -11,11 +11,12 @@ from tests.suite import budget, clusters, release, room, servers, shares
 from tests.suite.budget import Budget, FileCost, Spent
 from tests.suite.run import ROOT
 
-ALLOWED = Budget(0.02, 100.0, {"a": FileCost(60.0, 0.1, {}), "b": FileCost(30.0, 0.1, {})})
+ALLOWED = Budget(0.02, 100.0, {"a": FileCost(60.0, 60.0, 0.1, {}), "b": FileCost(30.0, 30.0, 0.1, {})})
 
 
 def spent(total, functions, yardstick=0.02):
-    return Spent(yardstick, total, {path: {"test_it": seconds} for path, seconds in functions.items()})
+    files = {path: {"test_it": seconds} for path, seconds in functions.items()}
+    return Spent(yardstick, total, files, functions)
 
 
 def test_a_run_may_cost_its_budget_and_not_more():
@@ -41,7 +42,7 @@ def budgeted(tmp_path):
         "tests/test_a.py": {"test_dear": 3.0, "test_cheap": 0.25},
         "tests/test_gone.py": {"test_it": 1.0},
     }
-    budget.record(tmp_path, Spent(0.02, 4.25, costs))
+    budget.record(tmp_path, Spent(0.02, 4.25, costs, {"tests/test_a.py": 6.5, "tests/test_gone.py": 1.0}))
     return tmp_path
 
 
@@ -49,6 +50,11 @@ def test_a_test_function_has_the_price_that_was_measured(budgeted):
     price = budget.prices(budgeted)
     assert price("tests/test_a.py") == 3.25
     assert (price("tests/test_a.py::test_dear"), price("tests/test_a.py::test_cheap")) == (3.0, 0.25)
+
+
+def test_a_test_takes_as_much_longer_than_its_price_as_its_file_does(budgeted):
+    assert budget.durations(budgeted)("tests/test_a.py") == 6.5
+    assert budget.durations(budgeted)("tests/test_a.py::test_cheap") == 0.5
 
 
 def test_a_file_without_a_budget_is_priced_by_its_tests_and_named(budgeted):
@@ -59,7 +65,7 @@ def test_a_file_without_a_budget_is_priced_by_its_tests_and_named(budgeted):
 
 
 def test_recording_a_file_keeps_the_others_and_what_is_allowed_and_drops_deleted_files(budgeted):
-    budget.record(budgeted, Spent(0.04, 2.0, {"tests/test_b.py": {"test_it": 2.0}}))
+    budget.record(budgeted, Spent(0.04, 2.0, {"tests/test_b.py": {"test_it": 2.0}}, {"tests/test_b.py": 2.0}))
     assert set(budget.recorded(budgeted).files) == {"tests/test_a.py", "tests/test_b.py"}
     assert budget.recorded(budgeted).allowed == 100.0
     assert budget.prices(budgeted)("tests/test_b.py") == 1.0

@@ -100,6 +100,23 @@ def test_a_connection_that_was_edited_is_looked_at_as_it_is_now(
     assert str(settled(window).said) in other_db
 
 
+def test_a_connection_that_was_edited_because_its_database_is_gone_is_read_at_once(
+    db: str, other_db: str, connect: Connect, unrested: None
+) -> None:
+    def question(connections: Connections) -> tuple[int, str]:
+        connections[0].execute("select")
+        return backend(connections), connections[0].info.dbname
+
+    known = [make_conninfo(db, application_name="lookers")]
+    window = Window(Line(lambda: list(known)), question)
+    pid, name = settled(window).said
+    known[:] = [other_db]
+    connect().execute("select pg_terminate_backend(%s)", [pid])
+    until(connect(), LOOKERS.format(0))
+    assert name in db
+    assert settled(window).said[1] in other_db
+
+
 def test_a_question_that_hangs_is_not_waited_for_and_the_last_answer_stays(
     db: str, unrested: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
