@@ -36,14 +36,8 @@ class Person:
     """Somebody with a browser: the cookie of a login, and what a browser says of where a request comes from."""
 
     def __init__(self, client: TestClient, role: str | None) -> None:
-        from airflow.api_fastapi.app import get_auth_manager
-        from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
-
         self._client = client
-        self.token = None
-        if role is not None:
-            user = SimpleAuthManagerUser(username=f"the_{role}", role=role.upper())
-            self.token = get_auth_manager().generate_jwt(user)
+        self.token = None if role is None else token(role)
 
     def ask(
         self, method: str, path: str, site: str | None = "same-origin", headers: Any = (), **given: Any
@@ -58,6 +52,14 @@ class Person:
 
     def post(self, path: str, body: Any = None, **given: Any) -> httpx.Response:
         return self.ask("POST", path, json=body or {}, **given)
+
+
+def token(role: str) -> str:
+    """The token of a person of a role who has logged in, as the cookie ``_token`` has it."""
+    from airflow.api_fastapi.app import get_auth_manager
+    from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
+
+    return get_auth_manager().generate_jwt(SimpleAuthManagerUser(username=f"the_{role}", role=role.upper()))
 
 
 def prepare(folder: Path, url: str = "http://testserver") -> None:

@@ -164,7 +164,7 @@ class Window(Generic[T]):
         if self.afterwards is not None and said is not None:
             try:
                 self.line.ask(partial(self.afterwards, said))
-            except ServerUnavailable:
+            except (ServerUnavailable, AirflowNotFoundException):
                 log.warning("what follows an answer could not be done", exc_info=True)
 
 

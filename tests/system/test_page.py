@@ -20,7 +20,7 @@ from demo.postgres import free_port
 from tests import events, queues
 from tests import page as pages
 from tests.airflow_home import uri
-from tests.browser import log_in, started
+from tests.browser import come_back, log_in, started
 from tests.topology import make_catalogue
 from tests.web import served
 
@@ -164,11 +164,10 @@ def test_a_person_sees_why_a_consumer_fails_skips_its_batch_and_sees_it_go_on(
 
 
 def test_a_person_finds_a_consumers_last_hour_and_batches_and_the_address_bar_keeps_what_is_looked_at(
-    ledger: str, url: str, browser: Page, tmp_path: Path
+    ledger: str, url: str, browser: Page
 ) -> None:
     """Seconds: a server and a browser are started, and samples are five seconds apart."""
-    log_in(browser, url, pages.password(tmp_path, "op"))
-    browser.get_by_role("link", name="PG changes").click()
+    come_back(browser, url)
     browser.get_by_role("button", name="Ready", exact=True).click()
     browser.get_by_role("link", name="delays/0").click()
     plot = browser.get_by_role("img", name="Changes in the last hour. ready: 3 now")
@@ -189,12 +188,9 @@ def test_a_person_finds_a_consumers_last_hour_and_batches_and_the_address_bar_ke
     expect(browser.get_by_role("columnheader", name="Ready")).to_have_attribute("aria-sort", "ascending")
 
 
-def test_who_may_only_look_sees_lag_and_state_and_nothing_to_press(
-    url: str, browser: Page, tmp_path: Path
-) -> None:
+def test_who_may_only_look_sees_lag_and_state_and_nothing_to_press(url: str, browser: Page) -> None:
     """Seconds: a server and a browser are started."""
-    log_in(browser, url, pages.password(tmp_path, "viewer"), "viewer")
-    browser.get_by_role("link", name="PG changes").click()
+    come_back(browser, url, "viewer")
     delays = row(browser, "Consumers", "delays/0")
     expect(delays).to_contain_text("failing")
     expect(delays.get_by_role("button")).to_have_count(0)
@@ -205,11 +201,10 @@ def test_who_may_only_look_sees_lag_and_state_and_nothing_to_press(
 
 
 def test_where_nothing_is_it_is_said_and_a_person_starts_pauses_and_cancels_a_backfill(
-    ledger: str, url: str, browser: Page, tmp_path: Path
+    ledger: str, url: str, browser: Page
 ) -> None:
     """Seconds: a server and a browser are started."""
-    log_in(browser, url, pages.password(tmp_path, "op"))
-    browser.get_by_role("link", name="PG changes").click()
+    come_back(browser, url)
     for view, words in (
         ("Dead letters", "No consumer has given anything up here."),
         ("Watchers", "No watcher has looked here in the last days."),
@@ -235,16 +230,13 @@ def test_where_nothing_is_it_is_said_and_a_person_starts_pauses_and_cancels_a_ba
     assert states == [("cancelled",)]
 
 
-def test_a_link_to_a_dead_letter_shows_it_to_whoever_follows_it(
-    ledger: str, url: str, browser: Page, tmp_path: Path
-) -> None:
+def test_a_link_to_a_dead_letter_shows_it_to_whoever_follows_it(ledger: str, url: str, browser: Page) -> None:
     """Seconds: a server and a browser are started."""
     with psycopg.connect(ledger, autocommit=True) as connection:
         by_hand.skip(connection, connection, FEED, "the carrier is gone")
         (number,) = [letter.id for letter in dead_letters.listed(connection)]
-    log_in(browser, url, pages.password(tmp_path, "op"))
     view = f"{url}/plugin/pgchange/letters"
-    browser.goto(view)
+    come_back(browser, url, view="letters")
     letter = row(browser, "Dead letters in airline", "the carrier is gone")
     letter.get_by_role("button", name="Show letter").click()
     held = browser.get_by_role("region", name="What letter")
@@ -273,7 +265,7 @@ def answered(db: str, queue: str, answer: Answer) -> None:
 
 @pytest.mark.hstore
 def test_a_person_sees_how_long_queues_are_and_follows_a_saga_step_by_step(
-    ledger: str, url: str, browser: Page, tmp_path: Path
+    ledger: str, url: str, browser: Page
 ) -> None:
     """Seconds: a server and a browser are started, and the page's numbers come every three."""
     with psycopg.connect(ledger, autocommit=True) as connection:
@@ -285,8 +277,7 @@ def test_a_person_sees_how_long_queues_are_and_follows_a_saga_step_by_step(
         connection.execute("select mbus.post_dmq('n=>3', iid => mbus.get_iid('orders'))")
         create_queues(connection, TOUR)
         number = start(connection, TOUR, {"tour_id": "7"})
-    log_in(browser, url, pages.password(tmp_path, "op"))
-    browser.goto(f"{url}/plugin/pgchange/queues")
+    come_back(browser, url, view="queues")
     # Behind a thousand the rest is an estimate.
     expect(row(browser, "Queues in airline", "12 parts")).to_contain_text("~1,2")
     retail = row(browser, "Queues in airline", "where (t.properties->'kind') = 'retail'")
@@ -314,11 +305,10 @@ def test_a_person_sees_how_long_queues_are_and_follows_a_saga_step_by_step(
 
 
 def test_a_person_sees_who_reads_the_groups_of_an_event_log_and_what_stands_still(
-    ledger: str, url: str, browser: Page, tmp_path: Path
+    ledger: str, url: str, browser: Page
 ) -> None:
     """Seconds: a server and a browser are started, and the page's numbers come every three."""
-    log_in(browser, url, pages.password(tmp_path, "op"))
-    browser.goto(f"{url}/plugin/pgchange/events")
+    come_back(browser, url, view="events")
     guide = browser.get_by_role("link", name="The guide to the event log")
     assert browser.request.get(str(guide.get_attribute("href"))).text().startswith("# The event log")
     with psycopg.connect(ledger, autocommit=True, application_name="bookkeeper") as connection:
@@ -342,11 +332,10 @@ def test_a_person_sees_who_reads_the_groups_of_an_event_log_and_what_stands_stil
 
 
 def test_a_person_sees_who_is_a_master_and_who_owns_which_buckets(
-    ledger: str, url: str, browser: Page, tmp_path: Path
+    ledger: str, url: str, browser: Page
 ) -> None:
     """Seconds: a server and a browser are started, and the page's numbers come every three."""
-    log_in(browser, url, pages.password(tmp_path, "op"))
-    browser.goto(f"{url}/plugin/pgchange/topology")
+    come_back(browser, url, view="topology")
     guide = browser.get_by_role("link", name="The guide to the topology")
     assert browser.request.get(str(guide.get_attribute("href"))).text().startswith("# Topology")
     with psycopg.connect(ledger, autocommit=True) as connection:
@@ -370,7 +359,7 @@ def test_a_person_sees_who_is_a_master_and_who_owns_which_buckets(
         expect(moving).to_contain_text("r1-i2")
 
 
-def test_each_view_can_be_read_by_all(ledger: str, url: str, browser: Page, tmp_path: Path) -> None:
+def test_each_view_can_be_read_by_all(ledger: str, url: str, browser: Page) -> None:
     """Seconds: a server and a browser are started, and each view is gone through."""
     with psycopg.connect(ledger, autocommit=True) as connection:
         by_hand.skip(connection, connection, FEED, "the carrier is gone")
@@ -384,8 +373,7 @@ def test_each_view_can_be_read_by_all(ledger: str, url: str, browser: Page, tmp_
         events.poll_all(connection)
         make_catalogue(connection)
         connection.execute("select topology.move_buckets('default', 0, 999, 'copying', 'r2')")
-    log_in(browser, url, pages.password(tmp_path, "op"))
-    browser.get_by_role("link", name="PG changes").click()
+    come_back(browser, url)
     shown = {
         "Overview": "Consumers",
         "delays/0": "Batches of the last day",
