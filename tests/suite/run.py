@@ -35,7 +35,8 @@ def main() -> int:
         ended = processes.run([*command, "--costs", str(costs), *arguments], environment(), ROOT)
         spent = Spent(total=ended.cpu, **json.loads(costs.read_text())) if costs.exists() else None
     print(
-        f"{ended.wall:.0f} s, {ended.cpu:.0f} CPU seconds; each test ran on one of two servers: OTHER=1 swaps them"
+        f"{ended.wall:.0f} s, {ended.cpu:.0f} CPU seconds, yardstick {spent.yardstick if spent else 0:.4f}; "
+        "each test ran on one of two servers: OTHER=1 swaps them"
     )
     for command_line in ended.left:
         print(f"still ran, and was killed: {command_line}")
