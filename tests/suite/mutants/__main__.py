@@ -63,7 +63,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--list", action="store_true", help="tell the sample, and try nothing")
     parser.add_argument(
-        "--seconds", type=float, default=110, help="CPU seconds of the tests that run first, as in make check"
+        "--seconds", type=float, default=100, help="of the tests that run first, as in make check"
     )
     parser.add_argument("--workers", type=int, default=1, help="copies of the tree to try mutants in")
     parser.add_argument("--state", type=Path, help="the file of results")

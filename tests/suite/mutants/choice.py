@@ -34,8 +34,8 @@ class Jury:
 
 
 def jury(root: Path, mutant: Mutant, seconds: float) -> Jury:
-    """Choose the tests that judge a mutant; ``seconds`` are the CPU seconds that ``make check`` has."""
-    graph, price = _graph(root), budget.prices(root)
+    """Choose the tests that judge a mutant; ``seconds`` are those that ``make check`` has."""
+    graph, price = _graph(root), budget.durations(root)
     choices, _ = concerned(graph, [Change(mutant.file, frozenset({mutant.line}))])
     quick, left = within(choices, seconds, price)
     feeds = [feed for feed in FEEDS if mutant.feed in _schemas(root, feed)]
