@@ -14,7 +14,7 @@ def prepared_tube():
 
 
 @pytest.fixture
-def prepared_items():
+def prepared_item():
     """A function that makes items in a table that is attached to a tube."""
     return make_items
 
@@ -26,6 +26,6 @@ def q(prepared_tube, connect):
 
 
 @pytest.fixture
-def item(prepared_items, connect):
+def item(prepared_item, connect):
     """A connection to a database with items in a table that is attached to a tube."""
     return connect()

@@ -23,11 +23,6 @@ def prepared_item():
     return make_item
 
 
-@pytest.fixture
-def item(prepared_item, connect):
-    return connect()
-
-
 def give_up(item, worker=0, workers=1):
     assert claim(item, worker, workers) is not None
     one(item, "select tube.skip_batch('q', %s, 'cannot be parsed')", worker)

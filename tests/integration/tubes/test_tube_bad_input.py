@@ -21,11 +21,6 @@ def prepared_item():
     return make_item
 
 
-@pytest.fixture
-def item(prepared_item, connect):
-    return connect()
-
-
 @pytest.fixture(scope="module")
 def asked(shared):
     """The same, and relations that no tube takes, for all calls that are refused: they change nothing."""

@@ -21,11 +21,6 @@ def prepared_item():
     return make_item
 
 
-@pytest.fixture
-def item(prepared_item, connect):
-    return connect()
-
-
 def judged(connection, predicate):
     make(connection, predicate=predicate)
     return connection

@@ -23,11 +23,6 @@ def prepared_item():
     return make_item
 
 
-@pytest.fixture
-def item(prepared_item, connect):
-    return connect()
-
-
 def backfill(connection, table="item"):
     step1 = one(connection, "select tube.tube_backfill_step1()")
     connection.execute("select tube.tube_backfill_step3(%s, 'q', %s, 'id')", [step1, table])

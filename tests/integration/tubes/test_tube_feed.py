@@ -30,11 +30,6 @@ def prepared_item():
     return make_item
 
 
-@pytest.fixture
-def item(prepared_item, connect):
-    return connect()
-
-
 def work(db, feed=FEED, limit=1000, source=None, write=None):
     """The ids of the next batch, done."""
     return [change.id for change in taken(feed, db, source, limit, write)]

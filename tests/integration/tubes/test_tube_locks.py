@@ -24,11 +24,6 @@ def prepared_item():
     return make_item
 
 
-@pytest.fixture
-def item(prepared_item, connect):
-    return connect()
-
-
 class Doing(threading.Thread):
     """Something that another session does meanwhile, and what it raised."""
 

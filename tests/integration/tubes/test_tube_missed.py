@@ -30,11 +30,6 @@ def prepared_item():
     return make_item
 
 
-@pytest.fixture
-def item(prepared_item, connect):
-    return connect()
-
-
 def refresh(item):
     return [line for (line,) in item.execute("select tube.recapture()")]
 

@@ -22,11 +22,6 @@ def prepared_item():
     return make_item
 
 
-@pytest.fixture
-def item(prepared_item, connect):
-    return connect()
-
-
 def test_a_tubes_own_function_touches_a_shard(item):
     item.execute("select q_touch(8, array[1, 2, 3], 'U', chunk_size => 2)")
     assert pods(item) == [("U", 8, [1, 2]), ("U", 8, [3])]

@@ -30,11 +30,6 @@ def prepared_item():
     return make_item
 
 
-@pytest.fixture
-def item(prepared_item, connect):
-    return connect()
-
-
 def mirror(db):
     with batch_of(FEED, db) as job:
         for attached in job.attached():

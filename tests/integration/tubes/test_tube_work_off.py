@@ -33,11 +33,6 @@ def prepared_item():
     return make_item
 
 
-@pytest.fixture
-def item(prepared_item, connect):
-    return connect()
-
-
 def copies(db, feed=FEED):
     return TableDownstream(db, db, feed, "{tube}s.{table}")
 
