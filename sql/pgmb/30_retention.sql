@@ -122,7 +122,8 @@ set enable_bitmapscan = off
 set jit = off
 as $$
 begin
-    -- Only maintenance adds to pgmb.later, and another one cannot run meanwhile: the first look for holders has seen all of it.
+    -- Only maintenance adds rows to pgmb.later, and the upkeep lock keeps other maintenance away. So the earlier look for
+    -- holders has seen all rows of it.
     if tbl = 'pgmb.events'::regclass and (
         exists (
             select

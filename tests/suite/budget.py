@@ -133,9 +133,14 @@ def excess(spent: Spent, allowed: Budget) -> list[str]:
     ]
 
 
+def _costs(root: Path) -> Mapping[str, FileCost]:
+    """The recorded costs of the test files; none in a checkout that has no budget."""
+    return recorded(root).files if (root / FILE).exists() else {}
+
+
 def durations(root: Path) -> Callable[[str], float]:
     """Return a function that tells how many seconds a test file, or a test of it, takes in a run."""
-    files, price = (recorded(root).files if (root / FILE).exists() else {}), prices(root)
+    files, price = _costs(root), prices(root)
 
     def duration(test: str) -> float:
         cost = files.get(test.partition("::")[0])
@@ -148,7 +153,7 @@ def durations(root: Path) -> Callable[[str], float]:
 
 def prices(root: Path) -> Callable[[str], float]:
     """Return a function that tells the CPU seconds of a test file (``path``) or of a test function (``path::name``)."""
-    files = recorded(root).files if (root / FILE).exists() else {}
+    files = _costs(root)
 
     @functools.cache
     def price(test: str) -> float:

@@ -14,7 +14,7 @@ from tests.suite.choosing.graph import Graph, is_test
 from tests.suite.choosing.ranking import Choice, name_of
 
 MAKERS = ("py:tests.spark_session", "py:tests.integration.conftest.connect_server")
-"""What starts a JVM. Its price is in no test's own, as the tests of a worker share it."""
+"""Helpers that start a JVM. No test's own price has the JVM in it, because the tests of a worker share it."""
 AIRFLOW = re.compile(r"^\s*(?:from|import) airflow\b", re.MULTILINE)
 SYSTEM = "tests/system/"
 KINDS = {"spark", "airflow"}
@@ -54,7 +54,7 @@ def _kinds(graph: Graph) -> Mapping[str, Set[str]]:
 
 
 def _tests_that_reach(graph: Graph, keys: Sequence[str]) -> set[str]:
-    """The tests that come to what keys name, or to what is within it, by fixtures and helpers of the tests."""
+    """Return the tests that reach the parts with these keys through fixtures and helpers of the tests."""
     within = tuple(f"{key}." for key in keys)
     reached = {
         index

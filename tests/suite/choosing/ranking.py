@@ -27,8 +27,8 @@ LEAST = 1e-7
 KIN = 5.0
 """How much more a test counts that shares all telling words with the change than a test that shares none."""
 HEAD, EACH = 10, 0.3
-"""Choices are ordered by (place + HEAD) * (price + EACH), with the price in CPU seconds. Of 28 planted faults the tests
-that are chosen so catch 25, the tests that are chosen by their place alone 18."""
+"""Choices are ordered by (place + HEAD) * (cost + EACH), with the cost in seconds. Of 28 planted faults the tests that
+are chosen so catch 26. The tests that were taken by their place alone, for as many CPU seconds, caught 18."""
 ROOT = -1
 
 
@@ -79,10 +79,10 @@ def within(
     """
     taken: list[Choice] = []
     left: list[Choice] = []
-    places = {choice.test: place for place, choice in enumerate(choices)}
-    for choice in sorted(
-        choices, key=lambda choice: (HEAD + places[choice.test]) * (EACH + cost(choice.test))
-    ):
+    ordered = sorted(
+        enumerate(choices), key=lambda placed: (HEAD + placed[0]) * (EACH + cost(placed[1].test))
+    )
+    for _, choice in ordered:
         if taken and cost(choice.test) > seconds:
             left.append(choice)
         else:
