@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tests.suite import budget
 from tests.suite.choosing.changes import Change, changes
-from tests.suite.choosing.concern import concerned
+from tests.suite.choosing.concern import Concern, concerned
 from tests.suite.choosing.feeds import FEEDS, of_feed
 from tests.suite.choosing.graph import read_graph
 from tests.suite.choosing.ranking import Choice, within
@@ -25,12 +25,14 @@ servers start, and tests are collected."""
 
 @dataclass(frozen=True)
 class Plan:
-    """What changed, the tests to run, and those left to ``make test``: for want of time, and by their kind."""
+    """What changed, the tests to run, those left to ``make test`` for want of time, the kinds of tests that are left to it,
+    and the tests left to a release."""
 
     changed: Sequence[Change]
     chosen: Sequence[Choice]
     left: Sequence[Choice]
     skipped: Sequence[str]
+    of_a_release: Sequence[Choice]
 
 
 def main() -> int:
@@ -45,6 +47,9 @@ def main() -> int:
         print(
             f"left to make test because the change is not about them: tests marked {', '.join(plan.skipped)}"
         )
+    if plan.of_a_release:
+        tests = " ".join(choice.test for choice in plan.of_a_release)
+        print(f"left to make release-test, and reach the change: pytest --release {tests}")
     print(f"{'FAILED: ' + ', '.join(failed) if failed else 'passed'}, in {time.monotonic() - began:.0f} s")
     return 1 if failed else 0
 
@@ -62,14 +67,13 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     changed = [Change(path) for path in arguments.paths] or changes(ROOT, arguments.base)
     graph = read_graph(ROOT)
     if arguments.feed:
-        choices, skipped, seconds = of_feed(graph, arguments.feed), list[str](), FEED_SECONDS
+        concern, seconds = Concern(of_feed(graph, arguments.feed), [], []), FEED_SECONDS
     else:
-        choices, skipped = concerned(graph, changed)
-        seconds = SECONDS
+        concern, seconds = concerned(graph, changed), SECONDS
     chosen, left = within(
-        choices, (arguments.seconds or seconds) * WORKERS * _speed(), budget.durations(ROOT)
+        concern.tests, (arguments.seconds or seconds) * WORKERS * _speed(), budget.durations(ROOT)
     )
-    return Plan(changed, chosen, left, skipped)
+    return Plan(changed, chosen, left, concern.unneeded, concern.of_a_release)
 
 
 def _speed() -> float:

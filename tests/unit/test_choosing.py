@@ -303,4 +303,18 @@ def test_every_feed_has_its_tests(graph):
 )
 def test_expensive_tests_run_for_what_they_are_about_only(graph, source, kinds):
     change = [file(source)]
-    assert concerned(graph, change)[1] == sorted(kinds)
+    assert concerned(graph, change).unneeded == sorted(kinds)
+
+
+@pytest.mark.parametrize(
+    ("source", "tests"),
+    [
+        ("airflow_pgchange/spark/startup", {"test_quick_start.py"}),
+        ("demo/__main__", {"test_demo.py"}),
+        ("sql/tube/27_claim", set()),
+    ],
+)
+def test_the_tests_of_a_release_that_are_near_a_change_are_named(graph, source, tests):
+    named = {choice.path.rpartition("/")[2] for choice in concerned(graph, [file(source)]).of_a_release}
+    assert named >= tests
+    assert tests or not named

@@ -11,12 +11,14 @@ from pathlib import PurePosixPath
 
 from tests.suite.choosing.changes import Change
 from tests.suite.choosing.graph import Graph, is_test
+from tests.suite.choosing.parts import Part
 from tests.suite.choosing.ranking import Choice, name_of
 
 MAKERS = ("py:tests.spark_session", "py:tests.integration.conftest.connect_server")
 """Helpers that start a JVM. No test's own price has the JVM in it, because the tests of a worker share it."""
 AIRFLOW = re.compile(r"^\s*(?:from|import) airflow\b", re.MULTILINE)
 SYSTEM = "tests/system/"
+RELEASE = re.compile(r"^(?:@|pytestmark = )pytest\.mark\.release\(", re.MULTILINE)
 KINDS = {"spark", "airflow"}
 
 
@@ -36,6 +38,22 @@ def needed(
         choice for choice in choices if choice.path in paths or not unneeded & kinds.get(choice.test, set())
     ]
     return kept, sorted(unneeded)
+
+
+def of_a_release(graph: Graph) -> Set[str]:
+    """Return the tests whose marker, or that of their file, leaves them to a release. Single cases do not count."""
+    return {
+        name_of(graph, index)
+        for index, part in enumerate(graph.parts)
+        if part.test and _leaves_to_release(graph.texts.get(part.path, ""), part)
+    }
+
+
+def _leaves_to_release(text: str, part: Part) -> bool:
+    """Whether a marker of a test, or of its whole file, stands in the text of the file."""
+    marks = RELEASE.finditer(text)
+    lines = [(mark[0][0] == "p", text.count("\n", 0, mark.start()) + 1) for mark in marks]
+    return any(of_file or part.first <= line <= part.last for of_file, line in lines)
 
 
 def _is_of_spark(kinds: Mapping[str, Set[str]], choices: Sequence[Choice]) -> bool:

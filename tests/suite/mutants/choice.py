@@ -36,7 +36,7 @@ class Jury:
 def jury(root: Path, mutant: Mutant, seconds: float) -> Jury:
     """Choose the tests that judge a mutant; ``seconds`` are those that ``make check`` has."""
     graph, price = _graph(root), budget.durations(root)
-    choices, _ = concerned(graph, [Change(mutant.file, frozenset({mutant.line}))])
+    choices = concerned(graph, [Change(mutant.file, frozenset({mutant.line}))]).tests
     quick, left = within(choices, seconds, price)
     feeds = [feed for feed in FEEDS if mutant.feed in _schemas(root, feed)]
     if feeds:
