@@ -16,6 +16,8 @@ from tests.suite.mutants.mutant import Mutant
 
 FARTHER = 3
 """A file that belongs to no feed is judged by this many times as much as ``make check`` would run."""
+ALL_FEEDS = "tests/integration/core/"
+"""Tests of this folder that reach a mutant belong to its feed, because a test over all feeds has none in its name."""
 OPTIONS = ("--as-named", "-m", "not spark and not airflow", "--timeout", "120")
 """A test that hangs with a fault planted has noticed the fault. No test of the feeds takes two minutes without one."""
 
@@ -41,6 +43,7 @@ def jury(root: Path, mutant: Mutant, seconds: float) -> Jury:
     feeds = [feed for feed in FEEDS if mutant.feed in _schemas(root, feed)]
     if feeds:
         rest = [choice.test for feed in feeds for choice in of_feed(graph, feed)]
+        rest += [choice.test for choice in left if choice.path.startswith(ALL_FEEDS)]
     else:
         near = [choice for choice in left if choice.path.startswith(FOLDERS)]
         rest = [choice.test for choice in within(near, FARTHER * seconds, price)[0]] if near else []
