@@ -131,3 +131,19 @@ def audit_log() -> list[tuple[str, str, dict[str, Any]]]:
     with create_session() as session:
         entries = session.scalars(select(Log).where(Log.event.like("pgchange_%")).order_by(Log.id))
         return [(entry.event, entry.owner, json.loads(entry.extra)) for entry in entries]
+
+
+def noted_of_dags() -> list[tuple[str | None, str | None]]:
+    """DAG and task of those of our entries that say they are of one: none, as our actions are of connections."""
+    from airflow.models.log import Log
+    from airflow.utils.session import create_session
+    from sqlalchemy import or_, select
+
+    with create_session() as session:
+        ours = select(Log.dag_id, Log.task_id).where(Log.event.like("pgchange_%"))
+        return [
+            (dag, task)
+            for dag, task in session.execute(
+                ours.where(or_(Log.dag_id.is_not(None), Log.task_id.is_not(None)))
+            )
+        ]

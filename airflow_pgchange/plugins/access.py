@@ -10,12 +10,14 @@ from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.base_auth_manager import BaseAuthManager
 from airflow.api_fastapi.auth.managers.models.resource_details import AccessView, ConnectionDetails
 from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_connection, requires_access_view
-from airflow.api_fastapi.logging.decorators import action_logging
 from airflow.configuration import conf
 from airflow.models.connection import Connection
 from fastapi import Depends, HTTPException, Query, Request
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
+from airflow_pgchange.plugins.audit import noted
 from airflow_pgchange.plugins.places import Places
 
 Source = Annotated[
@@ -87,9 +89,15 @@ def source_allowed(method: Method) -> Any:
     return Depends(check)
 
 
-def from_our_pages(request: Request) -> None:
-    """Refuse what another site has a browser send. A request with a token of its own was made by no foreign form."""
-    if request.headers.get("authorization"):
+BEARER = HTTPBearer(auto_error=False)
+"""The token in a request's header, read as Airflow reads it. With any other header the cookie says who asks."""
+
+
+def from_our_pages(
+    request: Request, token: Annotated[HTTPAuthorizationCredentials | None, Depends(BEARER)]
+) -> None:
+    """Refuse what another site has a browser send. No form of another site knows a user's token."""
+    if token is not None:
         return
     site = request.headers.get("sec-fetch-site")
     if site is None:
@@ -112,12 +120,13 @@ def reading() -> list[Any]:
     return [VIEW, Depends(requires_access_connection("GET")), source_allowed("GET")]
 
 
-def acting(event: str) -> list[Any]:
-    """What a route asks that changes something; who may is noted in the audit log, and before what is done."""
+def acting(event: str, body: type[BaseModel] | None = None) -> list[Any]:
+    """What a route asks that changes something. Who asked for what is noted in the audit log before it is done;
+    ``body`` is the model of the route's parameter ``asked``."""
     return [
         VIEW,
         Depends(from_our_pages),
         Depends(requires_access_connection("PUT")),
         source_allowed("PUT"),
-        Depends(action_logging(event)),
+        noted(event, body),
     ]

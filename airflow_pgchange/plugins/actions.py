@@ -65,7 +65,7 @@ def both(connection_id: str, source: str | None) -> Iterator[tuple[psycopg.Conne
             raise
 
 
-@router.post("/connections/{connection_id:path}/consumers/skip", dependencies=acting("pgchange_skip"))
+@router.post("/connections/{connection_id:path}/consumers/skip", dependencies=acting("pgchange_skip", Skip))
 def skip(connection_id: str, asked: Skip, source: Source = None) -> Done:
     """Give up the batch that a consumer cannot finish: it becomes a dead letter."""
     feed = consumers.named(asked.consumer)
@@ -74,7 +74,7 @@ def skip(connection_id: str, asked: Skip, source: Source = None) -> Done:
     return Done(done=[f"{asked.consumer}: batch {batch} is a dead letter now"])
 
 
-@router.post("/connections/{connection_id:path}/consumers/move", dependencies=acting("pgchange_move"))
+@router.post("/connections/{connection_id:path}/consumers/move", dependencies=acting("pgchange_move", Move))
 def move(connection_id: str, asked: Move, source: Source = None) -> Done:
     """Move a consumer to the beginning, to now or to a time: changes are left out, or come again."""
     feed = consumers.movable(asked.consumer)
@@ -83,7 +83,9 @@ def move(connection_id: str, asked: Move, source: Source = None) -> Done:
     return Done(done=[f"{feed.name} has moved to {asked.to}"])
 
 
-@router.post("/connections/{connection_id:path}/consumers/repair", dependencies=acting("pgchange_repair"))
+@router.post(
+    "/connections/{connection_id:path}/consumers/repair", dependencies=acting("pgchange_repair", One)
+)
 def repair(connection_id: str, asked: One, source: Source = None) -> Done:
     """Go on after the source lost its tail, or was restored; batches may come again."""
     feed = consumers.movable(asked.consumer)
@@ -92,7 +94,7 @@ def repair(connection_id: str, asked: One, source: Source = None) -> Done:
     return Done(done=[f"{feed.name} goes on: {guarantee} from here on"])
 
 
-@router.post("/connections/{connection_id:path}/consumers/drop", dependencies=acting("pgchange_drop"))
+@router.post("/connections/{connection_id:path}/consumers/drop", dependencies=acting("pgchange_drop", One))
 def drop(connection_id: str, asked: One, source: Source = None) -> Done:
     """Forget a consumer; under the same name it would begin anew."""
     feed = consumers.movable(asked.consumer)
@@ -102,7 +104,8 @@ def drop(connection_id: str, asked: One, source: Source = None) -> Done:
 
 
 @router.post(
-    "/connections/{connection_id:path}/letters/redrive", dependencies=acting("pgchange_letters_redrive")
+    "/connections/{connection_id:path}/letters/redrive",
+    dependencies=acting("pgchange_letters_redrive", Numbers),
 )
 def redrive(connection_id: str, asked: Numbers, source: Source = None) -> Done:
     """Send letters again, to their consumers alone."""
@@ -111,7 +114,9 @@ def redrive(connection_id: str, asked: Numbers, source: Source = None) -> Done:
     return Done(done=[f"letter {number} is sent again" for number in sent])
 
 
-@router.post("/connections/{connection_id:path}/letters/drop", dependencies=acting("pgchange_letters_drop"))
+@router.post(
+    "/connections/{connection_id:path}/letters/drop", dependencies=acting("pgchange_letters_drop", Numbers)
+)
 def drop_letters(connection_id: str, asked: Numbers) -> Done:
     """Forget letters: what they stand for is gone."""
     with both(connection_id, None) as (results, _):

@@ -58,16 +58,15 @@ VIEW = View(backfills, datamodels.Backfills(backfills=[], tables=[], trouble=Non
 
 
 @router.post(
-    "/connections/{connection_id:path}/backfills/start", dependencies=acting("pgchange_backfill_start")
+    "/connections/{connection_id:path}/backfills/start",
+    dependencies=acting("pgchange_backfill_start", Wanted),
 )
-def start(connection_id: str, wanted: Wanted) -> Done:
+def start(connection_id: str, asked: Wanted) -> Done:
     """Ask the workers of a tube to bring all rows of a table; one that is not finished goes on where it stopped."""
     with both(connection_id, None) as (connection, _):
-        number = tubes.asked(connection, wanted.tube, wanted.table)
+        number = tubes.asked(connection, asked.tube, asked.table)
     return Done(
-        done=[
-            f"backfill {number} of {wanted.table} goes on with the next run of the workers of {wanted.tube}"
-        ]
+        done=[f"backfill {number} of {asked.table} goes on with the next run of the workers of {asked.tube}"]
     )
 
 
