@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.base_auth_manager import BaseAuthManager
 from airflow.api_fastapi.auth.managers.models.resource_details import AccessView, ConnectionDetails
+from airflow.api_fastapi.common.db.common import SessionDep
 from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_connection, requires_access_view
 from airflow.configuration import conf
 from airflow.models.connection import Connection
@@ -18,7 +19,7 @@ from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
 from airflow_pgchange.plugins.audit import noted
-from airflow_pgchange.plugins.places import Places
+from airflow_pgchange.plugins.places import ParsedDags, Place, Places
 
 Source = Annotated[
     str | None, Query(description="The connection of the database with the changes, where it is another.")
@@ -89,6 +90,26 @@ def source_allowed(method: Method) -> Any:
     return Depends(check)
 
 
+def check_named(places: Places, place: Place) -> None:
+    """Refuse a connection that no DAG names: whoever edits connections could have the API server connect anywhere."""
+    if not places.has(place):
+        raise HTTPException(
+            404,
+            "no DAG names this connection, or none with this source; [pgchange] connections may name it, too",
+        )
+
+
+def _named(request: Request, connection_id: str, session: SessionDep, source: Source = None) -> None:
+    dags: ParsedDags = request.app.state.dags
+    places = dags.places(session)
+    # Whatever follows may be slow: it must not keep a connection to the metadata database.
+    session.close()
+    check_named(places, Place(connection_id, source))
+
+
+NAMED = Depends(_named)
+"""Only what DAGs name is connected to."""
+
 BEARER = HTTPBearer(auto_error=False)
 """The token in a request's header, read as Airflow reads it. With any other header the cookie says who asks."""
 
@@ -117,7 +138,7 @@ def _our_origins(request: Request) -> set[str]:
 
 def reading() -> list[Any]:
     """What a route asks that shows payloads and errors."""
-    return [VIEW, Depends(requires_access_connection("GET")), source_allowed("GET")]
+    return [VIEW, Depends(requires_access_connection("GET")), source_allowed("GET"), NAMED]
 
 
 def acting(event: str, body: type[BaseModel] | None = None) -> list[Any]:
@@ -128,5 +149,6 @@ def acting(event: str, body: type[BaseModel] | None = None) -> list[Any]:
         Depends(from_our_pages),
         Depends(requires_access_connection("PUT")),
         source_allowed("PUT"),
+        NAMED,
         noted(event, body),
     ]

@@ -25,7 +25,7 @@ from airflow_pgchange.plugins import (
     queues,
     sagas,
 )
-from airflow_pgchange.plugins.access import VIEW, Rights, Source, reading
+from airflow_pgchange.plugins.access import VIEW, Rights, Source, check_named, reading
 from airflow_pgchange.plugins.overview import consumer as history_of
 from airflow_pgchange.plugins.overview import letters, overview, saga, view
 from airflow_pgchange.plugins.places import ParsedDags, Place, Places
@@ -64,6 +64,7 @@ def build() -> FastAPI:
         redoc_url=None,
     )
     windows, dags = Windows(), ParsedDags()
+    app.state.dags = dags
     for kind in (errors.PgChangeError, psycopg.Error, AirflowNotFoundException):
         app.add_exception_handler(kind, _told)
 
@@ -73,12 +74,8 @@ def build() -> FastAPI:
         session.close()
         if not rights.sees(place.connections):
             raise HTTPException(403, "Forbidden")
-        check(places, place)
+        check_named(places, place)
         return places, rights
-
-    def check(places: Places, place: Place) -> None:
-        if not places.has(place):
-            raise HTTPException(404, "no DAG names that")
 
     @app.get("/overview", dependencies=[VIEW], tags=["looks"])
     def show_overview(user: GetUserDep, session: SessionDep) -> datamodels.Overview:
@@ -105,12 +102,9 @@ def build() -> FastAPI:
         return history_of(windows, places, place, kind, consumer, rights=rights)
 
     @app.get("/connections/{connection_id:path}/letters", dependencies=reading(), tags=["looks"])
-    def show_letters(connection_id: str, *, session: SessionDep, source: Source = None) -> datamodels.Letters:
+    def show_letters(connection_id: str, source: Source = None) -> datamodels.Letters:
         """The latest dead letters of a database, with what they failed on."""
-        place = Place(connection_id, source)
-        check(dags.places(session), place)
-        session.close()
-        return letters(windows, place)
+        return letters(windows, Place(connection_id, source))
 
     @app.get("/connections/{connection_id:path}/letters/{number}", dependencies=reading(), tags=["looks"])
     def show_letter(connection_id: str, number: int) -> datamodels.Content:

@@ -16,6 +16,7 @@ from psycopg import sql
 
 from airflow_pgchange.admin import dead_letters
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
+from airflow_pgchange.plugins import looks
 from tests import page
 from tests.airflow_home import uri
 from tests.ledger import Connect
@@ -203,6 +204,23 @@ def test_what_is_made_up_is_not_there_and_nothing_is_kept_for_it(
         assert asked == [], made_up
 
 
+def test_a_connection_that_no_dag_names_is_not_connected_to_and_nothing_is_noted(
+    people: People, db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_ALIEN", uri(db))
+    monkeypatch.setattr(looks, "connect", lambda *_, **__: pytest.fail("it was connected to"))
+    admin, noted = people("admin"), page.audit_log()
+    for path in ("letters/1", "letters/1?source=airline", "letters", "sagas/1", "backfills"):
+        answer = admin.get(f"/connections/alien/{path}")
+        assert answer.status_code in (403, 404), path
+    for action, body in ACTIONS:
+        for place in (f"alien/{action}", f"airline/{action}?source=alien", f"alien/{action}?source=airline"):
+            answer = admin.post(f"/connections/{place}", body)
+            assert answer.status_code == 404, place
+            assert answer.json()["detail"].startswith("no DAG names this connection"), place
+    assert page.audit_log() == noted
+
+
 def test_the_past_of_who_is_in_a_database_that_never_answered_is_not_asked_for(people: People) -> None:
     past = told_of(people("viewer"), PAST.replace("airline", "unreachable"), "attempts")
     assert past == {"samples": [], "attempts": [], "trouble": "the database does not answer"}
@@ -362,8 +380,6 @@ def test_a_request_with_a_token_of_its_own_needs_no_site(people: People) -> None
 def test_what_is_started_paused_resumed_and_cancelled_is_so_in_the_database(
     people: People, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from airflow_pgchange.plugins import looks
-
     monkeypatch.setattr(looks, "FRESH", 0.0)
     monkeypatch.setattr(looks, "REST", 0.0)
     op = people("op")
