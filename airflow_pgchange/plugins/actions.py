@@ -17,6 +17,7 @@ from airflow_pgchange.feeds import by_hand
 from airflow_pgchange.feeds.error_text import without_secrets
 from airflow_pgchange.plugins.access import Source, acting
 from airflow_pgchange.plugins.datamodels import Done
+from airflow_pgchange.plugins.inputs import Name, Number, Reason
 from airflow_pgchange.plugins.looks import opened
 from airflow_pgchange.plugins.places import Place
 from airflow_pgchange.plugins.questions import conninfos
@@ -29,13 +30,13 @@ router = APIRouter(tags=["actions"])
 class One(BaseModel):
     """A consumer, as status names it."""
 
-    consumer: str
+    consumer: Name
 
 
 class Skip(One):
     """Whose batch to give up, and why."""
 
-    reason: str = Field(min_length=1)
+    reason: Reason
 
 
 class Move(One):
@@ -47,7 +48,7 @@ class Move(One):
 class Numbers(BaseModel):
     """Which letters, all or none."""
 
-    ids: list[int] = Field(min_length=1, max_length=1000)
+    ids: list[Number] = Field(min_length=1, max_length=1000)
 
 
 @contextmanager

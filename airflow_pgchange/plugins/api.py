@@ -9,7 +9,7 @@ from airflow.api_fastapi.common.db.common import SessionDep
 from airflow.api_fastapi.core_api.security import GetUserDep
 from airflow.sdk.exceptions import AirflowNotFoundException
 from fastapi import FastAPI, HTTPException, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.exceptions import RequestValidationError
 from sqlalchemy.orm import Session
 
 from airflow_pgchange.admin import dead_letters
@@ -26,6 +26,7 @@ from airflow_pgchange.plugins import (
     sagas,
 )
 from airflow_pgchange.plugins.access import VIEW, Rights, Source, check_named, reading
+from airflow_pgchange.plugins.inputs import AsciiResponse, Number, unfit
 from airflow_pgchange.plugins.overview import consumer as history_of
 from airflow_pgchange.plugins.overview import letters, overview, saga, view
 from airflow_pgchange.plugins.places import ParsedDags, Place, Places
@@ -67,6 +68,7 @@ def build() -> FastAPI:
     app.state.dags = dags
     for kind in (errors.PgChangeError, psycopg.Error, AirflowNotFoundException):
         app.add_exception_handler(kind, _told)
+    app.add_exception_handler(RequestValidationError, unfit)
 
     def seeing(place: Place, user: Any, session: Session) -> tuple[Places, Rights]:
         places = dags.places(session)
@@ -107,7 +109,7 @@ def build() -> FastAPI:
         return letters(windows, Place(connection_id, source))
 
     @app.get("/connections/{connection_id:path}/letters/{number}", dependencies=reading(), tags=["looks"])
-    def show_letter(connection_id: str, number: int) -> datamodels.Content:
+    def show_letter(connection_id: str, number: Number) -> datamodels.Content:
         """What a dead letter holds."""
         with actions.both(connection_id, None) as (results, _):
             return datamodels.Content.of(dead_letters.content(results, number))
@@ -131,7 +133,7 @@ def build() -> FastAPI:
 
     @app.get("/connections/{connection_id:path}/sagas/{number}", dependencies=[VIEW], tags=["looks"])
     def show_saga(
-        connection_id: str, number: int, *, user: GetUserDep, session: SessionDep, data: bool = True
+        connection_id: str, number: Number, *, user: GetUserDep, session: SessionDep, data: bool = True
     ) -> sagas.Steps:
         """The steps of one of them, and what it was started with."""
         _, rights = seeing(Place(connection_id), user, session)
@@ -155,6 +157,6 @@ def build() -> FastAPI:
     return app
 
 
-def _told(_: Request, error: Exception) -> JSONResponse:
+def _told(_: Request, error: Exception) -> AsciiResponse:
     code = next((code for kind, code in STATUS.items() if isinstance(error, kind)), 409)
-    return JSONResponse({"detail": str(error).strip()}, status_code=code)
+    return AsciiResponse({"detail": str(error).strip()}, status_code=code)

@@ -15,6 +15,7 @@ from airflow_pgchange.plugins import datamodels
 from airflow_pgchange.plugins.access import acting
 from airflow_pgchange.plugins.actions import both
 from airflow_pgchange.plugins.datamodels import Done
+from airflow_pgchange.plugins.inputs import Name, Number
 from airflow_pgchange.plugins.views import View
 from airflow_pgchange.tubes import backfills as tubes
 
@@ -34,8 +35,8 @@ router = APIRouter(tags=["actions"])
 class Wanted(BaseModel):
     """Which table to backfill, and into which tube."""
 
-    tube: str
-    table: str
+    tube: Name
+    table: Name
 
 
 def backfills(connections: Sequence[psycopg.Connection[Any]]) -> datamodels.Backfills:
@@ -74,7 +75,7 @@ def start(connection_id: str, asked: Wanted) -> Done:
     "/connections/{connection_id:path}/backfills/{number}/pause",
     dependencies=acting("pgchange_backfill_pause"),
 )
-def pause(connection_id: str, number: int) -> Done:
+def pause(connection_id: str, number: Number) -> Done:
     """Pause a backfill behind the chunk in work."""
     return _brought(connection_id, number, "pause", "paused")
 
@@ -83,7 +84,7 @@ def pause(connection_id: str, number: int) -> Done:
     "/connections/{connection_id:path}/backfills/{number}/resume",
     dependencies=acting("pgchange_backfill_resume"),
 )
-def resume(connection_id: str, number: int) -> Done:
+def resume(connection_id: str, number: Number) -> Done:
     """Let a paused backfill go on where it stopped."""
     return _brought(connection_id, number, "resume", "no longer paused")
 
@@ -92,12 +93,14 @@ def resume(connection_id: str, number: int) -> Done:
     "/connections/{connection_id:path}/backfills/{number}/cancel",
     dependencies=acting("pgchange_backfill_cancel"),
 )
-def cancel(connection_id: str, number: int) -> Done:
+def cancel(connection_id: str, number: Number) -> Done:
     """Give up a backfill: what it touched stays touched, and nothing is given up downstream."""
     return _brought(connection_id, number, "cancel", "cancelled")
 
 
-def _brought(connection_id: str, number: int, verb: Literal["pause", "resume", "cancel"], state: str) -> Done:
+def _brought(
+    connection_id: str, number: Number, verb: Literal["pause", "resume", "cancel"], state: str
+) -> Done:
     with both(connection_id, None) as (connection, _):
         ask(connection, select(f"tube.backfill_{verb}", number))
     return Done(done=[f"backfill {number} is {state}"])

@@ -114,9 +114,14 @@ begin
     if coalesce(trim(reason), '') = '' then
         raise invalid_parameter_value using message = 'say why the batch is skipped';
     end if;
+    if length(reason) > 4000 then
+        raise invalid_parameter_value using message = format(
+            'the batch is not skipped, as the reason has %s characters: give one of at most 4,000 characters', length(reason));
+    end if;
 end
 $$;
-comment on function pgchange.check_reason(text) is 'Refuse to give a batch up without a reason.';
+comment on function pgchange.check_reason(text) is
+    'Refuse to give a batch up without a reason, or with one that is longer than the errors that are kept of a batch.';
 
 create function pgchange.check_readable(batch jsonb, counted bigint) returns void
 language plpgsql immutable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -69,3 +70,59 @@ def test_a_request_from_elsewhere_is_refused_unless_its_header_says_who_asks(
         headers={"Authorization": authorization},
     )
     assert answer.status_code == 403, answer.text
+
+
+HUGE = 10**30
+TEXTS = ("\ud800", "a\0b", " ", "x" * 20_000)
+SKIP = {"consumer": "delays/0", "reason": "no use"}
+UNFIT: list[tuple[str, Any]] = [
+    *(("consumers/skip", SKIP | {"reason": text}) for text in TEXTS),
+    *(
+        (f"consumers/{verb}", {**SKIP, "to": "now", "consumer": text})
+        for verb in ("skip", "move", "repair", "drop")
+        for text in TEXTS
+    ),
+    *(("consumers/move", {"consumer": "delays/0", "to": text}) for text in TEXTS),
+    *(
+        ("backfills/start", {"tube": "copies", "table": "ledger"} | {field: text})
+        for field in ("tube", "table")
+        for text in TEXTS
+    ),
+    *(
+        (f"letters/{verb}", {"ids": [number]})
+        for verb in ("redrive", "drop")
+        for number in (HUGE, -HUGE, "\ud800")
+    ),
+    *((f"backfills/{HUGE}/{verb}", {}) for verb in ("pause", "resume", "cancel")),
+    ("consumers/skip", {"\ud800": 1}),
+    ("consumers/skip", "\ud800"),
+    ("consumers/skip", [["\ud800"]]),
+]
+
+
+def test_what_no_database_can_take_or_should_keep_is_refused_and_not_repeated(people: People) -> None:
+    op = people("op")
+    for action, body in UNFIT:
+        answer = op.ask(
+            "POST",
+            f"{AIRLINE}/{action}",
+            content=json.dumps(body),
+            headers={"Content-Type": "application/json"},
+        )
+        assert answer.status_code == 422, (action, body)
+        assert len(answer.content) < 1000, (action, body)
+
+
+def test_a_number_or_name_that_no_database_can_take_is_not_there(people: People) -> None:
+    op = people("op")
+    for path in (
+        f"{AIRLINE}/letters/{HUGE}",
+        f"{AIRLINE}/sagas/{HUGE}",
+        f"{AIRLINE}/consumer?kind=commit%00&consumer=delays/0%00",
+        f"{AIRLINE}%00/letters",
+        f"{AIRLINE}/letters?source=%00",
+        "/connections/%ED%A0%80/letters",
+        "/guides/%00",
+        "/page/%00/%00",
+    ):
+        assert op.get(path).status_code in (403, 404, 422), path

@@ -25,6 +25,7 @@ from airflow_pgchange.feeds.errors import (
     BatchGivenUp,
     BatchNotFinished,
     ConsumerBusy,
+    InvalidArgument,
     LetterRefused,
     TransactionNotClean,
     UnknownConsumer,
@@ -261,6 +262,8 @@ def test_a_batch_that_is_given_up_is_a_letter_until_it_is_sent_again(
         assert batch is not None
     with pytest.raises(BatchGivenUp, match="has failed"), ConsumerTransaction(feed, db) as consumer:
         consumer.claim(10, max_attempts=1)
+    with pytest.raises(InvalidArgument, match="4,000 characters"):
+        by_hand.skip(connection, connection, feed, "x" * 4001)
     by_hand.skip(connection, connection, feed, "cannot be read")
     (letter,) = dead_letters.listed(connection)
     assert (letter.consumer, letter.changes, letter.reason) == (feed.name, batch.count, "cannot be read")
