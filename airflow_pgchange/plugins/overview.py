@@ -23,6 +23,8 @@ from airflow_pgchange.plugins.views import M, View
 
 LETTERS = 200
 """So many, the latest, are shown."""
+OF_SOURCE = ("ready", "ready_exact", "waiting", "oldest_seconds", "faults", "held_back_by")
+"""What only the database of a consumer's changes can tell of it."""
 NO_ANSWER = "the database does not answer"
 
 Connections = Sequence[psycopg.Connection[Any]]
@@ -31,7 +33,7 @@ Connections = Sequence[psycopg.Connection[Any]]
 def overview(windows: Windows, places: Places, rights: Rights) -> datamodels.Overview:
     """Everything that a user may see."""
     seen = rights.seen()
-    wanted = {name: [Place(name), *places.elsewhere(name)] for name in seen}
+    wanted = {name: [Place(name), *_seen_elsewhere(name, places, rights)] for name in seen}
     asked = {
         place: windows.status(place, places.consumers[place]) for each in wanted.values() for place in each
     }
@@ -79,6 +81,8 @@ def consumer(
             raise UnknownConsumer(f"no consumer of kind {kind} is called {name} there")
         look = windows.asked(place, history, kind, name)
         said, trouble = look.said or said, _trouble(look)
+    if place.source is None and name in _hidden(place.connection, places, rights):
+        said = said.model_copy(update={"samples": []})
     may_read = rights.may("GET", place.connections)
     dags = rights.readable({one.run.dag_id for one in said.attempts if one.run is not None})
     attempts = [
@@ -153,7 +157,10 @@ def _consumers(
 ) -> Iterator[datamodels.Consumer]:
     """The rows of a database, those whose changes are elsewhere as that place completes them."""
     said = look.said or NOTHING
-    rows = {row["consumer"]: (Place(name), row, said.trends) for row in said.rows}
+    hidden = _hidden(name, places, rights)
+    rows = {
+        row["consumer"]: (hidden.get(row["consumer"], Place(name)), row, said.trends) for row in said.rows
+    }
     for place, other in others.items():
         for row in (other.said or NOTHING).rows:
             if row["consumer"] in rows:
@@ -165,11 +172,31 @@ def _consumers(
         yield _consumer(place, row, trend, places.naming(place, row["kind"], row["consumer"]), rights)
 
 
+def _seen_elsewhere(name: str, places: Places, rights: Rights) -> list[Place]:
+    """The places of consumers with their results here and their changes in another database that the user may see."""
+    return [place for place in places.elsewhere(name) if rights.sees(place.connections)]
+
+
+def _hidden(name: str, places: Places, rights: Rights) -> dict[str, Place]:
+    """The consumers with their results here whose changes are in a database that the user may not see."""
+    seen = _seen_elsewhere(name, places, rights)
+    others = [place for place in places.elsewhere(name) if place not in seen]
+    hidden = {consumer: place for place in others for consumer in places.consumers[place]}
+    return {
+        consumer: place
+        for consumer, place in hidden.items()
+        if not any(consumer in places.consumers[each] for each in seen)
+    }
+
+
 def _consumer(place: Place, row: Row, trend: Trend, dags: Any, rights: Rights) -> datamodels.Consumer:
-    may_read = rights.may("GET", place.connections)
+    may_read, is_seen = rights.may("GET", place.connections), rights.sees(place.connections)
+    if not is_seen:
+        # The last hour is noted with the results, and is the lag in the source, too.
+        row, trend = row | dict.fromkeys(OF_SOURCE), Trend()
     return datamodels.Consumer(
         connection=place.connection,
-        source=place.source,
+        source=place.source if is_seen else None,
         state=datamodels.standing(row),
         batch=None if row["batch_id"] is None else str(row["batch_id"]),
         rate_in=trend.rate_in,
@@ -177,7 +204,7 @@ def _consumer(place: Place, row: Row, trend: Trend, dags: Any, rights: Rights) -
         trend=trend.ready,
         movable=_is_movable(row["consumer"]),
         dags=rights.readable(dags),
-        may_edit=rights.may("PUT", place.connections),
+        may_edit=is_seen and rights.may("PUT", place.connections),
         **{key: row[key] for key in datamodels.Consumer.model_fields if key in row}
         | {"error": row["error"] if may_read else None},
     )
@@ -206,7 +233,7 @@ def _findings(name: str, said: Said, rights: Rights) -> Iterator[datamodels.Find
 
 
 def _watchers(name: str, said: Said, places: Places, rights: Rights) -> Iterator[datamodels.Watcher]:
-    may_read = rights.may("GET", [name])
+    may_read, hidden = rights.may("GET", [name]), _hidden(name, places, rights)
     dags = {
         consumer: naming
         for place in (Place(name), *places.elsewhere(name))
@@ -220,9 +247,9 @@ def _watchers(name: str, said: Said, places: Places, rights: Rights) -> Iterator
             watched_by=row["watched_by"],
             since=row["since"],
             looked_at=row["looked_at"],
-            ready=row["ready"],
+            ready=None if row["feed"] in hidden else row["ready"],
             woke_at=row["woke_at"],
             sees=row["error"] is None,
-            error=row["error"] if may_read else None,
+            error=row["error"] if may_read and row["feed"] not in hidden else None,
             dags=rights.readable(dags.get(row["feed"], ())),
         )

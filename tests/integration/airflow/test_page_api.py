@@ -453,6 +453,45 @@ def test_a_consumer_whose_changes_are_elsewhere_is_shown_with_what_is_there(
     assert (copies["consumer"], copies["source"], copies["ready"]) == ("copies/0", "airline", 2)
 
 
+def copies(person: page.Person) -> dict[str, Any]:
+    """The consumer whose results are in the warehouse and whose changes are elsewhere, as a person sees it."""
+    (found,) = [one for one in page.overview(person)["consumers"] if one["connection"] == "warehouse"]
+    return dict(found)
+
+
+def test_lag_in_a_source_that_one_may_not_see_is_not_told(
+    people: People, db: str, other_db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow.api_fastapi.app import get_auth_manager
+
+    with ConsumerTransaction(CommitFeed("copies", 0), other_db, db) as transaction:
+        transaction.claim(1)
+        transaction.ack()
+    monkeypatch.setenv("AIRFLOW_CONN_WAREHOUSE", uri(other_db))
+    noted = '[{"feed": "copies/0", "kind": "commit", "ready": 2, "error": "airline is down"}]'
+    with psycopg.connect(other_db) as warehouse:
+        warehouse.execute("select pgchange.note_watchers(%s)", [noted])
+    op = people("op")
+    deadline = time.monotonic() + 30
+    while not any(copies(op)["trend"]):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    past = "/connections/warehouse/consumer?kind=commit&consumer=copies/0"
+    assert told_of(op, past, "samples")["samples"]
+    manager = get_auth_manager()
+    monkeypatch.setattr(manager, "get_authorized_dag_ids", lambda **_: set())
+    monkeypatch.setattr(
+        manager, "is_authorized_connection", lambda *, details, **_: details.conn_id == "warehouse"
+    )
+    seen = copies(op)
+    told = ("source", "ready", "waiting", "oldest_seconds", "rate_in", "rate_out", "held_back_by")
+    assert {name: seen[name] for name in told} == dict.fromkeys(told)
+    assert (seen["trend"], seen["state"], seen["may_edit"]) == ([], "unknown", False)
+    (watcher,) = page.overview(op)["watchers"]
+    assert (watcher["feed"], watcher["ready"], watcher["error"]) == ("copies/0", None, None)
+    assert op.get(past).json()["samples"] == []
+
+
 def test_connections_without_dags_are_seen_by_who_may_read_them(
     people: People, monkeypatch: pytest.MonkeyPatch
 ) -> None:
