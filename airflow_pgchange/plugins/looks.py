@@ -1,11 +1,13 @@
 """Looking at databases: each is asked at most once a second however many people look, by a thread and over connections of
-its own, so that one that does not answer delays nobody who looks at others."""
+its own, so that one that does not answer delays nobody who looks at others. However many questions are asked, one thread
+asks those of a line, and few wait for it."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,6 +33,9 @@ PATIENCE = 0.8
 """Seconds from a question until nobody waits for its answer any longer."""
 LATE = 5.0
 """Seconds from a question until the answer before is called old."""
+WAITING = 20
+"""So many questions wait for their turn on a line. One more is refused: whoever asks has it asked again in seconds."""
+CROWDED = "too many questions wait for an answer of this database: look again in some seconds"
 SETTLED = 30.0
 """Seconds that a connection of Airflow is used as it was read. After that, and once it fails, it is read again."""
 REACH = {"connect_timeout": 3, "tcp_user_timeout": 5000}
@@ -54,13 +59,41 @@ class Look(Generic[T]):
 
 @dataclass
 class Line:
-    """The connections to one or two databases, kept, over which one question is asked after another."""
+    """The connections to one or two databases, kept, over which one thread asks one question after another. The thread
+    ends when no question waits."""
 
     conninfos: Callable[[], Sequence[str]]
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _turns: deque[Callable[[], None]] = field(default_factory=deque)
+    _queue: threading.Lock = field(default_factory=threading.Lock)
+    _worker: threading.Thread | None = None
     _open: list[Connection] = field(default_factory=list)
     _known: Sequence[str] = ()
     _known_until: float = 0.0
+
+    def take_turn(self, turn: Callable[[], None]) -> bool:
+        """Have ``turn`` called after those that wait; False, and not, if too many wait."""
+        with self._queue:
+            if len(self._turns) >= WAITING:
+                return False
+            if self._worker is None:
+                worker = threading.Thread(target=self._work, daemon=True)
+                worker.start()
+                self._worker = worker
+            self._turns.append(turn)
+        return True
+
+    def _work(self) -> None:
+        while True:
+            with self._queue:
+                if not self._turns:
+                    self._worker = None
+                    return
+                turn = self._turns.popleft()
+            try:
+                turn()
+            except Exception:
+                log.warning("a database could not be asked", exc_info=True)
 
     def ask(self, question: Callable[[Sequence[Connection]], T]) -> T:
         """Ask once no other question is open."""
@@ -120,15 +153,19 @@ class Window(Generic[T]):
         """Whether a question is open."""
         return self._answered is not None
 
-    def ask(self) -> None:
-        """Have the question asked, unless it just was or is."""
+    def ask(self) -> bool:
+        """Have the question asked, unless it just was or is. False where too many others wait for the same database."""
         with self._lock:
             now = time.monotonic()
-            if self._answered is None and now >= self._until:
-                answered = threading.Event()
-                threading.Thread(target=self._answer, args=(now, answered), daemon=True).start()
-                # Only now: where no thread can be started the question is not open.
-                self._asked, self._answered = now, answered
+            if self._answered is not None or now < self._until:
+                return True
+            answered = threading.Event()
+            # Where no thread can be started this raises, and the question is not open.
+            if not self.line.take_turn(partial(self._answer, now, answered)):
+                self._trouble = CROWDED
+                return False
+            self._asked, self._answered = now, answered
+            return True
 
     def look(self) -> Look[T]:
         """The latest answer. A new one is waited for, but not where there was trouble before."""

@@ -132,8 +132,10 @@ class Windows:
             self.others[key] = window
             while len(self.others) > OTHERS:
                 self.others.popitem(last=False)
-        window.ask()
-        return window.look()
+        is_asked, look = window.ask(), window.look()
+        if not is_asked and look.said is None:
+            self.forget(place, question, *arguments)
+        return look
 
     def forget(self, place: Place, question: Callable[..., Any], *arguments: Any) -> None:
         """Keep nothing of a question: it was about what is not there."""

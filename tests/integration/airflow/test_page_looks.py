@@ -225,6 +225,47 @@ def test_however_much_is_asked_about_few_connections_are_kept(
     until(connect(), LOOKERS.format(1))
 
 
+def test_however_many_questions_wait_for_a_database_one_thread_asks_some_of_them_and_the_rest_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(questions, "conninfos", lambda _: [])
+    monkeypatch.setattr(looks, "PATIENCE", 0.0)
+    begun, go_on, asked = threading.Event(), threading.Event(), []
+
+    def question(number: int, _: Connections) -> int:
+        begun.set()
+        go_on.wait(30)
+        asked.append(number)
+        return number
+
+    windows, before = questions.Windows(), threading.active_count()
+    windows.asked(Place("airline"), question, 0)
+    assert begun.wait(30)
+    answers = [windows.asked(Place("airline"), question, number) for number in range(1, 1000)]
+    assert threading.active_count() <= before + 1
+    refused = [answer for answer in answers if answer.trouble is not None]
+    assert len(refused) == 999 - looks.WAITING
+    assert "wait for an answer of this database" in str(refused[0].trouble)
+    assert len(windows.others) == looks.WAITING + 1
+    go_on.set()
+    deadline = time.monotonic() + 30
+    while len(asked) <= looks.WAITING:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    monkeypatch.setattr(looks, "PATIENCE", 30.0)
+    assert windows.asked(Place("airline"), question, 1000).said == 1000
+    assert asked == [*range(looks.WAITING + 1), 1000]
+
+
+def test_a_question_that_breaks_leaves_its_database_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    line = Line(list)
+    settled(Window(line, lambda _: "an answer", broken))
+    assert settled(Window(line, lambda _: "another")).said == "another"
+
+
 def test_a_thread_that_cannot_be_started_leaves_no_question_open(
     db: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
