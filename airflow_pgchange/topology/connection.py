@@ -30,6 +30,8 @@ MOUTHFUL = 2048
 """Bytes that one client is heard at once, before it is the turn of the others."""
 GRACE = 5.0
 """Seconds that a client whom we let go has to take what it was sent."""
+REFUSAL = 2.0
+"""Seconds that a client for whom there is no room has to begin, so that it hears the reason. Its socket is one of few."""
 KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
 """A peer that vanished is noticed within about a minute, also while nothing happens."""
 
@@ -96,7 +98,8 @@ class Connection(asyncio.BufferedProtocol):
         peer = transport.get_extra_info("peername")
         self._peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "local"
         _keep_alive(transport.get_extra_info("socket"))
-        self._after(seconds("startup_timeout", self._limits.startup_timeout), self._late)
+        startup = seconds("startup_timeout", self._limits.startup_timeout)
+        self._after(min(startup, REFUSAL) if self._session.is_refused else startup, self._late)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._inbox

@@ -72,6 +72,11 @@ class Session:
         self._queries = Queries()
         self._exchange: Exchange | None = None
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether the client is refused as soon as it says who it is."""
+        return self._refusal is not None
+
     def receive(self, data: bytes) -> Iterator[Send | Wish]:
         """What follows from bytes of the client. Raises ClientRefused for whom the connection is to end."""
         self._frames.feed(data)

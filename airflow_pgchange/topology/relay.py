@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import socket
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -18,6 +19,7 @@ from airflow_pgchange.topology.auth import Users
 from airflow_pgchange.topology.catalogue import MOST_EVENTS, Catalogue, Lacking, Logged, Term
 from airflow_pgchange.topology.connection import Connection, Limits, cut
 from airflow_pgchange.topology.encryption import Encryption
+from airflow_pgchange.topology.listening import Door, close, listen
 from airflow_pgchange.topology.protocol import Session
 from airflow_pgchange.topology.raft import Raft
 
@@ -29,6 +31,9 @@ RETRY = 0.25
 """Seconds until a catalogue that was lost is tried again."""
 LOOK = 0.5
 """Seconds between two looks whether buckets have arrived that snapshots lacked."""
+REFUSALS = 32
+"""Sockets besides those of ``max_clients``, for telling others that there is no room. Further connections wait in the
+kernel's backlog."""
 PARTING = 2.0
 """Seconds that clients have to take what they were sent when the relay stops."""
 
@@ -58,6 +63,7 @@ class Relay:
         self._told: set[Connection] = set()
         self._waiting: set[Connection] = set()
         self._called = asyncio.Event()
+        self._door = Door(self._enter)
         self._empty = asyncio.Event()
         self._empty.set()
         self._logged = ""
@@ -68,20 +74,19 @@ class Relay:
     async def serve(self, host: str, port: int, stop: asyncio.Event) -> None:
         """Serve until ``stop`` is set. Raises OSError where nothing can listen there, SchemaMissing or PermissionDenied
         where the catalogue is none; one that cannot be reached is waited for."""
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(self._accept, host, port, backlog=1024)
-        following = asyncio.create_task(self._follow(stop))
-        stopping = asyncio.create_task(stop.wait())
-        log.info("listening on %s", ", ".join("{}:{}".format(*s.getsockname()) for s in server.sockets))
+        sockets = await listen(host, port)
+        log.info("listening on %s", ", ".join("{}:{}".format(*sock.getsockname()) for sock in sockets))
+        admitting = [self._door.admit(sock) for sock in sockets]
+        working = {asyncio.create_task(task) for task in (self._follow(stop), stop.wait(), *admitting)}
         try:
-            await asyncio.wait({following, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if following.done():
-                following.result()
+            done, _ = await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
         finally:
-            server.close()
-            for task in (following, stopping):
+            for task in working:
                 task.cancel()
-            await asyncio.wait({following, stopping})
+            await asyncio.wait(working)
+            close(sockets)
             await self._part()
             await self._catalogue.close()
         log.info("stopped")
@@ -93,10 +98,31 @@ class Relay:
     def gone(self, connection: Connection) -> None:
         for kept in (self._open, self._waiting, self._told):
             kept.discard(connection)
+        if len(self._open) < self._most:
+            self._door.open()
         if not self._open:
             self._empty.set()
 
-    def _accept(self) -> Connection:
+    @property
+    def _most(self) -> int:
+        """Sockets of clients, at most, also of those who have not signed in."""
+        return self._limits.max_clients + REFUSALS
+
+    async def _enter(self, sock: socket.socket) -> None:
+        """Serve whoever has connected. Raises OSError for a peer that has gone already."""
+        connection = self._connection()
+        self._open.add(connection)
+        self._empty.clear()
+        if len(self._open) >= self._most:
+            self._door.close()
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, sock)
+        except OSError:
+            sock.close()
+            self.gone(connection)
+            raise
+
+    def _connection(self) -> Connection:
         number = next(self._numbers)
         full = len(self._open) >= self._limits.max_clients
         session = Session(
@@ -109,10 +135,7 @@ class Relay:
             if full
             else None,
         )
-        connection = Connection(number, session, self, self._limits, self._encryption)
-        self._open.add(connection)
-        self._empty.clear()
-        return connection
+        return Connection(number, session, self, self._limits, self._encryption)
 
     async def _follow(self, stop: asyncio.Event) -> None:
         """Tell what happens, whichever server of the catalogue it happens on. To be cancelled is not enough to end it:

@@ -15,7 +15,7 @@ from airflow_pgchange.topology.encryption import Encryption, load_encryption
 from airflow_pgchange.topology.relay import Relay
 
 SPARE = 100
-"""Files that a relay has open besides its clients' connections, at most: also who is refused has one for a while."""
+"""Files that a relay has open besides its clients' connections, at most: ``REFUSALS`` of them are sockets of others."""
 
 
 def run(

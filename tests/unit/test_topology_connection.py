@@ -151,6 +151,18 @@ async def test_who_was_let_go_and_takes_but_a_part_of_what_it_was_sent_is_cut_of
     await asyncio.wait_for(transport.aborted.wait(), 30)
 
 
+async def test_a_client_for_whom_there_is_no_room_does_not_keep_its_socket_for_long(monkeypatch):
+    monkeypatch.setattr(connection, "REFUSAL", 0)
+    made = Transport()
+    session = Session(1, None, refusal=ClientRefused("53300", "there are 1 clients already"))
+    made.protocol = Connection(1, session, Keeper(), Limits(), None)
+    made.protocol.connection_made(made)
+    async with asyncio.timeout(5):
+        while not made.closed:
+            await asyncio.sleep(0)
+    made.protocol.connection_lost(None)
+
+
 async def test_who_says_much_at_once_is_heard_in_turns_with_the_others(monkeypatch):
     heard, much = [], b"S\0\0\0\4" * 60_000
     receive = Session.receive

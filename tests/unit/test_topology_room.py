@@ -1,0 +1,119 @@
+"""How many sockets clients may cost the relay, whoever they are."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import socket
+from contextlib import asynccontextmanager, closing
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from airflow_pgchange.topology import listening
+from airflow_pgchange.topology.catalogue import Catalogue, Term
+from airflow_pgchange.topology.connection import Limits
+from airflow_pgchange.topology.raft import Raft
+from airflow_pgchange.topology.relay import REFUSALS, Relay
+from demo.postgres import free_port
+
+
+class Empty(Catalogue):
+    """A catalogue in which nothing happens."""
+
+    def __init__(self):
+        self.reached = asyncio.Event()
+
+    async def connect(self):
+        self.reached.set()
+        return Term(1, 1, 1, datetime.now(UTC), 1, 1)
+
+    async def now(self):
+        return Raft(1, 1)
+
+    async def events(self, after):
+        return []
+
+    async def close(self):
+        pass
+
+
+@asynccontextmanager
+async def relay(**limits):
+    """The port of a relay in this process."""
+    catalogue, stop, port = Empty(), asyncio.Event(), free_port()
+    serving = asyncio.create_task(
+        Relay(catalogue, None, limits=Limits(**limits)).serve("127.0.0.1", port, stop)
+    )
+    await catalogue.reached.wait()
+    try:
+        yield port
+    finally:
+        stop.set()
+        await serving
+
+
+async def turns():
+    """More turns of the loop than it takes to accept everybody who has connected."""
+    for _ in range(500):
+        await asyncio.sleep(0)
+
+
+def open_files():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.fixture
+def silent():
+    """Sockets of this process that say nothing, not connected yet."""
+    sockets = [socket.socket() for _ in range(2 + REFUSALS + 20)]
+    yield sockets
+    for sock in sockets:
+        sock.close()
+
+
+async def test_clients_who_have_not_signed_in_take_no_more_sockets_than_there_may_be(silent):
+    async with relay(max_clients=2) as port:
+        before = open_files()
+        for sock in silent:
+            sock.connect(("127.0.0.1", port))
+        await turns()
+        assert open_files() - before == 2 + REFUSALS
+
+
+async def test_whoever_waits_for_room_is_let_in_when_others_have_gone(silent):
+    async with relay(max_clients=2) as port:
+        for sock in silent:
+            sock.connect(("127.0.0.1", port))
+        await turns()
+        for sock in silent[:-1]:
+            sock.close()
+        before = open_files()
+        await turns()
+        # All but the last have left on both sides.
+        assert open_files() == before - REFUSALS - 2 + 1
+
+
+async def test_at_the_limit_of_open_files_connections_wait_and_the_log_says_so_once(
+    silent, caplog, monkeypatch
+):
+    monkeypatch.setattr(listening, "PAUSE", 0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with relay(max_clients=1000) as port:
+        with closing(socket.socket()) as lowest:
+            free = lowest.fileno()
+        before = open_files()
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, hard))
+            for sock in silent:
+                sock.connect(("127.0.0.1", port))
+            await turns()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+        assert "Too many open files" in record.getMessage()
+        assert record.exc_info is None
+        await turns()
+        assert open_files() - before == len(silent)
