@@ -11,8 +11,11 @@ import re
 import secrets
 import shlex
 from base64 import b64decode, b64encode
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from airflow_pgchange.feeds.errors import ClientRefused, InvalidArgument
@@ -39,21 +42,39 @@ class Verifier:
     iterations: int
 
 
-@dataclass(frozen=True)
 class Users:
-    """The users that are known, by name. Nobody learns whether a name is: a stranger's password is wrong."""
+    """The users that are known, by name. Nobody learns whether a name is known: the password of an unknown one is wrong.
 
-    verifiers: Mapping[str, Verifier] = field(repr=False)
-    _secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
+    An unknown user gets a salt that is derived from its name and from ``secret``, as in PostgreSQL. The catalogue keeps
+    the secret, so that all relays of one catalogue give a name the same salt, also after a restart.
+    """
+
+    def __init__(self, verifiers: Mapping[str, Verifier]) -> None:
+        self.secret: bytes | None = None
+        self._verifiers = verifiers
+        kinds = Counter((len(known.salt), known.iterations) for known in verifiers.values())
+        self._kinds = sorted(kinds)
+        self._shares = list(accumulate(kinds[kind] for kind in self._kinds))
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the secret is known, so that users can be asked for their passwords."""
+        return self.secret is not None
 
     def verifier(self, user: str) -> Verifier:
-        found = self.verifiers.get(user)
-        if found is not None:
-            return found
-        # What a stranger is asked must look like what the others are.
-        one = next(iter(self.verifiers.values()))
-        salt = hmac.digest(self._secret, user.encode(), hashlib.sha256)[: len(one.salt)]
-        return Verifier(salt, secrets.token_bytes(32), secrets.token_bytes(32), one.iterations)
+        if self.secret is None:
+            raise RuntimeError("users are asked for passwords before the catalogue has told its secret")
+        # Made for known users, too: both take the same time.
+        mock = self._mock(self.secret, user)
+        return self._verifiers.get(user, mock)
+
+    def _mock(self, secret: bytes, user: str) -> Verifier:
+        """A verifier that no password fits. It has the length of salt and the iterations of a known user: each pair is as
+        frequent as among known users."""
+        drawn = int.from_bytes(hmac.digest(secret, b"kind " + user.encode(), "sha256")[:8])
+        length, iterations = self._kinds[bisect_right(self._shares, drawn * self._shares[-1] >> 64)]
+        salt = hashlib.shake_256(secret + user.encode()).digest(length)
+        return Verifier(salt, secrets.token_bytes(32), secrets.token_bytes(32), iterations)
 
 
 def read_users(path: Path) -> Users:

@@ -101,6 +101,10 @@ class Catalogue:
         self._term = Term(*rows[0])
         return self._term
 
+    async def salt_secret(self) -> bytes:
+        """What salts of unknown users are derived from: the same for all relays of this catalogue."""
+        return bytes((await self._rows("select topology.salt_secret()"))[0][0])
+
     async def snapshot(self) -> Snapshot:
         """The picture now, all of one moment."""
         rows = await self._rows(SNAPSHOT)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -16,6 +14,7 @@ from airflow_pgchange.feeds.errors import ClientRefused, InvalidArgument
 from airflow_pgchange.topology import replies
 from airflow_pgchange.topology.catalogue import Lacking
 from airflow_pgchange.topology.encryption import Encryption
+from airflow_pgchange.topology.listening import keep_alive
 from airflow_pgchange.topology.protocol import Send, Session, State, Wish
 from airflow_pgchange.topology.raft import Raft
 
@@ -32,8 +31,6 @@ GRACE = 5.0
 """Seconds that a client whom we let go has to take what it was sent."""
 REFUSAL = 2.0
 """Seconds that a client for whom there is no room has to begin, so that it hears the reason. Its socket is one of few."""
-KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
-"""A peer that vanished is noticed within about a minute, also while nothing happens."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +94,7 @@ class Connection(asyncio.BufferedProtocol):
         self._take(cast(asyncio.Transport, transport), PIECE)
         peer = transport.get_extra_info("peername")
         self._peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "local"
-        _keep_alive(transport.get_extra_info("socket"))
+        keep_alive(transport.get_extra_info("socket"))
         startup = seconds("startup_timeout", self._limits.startup_timeout)
         self._after(min(startup, REFUSAL) if self._session.is_refused else startup, self._late)
 
@@ -149,6 +146,10 @@ class Connection(asyncio.BufferedProtocol):
         self._no_timer()
         self._keeper.gone(self)
         log.debug("%s: ended: %s", self, exc or "by the client")
+
+    def go_on(self) -> None:
+        """Users can be asked for passwords now."""
+        self._follow(self._session.go_on())
 
     def welcome(self, snapshot: Sequence[bytes], progress: Raft, lacking: Lacking | None) -> None:
         """Send the snapshot, and from here on what happens behind ``progress``."""
@@ -253,7 +254,7 @@ class Connection(asyncio.BufferedProtocol):
         self._after(GRACE, self._transport.abort)
 
     def _late(self) -> None:
-        if self._session.state is State.WAITING:
+        if self._session.state in (State.HELD, State.WAITING):
             self.refuse(ClientRefused("57P03", "the catalogue cannot be reached now", "try again later"))
         else:
             self.refuse(ClientRefused("08006", "too slow to say who it is"))
@@ -287,11 +288,3 @@ def cut(messages: Iterable[bytes]) -> list[bytes]:
 def _in_one_line(said: str) -> str:
     """What a client may have had a hand in, as it can stand in a log."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in said[:500])
-
-
-def _keep_alive(sock: socket.socket) -> None:
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    with suppress(OSError):
-        for name, value in KEEPALIVE.items():
-            if hasattr(socket, name):
-                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

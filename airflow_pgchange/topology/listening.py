@@ -19,6 +19,8 @@ PAUSE = 1.0
 """Seconds until accepting is tried again after it failed: open files become free when other connections end."""
 QUIET = 60.0
 """Seconds in which failures to accept are logged once."""
+KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
+"""A peer that vanished is noticed within about a minute, also while nothing happens."""
 
 Welcome = Callable[[socket.socket], Awaitable[None]]
 
@@ -48,6 +50,15 @@ async def listen(host: str, port: int) -> list[socket.socket]:
 def close(sockets: Sequence[socket.socket]) -> None:
     for sock in sockets:
         sock.close()
+
+
+def keep_alive(sock: socket.socket) -> None:
+    """Have the kernel notice a peer that vanished."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    with suppress(OSError):
+        for name, value in KEEPALIVE.items():
+            if hasattr(socket, name):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 class Door:

@@ -38,6 +38,7 @@ class Wish(Enum):
 
 class State(Enum):
     STARTUP = auto()
+    HELD = auto()
     PROVING = auto()
     PROVED = auto()
     WAITING = auto()
@@ -86,9 +87,9 @@ class Session:
                 if packet is None:
                     return
                 yield from self._asked(packet) if isinstance(packet, Asked) else self._begin(packet)
-            elif self.state is State.WAITING:
+            elif self.state in (State.HELD, State.WAITING):
                 if len(self._frames) > EARLY:
-                    raise ClientRefused("08P01", f"more than {EARLY} bytes before the snapshot was sent")
+                    raise ClientRefused("08P01", f"more than {EARLY} bytes before they were asked for")
                 return
             else:
                 found = self._frames.message()
@@ -101,6 +102,12 @@ class Session:
         self.state = State.READY
         yield Send(replies.READY)
         yield from self.receive(b"")
+
+    def go_on(self) -> Iterator[Send | Wish]:
+        """Users can be asked for passwords now: ask this one, if it was held for that."""
+        if self.state is State.HELD:
+            yield from self._ask()
+            yield from self.receive(b"")
 
     def _asked(self, packet: Asked) -> Iterator[Send | Wish]:
         if packet.code == CANCEL:
@@ -134,7 +141,13 @@ class Session:
             yield Send(replies.negotiate(unknown))
         if self._users is None:
             yield from self._register()
-            return
+        elif self._users.is_ready:
+            yield from self._ask()
+        else:
+            self.state = State.HELD
+
+    def _ask(self) -> Iterator[Send | Wish]:
+        assert self._users is not None
         self.state = State.PROVING
         self._exchange = Exchange(self._users, self.user, self._binding if self._encrypted else None)
         yield Send(replies.sasl(self._exchange.mechanisms))

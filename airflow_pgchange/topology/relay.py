@@ -163,6 +163,10 @@ class Relay:
 
     async def _begin(self, term: Term) -> None:
         self._logged = ""
+        if self._users is not None:
+            self._users.secret = await self._catalogue.salt_secret()
+            for connection in list(self._open):
+                connection.go_on()
         if term == self._term:
             log.info("the catalogue is back, in the same term %s", term.number)
             return

@@ -112,3 +112,10 @@ create table topology.trimmed (
     primary key (term, index)
 );
 comment on table topology.trimmed is 'Events that are gone: how many, up to which.';
+
+create table topology.relay_secret (
+    id integer primary key default 1 check (id = 1),
+    secret bytea not null default sha256(uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()))
+);
+comment on table topology.relay_secret is
+    'The secret from which relays derive the salts of users that they do not know. One row, once a relay has asked for it.';

@@ -136,3 +136,16 @@ end
 $$;
 comment on function topology.events(bigint, bigint, integer) is
     'What happened behind an event, in order; refused where some of it was trimmed.';
+
+create function topology.salt_secret() returns bytea
+language plpgsql volatile security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+begin
+    insert into topology.relay_secret default values on conflict do nothing;
+    return (select r.secret from topology.relay_secret as r);
+end
+$$;
+comment on function topology.salt_secret() is
+    'The secret from which relays derive the salts of users that they do not know, made by the first call. All relays of one '
+    'catalogue have the same, so that nobody finds out by comparing salts which users there are.';

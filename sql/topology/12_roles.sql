@@ -10,7 +10,7 @@ begin
         grant select on topology.installed, topology.term, topology.log,
             topology._pico_replicaset, topology._pico_instance, topology._pico_peer_address, topology._pico_bucket to %1$s;
         grant execute on function
-            topology.begin_term(), topology.now_at(), topology.snapshot(), topology.unsettled(),
+            topology.begin_term(), topology.now_at(), topology.salt_secret(), topology.snapshot(), topology.unsettled(),
             topology.lacking(jsonb, bigint, bigint), topology.events(bigint, bigint, integer)
             to %1$s
     $grants$, role);

@@ -32,7 +32,14 @@ def verifier(password, salt=b"0123456789abcdef", iterations=4096):
 def users(tmp_path_factory):
     path = tmp_path_factory.mktemp("users") / "users"
     path.write_text(f'# who may\nann {verifier("secret")}\n"bob" "{verifier("word")}"\n')
-    return read_users(path)
+    return ready(path)
+
+
+def ready(path, secret=b"secret of the catalogue"):
+    """The users of a file, once the catalogue was reached."""
+    found = read_users(path)
+    found.secret = secret
+    return found
 
 
 def proof(session, user, password, binding=None):
@@ -132,16 +139,49 @@ def test_who_encrypts_where_it_must_is_asked_for_a_password(users):
     assert kinds(sent(session.receive(packet(WORD)))[0]) == b"R"
 
 
+def asked(users, user):
+    """The salt and the iterations that the relay asks a user to prove its password with."""
+    session = Session(1, users)
+    list(session.receive(packet({**WORD, "user": user})))
+    first = b"n,,n=,r=abc"
+    body = b"SCRAM-SHA-256\0" + struct.pack("!I", len(first)) + first
+    answer = sent(session.receive(message(b"p", body)))[0][9:].decode()
+    return answer.split(",")[1:]
+
+
 def test_a_stranger_is_asked_as_if_it_were_known(tmp_path):
     path = tmp_path / "users"
     path.write_text(f"ann {verifier('secret', salt=b'12345678', iterations=8192)}\n")
-    asked = {}
-    for user in ("ann", "stranger"):
-        session = Session(1, read_users(path))
-        list(session.receive(packet({**WORD, "user": user})))
-        first = b"n,,n=,r=abc"
-        body = b"SCRAM-SHA-256\0" + struct.pack("!I", len(first)) + first
-        told = sent(session.receive(message(b"p", body)))[0][9:].decode()
-        salt, count = told.split(",")[1:]
-        asked[user] = len(salt), count
-    assert asked["ann"] == asked["stranger"]
+    (salt, iterations), (mock, mocked) = (asked(ready(path), user) for user in ("ann", "stranger"))
+    assert (len(salt), iterations) == (len(mock), mocked)
+
+
+def test_two_relays_that_share_a_secret_ask_a_stranger_alike(tmp_path):
+    path = tmp_path / "users"
+    path.write_text(f"ann {verifier('secret')}\n")
+    one, other = ready(path), ready(path)
+    assert asked(one, "stranger") == asked(other, "stranger") != asked(one, "another")
+    assert asked(one, "stranger") != asked(ready(path, b"of another catalogue"), "stranger")
+
+
+def test_strangers_are_asked_for_as_many_iterations_as_users_are_each_as_often(tmp_path):
+    path = tmp_path / "users"
+    path.write_text(
+        f"ann {verifier('x', iterations=1)}\nbob {verifier('x', iterations=2)}\neve {verifier('x', iterations=2)}\n"
+    )
+    users = ready(path)
+    strangers = [asked(users, f"stranger {number}")[1] for number in range(300)]
+    assert 50 < strangers.count("i=1") < 150
+    assert strangers.count("i=1") + strangers.count("i=2") == 300
+
+
+def test_who_comes_before_the_catalogue_was_reached_is_asked_when_it_is(tmp_path):
+    path = tmp_path / "users"
+    path.write_text(f"ann {verifier('secret')}\n")
+    users = read_users(path)
+    session = Session(1, users)
+    assert sent(session.receive(packet(WORD))) == (b"", [])
+    users.secret = b"secret of the catalogue"
+    assert kinds(sent(session.go_on())[0]) == b"R"
+    assert proof(session, "ann", "secret") == [Wish.REGISTER]
+    assert sent(session.go_on()) == (b"", [])

@@ -18,6 +18,7 @@ import pytest
 
 from airflow_pgchange.feeds.errors import ClientRefused
 from airflow_pgchange.topology import connection
+from airflow_pgchange.topology.auth import Users
 from airflow_pgchange.topology.catalogue import Catalogue, Term
 from airflow_pgchange.topology.connection import Connection, Limits
 from airflow_pgchange.topology.encryption import Encryption, load_encryption
@@ -160,6 +161,18 @@ async def test_a_client_for_whom_there_is_no_room_does_not_keep_its_socket_for_l
     async with asyncio.timeout(5):
         while not made.closed:
             await asyncio.sleep(0)
+    made.protocol.connection_lost(None)
+
+
+async def test_a_client_that_the_catalogue_has_to_be_reached_for_is_told_so_when_its_time_is_up():
+    made = Transport()
+    made.protocol = Connection(1, Session(1, Users({})), Keeper(), Limits(startup_timeout=0), None)
+    made.protocol.connection_made(made)
+    made.protocol.data_received(startup(user="ann", smart_connector="0.1"))
+    async with asyncio.timeout(5):
+        while not made.closed:
+            await asyncio.sleep(0)
+    assert b"the catalogue cannot be reached now" in made.written[-1]
     made.protocol.connection_lost(None)
 
 

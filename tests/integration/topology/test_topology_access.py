@@ -26,6 +26,7 @@ from airflow_pgchange.topology import InstanceEvent, TopologyClient, service
 from airflow_pgchange.topology.connection import RECORD
 from airflow_pgchange.topology.replies import READY
 from tests.relay_process import relay_process
+from tests.relay_session import WORD, message, packet
 
 LIMITS = {"max_clients": 3, "startup_timeout": 5}
 
@@ -187,6 +188,26 @@ def test_a_wrong_password_is_refused_and_logged_once(db, catalogue, secured, use
             pass
         assert relay.stop() == 0
         assert sum("password authentication failed" in line for line in relay.lines) == 1
+
+
+def salt(relay, user):
+    """The salt that a relay tells whoever says that it is this user."""
+    with socket.create_connection(("127.0.0.1", relay.port), 30) as sock:
+        sock.sendall(packet({**WORD, "user": user}))
+        first = b"n,,n=,r=abc"
+        body = b"SCRAM-SHA-256\0" + struct.pack("!I", len(first)) + first
+        assert b"SCRAM-SHA-256" in sock.recv(1024)
+        sock.sendall(message(b"p", body))
+        return sock.recv(1024).split(b",")[1]
+
+
+def test_salts_of_two_relays_do_not_tell_which_users_there_are(db, catalogue, role, secured):
+    reader = role("relay")
+    catalogue.execute(sql.SQL("select topology.grant_reader({})").format(reader.name))
+    options = {"users": secured["users"]}
+    with relay_process(db, **options) as one, relay_process(reader.conninfo, **options) as other:
+        for user in ("ann", "stranger"):
+            assert salt(one, user) == salt(other, user)
 
 
 def test_who_follows_in_vain_is_told_why_and_once(db, catalogue, secured, caplog):
