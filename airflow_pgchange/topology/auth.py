@@ -28,6 +28,7 @@ VERIFIER = re.compile(rf"SCRAM-SHA-256\$(\d+):{SALT}\${KEY}:{KEY}")
 NONCE = r"[!-+\--~]+"
 FIRST = re.compile(rf"((n|y|p=[A-Za-z0-9.-]+),,)(n=[^,]*,r=({NONCE})(?:,.*)?)")
 FINAL = re.compile(rf"(c=([A-Za-z0-9+/=]+),r=({NONCE})(?:,.*)?),p={KEY}")
+NOT_PROVED = "28P01"
 BINDINGS = ("p=tls-server-end-point",)
 NO_BINDINGS = ("n", "y")
 
@@ -148,5 +149,5 @@ class Exchange:
         proved = hmac.compare_digest(hashlib.sha256(key).digest(), self._verifier.stored_key)
         # In one: nobody learns which of them was wrong.
         if not (proved and nonce == self._nonce and bound == b64encode(self._bound).decode()):
-            raise ClientRefused("28P01", f'password authentication failed for user "{self._user}"')
+            raise ClientRefused(NOT_PROVED, f'password authentication failed for user "{self._user}"')
         return "v=" + b64encode(hmac.digest(self._verifier.server_key, signed, "sha256")).decode()

@@ -12,16 +12,16 @@ from typing import Protocol, cast
 from airflow_pgchange.feeds.checks import Seconds, seconds
 from airflow_pgchange.feeds.errors import ClientRefused, InvalidArgument
 from airflow_pgchange.topology import replies
+from airflow_pgchange.topology.auth import NOT_PROVED
 from airflow_pgchange.topology.catalogue import Lacking
 from airflow_pgchange.topology.encryption import Encryption
 from airflow_pgchange.topology.listening import keep_alive
 from airflow_pgchange.topology.protocol import Send, Session, State, Wish
 from airflow_pgchange.topology.raft import Raft
+from airflow_pgchange.topology.replies import PIECE
 
 log = logging.getLogger(__name__)
 
-PIECE = 65_536
-"""Bytes that are handed to the kernel at once, at most."""
 RECORD = 8192
 """Bytes of one record of TLS, at most: any client's libpq has room for so many. Of a longer record an older one may leave
 a part behind, inside TLS, where no wait for its socket finds it."""
@@ -36,12 +36,13 @@ REFUSAL = 2.0
 @dataclass(frozen=True)
 class Limits:
     """What clients may cost: how many there are, seconds until one has proved who it is and has its snapshot coming,
-    bytes of changes that wait for one when it is offered no more until it took some, seconds in which one that has
-    something to take must take some of it, seconds from its snapshot until one that lacked buckets gets another, where
-    only some have arrived."""
+    seconds that one with a wrong password waits for the answer, bytes of changes that wait for one when it is offered
+    no more until it took some, seconds in which one that has something to take must take some of it, seconds from its
+    snapshot until one that lacked buckets gets another, where only some have arrived."""
 
     max_clients: int = 5000
     startup_timeout: Seconds = 10.0
+    wrong_password_delay: Seconds = 1.0
     backlog_bytes: int = 1024 * 1024
     stalled_timeout: Seconds = 30.0
     refresh_interval: Seconds = 15.0
@@ -79,6 +80,7 @@ class Connection(asyncio.BufferedProtocol):
         self._welcomed_at = 0.0
         self._paused = False
         self._leaving = False
+        self._rejected = False
         self._peer = "?"
         self._timer: asyncio.TimerHandle | None = None
         self._encrypting: asyncio.Task[None] | None = None
@@ -105,6 +107,8 @@ class Connection(asyncio.BufferedProtocol):
         self.data_received(bytes(self._inbox[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
+        if self._rejected:
+            return
         if self._encrypting is not None:
             # asyncio hands over what came encrypted before it hands over what can answer so.
             self._early += data
@@ -133,7 +137,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._paused = False
-        if self._leaving:
+        if self._leaving or self._rejected:
             return
         self._transport.resume_reading()
         if self._session.state is State.READY:
@@ -204,7 +208,18 @@ class Connection(asyncio.BufferedProtocol):
             self._say(said)
         except ClientRefused as refusal:
             self._say(said)
-            self.refuse(refusal)
+            if refusal.sqlstate == NOT_PROVED:
+                self._reject(refusal)
+            else:
+                self.refuse(refusal)
+
+    def _reject(self, refusal: ClientRefused) -> None:
+        """Answer a wrong password after a delay, so that guessing takes long. Until then the connection counts as a
+        client, and holds up no other."""
+        self._rejected = True
+        self._transport.pause_reading()
+        delay = seconds("wrong_password_delay", self._limits.wrong_password_delay)
+        self._after(delay, lambda: self.refuse(refusal))
 
     def _say(self, said: list[bytes]) -> None:
         if said:
@@ -271,18 +286,6 @@ class Connection(asyncio.BufferedProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-
-def cut(messages: Iterable[bytes]) -> list[bytes]:
-    """Whole messages, joined to pieces of at most ``PIECE`` bytes, but where one alone is longer."""
-    pieces, piece, size = [], list[bytes](), 0
-    for message in messages:
-        if piece and size + len(message) > PIECE:
-            pieces.append(b"".join(piece))
-            piece, size = [], 0
-        piece.append(message)
-        size += len(message)
-    return [*pieces, b"".join(piece)] if piece else pieces
 
 
 def _in_one_line(said: str) -> str:

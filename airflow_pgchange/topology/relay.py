@@ -17,7 +17,7 @@ from airflow_pgchange.feeds.errors import ClientRefused, HistoryTrimmed, PgChang
 from airflow_pgchange.topology import replies
 from airflow_pgchange.topology.auth import Users
 from airflow_pgchange.topology.catalogue import MOST_EVENTS, Catalogue, Lacking, Logged, Term
-from airflow_pgchange.topology.connection import Connection, Limits, cut
+from airflow_pgchange.topology.connection import Connection, Limits
 from airflow_pgchange.topology.encryption import Encryption
 from airflow_pgchange.topology.listening import Door, close, listen
 from airflow_pgchange.topology.protocol import Session
@@ -212,7 +212,7 @@ class Relay:
         """One snapshot for all who came before it was asked for."""
         came = self._waiting.copy()
         snapshot = await self._catalogue.snapshot()
-        pieces = cut(replies.notice(event) for event in snapshot.events)
+        pieces = replies.cut(replies.notice(event) for event in snapshot.events)
         # Without another await: no event can fall between a snapshot and what follows it.
         welcomed = self._waiting & came
         self._waiting -= welcomed
@@ -245,7 +245,7 @@ class Relay:
                 continue
             first = bisect_right(rafts, connection.progress)
             if first not in cuts:
-                cuts[first] = cut(notices[first:])
+                cuts[first] = replies.cut(notices[first:])
             connection.offer(cuts[first])
             connection.progress = max(connection.progress, rafts[-1])
 

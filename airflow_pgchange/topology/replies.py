@@ -6,6 +6,9 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+PIECE = 65_536
+"""Bytes that are handed to the kernel at once, at most."""
+
 STATUS = {
     "server_version": "15.0",
     "server_encoding": "UTF8",
@@ -99,3 +102,15 @@ def row(column: Column, format: int = 0) -> bytes:
 
 def complete(tag: str) -> bytes:
     return message(b"C", text(tag))
+
+
+def cut(messages: Iterable[bytes]) -> list[bytes]:
+    """Whole messages, joined to pieces of at most ``PIECE`` bytes, but where one alone is longer."""
+    pieces, piece, size = [], list[bytes](), 0
+    for message in messages:
+        if piece and size + len(message) > PIECE:
+            pieces.append(b"".join(piece))
+            piece, size = [], 0
+        piece.append(message)
+        size += len(message)
+    return [*pieces, b"".join(piece)] if piece else pieces

@@ -18,7 +18,7 @@ import pytest
 
 from airflow_pgchange.feeds.errors import ClientRefused
 from airflow_pgchange.topology import connection
-from airflow_pgchange.topology.auth import Users
+from airflow_pgchange.topology.auth import Users, Verifier
 from airflow_pgchange.topology.catalogue import Catalogue, Term
 from airflow_pgchange.topology.connection import Connection, Limits
 from airflow_pgchange.topology.encryption import Encryption, load_encryption
@@ -26,7 +26,7 @@ from airflow_pgchange.topology.frames import SSL
 from airflow_pgchange.topology.protocol import Session
 from airflow_pgchange.topology.raft import Raft
 from airflow_pgchange.topology.relay import Relay
-from airflow_pgchange.topology.replies import READY
+from airflow_pgchange.topology.replies import READY, message
 
 
 class Socket:
@@ -173,6 +173,37 @@ async def test_a_client_that_the_catalogue_has_to_be_reached_for_is_told_so_when
         while not made.closed:
             await asyncio.sleep(0)
     assert b"the catalogue cannot be reached now" in made.written[-1]
+    made.protocol.connection_lost(None)
+
+
+def guess(transport):
+    """Answer the relay with a wrong password."""
+    first = b"n,,n=,r=abc"
+    body = b"SCRAM-SHA-256\0" + struct.pack("!I", len(first)) + first
+    transport.protocol.data_received(startup(user="ann", smart_connector="0.1") + message(b"p", body))
+    nonce = transport.written[-1].split(b"r=")[1].split(b",")[0]
+    final = b"c=biws,r=" + nonce + b",p=" + b"A" * 43 + b"="
+    transport.protocol.data_received(message(b"p", final))
+
+
+async def test_a_wrong_password_is_answered_after_a_delay_in_which_nothing_else_is_heard():
+    made = Transport()
+    users = Users({"ann": Verifier(b"salt", b"x" * 32, b"y" * 32, 4096)})
+    users.secret = b"secret"
+    limits = Limits(wrong_password_delay=0.05)
+    made.protocol = Connection(1, Session(1, users), Keeper(), limits, None)
+    made.protocol.connection_made(made)
+    began = asyncio.get_running_loop().time()
+    guess(made)
+    heard = len(made.written)
+    assert not made.reading
+    made.protocol.data_received(b"!")
+    assert len(made.written) == heard
+    async with asyncio.timeout(5):
+        while not made.closed:
+            await asyncio.sleep(0.001)
+    assert asyncio.get_running_loop().time() - began >= 0.05
+    assert b"password authentication failed" in made.written[-1]
     made.protocol.connection_lost(None)
 
 

@@ -181,7 +181,7 @@ def test_no_record_of_tls_is_longer_than_any_client_can_take(db, catalogue, secu
 
 @pytest.mark.parametrize("user", ["ann", "stranger"])
 def test_a_wrong_password_is_refused_and_logged_once(db, catalogue, secured, user):
-    with relay_process(db, **secured) as relay:
+    with relay_process(db, **secured, limits={"wrong_password_delay": 0.01}) as relay:
         with pytest.raises(ServerUnavailable, match=f'password authentication failed for user "{user}"'):
             TopologyClient(relay.conninfo(user=user, password="wrong", sslmode="require")).connect()
         with TopologyClient(relay.conninfo(password="secret", sslmode="require")):
@@ -211,7 +211,7 @@ def test_salts_of_two_relays_do_not_tell_which_users_there_are(db, catalogue, ro
 
 
 def test_who_follows_in_vain_is_told_why_and_once(db, catalogue, secured, caplog):
-    with relay_process(db, **secured) as relay:
+    with relay_process(db, **secured, limits={"wrong_password_delay": 0}) as relay:
         client = TopologyClient(relay.conninfo(password="wrong"))
         thread = threading.Thread(target=client.follow)
         thread.start()
