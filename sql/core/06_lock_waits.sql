@@ -181,3 +181,71 @@ as $$
     select pgchange.take_locks(array(select d.relid from pgchange.descendants(tbl) as d(relid) order by d.relid), mode)
 $$;
 comment on function pgchange.lock_family(regclass, text) is 'Lock a table with its partitions and inheritance children, all or none.';
+
+create function pgchange.lock_holder(key bigint)
+returns table (pid integer, told text, call text, since timestamptz)
+language sql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+    select l.pid,
+           case when l.pid is not null
+                then format('the transaction of process %s (%s)', l.pid, concat_ws(', ',
+                    nullif(a.application_name, ''), a.usename, a.state, 'since ' || a.xact_start::timestamptz(0)))
+                else format('the prepared transaction %L (%s)', p.gid,
+                            concat_ws(', ', p.owner, 'since ' || p.prepared::timestamptz(0))) end,
+           case when l.pid is not null then format('select pg_terminate_backend(%s)', l.pid)
+                else format('commit prepared %1$L, or rollback prepared %1$L', p.gid) end,
+           coalesce(a.xact_start, p.prepared)
+    from pg_locks as l
+    left join pg_stat_activity as a on a.pid = l.pid
+    left join pg_locks as x on l.pid is null and x.pid is null and x.virtualtransaction = l.virtualtransaction
+        and x.locktype = 'transactionid'
+    left join pg_prepared_xacts as p on p.transaction = x.transactionid
+    where l.locktype = 'advisory' and l.objsubid = 1 and l.granted and l.pid is distinct from pg_backend_pid()
+      and l.database = (select d.oid from pg_database as d where d.datname = current_database())
+      and (l.classid::bigint << 32 | l.objid::bigint) = key
+    limit 1
+$$;
+comment on function pgchange.lock_holder(bigint) is
+    'The transaction of another session, or the prepared one, that holds an advisory lock, the call that ends it, and when it '
+    'began, as far as the caller may see that.';
+
+create function pgchange.longest_wait() returns text
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+    select '10s'
+$$;
+comment on function pgchange.longest_wait() is
+    'The lock_timeout of a change that waits for another transaction, in a session that sets none: as long as a relay waits for an '
+    'answer before the server counts as lost.';
+
+create function pgchange.lock_or_tell(key bigint, consequence text) returns void
+language plpgsql
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+declare
+    own_limit constant text := current_setting('lock_timeout');
+    holder record;
+begin
+    if pg_try_advisory_xact_lock(key) then
+        return;
+    end if;
+    begin
+        if own_limit = '0' then
+            perform set_config('lock_timeout', pgchange.longest_wait(), true);
+        end if;
+        perform pg_advisory_xact_lock(key);
+        perform set_config('lock_timeout', own_limit, true);
+    exception when lock_not_available then
+        select * into holder from pgchange.lock_holder(key);
+        raise lock_not_available using
+            message = format('%s: %s does not end', consequence, coalesce(holder.told, 'another transaction')),
+            hint = concat_ws('; ', 'try again when it has ended', 'to end it: ' || holder.call);
+    end;
+end
+$$;
+comment on function pgchange.lock_or_tell(bigint, text) is
+    'Take an advisory lock until the transaction ends. Where others hold it, wait as long as lock_timeout says, or '
+    'longest_wait() where it sets no limit. Then fail with the consequence, the transaction that holds the lock, and the call that '
+    'ends it.';

@@ -8,6 +8,18 @@ as $$
 $$;
 comment on function topology.lock_key() is 'The advisory lock of whoever changes the catalogue.';
 
+create function topology.hold() returns void
+language plpgsql
+set search_path = pg_catalog, topology, pg_temp
+as $$
+begin
+    perform pgchange.lock_or_tell(topology.lock_key(), 'the catalogue was not changed');
+end
+$$;
+comment on function topology.hold() is
+    'Keep others from changing the catalogue until this transaction ends. It waits for them at most 10 s, or as long as '
+    'lock_timeout says.';
+
 create function topology.take_turn() returns trigger
 language plpgsql security definer
 set search_path = pg_catalog, topology, pg_temp
@@ -19,7 +31,7 @@ begin
     end if;
     perform pgchange.check_isolation();
     -- Before any row is locked, or two writers could wait for each other.
-    perform pg_advisory_xact_lock(topology.lock_key());
+    perform topology.hold();
     return null;
 end
 $$;

@@ -7,7 +7,7 @@ as $$
 declare
     known topology._pico_instance;
 begin
-    perform pg_advisory_xact_lock(topology.lock_key());
+    perform topology.hold();
     select i.* into known from topology._pico_instance as i where i.name = instance_named.name;
     if known.name is null then
         perform pgchange.refuse(
@@ -25,7 +25,7 @@ as $$
 declare
     known topology._pico_replicaset;
 begin
-    perform pg_advisory_xact_lock(topology.lock_key());
+    perform topology.hold();
     select r.* into known from topology._pico_replicaset as r where r.name = replicaset_named.name;
     if known.name is null then
         perform pgchange.refuse(
@@ -48,7 +48,7 @@ begin
     if coalesce(name, '') = '' or coalesce(tier, '') = '' or coalesce(uuid, '') = '' then
         perform pgchange.refuse('a replicaset needs a name, a tier and a uuid', 'give all three');
     end if;
-    perform pg_advisory_xact_lock(topology.lock_key());
+    perform topology.hold();
     if exists (
         select from topology._pico_replicaset as r where r.name = add_replicaset.name or r.uuid = add_replicaset.uuid
     ) then

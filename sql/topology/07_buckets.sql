@@ -88,7 +88,7 @@ begin
         perform pgchange.refuse(
             'a target is given where a move begins, and only there', 'give the replicaset that gets the buckets with state copying');
     end if;
-    perform pg_advisory_xact_lock(topology.lock_key());
+    perform topology.hold();
     if state = 'copying' then
         goal := topology.replicaset_named(target);
         if goal.tier is distinct from tier then

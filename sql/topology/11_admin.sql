@@ -54,7 +54,7 @@ begin
     if coalesce(keep < interval '0', true) then
         raise invalid_parameter_value using message = 'keep must be an interval that is not negative', hint = 'write it as ''30 days''';
     end if;
-    perform pg_advisory_xact_lock(topology.lock_key());
+    perform topology.hold();
     with needed as (
         select c.term, c.index from topology.consumer as c
         union all
@@ -92,3 +92,17 @@ $$;
 comment on function topology.trim_log(interval) is
     'Remove events up to the last that is older than an age, as far as every consumer has processed them, one whose progress '
     'is elsewhere by its last claim; says how many, null for none. A new consumer begins with what is left.';
+
+create function topology.health(long_wait interval default '10 seconds') returns setof pgchange.finding
+language sql volatile security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+    select 'topology', case when h.since is null then 'warning' else 'error' end, null,
+           format('%s has changed the catalogue: until it ends nobody else can change it, and clients do not hear of it', h.told),
+           'to end it: ' || h.call
+    from pgchange.lock_holder(topology.lock_key()) as h
+    where coalesce(h.since < clock_timestamp() - long_wait, true)
+$$;
+comment on function topology.health(interval) is
+    'A transaction that changed the catalogue and has been open for so long; a prepared transaction, too. A warning if nobody '
+    'lets this role see when it began.';

@@ -31,7 +31,7 @@ begin
         grant execute on function
             topology.here(), topology.is_native(), topology.register(text), topology.position(text), topology.lag(jsonb, integer),
             topology.slices(bigint, bigint, integer), topology.changes(jsonb, jsonb), topology.point(),
-            topology.passed(jsonb, jsonb), topology.mark(text)
+            topology.passed(jsonb, jsonb), topology.mark(text), topology.health(interval)
             to %1$s
     $grants$, role);
 end
@@ -68,7 +68,7 @@ begin
             topology.set_master(text, text),
             topology.set_state(text, text), topology.set_address(text, text), topology.remove_instance(text),
             topology.remove_replicaset(text), topology.assign_buckets(text, bigint, bigint, text),
-            topology.move_buckets(text, bigint, bigint, text, text)
+            topology.move_buckets(text, bigint, bigint, text, text), topology.health(interval)
             to %1$s
     $grants$, role);
 end
