@@ -8,9 +8,7 @@ select pgchange.keep_versions('pubsub', version => 1);
 create table pubsub.watermark (
     consumer_id text not null check (consumer_id <> ''),
     branch_id bigint not null,
-    txid xid8 not null generated always as (
-        case when pg_snapshot_xmin(snapshot) = '1' then '0'::xid8 else pg_snapshot_xmin(snapshot) end
-    ) stored,
+    txid bigint not null default 0,
     commit_id bigint not null default 0,
     snapshot pg_snapshot not null default '1:1:',
     partial_txid xid8,
@@ -27,10 +25,28 @@ comment on table pubsub.watermark is
     'partial_txid up to queue id partial_id. All below txid is processed. version counts the batches and '
     'the moves by hand, source is the place that the transaction ids belong to.';
 
+-- Triggers keep txid, not a generated column: setting it, as older manuals advise after a restore, is then refused with the
+-- right call.
+create function pubsub.follow_snapshot() returns trigger
+language plpgsql
+as $$
+begin
+    -- A new watermark's snapshot is 1:1:, which sees nothing.
+    new.txid := coalesce(nullif(pg_catalog.pg_snapshot_xmin(new.snapshot)::pg_catalog.text::pg_catalog.int8, 1), 0);
+    return new;
+end
+$$;
+comment on function pubsub.follow_snapshot() is 'Keep the txid of a watermark: the oldest transaction that its snapshot does not see.';
+
+create trigger txid_follows before insert or update of snapshot on pubsub.watermark
+    for each row execute function pubsub.follow_snapshot();
+create trigger txid_kept before update of txid on pubsub.watermark
+    for each statement execute function revision.refuse_txid();
+
 create view pubsub.out_of_order as
 select w.consumer_id, w.branch_id, q.txid, q.commit_id
 from pubsub.watermark as w
-join revision.commit_queue as q on q.branch_id = w.branch_id and q.txid >= w.txid
+join revision.commit_queue as q on q.branch_id = w.branch_id and q.txid >= w.txid::text::xid8
 where pg_visible_in_snapshot(q.txid, w.snapshot)
    or (q.txid = w.partial_txid and q.id <= w.partial_id);
 comment on view pubsub.out_of_order is 'Commits that a consumer processed above its watermark''s txid.';

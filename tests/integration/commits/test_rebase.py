@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+from psycopg import errors
+
 from tests.commits import commits, drain
 
 ELSEWHERE = 1_000_000
@@ -32,3 +35,27 @@ def test_commits_after_a_rebase_come_last_though_the_queue_needs_more_transactio
     connection.execute("select pubsub.rebase_after_restore()")
     new = commits(connection)
     assert drain(own_database) == [*(ELSEWHERE + n for n in range(1, runs + 1, 2)), *new]
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "update pubsub.watermark set txid = 0",
+        "update pubsub.watermark set txid = '0'",
+        "update revision.commit_queue set txid = '0'",
+    ],
+)
+def test_transaction_ids_that_are_set_by_hand_after_a_restore_are_refused_with_the_call_that_does_it(
+    connection, recipe
+):
+    commits(connection)
+    with pytest.raises(errors.Error, match="txid of .* cannot be set") as caught:
+        connection.execute(recipe)
+    assert (caught.value.sqlstate, "pubsub.rebase_after_restore()" in str(caught.value)) == ("PC008", True)
+
+
+def test_a_watermarks_txid_follows_its_snapshot(connection):
+    connection.execute("select pubsub.register('test', 0)")
+    assert connection.execute("select txid from pubsub.watermark").fetchone() == (0,)
+    connection.execute("update pubsub.watermark set snapshot = '7:9:7'")
+    assert connection.execute("select txid from pubsub.watermark").fetchone() == (7,)
