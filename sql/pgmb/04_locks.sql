@@ -10,20 +10,6 @@ end
 $$;
 comment on function pgmb.held_here(text) is 'Whether this session, or its transaction, holds the lock of a group.';
 
-create function pgmb.lock_for_session(gid text, out held boolean, out taken boolean)
-language plpgsql volatile
-as $$
-begin
-    -- A session takes it once, however often it reads: each call that takes it wants one that releases it.
-    held := pgmb.held_here(gid);
-    taken := not held and pg_catalog.pg_try_advisory_lock(pgmb.lock_key(gid));
-    held := held or taken;
-end
-$$;
-comment on function pgmb.lock_for_session(text) is
-    'Take the lock of a group for this session, if it does not hold it and nobody else does: whether it is held now, and whether '
-    'that is by this call.';
-
 create function pgmb.take_idle(gid text) returns void
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp

@@ -107,8 +107,6 @@ declare
     run record;
     upto pgmb.event_id;
     found_events bigint;
-    held boolean;
-    taken boolean := false;
 begin
     perform pgmb.check_group(gid);
     if coalesce(chunk_size, 0) < 1 then
@@ -117,11 +115,10 @@ begin
     if cursor is not null then
         perform pgmb.check_cursor(gid, cursor);
     end if;
-    if not peek then
-        select l.held, l.taken into held, taken from pgmb.lock_for_session(gid) as l;
-        if not held then
-            return;
-        end if;
+    -- PostgreSQL counts how often a session takes a lock. A client that reads ahead takes it once for each read, and releases
+    -- it once for each batch that it has handled: another client must not read before the last of these.
+    if not peek and not pg_try_advisory_lock(pgmb.lock_key(gid)) then
+        return;
     end if;
     begin
         -- Under the lock: whoever held it before may have moved the group's cursor.
@@ -135,9 +132,9 @@ begin
         if found_events < run.count then
             perform pgmb.refuse_gap(gid, after, run.upto, run.count, found_events);
         end if;
-    -- The lock is the session's: no rollback releases it, and a caller that got no events would not think of releasing it.
+    -- The lock is the session's: no rollback releases it, and a caller whose read failed would not think of releasing it.
     exception when others or query_canceled then
-        if taken then
+        if not peek then
             perform pg_advisory_unlock(pgmb.lock_key(gid));
         end if;
         raise;
@@ -146,8 +143,10 @@ end
 $$;
 comment on function pgmb.read_next_events(varchar, pgmb.event_id, integer, boolean) is
     'The next events of a group in the order of dispatch, after its own cursor or a given one, with next_cursor, the same in '
-    'every row, to go on from or to give to pgmb.set_group_cursor. It takes the group''s lock for the session, and returns '
-    'nothing where another holds it; a peek, or a call that fails, leaves no lock. Not behind a pooler in transaction mode.';
+    'every row, to go on from or to give to pgmb.set_group_cursor. Each call takes the group''s lock for the session once more, '
+    'also if it finds no events, so a session releases the lock as often as it read. If another session holds the lock, the '
+    'call takes nothing and returns nothing. A peek and a call that fails take no lock. Do not call it behind a pooler in '
+    'transaction mode.';
 
 create function pgmb.release_group_lock(gid varchar) returns boolean
 language plpgsql volatile
@@ -157,7 +156,9 @@ begin
     return pgmb.held_here(gid) and pg_advisory_unlock(pgmb.lock_key(gid));
 end
 $$;
-comment on function pgmb.release_group_lock(varchar) is 'Release the lock of a group; false where this session does not hold it.';
+comment on function pgmb.release_group_lock(varchar) is
+    'Release the lock of a group once: a session that has read the group n times releases it n times. Returns false if this '
+    'session does not hold the lock.';
 
 create function pgmb.check_kept(gid text, new_cursor pgmb.event_id) returns void
 language plpgsql stable security definer
@@ -225,7 +226,8 @@ begin
 end
 $$;
 comment on function pgmb.set_group_cursor(varchar, pgmb.event_id, boolean) is
-    'Move a group''s cursor: past what was read, to a time (pgmb.create_event_id(<timestamp>, 0)), or to null, the beginning.';
+    'Move a group''s cursor: past what was read, to a time (pgmb.create_event_id(<timestamp>, 0)), or to null, the beginning. '
+    'release_lock releases the group''s lock once, as pgmb.release_group_lock() does.';
 
 create function pgmb.set_group_cursor(gid text, cursor text, release_lock boolean default false) returns void
 language sql volatile

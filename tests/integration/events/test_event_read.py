@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import psycopg
 import pytest
 
@@ -89,18 +91,71 @@ def test_reading_does_not_move_the_cursor(connect):
     assert [[row["id"] for row in read(connection)] for _ in range(2)] == [ids, ids]
 
 
-def test_a_reader_keeps_others_out_until_it_releases(connect):
+def test_a_reader_keeps_others_out_until_it_has_released_as_often_as_it_read(connect):
+    connection, other = connect(), connect()
+    subscribe(connection)
+    publish(connection, "a", "b")
+    poll_all(connection)
+    first = read(connection, chunk=1, peek=False)[0]["next_cursor"]
+    second = read(connection, chunk=1, cursor=first, peek=False)[0]["next_cursor"]
+    connection.execute("select pgmb.set_group_cursor('g', %s, true)", [first])
+    assert read(other, peek=False) == []
+    connection.execute("select pgmb.set_group_cursor('g', %s, true)", [second])
+    publish(connection, "c")
+    poll_all(connection)
+    assert [row["topic"] for row in read(other, peek=False)] == ["c"]
+
+
+def test_a_read_that_finds_nothing_wants_a_release_too(connect):
     connection, other = connect(), connect()
     subscribe(connection)
     publish(connection, "a")
     poll_all(connection)
-    for _ in range(3):
-        cursor = read(connection, peek=False)[0]["next_cursor"]
+    [row] = read(connection, peek=False)
+    assert read(connection, cursor=row["next_cursor"], peek=False) == []
+    assert one(connection, "select pgmb.release_group_lock('g')") is True
     assert read(other, peek=False) == []
-    connection.execute("select pgmb.set_group_cursor('g', %s, true)", [cursor])
-    publish(connection, "b")
+    connection.execute("select pgmb.set_group_cursor('g', %s, true)", [row["next_cursor"]])
+    assert one(other, "select pgmb.locked('g')") is False
+
+
+class ReadAhead:
+    """A client of a group: it reads on before it has handled what it read. Each read takes the lock, and each batch that
+    it has handled, in order, stores the cursor and releases the lock once."""
+
+    def __init__(self, connection, handled):
+        self.connection = connection
+        self.handled = handled
+        self.batches = []
+
+    def read_on(self):
+        cursor = self.batches[-1][-1]["next_cursor"] if self.batches else None
+        if found := read(self.connection, chunk=1, cursor=cursor, peek=False):
+            self.batches.append(found)
+        else:
+            self.connection.execute("select pgmb.release_group_lock('g')")
+
+    def handle(self):
+        if self.batches:
+            batch = self.batches.pop(0)
+            self.handled += [row["id"] for row in batch]
+            self.connection.execute("select pgmb.set_group_cursor('g', %s, true)", [batch[-1]["next_cursor"]])
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_clients_of_one_group_that_read_ahead_handle_each_event_once(connect, seed):
+    chosen = random.Random(seed)
+    connection = connect()
+    subscribe(connection)
+    ids = publish(connection, *["t"] * 20)
     poll_all(connection)
-    assert [row["topic"] for row in read(other, peek=False)] == ["b"]
+    handled = []
+    clients = [ReadAhead(connect(), handled) for _ in range(3)]
+    for _ in range(1000):
+        chosen.choice([ReadAhead.read_on, ReadAhead.handle])(chosen.choice(clients))
+        if len(handled) >= len(ids) and not any(client.batches for client in clients):
+            break
+    assert handled == ids
 
 
 def test_a_peek_takes_no_lock_and_sees_what_another_reads(connect):
