@@ -92,7 +92,8 @@ def handle(
     rolled back, as is a step that comes after the saga's deadline. A compensation cannot be rolled back, only tried
     again. What nobody waits for any more is not done, or not kept: then this is ``over``. A message before this one may
     have been lost, received by somebody who did not do it. Its step is not skipped: this one ``failed``, without having
-    been tried, and comes again until the saga's deadline.
+    been tried, and comes again until the saga's deadline. Call it for each message of a batch, in order: if one of them
+    rolls a saga back, the others of that saga are ``over``.
 
     Guarantee: what is written through ``connection`` is there exactly once for a step that is done, and not at all for
     one that is not. What is done elsewhere is done at least once.

@@ -179,11 +179,14 @@ create table mbus.batch (
     count bigint not null,
     lowest bigint not null,
     highest bigint not null,
-    claimed_at timestamptz not null default clock_timestamp()
+    claimed_at timestamptz not null default clock_timestamp(),
+    taken bigint not null default 0,
+    taken_by xid8
 );
 create index on mbus.batch (consumer, number);
 comment on table mbus.batch is
-    'Batches that workers of a consumer''s feed claimed and did not ack: their messages are in mbus.apart between lowest and highest.';
+    'Batches that workers of a consumer''s feed claimed and did not ack: their messages are in mbus.apart between lowest and highest. '
+    'The transaction taken_by, which is that of the worker itself, took so many of them by their ids.';
 
 create table mbus.fault (
     id bigint generated always as identity primary key,

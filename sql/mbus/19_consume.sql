@@ -29,6 +29,28 @@ $$;
 comment on function mbus.held_back(mbus.queue, bigint[], integer[]) is
     'Wait until nobody holds these messages for these consumers, and keep others from receiving them until this transaction ends.';
 
+create function mbus.take_apart(ids bigint[], consumers integer[]) returns void
+language plpgsql
+set search_path from current
+as $$
+begin
+    with gone as (
+        delete from mbus.apart as a where a.id = any (ids) and a.consumer = any (consumers) returning a.batch
+    ), taken as (
+        select g.batch, count(*) as counted from gone as g where g.batch is not null group by g.batch
+    )
+    -- A worker that takes messages of its own batch acks the others: to refuse that would refuse every retry, too.
+    update mbus.batch as b set
+        taken = t.counted + case when b.taken_by = pg_current_xact_id() then b.taken else 0 end, taken_by = pg_current_xact_id()
+    from taken as t
+    where b.number = t.batch and exists (
+        select from mbus.consumer as c cross join lateral mbus.held_slots(c.qname, c.name) as h
+        where c.id = b.consumer and h.slot = b.slot and h.mine);
+end
+$$;
+comment on function mbus.take_apart(bigint[], integer[]) is
+    'Remove messages that were taken from those apart, and count them for the batches of this session that had them.';
+
 create function mbus.take_for(known mbus.queue, msgiid text, c integer) returns mbus.qt_model
 language plpgsql
 set search_path from current
@@ -56,9 +78,9 @@ begin
     insert into mbus.receipt (queue, id, consumer, pending)
     select known.id, e.id, c, array(select w from unnest(e.wanted) as w where w <> all (e.received))
     from mbus.entries(known, msgiid) as e where e.id = any (ids) and (c is null or e.id = number);
-    delete from mbus.apart as a
-    where a.id = any (case when c is null then ids else array[number] end)
-      and a.consumer = any (case when c is null then array(select x.id from mbus.consumer as x where x.qname = known.qname) else array[c] end);
+    perform mbus.take_apart(
+        case when c is null then ids else array[number] end,
+        case when c is null then array(select x.id from mbus.consumer as x where x.qname = known.qname) else array[c] end);
     perform mbus.wake_up(
         case when c is null then array(select x.id from mbus.consumer as x where x.qname = known.qname) else array[c] end, ids);
     message.headers := message.headers || hstore('destination', known.qname);

@@ -124,7 +124,8 @@ begin
                     hint = format('mend what it fails on and raise max_attempts, or give it up: airflow pgchange skip queue:%s/%s',
                                   qname, c.name);
             end if;
-            update mbus.batch as b set attempt = b.attempt + 1, slot = new_slot, claimed_at = clock_timestamp()
+            update mbus.batch as b set
+                attempt = b.attempt + 1, slot = new_slot, claimed_at = clock_timestamp(), taken = 0, taken_by = null
             where b.number = mark.number
             returning b.* into mark;
             exit;

@@ -132,7 +132,10 @@ begin
         returning a.id
     )
     select coalesce(array_agg(g.id), '{}') into ids from gone as g;
-    if mark.number is null or cardinality(ids) <> mark.count then
+    if mark.taken_by is distinct from pg_current_xact_id() then
+        mark.taken := 0;
+    end if;
+    if mark.number is null or cardinality(ids) + mark.taken <> mark.count then
         raise exception using errcode = 'PC006',
             message = format('batch %s of queue:%s/%s is no longer as it was claimed', batch ->> 'id', qname, cname),
             hint = 'somebody else has it, or took messages of it; roll back and claim again';
@@ -150,7 +153,8 @@ begin
 end
 $$;
 comment on function mbus.feed_ack(text, text, jsonb) is
-    'Receive the messages of a batch, in the transaction that holds the lock of its worker and writes the results.';
+    'Receive the messages of a batch, in the transaction that holds the lock of its worker and writes the results. That transaction '
+    'may have taken some of them by their ids; a batch of which another transaction took one is refused.';
 
 create function mbus.feed_in_work(qname text, cname text, "position" jsonb) returns jsonb
 language sql stable security definer

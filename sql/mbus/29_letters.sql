@@ -54,6 +54,28 @@ comment on function mbus.after_dead() is 'Messages that leave the dmq set free w
 create trigger after_dead after delete on mbus.dmq referencing old table as gone
     for each statement execute function mbus.after_dead();
 
+create function mbus.shrink(mark mbus.batch) returns mbus.batch
+language plpgsql
+set search_path from current
+as $$
+begin
+    perform from mbus.apart as a
+    where a.consumer = mark.consumer and a.batch = mark.number and a.id between mark.lowest and mark.highest
+    order by a.id
+    for update;
+    get diagnostics mark.count = row_count;
+    if mark.count = 0 then
+        raise exception using errcode = 'PC009',
+            message = format('batch %s has no messages left to skip: others took them', mark.batch ->> 'id'),
+            hint = 'nothing is to be done: the next claim passes over it';
+    end if;
+    update mbus.batch as b set count = mark.count where b.number = mark.number;
+    return mark;
+end
+$$;
+comment on function mbus.shrink(mbus.batch) is
+    'Leave out of a batch that is given up the messages that others have taken since it was claimed; refused where none is left.';
+
 create function mbus.feed_skip(qname text, cname text, batch jsonb, reason text) returns bigint
 language plpgsql security definer
 set search_path from current
@@ -71,6 +93,7 @@ begin
         raise exception using errcode = 'PC006', message = format('batch %s of queue:%s/%s is at work, or acked', batch ->> 'id', qname, cname),
             hint = 'look again: only a batch that was claimed and not acked can be skipped';
     end if;
+    mark := mbus.shrink(mark);
     letter := mbus.named_by_itself(pgchange.write_letter(
         'queue', mbus.name_of(qname, cname), jsonb_build_object('queue', qname, 'consumer', cname),
         jsonb_build_object('messages', mark.count), mark.count, reason, batch ->> 'error', mark.attempt, (batch ->> 'id')::uuid));

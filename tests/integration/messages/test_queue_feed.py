@@ -329,6 +329,46 @@ def test_a_batch_of_which_a_message_was_taken_is_another_batch(db, connection):
         consumer.ack()
 
 
+@pytest.mark.parametrize("take", ["mbus.take", "mbus.take_from_q_by_default"])
+def test_a_batch_of_which_its_own_transaction_took_a_message_is_acked(db, connection, take):
+    iids = queues.fill(connection, range(3))
+    assert work(db, write=lambda kept: queues.one(kept, f"select {take}(%s)", iids[1])) == ["0", "1", "2"]
+    assert (work(db), queues.there(connection)) == ([], [])
+
+
+def test_a_message_that_was_taken_from_its_own_batch_is_put_back_under_its_iid(db, connection):
+    iids = queues.fill(connection, range(3))
+
+    def put_back(kept):
+        assert queues.take(kept, iids[1]) == "1"
+        queues.post(kept, 1, iid=iids[1])
+
+    assert work(db, write=put_back) == ["0", "1", "2"]
+    assert [work(db), work(db)] == [["1"], []]
+
+
+def test_a_batch_whose_transaction_took_a_message_and_failed_comes_again_whole(db, connection):
+    iids = queues.fill(connection, range(3))
+    with pytest.raises(ZeroDivisionError), ConsumerTransaction(FEED, db) as consumer:
+        first = consumer.claim(10)
+        queues.take(consumer.connection, iids[1])
+        raise ZeroDivisionError
+    with ConsumerTransaction(FEED, db) as consumer:
+        assert consumer.claim(10).id == first.id
+        assert numbers(consumer.changes()) == ["0", "1", "2"]
+        consumer.ack()
+
+
+def test_a_batch_of_which_a_message_was_taken_is_given_up_without_it(db, connection):
+    iids = queues.fill(connection, range(3))
+    fail(db)
+    assert queues.take(connection, iids[1]) == "1"
+    connection.execute("select mbus.skip_batch('q', 'default', 'no use')")
+    assert connection.execute("select iid from mbus.dmq order by id").fetchall() == [(iids[0],), (iids[2],)]
+    assert queues.one(connection, "select changes from pgchange.letters()") == 2
+    assert work(db) == []
+
+
 def test_a_message_that_was_taken_and_deleted_while_somebody_met_it_is_in_no_batch(db, connection, connect):
     iid = queues.post(connection, 1)
     taker, other = connect(autocommit=False), connect(autocommit=False)

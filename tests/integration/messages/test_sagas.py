@@ -274,6 +274,40 @@ def test_what_is_in_hand_when_the_saga_is_rolled_back_is_not_kept(db, connection
     assert left(connection) == set()
 
 
+def handled_in_one_batch(db, queue, do):
+    """Handle all that is ready in a queue in one batch; what became of the messages, in order."""
+    answers = []
+    with ConsumerTransaction(QueueFeed(queue), db) as transaction:
+        transaction.claim(100)
+        transaction.ack(
+            lambda kept: answers.extend(handle(kept, change, do) for change in transaction.changes())
+        )
+    return answers
+
+
+@pytest.mark.parametrize(
+    ("answers", "became"),
+    [
+        ({"there": RollBack("full")}, ["rolled back", "over"]),
+        ({"back": RollBack("full")}, ["done", "rolled back"]),
+        ({"there": TryAgain("engaged"), "back": RollBack("full")}, ["again", "rolled back"]),
+    ],
+)
+def test_two_steps_of_a_saga_in_one_batch_are_undone_together(db, connection, answers, became):
+    start(connection, TOUR, {})
+    run(db, queue_names=["rooms"])
+
+    def do(work, kept):
+        answer = answers.get(work.step) if work.kind == "step" else None
+        return answer or note(work, kept)
+
+    assert handled_in_one_batch(db, "tickets", do) == became
+    run(db)
+    assert (state(connection)["state"], left(connection)) == ("rolled back", set())
+    done = {"room"} | {step for step in ("there", "back") if step not in answers and "done" in became}
+    assert set(acts(connection)) == done
+
+
 def test_a_message_of_no_saga_is_over(db, connection):
     queues.post(connection, 1, "rooms")
     assert run(db, queue_names=["rooms"]) == ["over"]
