@@ -94,6 +94,11 @@ def _check_key(target: Target, key: Sequence[str], mode: Mode, columns: Mapping[
         raise MergeRefused(f"{target.name}: the key's {_listed(absent)} is not in what is merged")
     if mode == "append":
         return
+    if target.rules:
+        raise MergeRefused(
+            f"{target.name}: PostgreSQL does not overwrite rows under rules of the table ({', '.join(target.rules)}), as "
+            f"mode {mode} does: put triggers in their place, or use append"
+        )
     if not key:
         raise MergeRefused(
             f"{target.name}: mode {mode} needs a key: the columns that tell a row from the others"

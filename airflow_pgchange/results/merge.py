@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, LiteralString
 
@@ -12,8 +11,10 @@ from psycopg import errors, sql
 
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.errors import MergeRefused
+from airflow_pgchange.results import kept_out
 from airflow_pgchange.results.fitting import validate
 from airflow_pgchange.results.limits import BITS, beyond, check_cut, first_lossy, is_winner
+from airflow_pgchange.results.refusals import refusals
 from airflow_pgchange.results.staging import ATTEMPT, TOUCHED, Staged, read_manifest, write_manifest
 from airflow_pgchange.results.target import Target
 
@@ -25,13 +26,6 @@ Which = Literal["is not true", "is not null", "is true"]
 ADDED = "{0} = coalesce(t.{0} + excluded.{0}, t.{0}, excluded.{0})"
 OVERWRITTEN = "{0} = excluded.{0}"
 STRINGS = ("character", "bit")
-ONE_BY_ONE = (errors.UniqueViolation, errors.ForeignKeyViolation)
-AT_THE_END = (
-    "rows are written one by one and tables one after the other, so let constraints of the table other than its key be "
-    "deferrable initially deferred"
-)
-
-SAME_ROW = "keys that differ in Spark are one in the table, by its index's collation or a trigger: make them one in Spark"
 
 
 def merge(
@@ -54,13 +48,17 @@ def merge(
             )
     for staged in manifest:
         at(f"merging {staged.target}", f"{staged.rows:,} rows")
-        with _refusals(staged):
+        with refusals(staged):
             target = validate(connection, staged.target, staged.key, staged.mode, dict(staged.columns))
             kinds = _counted(connection, staged)
             check_cut(connection, staged, target)
             try:
+                with connection.transaction() as attempt:
+                    if _write(connection, staged, target, kinds):
+                        continue
+                    raise psycopg.Rollback(attempt)
                 with connection.transaction():
-                    _write(connection, staged, target, kinds)
+                    _write(connection, staged, target, kinds, exactly=True)
             except errors.CardinalityViolation:
                 if staged.mode == "replace":
                     _check_once(connection, staged, target)
@@ -71,16 +69,31 @@ def merge(
                 raise MergeRefused(f"{staged.target}: {said}: {where}nothing was written") from error
 
 
-def _write(connection: psycopg.Connection[Any], staged: Staged, target: Target, kinds: _Kinds) -> None:
+def _write(
+    connection: psycopg.Connection[Any],
+    staged: Staged,
+    target: Target,
+    kinds: _Kinds,
+    *,
+    exactly: bool = False,
+) -> bool:
+    """Write; False where fewer rows were written than staged. ``exactly`` raises MergeRefused then, and finds which."""
     if staged.mode != "append":
         _check_keys(connection, staged, target, kinds)
     if kinds.ids:
         _delete_gone(connection, staged, target)
-    written = connection.execute(_insert(staged, target)).rowcount
-    # A trigger may have kept rows out, the first of two among them.
-    if staged.mode == "replace" and written != staged.rows:
-        _check_once(connection, staged, target)
+    query, selected, most = _insert(staged, target), _selected(staged, target), staged.rows - kinds.ids
+    if exactly:
+        kept_out.insert(connection, staged, target, query, selected)
+    else:
+        written = connection.execute(query).rowcount
+        # A trigger may have kept rows out, the first of two among them.
+        if staged.mode == "replace" and written != most:
+            _check_once(connection, staged, target)
+        if written < most and kept_out.are_missing(connection, staged, target, selected, written):
+            return False
     connection.execute(sql.SQL("drop table {}").format(staged.identifier))
+    return True
 
 
 def _insert(staged: Staged, target: Target) -> sql.Composed:
@@ -101,7 +114,7 @@ def _selected(staged: Staged, target: Target) -> sql.Composed:
     """The rows to insert, in the order of their keys: summed for add, one a key for mirror."""
     key, values, rows = COMMA.join(_key(staged)), _values(staged), _rows(staged, target)
     if staged.mode == "add":
-        sums = COMMA.join(sql.SQL("sum({})").format(value) for value in values)
+        sums = COMMA.join(sql.SQL("sum({0}) as {0}").format(value) for value in values)
         return sql.SQL("select {0}, {1} from ({2}) s group by {0} order by {0}").format(key, sums, rows)
     columns = COMMA.join([*_key(staged), *values])
     if staged.mode == "mirror":
@@ -250,6 +263,7 @@ def _delete_gone(connection: psycopg.Connection[Any], staged: Staged, target: Ta
         "delete from {1} where ({0}) in (select {0} from gone)"
     )
     connection.execute(query.format(key, target.identifier, gone))
+    kept_out.check_deleted(connection, staged, target, gone)
 
 
 def _key(staged: Staged) -> list[sql.Identifier]:
@@ -262,24 +276,3 @@ def _is_null(staged: Staged) -> sql.Composed:
 
 def _values(staged: Staged) -> list[sql.Identifier]:
     return [sql.Identifier(name) for name, _ in staged.columns if name not in staged.key]
-
-
-@contextmanager
-def _refusals(staged: Staged) -> Iterator[None]:
-    """Name the target in what PostgreSQL says about its rows; deadlocks and lost connections pass."""
-    try:
-        yield
-    except (
-        psycopg.DataError,
-        psycopg.IntegrityError,
-        errors.CardinalityViolation,
-        errors.RaiseException,
-    ) as error:
-        said = error.diag.message_primary or str(error)
-        detail = f" ({error.diag.message_detail})" if error.diag.message_detail else ""
-        advice = ""
-        if isinstance(error, ONE_BY_ONE) and staged.mode != "append":
-            advice = f": {AT_THE_END}"
-        elif isinstance(error, errors.CardinalityViolation) and staged.key:
-            advice = f": {SAME_ROW}"
-        raise MergeRefused(f"{staged.target}: {said}{detail}: nothing was written{advice}") from error

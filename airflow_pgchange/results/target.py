@@ -60,7 +60,11 @@ select ({_COLUMNS}), ({_UNIQUE}), c.relkind in ('r', 'p'), pg_catalog.jsonb_buil
     'select', pg_catalog.has_table_privilege(c.oid, 'select'),
     'insert', pg_catalog.has_table_privilege(c.oid, 'insert'),
     'update', pg_catalog.has_table_privilege(c.oid, 'update'),
-    'delete', pg_catalog.has_table_privilege(c.oid, 'delete')), pg_catalog.row_security_active(c.oid)
+    'delete', pg_catalog.has_table_privilege(c.oid, 'delete')), pg_catalog.row_security_active(c.oid), (
+    -- PostgreSQL refuses "on conflict" for these. Types 2 and 3 are update and insert.
+    select coalesce(pg_catalog.array_agg(r.rulename::text order by r.rulename), array[]::text[])
+    from pg_catalog.pg_rewrite as r
+    where r.ev_class = c.oid and r.ev_type in ('2', '3'))
 from pg_catalog.pg_class c
 where c.oid = pg_catalog.to_regclass({{}})
 """
@@ -93,6 +97,8 @@ class Target:
     is_table: bool = True
     is_hidden: bool = False
     """Whether row security hides rows of it."""
+    rules: Sequence[str] = ()
+    """The rules for inserts and updates, with which PostgreSQL does not overwrite rows."""
 
     @property
     def identifier(self) -> sql.Identifier:
@@ -117,7 +123,7 @@ def look_up(connection: psycopg.Connection[Any], name: str) -> Target:
     found = rows(connection, sql.SQL(_TARGET).format(shown))
     if not found:
         raise MergeRefused(f"there is no table {name} in the results database: create it, with a unique key")
-    [(columns, unique, is_table, privileges, is_hidden)] = found
+    [(columns, unique, is_table, privileges, is_hidden, rules)] = found
     return Target(
         name,
         {column["name"]: Column(**column) for column in columns},
@@ -125,4 +131,5 @@ def look_up(connection: psycopg.Connection[Any], name: str) -> Target:
         privileges,
         is_table,
         is_hidden,
+        rules,
     )

@@ -1,0 +1,40 @@
+"""What PostgreSQL says about the rows of a merge, as a refusal that names the target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+from psycopg import errors
+
+from airflow_pgchange.feeds.errors import MergeRefused
+from airflow_pgchange.results.staging import Staged
+
+ONE_BY_ONE = (errors.UniqueViolation, errors.ForeignKeyViolation)
+AT_THE_END = (
+    "rows are written one by one and tables one after the other, so let constraints of the table other than its key be "
+    "deferrable initially deferred"
+)
+SAME_ROW = "keys that differ in Spark are one in the table, by its index's collation or a trigger: make them one in Spark"
+
+
+@contextmanager
+def refusals(staged: Staged) -> Iterator[None]:
+    """Name the target in what PostgreSQL says about its rows; deadlocks and lost connections pass."""
+    try:
+        yield
+    except (
+        psycopg.DataError,
+        psycopg.IntegrityError,
+        errors.CardinalityViolation,
+        errors.RaiseException,
+    ) as error:
+        said = error.diag.message_primary or str(error)
+        detail = f" ({error.diag.message_detail})" if error.diag.message_detail else ""
+        advice = ""
+        if isinstance(error, ONE_BY_ONE) and staged.mode != "append":
+            advice = f": {AT_THE_END}"
+        elif isinstance(error, errors.CardinalityViolation) and staged.key:
+            advice = f": {SAME_ROW}"
+        raise MergeRefused(f"{staged.target}: {said}{detail}: nothing was written{advice}") from error
