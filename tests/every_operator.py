@@ -122,7 +122,7 @@ ARGUMENTS: dict[Callable[..., BaseOperator], dict[str, Any]] = {
     CollectDecoratedOperator: {**COLLECT, **FUNCTION},
     DeadLettersOperator: {
         "action": "drop",
-        "consumer": "audit/0",
+        "consumer": "commits:audit/0",
         "older_than": "7 days",
         "letter_ids": [1],
         **BOTH,

@@ -8,7 +8,7 @@ from airflow_pgchange.feeds import Batch
 from airflow_pgchange.results.merge import Staged
 from airflow_pgchange.results.staging import create
 
-BATCH = Batch(id="batch-1", feed="test/0", version=1, attempt=2, count=3, slices=(), bounds={})
+BATCH = Batch(id="batch-1", feed="commits:test/0", version=1, attempt=2, count=3, slices=(), bounds={})
 LOSER = 99
 
 PLACES = (

@@ -21,6 +21,7 @@ from airflow_pgchange.feeds.errors import (
     ServerUnavailable,
 )
 from airflow_pgchange.feeds.feed import Feed, Movable, from_json, kinds, progress_at
+from airflow_pgchange.feeds.names import prefix_of
 from airflow_pgchange.feeds.queries import ask, records, rows
 from airflow_pgchange.messages import queues
 
@@ -55,14 +56,14 @@ def _nobody(query: sql.Composed) -> None:
 
 
 def _read(name: str) -> tuple[type[Feed], tuple[str, ...]]:
-    """The kind whose names begin as this one does, and what it reads there; the names of the commit queue begin as they
-    like."""
-    named_kinds: list[type[Feed]] = [kind for kind in kinds().values() if hasattr(kind, "names")]
-    named_kinds.sort(key=lambda kind: len(kind.names.prefix), reverse=True)
-    kind = next((kind for kind in named_kinds if name.startswith(kind.names.prefix)), None)
+    """The kind whose prefix a name has, and the parts of the name."""
+    by_prefix: dict[str, type[Feed]] = {
+        kind.names.prefix: kind for kind in kinds().values() if hasattr(kind, "names")
+    }
+    kind = by_prefix.get(prefix_of(name))
     parts = None if kind is None else kind.names.read(name)
     if kind is None or parts is None:
-        known = ", ".join(kind.names.example for kind in named_kinds)
+        known = ", ".join(kind.names.example for kind in by_prefix.values())
         raise InvalidArgument(f"{name!r} is not a consumer: write it as status names it, such as {known}")
     return kind, parts
 

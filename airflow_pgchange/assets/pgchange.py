@@ -9,7 +9,9 @@ from urllib.parse import SplitResult, urlunsplit
 from airflow.sdk import Asset, AssetWatcher
 
 from airflow_pgchange.feeds.checks import Seconds
-from airflow_pgchange.feeds.feed import from_uri, to_uri
+from airflow_pgchange.feeds.commit_queue import CommitFeed
+from airflow_pgchange.feeds.feed import Watched, from_uri, is_prefix, to_uri
+from airflow_pgchange.feeds.names import prefix_of
 from airflow_pgchange.triggers.feed import POLL_INTERVAL, FeedTrigger
 from airflow_pgchange.utils.arguments import FeedLike, Number, watched_of
 
@@ -44,7 +46,7 @@ def feed_asset(
         max_age=max_age,
         poll_interval=poll_interval,
     )
-    name = name or f"{postgres_conn_id}/{feed.name}"
+    name = name or f"{postgres_conn_id}/{_called(feed)}"
     return Asset(
         name=name,
         uri=to_uri(feed, postgres_conn_id),
@@ -52,6 +54,15 @@ def feed_asset(
         extra=dict(extra or {}),
         watchers=[AssetWatcher(name=name, trigger=trigger)],
     )
+
+
+def _called(feed: Watched) -> str:
+    """The name of the feed, of a commit queue without its prefix: assets were called so before it had one. A consumer
+    keeps the prefix if its name would be that of another kind without it."""
+    bare = feed.name.removeprefix(CommitFeed.names.prefix)
+    if not isinstance(feed, CommitFeed) or is_prefix(prefix_of(bare)):
+        return feed.name
+    return bare
 
 
 def sanitize_uri(uri: SplitResult) -> SplitResult:

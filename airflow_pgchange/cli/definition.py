@@ -35,9 +35,12 @@ WITHOUT = _arg(
 )
 CONSUMER = _arg(
     "consumer",
-    help="the consumer, as status names it: delays/0, tube:copies/0, events:mails, queue:orders/default, topology:router",
+    help="the consumer, as status names it: commits:delays/0, tube:copies/0, events:mails, queue:orders/default, "
+    "topology:router",
 )
-MOVABLE = _arg("consumer", help="the consumer, as status names it: delays/0, events:mails, topology:router")
+MOVABLE = _arg(
+    "consumer", help="the consumer, as status names it: commits:delays/0, events:mails, topology:router"
+)
 REASON = _arg("--reason", required=True, help="why; it is recorded")
 TO = _arg(
     "--to",
@@ -46,7 +49,9 @@ TO = _arg(
 )
 RETENTION = _arg("--retention", required=True, help="how much history stays, such as '30 days'")
 LETTERS = _arg("ids", nargs="*", type=int, metavar="letter", help="numbers of letters, as list shows them")
-OF_CONSUMER = _arg("--consumer", help="letters of this consumer, as status names it: delays/0, tube:copies/0")
+OF_CONSUMER = _arg(
+    "--consumer", help="letters of this consumer, as status names it: commits:delays/0, tube:copies/0"
+)
 OLDER_THAN = _arg("--older-than", help="letters given up longer ago, such as '7 days'")
 YES = _arg("-y", "--yes", action="store_true", help="do not ask")
 

@@ -14,7 +14,7 @@ from airflow_pgchange.feeds.batch import Batch, Change, Slice
 from airflow_pgchange.feeds.checks import is_name
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import Ask, Goal, Position, kind_of_feed
-from airflow_pgchange.feeds.names import Names
+from airflow_pgchange.feeds.names import NUMBER, TEXT, Names
 from airflow_pgchange.feeds.offered import OfferedFeed
 from airflow_pgchange.feeds.queries import call, select
 from airflow_pgchange.feeds.schemas import our_schema
@@ -45,7 +45,7 @@ class CommitFeed(OfferedFeed):
 
     kind: ClassVar[str] = "commit"
     schema: ClassVar[str] = "pubsub"
-    names: ClassVar[Names] = Names("{}/{}", (".+", r"\d+"), "delays/0")
+    names: ClassVar[Names] = Names("commits:{}/{}", (TEXT, NUMBER), "commits:delays/0")
     columns: ClassVar[tuple[tuple[str, str], ...]] = (
         ("id", "bigint"),
         ("queue_id", "bigint"),

@@ -12,7 +12,7 @@ from psycopg import sql
 from airflow_pgchange.feeds.batch import Batch, Change, Slice
 from airflow_pgchange.feeds.checks import check_group_name
 from airflow_pgchange.feeds.feed import Goal, Position, kind_of_feed
-from airflow_pgchange.feeds.names import Names
+from airflow_pgchange.feeds.names import TEXT, Names
 from airflow_pgchange.feeds.offered import OfferedFeed
 from airflow_pgchange.feeds.queries import call, select
 from airflow_pgchange.feeds.schemas import our_schema
@@ -39,7 +39,7 @@ class EventFeed(OfferedFeed):
 
     kind: ClassVar[str] = "event"
     schema: ClassVar[str] = "pgmb"
-    names: ClassVar[Names] = Names("events:{}", (".+",), "events:mails")
+    names: ClassVar[Names] = Names("events:{}", (TEXT,), "events:mails")
     columns: ClassVar[tuple[tuple[str, str], ...]] = (
         ("id", "text"),
         ("topic", "text"),

@@ -21,7 +21,7 @@ from psycopg import sql
 
 from airflow_pgchange.feeds.batch import Batch, Change, Partition, Slice, grouped
 from airflow_pgchange.feeds.errors import InvalidArgument
-from airflow_pgchange.feeds.names import Names
+from airflow_pgchange.feeds.names import Names, prefix_of
 from airflow_pgchange.feeds.queries import together
 
 T = TypeVar("T")
@@ -203,15 +203,39 @@ _kinds: dict[str, type[Any]] = {}
 
 
 def kind_of_feed(feed: Kind) -> Kind:
-    """The decorator of a class of feeds: what status, the command line, assets and triggers find by its ``kind``."""
+    """The decorator of a class of feeds: what status, the command line, assets and triggers find by its ``kind``.
+
+    Raises InvalidArgument for names that begin with no prefix, or with that of another kind.
+    """
+    if hasattr(feed, "names"):
+        _check_prefix(feed.kind, feed.names.prefix)
     _kinds[feed.kind] = feed
     return feed
+
+
+def _check_prefix(kind: str, prefix: str) -> None:
+    if prefix_of(prefix) != prefix or not prefix:
+        raise InvalidArgument(
+            f"consumers of kind {kind} cannot have names that begin with {prefix!r}: let them begin with a word and a "
+            f"colon, such as {kind}:"
+        )
+    for other, feed in _kinds.items():
+        if other != kind and hasattr(feed, "names") and feed.names.prefix == prefix:
+            raise InvalidArgument(
+                f"consumers of kind {kind} cannot have the prefix {prefix}: consumers of kind {other} have it; choose "
+                f"another one, such as {kind}:"
+            )
 
 
 def kinds() -> Mapping[str, type[Any]]:
     """Every kind of feed by its name, those of other packages too."""
     from_other_packages()
     return _kinds
+
+
+def is_prefix(prefix: str) -> bool:
+    """Whether the names of consumers of some kind begin so."""
+    return any(hasattr(kind, "names") and kind.names.prefix == prefix for kind in kinds().values())
 
 
 @cache

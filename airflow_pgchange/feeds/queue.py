@@ -12,7 +12,7 @@ from airflow_pgchange.feeds.batch import Batch, Change, Slice
 from airflow_pgchange.feeds.checks import is_name
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import Goal, Position, kind_of_feed
-from airflow_pgchange.feeds.names import Names
+from airflow_pgchange.feeds.names import TEXT, WORD, Names
 from airflow_pgchange.feeds.offered import SchemaFeed
 from airflow_pgchange.feeds.queries import call, select
 from airflow_pgchange.feeds.schemas import our_schema
@@ -51,7 +51,7 @@ class QueueFeed(SchemaFeed):
     )
     names: ClassVar[Names] = Names(
         "queue:{}/{}",
-        (".+", "[^/]+"),
+        (TEXT, WORD),
         "queue:orders/default",
         "`airflow pgchange skip` gives up its batch, mbus.drop_consumer() removes it",
     )

@@ -10,7 +10,7 @@ from airflow_pgchange.feeds.batch import Change
 from airflow_pgchange.feeds.checks import is_name
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import kind_of_feed
-from airflow_pgchange.feeds.names import Names
+from airflow_pgchange.feeds.names import TEXT, Names
 from airflow_pgchange.feeds.offered import OfferedFeed
 from airflow_pgchange.feeds.schemas import our_schema
 
@@ -32,7 +32,7 @@ class TopologyFeed(OfferedFeed):
 
     kind: ClassVar[str] = "topology"
     schema: ClassVar[str] = "topology"
-    names: ClassVar[Names] = Names("topology:{}", (".+",), "topology:watcher")
+    names: ClassVar[Names] = Names("topology:{}", (TEXT,), "topology:watcher")
     columns: ClassVar[tuple[tuple[str, str], ...]] = (
         ("id", "text"),
         ("term", "bigint"),

@@ -12,7 +12,7 @@ from airflow_pgchange.feeds.batch import Batch, Change, Slice
 from airflow_pgchange.feeds.checks import is_name
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import Ask, Goal, Position, kind_of_feed
-from airflow_pgchange.feeds.names import Names
+from airflow_pgchange.feeds.names import NUMBER, TEXT, Names
 from airflow_pgchange.feeds.offered import SchemaFeed
 from airflow_pgchange.feeds.queries import call, select
 from airflow_pgchange.feeds.schemas import our_schema
@@ -48,7 +48,7 @@ class TubeFeed(SchemaFeed):
     )
     names: ClassVar[Names] = Names(
         "tube:{}/{}",
-        (".+", r"\d+"),
+        (TEXT, NUMBER),
         "tube:copies/0",
         "`airflow pgchange skip` gives up its batch, tube.tube_ensure_absent() removes a tube",
     )

@@ -36,6 +36,7 @@ class Consumer(BaseModel):
     source: str | None = Field(description="The connection of the changes, where these are elsewhere")
     kind: str
     consumer: str
+    feed: dict[str, Any] = Field(description="What the consumer reads, and as whom, in the words of its kind")
     state: Standing
     ready: int | None
     ready_exact: bool | None

@@ -17,7 +17,7 @@ from airflow_pgchange.plugins import datamodels, sagas
 from airflow_pgchange.plugins.access import Rights
 from airflow_pgchange.plugins.history import Trend, history
 from airflow_pgchange.plugins.looks import Look
-from airflow_pgchange.plugins.places import Place, Places
+from airflow_pgchange.plugins.places import Key, Place, Places
 from airflow_pgchange.plugins.questions import NOTHING, Row, Said, Windows
 from airflow_pgchange.plugins.views import M, View
 
@@ -81,7 +81,7 @@ def consumer(
             raise UnknownConsumer(f"no consumer of kind {kind} is called {name} there")
         look = windows.asked(place, history, kind, name)
         said, trouble = look.said or said, _trouble(look)
-    if place.source is None and name in _hidden(place.connection, places, rights):
+    if place.source is None and (kind, name) in _hidden(place.connection, places, rights):
         said = said.model_copy(update={"samples": []})
     may_read = rights.may("GET", place.connections)
     dags = rights.readable({one.run.dag_id for one in said.attempts if one.run is not None})
@@ -159,12 +159,17 @@ def _consumers(
     said = look.said or NOTHING
     hidden = _hidden(name, places, rights)
     rows = {
-        row["consumer"]: (hidden.get(row["consumer"], Place(name)), row, said.trends) for row in said.rows
+        (row["kind"], row["consumer"]): (
+            hidden.get((row["kind"], row["consumer"]), Place(name)),
+            row,
+            said.trends,
+        )
+        for row in said.rows
     }
     for place, other in others.items():
         for row in (other.said or NOTHING).rows:
-            if row["consumer"] in rows:
-                rows[row["consumer"]] = place, row, (other.said or NOTHING).trends
+            if (row["kind"], row["consumer"]) in rows:
+                rows[row["kind"], row["consumer"]] = place, row, (other.said or NOTHING).trends
         for consumer in places.consumers[place].keys() & rows.keys():
             rows[consumer] = place, *rows[consumer][1:]
     for place, row, trends in rows.values():
@@ -177,7 +182,7 @@ def _seen_elsewhere(name: str, places: Places, rights: Rights) -> list[Place]:
     return [place for place in places.elsewhere(name) if rights.sees(place.connections)]
 
 
-def _hidden(name: str, places: Places, rights: Rights) -> dict[str, Place]:
+def _hidden(name: str, places: Places, rights: Rights) -> dict[Key, Place]:
     """The consumers with their results here whose changes are in a database that the user may not see."""
     seen = _seen_elsewhere(name, places, rights)
     others = [place for place in places.elsewhere(name) if place not in seen]
@@ -247,9 +252,9 @@ def _watchers(name: str, said: Said, places: Places, rights: Rights) -> Iterator
             watched_by=row["watched_by"],
             since=row["since"],
             looked_at=row["looked_at"],
-            ready=None if row["feed"] in hidden else row["ready"],
+            ready=None if (row["kind"], row["feed"]) in hidden else row["ready"],
             woke_at=row["woke_at"],
             sees=row["error"] is None,
-            error=row["error"] if may_read and row["feed"] not in hidden else None,
-            dags=rights.readable(dags.get(row["feed"], ())),
+            error=row["error"] if may_read and (row["kind"], row["feed"]) not in hidden else None,
+            dags=rights.readable(dags.get((row["kind"], row["feed"]), ())),
         )

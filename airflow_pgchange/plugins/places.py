@@ -21,6 +21,8 @@ from airflow_pgchange.feeds.feed import Watched, from_uri
 from airflow_pgchange.utils.arguments import watched_of
 
 OURS = "airflow_pgchange."
+Key = tuple[str, str]
+"""A kind of feeds, and the name of one: of a consumer, or of what waits for many."""
 
 
 @dataclass(frozen=True, order=True)
@@ -50,21 +52,22 @@ class Places:
     ``kinds``: those of which DAGs wait for every consumer of a place; ``paused``: those of them that do not run."""
 
     dags: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    consumers: dict[Place, dict[str, set[str]]] = field(default_factory=lambda: defaultdict(dict))
+    consumers: dict[Place, dict[Key, set[str]]] = field(default_factory=lambda: defaultdict(dict))
     kinds: dict[tuple[Place, str], set[str]] = field(default_factory=lambda: defaultdict(set))
     paused: set[str] = field(default_factory=set)
 
     def add(self, dag_id: str, named: Named) -> None:
         for connection in named.place.connections:
             self.dags[connection].add(dag_id)
-        if named.consumer is not None:
-            self.consumers[named.place].setdefault(named.consumer, set()).add(dag_id)
-        if named.feed is not None and named.feed.covers is not None:
+        if named.feed is None:
+            return
+        self.consumers[named.place].setdefault((named.feed.kind, named.feed.name), set()).add(dag_id)
+        if named.feed.covers is not None:
             self.kinds[named.place, named.feed.covers].add(dag_id)
 
     def naming(self, place: Place, kind: str, consumer: str) -> set[str]:
         """The DAGs that name a consumer, or wait for all of its kind."""
-        return self.consumers[place].get(consumer, set()) | self.kinds.get((place, kind), set())
+        return self.consumers[place].get((kind, consumer), set()) | self.kinds.get((place, kind), set())
 
     def has(self, place: Place) -> bool:
         """Whether that is no made-up pair of connections."""

@@ -19,7 +19,7 @@ from airflow_pgchange.feeds.queries import records
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.plugins.history import SAMPLED_EVERY, LastHour, Trends
 from airflow_pgchange.plugins.looks import Line, Look, Window
-from airflow_pgchange.plugins.places import Place
+from airflow_pgchange.plugins.places import Key, Place
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class Status:
     """The question how a place is. ``consumers``: of a place whose changes are elsewhere, those that it has;
     ``looked``: when somebody wanted to know."""
 
-    consumers: Collection[str] = ()
+    consumers: Collection[Key] = ()
     looked: float = float("-inf")
     _last_hour: LastHour = field(default_factory=LastHour)
 
@@ -62,7 +62,7 @@ class Status:
         left_out: list[str] = []
         rows = consumers.status(results, source[0] if source else None, left_out.append)
         if source:
-            rows = [row for row in rows if row["consumer"] in self.consumers]
+            rows = [row for row in rows if (row["kind"], row["consumer"]) in self.consumers]
         findings: list[health.Finding] = []
         watchers: list[Row] = []
         if not source:
@@ -92,7 +92,7 @@ class Windows:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _sampler: threading.Thread | None = None
 
-    def status(self, place: Place, consumers: Collection[str]) -> Window[Said]:
+    def status(self, place: Place, consumers: Collection[Key]) -> Window[Said]:
         with self._lock:
             if place not in self.statuses:
                 status = Status()

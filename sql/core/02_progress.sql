@@ -1,21 +1,33 @@
 -- The number of a consumer's progress, by which a source knows whether it has lost what a consumer elsewhere has seen.
 
+create function pgchange.shell_quoted(argument text) returns text
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+    select case when argument ~ '^[[:alnum:]_@%+=:,./-]+$' then argument
+                else '''' || replace(argument, '''', '''"''"''') || '''' end
+$$;
+comment on function pgchange.shell_quoted(text) is 'An argument as a shell reads it.';
+
 create table pgchange.consumer (
-    name text primary key,
+    kind text,
+    name text,
     version bigint not null,
-    noted_at timestamptz not null default clock_timestamp()
+    noted_at timestamptz not null default clock_timestamp(),
+    primary key (kind, name)
 );
 comment on table pgchange.consumer is
-    'The highest number that this source has given to the progress of each consumer, by the name that status shows: one for each '
+    'The highest number that this source has given to the progress of each consumer, by its kind and the name that status shows: one for each '
     'batch, and one for each move by hand. It outlives the consumer: one of the same name goes on counting, so that a source '
     'that went back to a time before a drop never takes the new one''s progress for that of the old one.';
 
-create function pgchange.next_version(name text, at bigint) returns bigint
+create function pgchange.next_version(kind text, name text, at bigint) returns bigint
 language plpgsql
 set search_path = pg_catalog, pgchange, pg_temp
 as $$
 declare
-    given bigint := (select c.version from pgchange.consumer as c where c.name = next_version.name);
+    given bigint := (
+        select c.version from pgchange.consumer as c where c.kind = next_version.kind and c.name = next_version.name);
 begin
     if at is null or at - coalesce(given, 0) > 2147483647 then
         raise invalid_parameter_value using
@@ -26,15 +38,15 @@ begin
     if current_setting('synchronous_commit') in ('off', 'local') then
         perform set_config('synchronous_commit', 'on', true);
     end if;
-    insert into pgchange.consumer as c (name, version) values (next_version.name, next_version.at + 1)
+    insert into pgchange.consumer as c (kind, name, version) values (next_version.kind, next_version.name, next_version.at + 1)
     on conflict on constraint consumer_pkey do update
         set version = greatest(c.version, next_version.at) + 1, noted_at = excluded.noted_at
     returning c.version into given;
     return given;
 end
 $$;
-comment on function pgchange.next_version(text, bigint) is
-    'A number for what follows a consumer''s progress at, higher than any that this source has given to its name, and never so far '
+comment on function pgchange.next_version(text, text, bigint) is
+    'A number for what follows a consumer''s progress at, higher than any that this source has given to it, and never so far '
     'above them that there would soon be none left. It lasts, whatever the session says of synchronous_commit: unless the '
     'transaction is rolled back.';
 
@@ -85,7 +97,8 @@ begin
             message = pg_catalog.format('%s is at batch %s, but this source knows only %s: it lost its latest transactions',
                                         consumer, at, coalesce(known, 0)),
             hint = pg_catalog.format(
-                'airflow pgchange repair %s starts again from what survived; changes then come at least once', consumer);
+                'airflow pgchange repair %s starts again from what survived; changes then come at least once',
+                pgchange.shell_quoted(consumer));
     end if;
 end
 $$;
@@ -140,7 +153,7 @@ begin
     if not unacked and at < known then
         raise exception using errcode = 'PC009',
             message = format('consumer %s is at batch %s, before the last claim that the source knows', consumer, at),
-            hint = format('choose a point: airflow pgchange move %s --to beginning, or --to now', consumer);
+            hint = format('choose a point: airflow pgchange move %s --to beginning, or --to now', pgchange.shell_quoted(consumer));
     end if;
     version := case when unacked then began_at else known end;
     behind := case when unacked then 'after' else 'upto' end;

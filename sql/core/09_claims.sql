@@ -25,15 +25,6 @@ comment on table pgchange.claim is
     'elsewhere, that the consumer''s progress is kept in another database, so that this row tells how far it has come. error is what the last '
     'attempt failed on, if it could say so.';
 
-create function pgchange.shell_quoted(argument text) returns text
-language sql immutable
-set search_path = pg_catalog, pg_temp
-as $$
-    select case when argument ~ '^[[:alnum:]_@%+=:,./-]+$' then argument
-                else '''' || replace(argument, '''', '''"''"''') || '''' end
-$$;
-comment on function pgchange.shell_quoted(text) is 'An argument as a shell reads it.';
-
 create function pgchange.who_locks(key bigint) returns setof integer
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
@@ -191,7 +182,7 @@ as $$
 declare
     made pgchange.claim;
     began_at bigint := coalesce(("position" ->> 'version')::bigint, 0);
-    version bigint := pgchange.next_version(consumer, greatest(began_at, (
+    version bigint := pgchange.next_version(kind, consumer, greatest(began_at, (
         select c.version from pgchange.claim as c where c.kind = record.kind and c.consumer = record.consumer)));
 begin
     insert into pgchange.claim as c (

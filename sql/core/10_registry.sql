@@ -4,13 +4,15 @@
 create table pgchange.registered (
     schema name primary key,
     kind text unique,
+    prefix text unique,
     tells_of_batches boolean not null,
     letters_elsewhere boolean not null
 );
 comment on table pgchange.registered is
     'The schemas that tell how things are: by health() setof pgchange.finding what a person should look at, where they know of '
     'more than their consumers say, and one with consumers, of the feeds of one kind, by status(upto integer) setof '
-    'pgchange.consumer_status how they stand. tells_of_batches: whether health() has what fails, as of consumers that have many '
+    'pgchange.consumer_status how they stand. prefix: how the names of its consumers begin, and those of no other kind. '
+    'tells_of_batches: whether health() has what fails, as of consumers that have many '
     'batches at a time. For its dead letters a kind brings letter_rights(address jsonb) text[], which of see and keep the caller '
     'may do; check_letter(address jsonb, content jsonb), which raises why one cannot be sent again, as far as this database '
     'knows; and redrive(letter bigint), which deletes the letter as it sends it, or sets on_its_way and has its consumer delete '
@@ -40,26 +42,51 @@ comment on table pgchange.letter is
 create index letter_on_its_way on pgchange.letter (consumer, sent_at, id) where on_its_way;
 create index letter_of_kind on pgchange.letter (kind);
 
+create function pgchange.check_prefix(schema name, kind text, prefix text) returns void
+language plpgsql stable
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+declare
+    other text := (select r.kind from pgchange.registered as r where r.prefix = check_prefix.prefix and r.schema <> check_prefix.schema);
+begin
+    if prefix !~ '^[^:]+:$' then
+        raise invalid_parameter_value using
+            message = format('consumers of kind %s cannot have names that begin with %L: a name must begin with the prefix of its kind', kind, prefix),
+            hint = format('let them begin with a word and a colon, such as %s:', kind);
+    end if;
+    if other is not null then
+        raise invalid_parameter_value using
+            message = format('consumers of kind %s cannot have the prefix %s: consumers of kind %s have it', kind, prefix, other),
+            hint = format('choose another prefix, such as %s:', kind);
+    end if;
+end
+$$;
+comment on function pgchange.check_prefix(name, text, text) is
+    'Refuse a prefix by which the names of two kinds'' consumers could not be told apart.';
+
 create function pgchange.register(
-    schema name, kind text default null, tells_of_batches boolean default false, letters_elsewhere boolean default false
+    schema name, kind text default null, tells_of_batches boolean default false, letters_elsewhere boolean default false,
+    prefix text default null
 ) returns void
 language sql
 set search_path = pg_catalog, pgchange, pg_temp
 as $$
+    select pgchange.check_prefix(schema, kind, coalesce(prefix, kind || ':'));
     -- What an earlier schema of this name claimed is no more, and what it gave up names consumers and changes that are no more.
     delete from pgchange.claim as c where c.kind = register.kind;
     delete from pgchange.batch as b where b.kind = register.kind;
     update pgchange.letter as l
     set void = format('schema %I was dropped since, and installed again', schema), on_its_way = false
     where l.kind = register.kind and l.void is null;
-    insert into pgchange.registered (schema, kind, tells_of_batches, letters_elsewhere)
-    values (schema, kind, tells_of_batches, letters_elsewhere)
+    insert into pgchange.registered (schema, kind, prefix, tells_of_batches, letters_elsewhere)
+    values (schema, kind, coalesce(prefix, kind || ':'), tells_of_batches, letters_elsewhere)
     on conflict on constraint registered_pkey do update set
-        kind = excluded.kind, tells_of_batches = excluded.tells_of_batches, letters_elsewhere = excluded.letters_elsewhere
+        kind = excluded.kind, prefix = excluded.prefix, tells_of_batches = excluded.tells_of_batches, letters_elsewhere = excluded.letters_elsewhere
 $$;
-comment on function pgchange.register(name, text, boolean, boolean) is
+comment on function pgchange.register(name, text, boolean, boolean, text) is
     'Note a schema that tells how things are, and the kind of its feeds if it has any; what an earlier schema of that kind had in '
-    'work is forgotten, and its dead letters are never sent again.';
+    'work is forgotten, and its dead letters are never sent again. The names of its consumers begin with the prefix, which is '
+    'the kind and a colon if none is given.';
 
 create function pgchange.unregister(schema name) returns void
 language sql

@@ -44,16 +44,16 @@ comment on function pgchange.batches(text, integer) is
 create table pgchange.watcher (
     feed text,
     watched_by name default session_user,
-    kind text not null,
+    kind text,
     since timestamptz not null default clock_timestamp(),
     looked_at timestamptz not null default clock_timestamp(),
     error text,
     ready bigint,
     woke_at timestamptz,
-    primary key (feed, watched_by)
+    primary key (kind, feed, watched_by)
 );
 comment on table pgchange.watcher is
-    'What watchers of feeds see, by the name of what they watch and the role that they watch as: since when they can look, or cannot '
+    'What watchers of feeds see, by the kind and the name of what they watch and the role that they watch as: since when they can look, or cannot '
     'and why; when they looked last; how much was ready then; and when they woke anybody last.';
 
 create index watcher_looked on pgchange.watcher (looked_at);
@@ -65,13 +65,13 @@ set lock_timeout = '1s'
 as $$
 begin
     insert into pgchange.watcher as w (feed, watched_by, kind, error, ready, woke_at)
-    -- One key is no longer than an index takes, and several feeds may have the same name.
-    select distinct on (left(x.feed, 600)) left(x.feed, 600), session_user, x.kind, left(x.error, 4000), x.ready,
+    -- A key must fit into an index. Several watchers may look at one feed: an error is what a person should see.
+    select distinct on (x.kind, left(x.feed, 600)) left(x.feed, 600), session_user, x.kind, left(x.error, 4000), x.ready,
            clock_timestamp() - make_interval(secs => x.woke)
     from jsonb_to_recordset(watched) as x(feed text, kind text, error text, ready bigint, woke double precision)
-    order by left(x.feed, 600), x.error
+    order by x.kind, left(x.feed, 600), x.error
     on conflict on constraint watcher_pkey do update set
-        kind = excluded.kind, looked_at = excluded.looked_at, error = excluded.error,
+        looked_at = excluded.looked_at, error = excluded.error,
         ready = coalesce(excluded.ready, w.ready), woke_at = greatest(excluded.woke_at, w.woke_at),
         since = case when (w.error is null) = (excluded.error is null) then w.since else excluded.since end;
 end
@@ -87,7 +87,7 @@ as $$
     select w.* from pgchange.watcher as w
     where w.watched_by = session_user
        or w.kind in (select k.kind from (select distinct o.kind from pgchange.watcher as o) as k where pgchange.keeps(k.kind))
-    order by w.feed, w.watched_by
+    order by w.feed, w.kind, w.watched_by
 $$;
 comment on function pgchange.watchers() is
     'The watchers of who logged in, and those of the feeds that he looks after.';

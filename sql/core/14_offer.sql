@@ -53,7 +53,7 @@ declare
     of_address text;
     address text;
 begin
-    perform pgchange.register(schema, kind, letters_elsewhere => letters_elsewhere);
+    perform pgchange.register(schema, kind, letters_elsewhere => letters_elsewhere, prefix => split_part(called, '%', 1));
     delete from pgchange.given as g where g.schema = offer.schema;
     select string_agg(format('%I', p.name), ', ' order by p.n),
            string_agg(format('(address ->> %L)::%s', p.name, p.type), ', ' order by p.n),
@@ -85,7 +85,7 @@ $$;
 comment on function pgchange.offer(text, name, text, text, text[], text[], name, boolean) is
     'Register the feeds of a kind and give their schema the functions that are the same for all kinds, all but its own or only those '
     'that are named: the schema brings the others, and what these call. consumer is what a consumer is named by, as arguments of a function; called the '
-    'format of its name; origin the schema that keeps where its positions mean something, if another does; letters_elsewhere is as '
+    'format of its name, which begins with a prefix that no other kind has; origin the schema that keeps where its positions mean something, if another does; letters_elsewhere is as '
     'in pgchange.registered.';
 
 create function pgchange.open_given(schema name, callers text, role regrole) returns void

@@ -23,12 +23,23 @@ create function pgchange.write_letter(
     kind text, consumer text, address jsonb, content jsonb, changes bigint, reason text, error text default null,
     attempts integer default 0, batch_id uuid default null
 ) returns bigint
-language sql
+language plpgsql
 set search_path = pg_catalog, pgchange, pg_temp
 as $$
+declare
+    prefix constant text := (select r.prefix from pgchange.registered as r where r.kind = write_letter.kind);
+    letter bigint;
+begin
+    if not starts_with(consumer, prefix) then
+        raise invalid_parameter_value using
+            message = format('a letter of kind %s cannot be written for %L: the names of its consumers begin with %s', kind, consumer, prefix),
+            hint = 'give the name that status shows';
+    end if;
     insert into pgchange.letter (kind, consumer, address, content, changes, reason, error, attempts, batch_id)
     values (kind, consumer, address, content, changes, reason, error, attempts, batch_id)
-    returning id
+    returning id into letter;
+    return letter;
+end
 $$;
 comment on function pgchange.write_letter(text, text, jsonb, jsonb, bigint, text, text, integer, uuid) is
     'Keep what a consumer gives up, in the transaction in which it goes on; returns the letter''s number.';

@@ -120,9 +120,9 @@ begin
         if mark.count = remaining then
             if mark.attempt >= max_attempts then
                 raise exception using errcode = 'PC010',
-                    message = format('batch %s of queue:%s/%s has failed, at attempt %s', mark.batch ->> 'id', qname, c.name, mark.attempt),
-                    hint = format('mend what it fails on and raise max_attempts, or give it up: airflow pgchange skip queue:%s/%s',
-                                  qname, c.name);
+                    message = format('batch %s of %s has failed, at attempt %s', mark.batch ->> 'id', mbus.name_of(qname, c.name), mark.attempt),
+                    hint = format('mend what it fails on and raise max_attempts, or give it up: airflow pgchange skip %s',
+                                  pgchange.shell_quoted(mbus.name_of(qname, c.name)));
             end if;
             update mbus.batch as b set
                 attempt = b.attempt + 1, slot = new_slot, claimed_at = clock_timestamp(), taken = 0, taken_by = null

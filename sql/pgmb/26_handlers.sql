@@ -36,7 +36,7 @@ language sql security definer
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select pgchange.write_letter(
-        'event', format('events:%s/%s', gid, handler),
+        'event', pgmb.name_of(gid) || '/' || handler,
         jsonb_build_object('group', gid, 'handler', handler, 'subscriptions', sids), jsonb_build_object('events', events),
         jsonb_array_length(events), format('handler %s gave them up', handler), error, attempts)
 $$;

@@ -71,7 +71,9 @@ begin
     if (batch -> 'elsewhere')::boolean then
         raise exception using errcode = 'PC009',
             message = format('the cursor of group %I is in another database than its events', gid),
-            hint = format('airflow pgchange skip events:%s --postgres-conn-id <its results> --source-conn-id <its events>', gid);
+            hint = format(
+                'airflow pgchange skip %s --postgres-conn-id <its results> --source-conn-id <its events>',
+                pgchange.shell_quoted(pgmb.name_of(gid)));
     end if;
     perform pgmb.skip(gid, batch, reason);
     return (batch ->> 'id')::uuid;

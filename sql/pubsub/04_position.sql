@@ -3,7 +3,7 @@
 
 do $$
 begin
-    perform pgchange.offer('commit', 'pubsub', 'consumer_id text, branch_id bigint', '%s/%s', origin => 'revision', functions => array[
+    perform pgchange.offer('commit', 'pubsub', 'consumer_id text, branch_id bigint', 'commits:%s/%s', origin => 'revision', functions => array[
         'name_of', 'address', 'lock_key', 'take_lock', 'locked', 'take_idle', 'pending', 'in_work', 'note_failure', 'is_known',
         'note_move', 'move_consumer', 'ack', 'skip', 'skip_batch', 'drop_consumer', 'letter_rights', 'redrive']);
 end
@@ -28,7 +28,8 @@ comment on function pubsub.check_origin() is
 create function pubsub.restored_in_part(consumer text) returns text
 language sql immutable
 as $$
-    select 'restore the whole dump, then select pubsub.rebase_after_restore(); or choose a point: airflow pgchange move ' || consumer
+    select 'restore the whole dump, then select pubsub.rebase_after_restore(); or choose a point: airflow pgchange move '
+        || pgchange.shell_quoted(consumer)
 $$;
 comment on function pubsub.restored_in_part(text) is 'What to do where the progress of a consumer came without its commits.';
 

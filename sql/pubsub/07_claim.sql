@@ -26,6 +26,7 @@ as $$
 declare
     began_at bigint := coalesce(("position" ->> 'version')::bigint, 0);
     at pg_snapshot := ("position" ->> 'snapshot')::pg_snapshot;
+    name constant text := pubsub.name_of(consumer_id, branch_id);
     gone record;
 begin
     if began_at = 0 then
@@ -35,7 +36,7 @@ begin
     -- Trimming waits for where a consumer is, not for where it was before. The beginning that one was moved to is what is left.
     if not exists (
         select from pgchange.claim as c
-        where c.kind = 'commit' and c.consumer = pubsub.name_of(check_history.consumer_id, check_history.branch_id)
+        where c.kind = 'commit' and c.consumer = name
           and (began_at < c.from_version or began_at = c.version and c.batch is null and at::text <> '1:1:'))
     then
         return;
@@ -44,9 +45,9 @@ begin
     from revision.trimmed as t where t.branch_id = check_history.branch_id and t.upto > pg_snapshot_xmin(at);
     if gone.commits > 0 then
         raise exception using errcode = 'PC005',
-            message = format('%s commits of branch %s below transaction %s were trimmed, and %s/%s is at an earlier time',
-                             gone.commits, branch_id, gone.upto, consumer_id, branch_id),
-            hint = format('airflow pgchange move %s/%s --to beginning goes on with what is left', consumer_id, branch_id);
+            message = format('%s commits of branch %s below transaction %s were trimmed, and %s is at an earlier time',
+                             gone.commits, branch_id, gone.upto, name),
+            hint = format('airflow pgchange move %s --to beginning goes on with what is left', pgchange.shell_quoted(name));
     end if;
 end
 $$;

@@ -46,7 +46,7 @@ begin
     perform pg_advisory_xact_lock(pubsub.lock_key(consumer_id, branch_id));
     found_position := pubsub.position(consumer_id, branch_id);
     if found_position is null then
-        raise exception using errcode = 'PC002', message = format('there is no consumer %s/%s', consumer_id, branch_id),
+        raise exception using errcode = 'PC002', message = format('there is no consumer %s', pubsub.name_of(consumer_id, branch_id)),
             hint = 'select pubsub.lock_watermark(...) makes it, in a transaction of its own';
     end if;
     batch := pubsub.claim(consumer_id, branch_id, found_position, max_changes, in_order, true);

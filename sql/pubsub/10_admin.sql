@@ -133,7 +133,7 @@ begin
     if point ->> 'source' <> here or point ->> 'snapshot' is null and not coalesce(pgchange.came_along("position" ->> 'source', here), true)
     then
         raise exception using errcode = 'PC004',
-            message = format('consumer %s/%s is moved to a point of another database than this one', consumer_id, branch_id),
+            message = format('consumer %s is moved to a point of another database than this one', pubsub.name_of(consumer_id, branch_id)),
             hint = 'the database of the commits notes a move first: pubsub.note_move() there gives the version for pubsub.move_consumer()';
     end if;
     if pg_snapshot_xmax((point ->> 'snapshot')::pg_snapshot) > pg_snapshot_xmax(pg_current_snapshot()) then

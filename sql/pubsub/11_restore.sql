@@ -163,7 +163,7 @@ begin
     from at_rest as r;
     update pubsub.watermark as w set snapshot = a.snapshot, partial_txid = null, partial_id = null
     from arrived as a
-    where a.place = 'watermark' and a.consumer = w.consumer_id || '/' || w.branch_id;
+    where a.place = 'watermark' and a.consumer = pubsub.name_of(w.consumer_id, w.branch_id);
     -- A batch in work is given up as such: its commits come in a new one.
     update pgchange.claim as c set
         after = pubsub.at(jsonb_build_object('snapshot', a.snapshot)),

@@ -38,8 +38,10 @@ begin
           and c.version = began_at and c.upto = '[0, 0]'))
     then
         raise exception using errcode = 'PC005',
-            message = format('events up to (%s, %s) were trimmed, which topology:%s has not processed', gone.term, gone.index, consumer_id),
-            hint = format('move it to now: airflow pgchange move topology:%s --to now, or drop it: then it begins with what is left', consumer_id);
+            message = format('events up to (%s, %s) were trimmed, which %s has not processed', gone.term, gone.index,
+                             topology.name_of(consumer_id)),
+            hint = format('move it to now: airflow pgchange move %s --to now, or drop it: then it begins with what is left',
+                          pgchange.shell_quoted(topology.name_of(consumer_id)));
     end if;
     return topology.next_batch(consumer_id, at, max_changes);
 end

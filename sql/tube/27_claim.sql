@@ -154,8 +154,9 @@ begin
         if at.attempt >= max_attempts then
             raise exception using errcode = 'PC010',
                 message = format('batch %s of worker %s of tube %I has failed, at attempt %s', at.batch ->> 'id', worker, tube, at.attempt),
-                hint = format('mend what it fails on and raise max_attempts, or give it up: airflow pgchange skip tube:%s/%s, '
-                              'or select tube.skip_batch(%L, %s, ''...'')', tube, worker, tube, worker);
+                hint = format('mend what it fails on and raise max_attempts, or give it up: airflow pgchange skip %s, '
+                              'or select tube.skip_batch(%L, %s, ''...'')', pgchange.shell_quoted(tube.name_of(tube, worker)),
+                              tube, worker);
         end if;
         update tube.worker as w set attempt = w.attempt + 1, claimed_at = clock_timestamp()
         where w.tube = claim.tube and w.worker = claim.worker and w.version = at.version

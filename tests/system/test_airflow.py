@@ -112,7 +112,9 @@ def an_insert_starts_a_run_and_ten_rows_in_one_transaction_leave_nothing_strande
     eventually(lambda: watched(airline), "a watcher asks the database", airflow)
     assert airflow.runs("noted") == []
     write(airline, 10)
-    eventually(lambda: not unread(airline, "noted/0"), "ten rows in batches of four are noted", airflow)
+    eventually(
+        lambda: not unread(airline, "commits:noted/0"), "ten rows in batches of four are noted", airflow
+    )
     assert {run["run_type"] for run in airflow.runs("noted")} == {"asset_triggered"}
 
 
@@ -144,7 +146,7 @@ def a_long_batch_gives_at_most_two_asset_events(
         write(airline, 1)
         time.sleep(0.5)
     airline.execute("insert into go default values")
-    eventually(lambda: not unread(airline, "slow/0"), "the slow consumer has caught up", airflow)
+    eventually(lambda: not unread(airline, "commits:slow/0"), "the slow consumer has caught up", airflow)
     events = Counter(event["name"] for event in airflow.asset_events())
     assert 1 <= events["airline/slow/0"] <= 2
 
@@ -209,8 +211,8 @@ def a_mapped_task_works_on_each_feed(airflow: LocalAirflow, airline: psycopg.Con
         return [ti["state"] for ti in airflow.task_instances("mapped", run)] == ["success", "success"]
 
     eventually(done, "both mapped tasks have ended", airflow)
-    assert not unread(airline, "left/0")
-    assert not unread(airline, "right/0")
+    assert not unread(airline, "commits:left/0")
+    assert not unread(airline, "commits:right/0")
 
 
 ALWAYS = (

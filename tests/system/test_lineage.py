@@ -74,7 +74,7 @@ def test_a_task_tells_of_its_batch(told: Told) -> None:
     tables, name = f"postgres://{server['host']}:{server['port']}", server["dbname"]
     assert (event["eventType"], event["job"]["name"]) == ("COMPLETE", "movement_audit.keep")
     assert [(one["namespace"], one["name"]) for one in event["inputs"]] == [
-        ("pgchange://airline", "movement_audit/0"),
+        ("pgchange://airline", "commits:movement_audit/0"),
         (tables, f"{name}.public.movement"),
     ]
     assert event["inputs"][0]["inputFacets"]["inputStatistics"]["rowCount"] == 3

@@ -134,7 +134,7 @@ def test_a_person_sees_why_a_consumer_fails_skips_its_batch_and_sees_it_go_on(
     """Seconds: a server and a browser are started, and the page's numbers come every three."""
     log_in(browser, url, pages.password(tmp_path, "op"))
     browser.get_by_role("link", name="PG changes").click()
-    delays = row(browser, "Consumers", "delays/0")
+    delays = row(browser, "Consumers", "commits:delays/0")
     expect(delays).to_contain_text("failing")
     expect(delays).to_contain_text("no such carrier")
     expect(row(browser, "What needs a person", "unreachable")).to_contain_text("connection failed")
@@ -169,7 +169,7 @@ def test_a_person_finds_a_consumers_last_hour_and_batches_and_the_address_bar_ke
     """Seconds: a server and a browser are started, and samples are five seconds apart."""
     come_back(browser, url)
     browser.get_by_role("button", name="Ready", exact=True).click()
-    browser.get_by_role("link", name="delays/0").click()
+    browser.get_by_role("link", name="commits:delays/0").click()
     plot = browser.get_by_role("img", name="Changes in the last hour. ready: 3 now")
     expect(plot).to_be_visible()
     attempt = row(browser, "Batches of the last day", "failed")
@@ -191,10 +191,10 @@ def test_a_person_finds_a_consumers_last_hour_and_batches_and_the_address_bar_ke
 def test_who_may_only_look_sees_lag_and_state_and_nothing_to_press(url: str, browser: Page) -> None:
     """Seconds: a server and a browser are started."""
     come_back(browser, url, "viewer")
-    delays = row(browser, "Consumers", "delays/0")
+    delays = row(browser, "Consumers", "commits:delays/0")
     expect(delays).to_contain_text("failing")
     expect(delays.get_by_role("button")).to_have_count(0)
-    delays.get_by_role("link", name="delays/0").click()
+    delays.get_by_role("link", name="commits:delays/0").click()
     expect(row(browser, "Batches of the last day", "failed")).not_to_contain_text("ZeroDivisionError")
     browser.get_by_role("link", name="Dead letters").click()
     expect(browser.get_by_text("Who may read a connection sees its dead letters.")).to_be_visible()
@@ -366,7 +366,7 @@ def test_each_view_can_be_read_by_all(ledger: str, url: str, browser: Page) -> N
         connection.execute("select tube.backfill_begin('copies', 'ledger', null)")
         connection.execute(
             "select pgchange.note_watchers(%s)",
-            ['[{"feed": "delays/0", "kind": "commit", "error": "no right"}]'],
+            ['[{"feed": "commits:delays/0", "kind": "commit", "error": "no right"}]'],
         )
         events.subscribe(connection, "billing")
         events.publish(connection, "order.paid")
@@ -376,7 +376,7 @@ def test_each_view_can_be_read_by_all(ledger: str, url: str, browser: Page) -> N
     come_back(browser, url)
     shown = {
         "Overview": "Consumers",
-        "delays/0": "Batches of the last day",
+        "commits:delays/0": "Batches of the last day",
         "Backfills": "Backfills in airline",
         "Watchers": "Watchers",
         "Event log": "Groups in airline",

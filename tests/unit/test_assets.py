@@ -12,9 +12,9 @@ from airflow.serialization.encoders import encode_trigger
 from airflow.triggers.base import BaseEventTrigger
 
 from airflow_pgchange.assets.pgchange import feed_asset, sanitize_uri
-from airflow_pgchange.feeds import CommitFeed
+from airflow_pgchange.feeds import AllTubes, CommitFeed, TopologyCondition, TubeFeed
 from airflow_pgchange.feeds.errors import InvalidArgument
-from airflow_pgchange.feeds.feed import from_uri, to_uri
+from airflow_pgchange.feeds.feed import Watched, from_uri, to_uri
 from airflow_pgchange.utils.arguments import feed_of
 
 FEED = CommitFeed("route_delay", 7, in_order=True)
@@ -31,6 +31,25 @@ def test_the_uri_of_an_asset_names_its_feed() -> None:
 
 def test_the_uri_of_an_asset_names_its_connection() -> None:
     assert urlsplit(feed_asset(FEED, "airline").uri).netloc == "airline"
+
+
+@pytest.mark.parametrize(
+    ("feed", "name"),
+    [
+        (CommitFeed("delays", 0), "airline/delays/0"),
+        (CommitFeed("team:delays", 0), "airline/team:delays/0"),
+        (CommitFeed("tube:copies", 0), "airline/commits:tube:copies/0"),
+        (TubeFeed("copies"), "airline/tube:copies/0"),
+        (TopologyCondition("every bucket is active"), "airline/topology: every bucket is active"),
+        (AllTubes(), "airline/all tubes"),
+    ],
+)
+def test_an_asset_is_called_as_assets_were_before_commit_queues_had_a_prefix(
+    feed: Watched, name: str
+) -> None:
+    asset = feed_asset(feed, "airline")
+    assert (asset.name, asset.watchers[0].name) == (name, name)
+    assert asset.uri == to_uri(feed, "airline").rstrip("?")
 
 
 def test_an_asset_brings_one_watcher_of_its_feed() -> None:

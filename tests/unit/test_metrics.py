@@ -41,25 +41,25 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
 
 
 def test_lag_is_reported_under_the_name_of_its_feed(backend: Recorder) -> None:
-    metrics.report_lag("delays/0", LAG)
-    assert backend.seen["pgchange.ready"] == (7, {"feed": "delays/0"})
+    metrics.report_lag("commits:delays/0", LAG)
+    assert backend.seen["pgchange.ready"] == (7, {"feed": "commits:delays/0"})
 
 
 def test_ages_waiting_changes_and_faults_are_reported(backend: Recorder) -> None:
-    metrics.report_lag("delays/0", LAG)
+    metrics.report_lag("commits:delays/0", LAG)
     names = ("waiting", "ready_age", "waiting_age", "faults")
     assert [backend.value(f"pgchange.{name}") for name in names] == [2, 1.5, 0.0, 1]
 
 
 def test_a_batch_is_counted_and_timed(backend: Recorder) -> None:
-    metrics.report_batch("delays/0", 5, 2.0, {"claim": 0.5})
+    metrics.report_batch("commits:delays/0", 5, 2.0, {"claim": 0.5})
     names = ("batches", "changes", "batch_seconds")
     assert [backend.value(f"pgchange.{name}") for name in names] == [1, 5, 2000.0]
-    assert backend.seen["pgchange.phase_seconds"] == (500.0, {"feed": "delays/0", "phase": "claim"})
+    assert backend.seen["pgchange.phase_seconds"] == (500.0, {"feed": "commits:delays/0", "phase": "claim"})
 
 
 def test_a_meter_reports_now_and_then(backend: Recorder) -> None:
-    meter = metrics.Meter("delays/0")
+    meter = metrics.Meter("commits:delays/0")
     meter.lag(LAG, 0.0)
     backend.seen.clear()
     meter.lag(LAG, metrics.EVERY - 0.1)
@@ -69,13 +69,13 @@ def test_a_meter_reports_now_and_then(backend: Recorder) -> None:
 
 
 def test_a_watcher_that_cannot_look_is_reported_until_it_can(backend: Recorder) -> None:
-    meter, seen = metrics.Meter("delays/0"), []
+    meter, seen = metrics.Meter("commits:delays/0"), []
     for look in (lambda: meter.lag(LAG, 0.0), meter.blind, lambda: meter.lag(LAG, 1.0)):
         look()
         seen.append(backend.seen["pgchange.blind"])
-    assert seen == [(value, {"feed": "delays/0"}) for value in (0, 1, 0)]
+    assert seen == [(value, {"feed": "commits:delays/0"}) for value in (0, 1, 0)]
 
 
 def test_a_watcher_that_could_look_has_nothing_to_take_back(backend: Recorder) -> None:
-    metrics.Meter("delays/0").given_up()
+    metrics.Meter("commits:delays/0").given_up()
     assert backend.seen == {}

@@ -25,7 +25,7 @@ def test_a_task_links_to_its_consumer_where_airflow_is(monkeypatch: pytest.Monke
     monkeypatch.setenv("AIRFLOW__API__BASE_URL", "http://airflow.example/pre/")
     url = link_of(CommitFeed("delays", 0))
     assert url.startswith("/pre/plugin/pgchange/consumer?")
-    assert asked(url) == {"connection": "airline", "kind": "commit", "consumer": "delays/0"}
+    assert asked(url) == {"connection": "airline", "kind": "commit", "consumer": "commits:delays/0"}
 
 
 def test_a_consumer_is_where_its_progress_is_kept() -> None:
@@ -34,7 +34,7 @@ def test_a_consumer_is_where_its_progress_is_kept() -> None:
         "connection": "airline",
         "source": "operations",
         "kind": "commit",
-        "consumer": "delays/0",
+        "consumer": "commits:delays/0",
     }
     found = asked(link_of(TubeFeed("copies"), **elsewhere))
     assert (found["connection"], found.get("source")) == ("operations", None)

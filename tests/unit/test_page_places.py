@@ -29,7 +29,7 @@ def named(dag: DAG) -> set[Named]:
 def test_an_asset_names_its_consumer_and_both_of_its_databases() -> None:
     with DAG("watched", schedule=[feed_asset(FEED, "airline", "flights")]) as dag:
         pass
-    assert named(dag) == {Named(Place("airline", "flights"), "delays/0")}
+    assert named(dag) == {Named(Place("airline", "flights"), "commits:delays/0")}
 
 
 def test_who_waits_for_every_worker_of_every_tube_names_each_of_them() -> None:
@@ -39,14 +39,14 @@ def test_who_waits_for_every_worker_of_every_tube_names_each_of_them() -> None:
     for one in named(dag):
         places.add("replayed", one)
     assert places.naming(Place("airline"), "tube", "tube:copies/0") == {"replayed"}
-    assert places.naming(Place("airline"), "commit", "delays/0") == set()
+    assert places.naming(Place("airline"), "commit", "commits:delays/0") == set()
     assert places.naming(Place("elsewhere"), "tube", "tube:copies/0") == set()
 
 
 def test_an_operator_names_its_consumer() -> None:
     with DAG("worked") as dag:
         BatchOperator(task_id="work", feed=FEED, postgres_conn_id="airline", process=process)
-    assert named(dag) == {Named(Place("airline"), "delays/0")}
+    assert named(dag) == {Named(Place("airline"), "commits:delays/0")}
 
 
 def test_a_mapped_operator_names_its_connection() -> None:

@@ -27,7 +27,7 @@ from airflow_pgchange.tubes import Control, TableDownstream, copies, work_off
 SERVERS = "host=standby,primary dbname=air"
 COMMITS, TUBE = CommitFeed("audit", 0), TubeFeed("q")
 BATCH = Batch.from_json(
-    {"feed": "audit/0", "id": "1", "version": 1, "attempt": 1, "count": 1, "slices": [], "bounds": {}}
+    {"feed": "commits:audit/0", "id": "1", "version": 1, "attempt": 1, "count": 1, "slices": [], "bounds": {}}
 )
 
 

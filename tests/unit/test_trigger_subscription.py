@@ -81,7 +81,7 @@ def blindness(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
 
 def test_what_cannot_be_looked_at_is_a_metric(blindness: list[tuple[str, bool]]) -> None:
     subscription().fail(UnknownBranch("no branch 9"), 0.0)
-    assert blindness == [("delays/0", True)]
+    assert blindness == [("commits:delays/0", True)]
 
 
 def test_a_lock_is_a_metric_once_it_has_lasted(blindness: list[tuple[str, bool]]) -> None:

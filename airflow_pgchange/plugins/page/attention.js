@@ -22,7 +22,7 @@ const unanswered = (database) => ({
 const About = ({ one, consumers }) => {
   const about = one.consumer ?? one.kind;
   if (one.kind === "letters") return h(To, { to: at("letters"), overflowWrap: "anywhere", fontWeight: "medium" }, about);
-  return h(OfConsumer, { consumer: called(consumers, one.connection, one.consumer) }, about);
+  return h(OfConsumer, { consumer: called(consumers, one.connection, one.kind, one.consumer) }, about);
 };
 
 // A call may begin with what it is for.

@@ -53,7 +53,7 @@ const left = (seconds) => (seconds !== null && seconds < 1 ? "< 1 s" : span(seco
 
 // What its workers have to do yet, which is known of the tube as a whole.
 const replay = (backfill, consumers) => {
-  const workers = consumers.filter((one) => one.kind === "tube" && one.consumer.startsWith(`tube:${backfill.tube}/`));
+  const workers = consumers.filter((one) => one.kind === "tube" && one.feed.tube === backfill.tube);
   if (!workers.length || workers.some((one) => one.ready === null)) return "?";
   const ready = workers.reduce((sum, one) => sum + one.ready, 0);
   return about(ready, workers.every((one) => one.ready_exact));

@@ -148,7 +148,7 @@ const EventLog = ({ found, title, database: { connection }, consumers }) => {
   if (found.log === null) return h(Section, { title }, h(NoLog, { found, connection }));
   // One whose progress is elsewhere is known there: that counts.
   const events = consumers.filter((one) => one.kind === "event").sort((one, other) => (one.source === connection) - (other.source === connection));
-  const known = new Map(events.map((one) => [one.consumer.replace("events:", ""), one]));
+  const known = new Map(events.map((one) => [one.feed.group, one]));
   const groups = [...found.groups].sort((one, other) => urgency(known, one) - urgency(known, other) || one.name.localeCompare(other.name));
   const shown = found.partitions.length;
   const some = found.log.partitions > shown ? `: the current one and the oldest, ${shown} of ${count(found.log.partitions)}` : "";

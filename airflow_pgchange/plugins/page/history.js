@@ -143,7 +143,7 @@ const Past = ({ consumer }) => {
 
 export const Consumer = ({ said, confirm }) => {
   const [asked] = useSearchParams();
-  const fits = (one) => ["connection", "consumer"].every((name) => one[name] === asked.get(name)) && (one.source ?? "") === (asked.get("source") ?? one.source ?? "");
+  const fits = (one) => ["connection", "kind", "consumer"].every((name) => one[name] === asked.get(name)) && (one.source ?? "") === (asked.get("source") ?? one.source ?? "");
   const consumer = said.consumers.find(fits);
   return h(
     Box,

@@ -101,7 +101,7 @@ const Letters = ({ database, consumers, confirm }) => {
   if (!said.letters.length) {
     return h(Section, { title }, gone, h(Empty, null, "No consumer has given anything up here. A batch that is skipped, or that an operator gives up after its last attempt, comes here."));
   }
-  const consumer = (letter) => called(consumers, connection, letter.consumer);
+  const consumer = (letter) => called(consumers, connection, letter.kind, letter.consumer);
   const source = (letter) => consumer(letter)?.source;
   const chosen = said.letters.filter((letter) => ids.has(letter.id));
   const sendable = chosen.filter(isSendable);

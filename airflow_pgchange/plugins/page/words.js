@@ -32,9 +32,9 @@ export const count = (number, all = true) => numbered(number, all === false ? "â
 // A number, or where it is not exact an estimate.
 export const about = (number, exact) => numbered(number, exact === false ? "~" : "");
 
-// The consumer of that name.
-export const called = (consumers, connection, name) =>
-  consumers.find((one) => one.connection === connection && one.consumer === name);
+// The consumer of a kind that has that name.
+export const called = (consumers, connection, kind, name) =>
+  consumers.find((one) => one.connection === connection && one.kind === kind && one.consumer === name);
 
 // Changes a second.
 export const rate = (number) => {
@@ -46,7 +46,7 @@ export const rate = (number) => {
 
 export const many = (number, one, more = `${one}s`) => `${number.toLocaleString()} ${number === 1 ? one : more}`;
 
-export const key = (consumer) => JSON.stringify([consumer.connection, consumer.source, consumer.consumer]);
+export const key = (consumer) => JSON.stringify([consumer.connection, consumer.source, consumer.kind, consumer.consumer]);
 
 // What is said while nothing is known yet; null once every database has answered, or is known not to.
 export const asking = (databases) => {

@@ -94,7 +94,7 @@ def test_a_feed_that_can_be_watched_ends_with_code_0(check: Check, conn_id: str)
         {
             "connection": "airline",
             "source": "",
-            "consumer": "delays/0",
+            "consumer": "commits:delays/0",
             "dags": "woken",
             "can be watched": "yes",
             "hindrance": "",
@@ -152,7 +152,10 @@ def test_a_file_that_cannot_be_imported_is_told_with_the_others(
     broken = tmp_path / "broken.py"
     broken.write_text("from airflow.sdk import dag, nonsense")
     rows, code = check_files(broken, dag_file(tmp_path, GOOD))
-    assert [(row["consumer"], row["can be watched"]) for row in rows] == [("delays/0", "yes"), ("", "no")]
+    assert [(row["consumer"], row["can be watched"]) for row in rows] == [
+        ("commits:delays/0", "yes"),
+        ("", "no"),
+    ]
     assert "broken.py cannot be imported" in rows[1]["hindrance"]
     assert "nonsense" in rows[1]["hindrance"]
     assert code == 1
@@ -163,7 +166,7 @@ def test_a_file_may_import_its_neighbour(check_files: Check, tmp_path: Path, con
     file = dag_file(tmp_path, GOOD)
     file.write_text("from neighbour_of_woken import THING\n" + file.read_text())
     rows, code = check_files(file)
-    assert ([row["consumer"] for row in rows], code) == (["delays/0"], 0)
+    assert ([row["consumer"] for row in rows], code) == (["commits:delays/0"], 0)
 
 
 def test_of_files_with_a_dag_of_the_same_name_each_is_looked_at(
@@ -173,7 +176,7 @@ def test_of_files_with_a_dag_of_the_same_name_each_is_looked_at(
     rows, _ = check_files(
         dag_file(tmp_path / "one", GOOD), dag_file(tmp_path / "two", other, name="again.py")
     )
-    assert [row["consumer"] for row in rows] == ["delays/0", "other/0"]
+    assert [row["consumer"] for row in rows] == ["commits:delays/0", "commits:other/0"]
 
 
 def test_a_dag_that_cannot_be_serialized_is_told_with_the_others(

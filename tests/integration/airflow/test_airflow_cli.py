@@ -80,7 +80,7 @@ def test_status_tells_how_far_behind_a_consumer_is_and_on_what_it_works(
     ledger: str, pgchange: Command
 ) -> None:
     (found,) = pgchange("status", "--dsn", ledger)
-    assert (found["consumer"], found["ready"], found["attempt"]) == ("delays/0", 3, 1)
+    assert (found["consumer"], found["ready"], found["attempt"]) == ("commits:delays/0", 3, 1)
 
 
 def test_status_shows_what_a_role_may_see_and_says_what_it_leaves_out(
@@ -95,7 +95,7 @@ def test_status_shows_what_a_role_may_see_and_says_what_it_leaves_out(
     args = get_parser().parse_args(["pgchange", "status", "--dsn", someone.conninfo])
     args.func(args)
     said = capsys.readouterr()
-    assert "delays/0" in said.out
+    assert "commits:delays/0" in said.out
     assert "consumers of kind event are left out: permission denied" in said.err
 
 
@@ -104,10 +104,10 @@ def test_health_tells_what_a_person_should_look_at_until_it_is_mended(ledger: st
     with psycopg.connect(ledger, autocommit=True) as owner:
         owner.execute("update pgchange.claim set attempt = 3, error = 'cannot be parsed'")
     (found,) = pgchange("health", "--dsn", ledger)
-    assert (found["severity"], found["consumer"]) == ("error", "delays/0")
+    assert (found["severity"], found["consumer"]) == ("error", "commits:delays/0")
     assert found["told"].endswith("has failed 3 times: cannot be parsed")
-    assert found["call"] == "to give it up: airflow pgchange skip delays/0"
-    pgchange("skip", "delays/0", "--reason", "no use", "--dsn", ledger)
+    assert found["call"] == "to give it up: airflow pgchange skip commits:delays/0"
+    pgchange("skip", "commits:delays/0", "--reason", "no use", "--dsn", ledger)
     assert [found["kind"] for found in pgchange("health", "--dsn", ledger)] == ["letters"]
 
 
@@ -122,10 +122,10 @@ def test_a_number_that_is_an_estimate_is_marked_in_a_table_and_one_that_is_exact
 ) -> None:
     args = get_parser().parse_args(["pgchange", "status", "--dsn", ledger, "--output", "plain"])
     args.func(args)
-    assert re.search(r"delays/0 +3 ", capsys.readouterr().out)
+    assert re.search(r"commits:delays/0 +3 ", capsys.readouterr().out)
     connect().execute("insert into ledger select from generate_series(1, 3000)")
     args.func(args)
-    assert re.search(r"delays/0 +~3[0-9]{3} ", capsys.readouterr().out)
+    assert re.search(r"commits:delays/0 +~3[0-9]{3} ", capsys.readouterr().out)
 
 
 def test_an_airflow_connection_names_the_database_too(
@@ -136,7 +136,7 @@ def test_an_airflow_connection_names_the_database_too(
 
 
 def test_skip_gives_up_the_batch_in_work(ledger: str, pgchange: Command) -> None:
-    (found,) = pgchange("skip", "delays/0", "--dsn", ledger, "--reason", "a poisonous row")
+    (found,) = pgchange("skip", "commits:delays/0", "--dsn", ledger, "--reason", "a poisonous row")
     assert found["skipped"]
     (status,) = pgchange("status", "--dsn", ledger)
     assert status["ready"] == 2
@@ -145,7 +145,7 @@ def test_skip_gives_up_the_batch_in_work(ledger: str, pgchange: Command) -> None
 def test_letters_in_a_table_show_what_the_last_attempt_failed_on(
     ledger: str, pgchange: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pgchange("skip", "delays/0", "--dsn", ledger, "--reason", "a poisonous row")
+    pgchange("skip", "commits:delays/0", "--dsn", ledger, "--reason", "a poisonous row")
     args = get_parser().parse_args(["pgchange", "letters", "list", "--dsn", ledger, "--output", "plain"])
     args.func(args)
     printed = capsys.readouterr().out
@@ -154,28 +154,28 @@ def test_letters_in_a_table_show_what_the_last_attempt_failed_on(
 
 
 def test_skip_without_a_batch_in_work_says_so(ledger: str, pgchange: Command) -> None:
-    pgchange("skip", "delays/0", "--dsn", ledger, "--reason", "a poisonous row")
+    pgchange("skip", "commits:delays/0", "--dsn", ledger, "--reason", "a poisonous row")
     with pytest.raises(SystemExit) as caught:
-        pgchange("skip", "delays/0", "--dsn", ledger, "--reason", "again")
+        pgchange("skip", "commits:delays/0", "--dsn", ledger, "--reason", "again")
     assert "no batch in work" in failed(caught)
 
 
 @pytest.mark.parametrize(("to", "ready"), [("now", 0), ("beginning", 3), ("2001-01-01T00:00:00+00:00", 3)])
 def test_move_takes_a_consumer_elsewhere(ledger: str, pgchange: Command, to: str, ready: int) -> None:
-    told = pgchange("move", "delays/0", "--dsn", ledger, "--to", to, "--yes")
-    assert told == [{"consumer": "delays/0", "moved_to": to}]
+    told = pgchange("move", "commits:delays/0", "--dsn", ledger, "--to", to, "--yes")
+    assert told == [{"consumer": "commits:delays/0", "moved_to": to}]
     (status,) = pgchange("status", "--dsn", ledger)
     assert status["ready"] == ready
 
 
 def test_repair_tells_the_guarantee_from_here_on(ledger: str, pgchange: Command) -> None:
-    (found,) = pgchange("repair", "delays/0", "--dsn", ledger, "--yes")
+    (found,) = pgchange("repair", "commits:delays/0", "--dsn", ledger, "--yes")
     assert found["from_here_on"] == "exactly once"
 
 
 def test_drop_forgets_a_consumer(ledger: str, pgchange: Command) -> None:
-    told = pgchange("drop", "delays/0", "--dsn", ledger, "--yes")
-    assert told == [{"consumer": "delays/0", "dropped": True}]
+    told = pgchange("drop", "commits:delays/0", "--dsn", ledger, "--yes")
+    assert told == [{"consumer": "commits:delays/0", "dropped": True}]
     assert pgchange("status", "--dsn", ledger) == []
 
 
@@ -191,8 +191,11 @@ def test_trim_says_what_it_did(ledger: str, pgchange: Command) -> None:
         (["status", "--dsn", "nonsense"], "host=... dbname=..."),
         (["status", "--dsn", "colour=blue"], "host=... dbname=..."),
         (["status", "--dsn", "host=127.0.0.1 port=1"], "try again"),
-        (["skip", "delays", "--dsn", "dbname=x", "--reason", "y"], "delays/0"),
-        (["move", "delays/0", "--dsn", "dbname=x", "--to", "tomorrow", "--yes"], "beginning, now or a time"),
+        (["skip", "delays", "--dsn", "dbname=x", "--reason", "y"], "commits:delays/0"),
+        (
+            ["move", "commits:delays/0", "--dsn", "dbname=x", "--to", "tomorrow", "--yes"],
+            "beginning, now or a time",
+        ),
         (["move", "tube:copies/0", "--dsn", "dbname=x", "--to", "now", "--yes"], "no watermark"),
         (["repair", "tube:copies/0", "--dsn", "dbname=x", "--yes"], "pgchange skip"),
         (["drop", "tube:copies/0", "--dsn", "dbname=x", "--yes"], "tube.tube_ensure_absent"),
@@ -218,7 +221,7 @@ def test_a_database_without_our_schemas_is_told_what_to_run(
 
 def test_an_unknown_consumer_is_told_where_the_names_are(db: str, pgchange: Command) -> None:
     with pytest.raises(SystemExit) as caught:
-        pgchange("skip", "nobody/0", "--dsn", db, "--reason", "why")
+        pgchange("skip", "commits:nobody/0", "--dsn", db, "--reason", "why")
     assert "airflow pgchange status" in failed(caught)
 
 

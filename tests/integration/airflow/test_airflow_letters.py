@@ -54,9 +54,9 @@ def test_list_tells_everything_of_each_letter(
 ) -> None:
     letter, _ = give_up(connection, db)
     (found,) = pgchange("list", "--dsn", db)
-    assert (found["id"], found["consumer"], found["changes"]) == (letter, "test/0", 3)
+    assert (found["id"], found["consumer"], found["changes"]) == (letter, "commits:test/0", 3)
     assert (found["reason"], found["error"]) == ("cannot be parsed", "tests.commits.Failed")
-    assert pgchange("list", "--dsn", db, "--consumer", "other/0") == []
+    assert pgchange("list", "--dsn", db, "--consumer", "commits:other/0") == []
 
 
 def test_list_in_a_table_is_for_people(
@@ -82,7 +82,7 @@ def test_again_sends_letters_by_number_and_by_consumer(
 ) -> None:
     (first, a), (second, b) = give_up(connection, db), give_up(connection, db)
     assert pgchange("redrive", str(first), "--dsn", db) == [{"letter": first, "state": "sent again"}]
-    assert pgchange("redrive", "--consumer", "test/0", "--dsn", db) == [
+    assert pgchange("redrive", "--consumer", "commits:test/0", "--dsn", db) == [
         {"letter": second, "state": "sent again"}
     ]
     assert drain_all(db) == a + b
@@ -119,7 +119,7 @@ def test_the_source_is_asked_where_it_is_elsewhere(
     [
         (["redrive"], "say which letters"),
         (["redrive", "5"], "no dead letter 5"),
-        (["redrive", "5", "--consumer", "x/0"], "say which letters"),
+        (["redrive", "5", "--consumer", "commits:x/0"], "say which letters"),
         (["drop", "--yes"], "say which letters"),
         (["drop", "5", "--yes"], "no dead letter 5"),
         (["list", "--older-than", "soon"], "30 days"),
@@ -158,8 +158,8 @@ def test_only_letters_that_were_asked_for_are_warned_of(
     for chosen, warnings in (
         ({"letter_ids": [letter]}, 0),
         ({"older_than": "1 day"}, 0),
-        ({"consumer": "test/0"}, 1),
-        ({"consumer": "test/0", "older_than": "0 s"}, 1),
+        ({"consumer": "commits:test/0"}, 1),
+        ({"consumer": "commits:test/0", "older_than": "0 s"}, 1),
         ({"older_than": "0 s"}, 2),
     ):
         said.reset_mock()
@@ -175,7 +175,7 @@ def test_an_operator_sends_letters_of_a_consumer_again_and_says_how_many(
     give_up(connection, db, n=6, feed=CommitFeed("other", 0))
     log = Mock()
     monkeypatch.setattr(DeadLettersOperator, "log", log)
-    done = run(operator(conn_id, action="redrive", consumer="test/0"))
+    done = run(operator(conn_id, action="redrive", consumer="commits:test/0"))
     assert done == {"action": "redrive", "letters": [letter]}
     log.info.assert_called_once_with("%s: %d letters", "redrive", 1)
     assert drain_all(db) == [*ids, *commits_after(connection, ids)]
@@ -208,14 +208,14 @@ def test_an_operator_names_letters_that_cannot_be_sent(
 ) -> None:
     give_up(connection, db)
     connection.execute("update pgchange.letter set void = 'its changes come by themselves'")
-    assert run(operator(conn_id, action="redrive", consumer="test/0"))["letters"] == []
+    assert run(operator(conn_id, action="redrive", consumer="commits:test/0"))["letters"] == []
     assert "cannot be sent again: its changes come by themselves" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        ({"action": "forget", "consumer": "x/0"}, InvalidArgument),
+        ({"action": "forget", "consumer": "commits:x/0"}, InvalidArgument),
         ({"action": "drop"}, InvalidArgument),
         ({"action": "drop", "letter_ids": "all"}, InvalidArgument),
         ({"action": "redrive", "letter_ids": [5]}, UnknownLetter),

@@ -27,7 +27,7 @@ from tests.conftest import Role
 from tests.ledger import Connect, audit, make_ledger, operator, run, writer
 from tests.staging import stage
 
-FEED = ("pgchange://airline", "audit/0")
+FEED = ("pgchange://airline", "commits:audit/0")
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +70,7 @@ def test_a_batch_goes_from_its_feed_and_its_tables_to_those_that_it_wrote(
     assert names(told.outputs) == tables(db, "audit")
     assert told.inputs[0].inputFacets["inputStatistics"].rowCount == 3
     facet = json.loads(Serde.to_json(told.run_facets["pgchange"]))
-    assert (facet["feed"], facet["batches"], facet["changes"]) == ("audit/0", 1, 3)
+    assert (facet["feed"], facet["batches"], facet["changes"]) == ("commits:audit/0", 1, 3)
     assert facet["batch_ids"] == done["batch_ids"]
 
 

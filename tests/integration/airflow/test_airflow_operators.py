@@ -62,7 +62,10 @@ def test_a_batch_is_noted_with_the_try_of_the_task_that_processed_it(
 def test_a_summary_is_small_plain_json(conn_id: str, write: Callable[[int], None]) -> None:
     write(SHOWN_BATCHES + 2)
     summary = run(operator(conn_id, limit=1, max_batches=None))
-    assert (summary["feed"], summary["batches"], summary["changes"]) == ("audit/0", *[SHOWN_BATCHES + 2] * 2)
+    assert (summary["feed"], summary["batches"], summary["changes"]) == (
+        "commits:audit/0",
+        *[SHOWN_BATCHES + 2] * 2,
+    )
     assert len(summary["batch_ids"]) == SHOWN_BATCHES
     assert len(json.dumps(summary)) < 2000
 
@@ -138,7 +141,7 @@ def test_a_batch_that_is_tried_again_has_the_same_id_and_the_same_changes(
 
 
 YEARLY = CommitFeed("yearly audit", 0)
-GIVE_UP = "airflow pgchange skip 'yearly audit/0' --postgres-conn-id airline"
+GIVE_UP = "airflow pgchange skip 'commits:yearly audit/0' --postgres-conn-id airline"
 
 
 def failing(error: Exception) -> Callable[..., None]:
@@ -375,7 +378,7 @@ def test_a_feed_can_be_given_as_json(conn_id: str, write: Callable[[int], None],
 def test_a_feed_is_a_template(conn_id: str) -> None:
     task = operator(conn_id, feed={"kind": "commit", "consumer_id": "{{ params.who }}", "branch_id": 0})
     task.render_template_fields({"params": {"who": "audit"}})  # type: ignore[typeddict-item]
-    assert run(task)["feed"] == "audit/0"
+    assert run(task)["feed"] == "commits:audit/0"
 
 
 @pytest.mark.parametrize("arguments", [{"limit": 0}, {"max_batches": 0}, {"until": 0}, {"on_busy": "shout"}])

@@ -67,8 +67,10 @@ def test_what_a_batch_is_at_and_how_long_its_phases_took_are_in_the_log(
     with patch.object(task.log, "info") as info:
         run(task)
     said = [call.args[0] % call.args[1:] for call in info.call_args_list]
-    assert any(line.startswith("delays/0: Spark") and "reading: 5 changes" in line for line in said)
-    assert any(line.startswith("delays/0: Spark") and "staged public.total: 1 rows" in line for line in said)
+    assert any(line.startswith("commits:delays/0: Spark") and "reading: 5 changes" in line for line in said)
+    assert any(
+        line.startswith("commits:delays/0: Spark") and "staged public.total: 1 rows" in line for line in said
+    )
     phases = r"claim \S+, start \S+, process 1\d\d\d\.\d\d, merge \S+, ack \S+"
     assert re.search(r"committed after [\d.]+ s: " + phases, said[-2])
     kept = connect().execute("select seconds from pgchange.batches()").fetchall()

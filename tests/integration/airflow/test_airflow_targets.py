@@ -49,7 +49,7 @@ def test_each_table_that_the_batches_wrote_has_one_event_that_names_them(
     found = events(operator("airline", outlets=[OUTLET], limit=2, max_batches=None))
     assert set(found) == named(db, "audit")
     (extra,) = found.values()
-    assert (extra["feed"], extra["changes"], len(extra["batch_ids"])) == ("audit/0", 3, 2)
+    assert (extra["feed"], extra["changes"], len(extra["batch_ids"])) == ("commits:audit/0", 3, 2)
 
 
 def test_where_nothing_was_ready_there_is_no_event(write: Callable[[int], None]) -> None:

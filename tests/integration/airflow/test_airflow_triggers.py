@@ -41,7 +41,7 @@ async def test_a_trigger_fires_for_a_backlog_that_was_there_before_it(
 ) -> None:
     write(3)
     payload = await first(FeedTrigger(FEED, conn_id))
-    assert (payload["feed"], payload["ready"]) == ("delays/0", 3)
+    assert (payload["feed"], payload["ready"]) == ("commits:delays/0", 3)
 
 
 async def test_a_trigger_fires_for_a_change_that_comes_later(

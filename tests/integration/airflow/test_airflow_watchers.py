@@ -96,7 +96,7 @@ async def test_airflows_own_trigger_for_queues_waits_for_a_feed(
     write(3)
     trigger = MessageQueueTrigger(scheme="pgchange", feed=FEED, postgres_conn_id=conn_id, min_changes=2)
     payload = await first(trigger)
-    assert (payload["feed"], payload["ready"]) == ("delays/0", 3)
+    assert (payload["feed"], payload["ready"]) == ("commits:delays/0", 3)
 
 
 async def test_the_last_one_to_leave_closes_the_connection(

@@ -23,11 +23,11 @@ from tests.ledger import Connect
 
 FEED = CommitFeed("delays", 0)
 AIRLINE = "/connections/airline"
-SKIP = {"consumer": "delays/0", "reason": "no use"}
+SKIP = {"consumer": "commits:delays/0", "reason": "no use"}
 ACTIONS: list[tuple[str, dict[str, Any]]] = [
     ("consumers/skip", SKIP),
-    ("consumers/move", {"consumer": "delays/0", "to": "now"}),
-    ("consumers/repair", {"consumer": "delays/0"}),
+    ("consumers/move", {"consumer": "commits:delays/0", "to": "now"}),
+    ("consumers/repair", {"consumer": "commits:delays/0"}),
     ("letters/redrive", {"ids": [1]}),
     ("letters/drop", {"ids": [1]}),
     ("maintenance", {}),
@@ -35,9 +35,9 @@ ACTIONS: list[tuple[str, dict[str, Any]]] = [
     ("backfills/1/pause", {}),
     ("backfills/1/resume", {}),
     ("backfills/1/cancel", {}),
-    ("consumers/drop", {"consumer": "delays/0"}),
+    ("consumers/drop", {"consumer": "commits:delays/0"}),
 ]
-PAST = f"{AIRLINE}/consumer?kind=commit&consumer=delays/0"
+PAST = f"{AIRLINE}/consumer?kind=commit&consumer=commits:delays/0"
 BACKFILLS = f"{AIRLINE}/backfills"
 READ = (
     BACKFILLS,
@@ -79,7 +79,7 @@ def people(airflow: FastAPI, db: str, connect: Connect, monkeypatch: pytest.Monk
 
 def consumer(person: page.Person) -> dict[str, Any]:
     """The consumer of the ledger as a person sees it."""
-    (found,) = [one for one in page.overview(person)["consumers"] if one["consumer"] == "delays/0"]
+    (found,) = [one for one in page.overview(person)["consumers"] if one["consumer"] == "commits:delays/0"]
     return dict(found)
 
 
@@ -139,7 +139,7 @@ def test_who_may_read_no_dag_and_no_connection_sees_no_database(
 def test_who_may_read_a_dag_sees_lag_and_state_of_its_consumers(people: People) -> None:
     for role in page.ROLES:
         seen = consumer(people(role))
-        assert (seen["consumer"], seen["state"], seen["ready"]) == ("delays/0", "failing", 3), role
+        assert (seen["consumer"], seen["state"], seen["ready"]) == ("commits:delays/0", "failing", 3), role
         assert seen["dags"] == ["flight_delays"], role
 
 
@@ -182,8 +182,8 @@ def test_the_past_of_what_one_may_not_see_is_refused(people: People, monkeypatch
 
 
 MADE_UP = (
-    f"{AIRLINE}/consumer?kind=commit&consumer=nobody/0",
-    f"{AIRLINE}/consumer?kind=tube&consumer=delays/0",
+    f"{AIRLINE}/consumer?kind=commit&consumer=commits:nobody/0",
+    f"{AIRLINE}/consumer?kind=tube&consumer=commits:delays/0",
     f"{PAST}&source=warehouse",
     f"{AIRLINE}/letters?source=warehouse",
     "/connections/nobodys/letters",
@@ -291,7 +291,7 @@ def test_who_may_read_a_connection_sees_errors_and_what_mends_them(people: Peopl
         found = page.overview(person)
         assert consumer(person)["error"] == "name of a passenger", role
         mended_by = [one["call"] for one in found["findings"]]
-        assert mended_by == ["to give it up: airflow pgchange skip delays/0"], role
+        assert mended_by == ["to give it up: airflow pgchange skip commits:delays/0"], role
         assert person.get(f"{AIRLINE}/letters").json()["letters"] == [], role
 
 
@@ -312,7 +312,7 @@ def test_who_may_edit_does_what_the_command_line_can_and_the_audit_log_tells_who
     done = op.post(f"{AIRLINE}/consumers/skip", SKIP)
     assert done.status_code == 200, done.text
     (letter,) = dead_letters.listed(connect())
-    assert (letter.consumer, letter.reason) == ("delays/0", "no use")
+    assert (letter.consumer, letter.reason) == ("commits:delays/0", "no use")
     for action in ("letters/redrive", "letters/drop"):
         done = op.post(f"{AIRLINE}/{action}", {"ids": [letter.id]})
         assert done.status_code == 200, done.text
@@ -322,7 +322,7 @@ def test_who_may_edit_does_what_the_command_line_can_and_the_audit_log_tells_who
             done = op.post(f"{AIRLINE}/{action}", body)
             assert done.status_code == 200, done.text
     left = connect().execute("select consumer from pgchange.status()").fetchall()
-    assert ("delays/0",) not in left
+    assert ("commits:delays/0",) not in left
     entries = page.audit_log()[noted:]
     assert {who for _, who, _ in entries} == {"the_op"}
     assert entries[0][0] == "pgchange_skip"
@@ -408,11 +408,11 @@ def test_a_database_without_tubes_has_no_backfills(
 def test_watchers_are_shown_and_why_one_is_blind_to_who_may_read_the_connection(
     people: People, connect: Connect
 ) -> None:
-    seen = '[{"feed": "delays/0", "kind": "commit", "error": "no right"}]'
+    seen = '[{"feed": "commits:delays/0", "kind": "commit", "error": "no right"}]'
     connect().execute("select pgchange.note_watchers(%s)", [seen])
     for role, told in (("viewer", None), ("op", "no right")):
         (watcher,) = page.overview(people(role))["watchers"]
-        assert (watcher["feed"], watcher["sees"], watcher["error"]) == ("delays/0", False, told), role
+        assert (watcher["feed"], watcher["sees"], watcher["error"]) == ("commits:delays/0", False, told), role
         assert watcher["dags"] == ["flight_delays"], role
 
 
@@ -450,7 +450,7 @@ def test_a_consumer_whose_changes_are_elsewhere_is_shown_with_what_is_there(
     monkeypatch.setenv("AIRFLOW_CONN_WAREHOUSE", uri(other_db))
     found = page.overview(people("viewer"))["consumers"]
     (copies,) = [one for one in found if one["connection"] == "warehouse"]
-    assert (copies["consumer"], copies["source"], copies["ready"]) == ("copies/0", "airline", 2)
+    assert (copies["consumer"], copies["source"], copies["ready"]) == ("commits:copies/0", "airline", 2)
 
 
 def copies(person: page.Person) -> dict[str, Any]:
@@ -501,10 +501,10 @@ def test_connections_without_dags_are_seen_by_who_may_read_them(
 
 
 IMPOSSIBLE: list[tuple[str, dict[str, Any], int]] = [
-    (f"{AIRLINE}/consumers/skip", {"consumer": "nobody/0", "reason": "no use"}, 404),
+    (f"{AIRLINE}/consumers/skip", {"consumer": "commits:nobody/0", "reason": "no use"}, 404),
     (f"{AIRLINE}/consumers/skip", {"consumer": "?", "reason": "no use"}, 400),
-    (f"{AIRLINE}/consumers/skip", {"consumer": "delays/0"}, 422),
-    (f"{AIRLINE}/consumers/move", {"consumer": "delays/0", "to": "somewhere"}, 422),
+    (f"{AIRLINE}/consumers/skip", {"consumer": "commits:delays/0"}, 422),
+    (f"{AIRLINE}/consumers/move", {"consumer": "commits:delays/0", "to": "somewhere"}, 422),
     (f"{AIRLINE}/letters/drop", {"ids": [7]}, 404),
     ("/connections/unreachable/consumers/skip", SKIP, 503),
     ("/connections/not/there/consumers/skip", SKIP, 404),
@@ -523,7 +523,9 @@ def test_an_action_that_cannot_be_done_says_why(people: People) -> None:
 def test_who_is_at_work_is_not_disturbed(people: People, db: str) -> None:
     with ConsumerTransaction(FEED, db) as transaction:
         transaction.claim(1)
-        answer = people("admin").post(f"{AIRLINE}/consumers/move", {"consumer": "delays/0", "to": "now"})
+        answer = people("admin").post(
+            f"{AIRLINE}/consumers/move", {"consumer": "commits:delays/0", "to": "now"}
+        )
         assert answer.status_code == 409
         assert "at work" in answer.json()["detail"]
         transaction.ack()

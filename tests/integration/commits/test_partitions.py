@@ -172,7 +172,7 @@ def test_rows_without_a_partition_stay_where_a_consumer_reads_them_and_are_trimm
     assert in_default(queue) == 5
     assert by_hand.trim(queue, "1 hour") == []
     (told,) = by_hand.trim(queue, "0 s")
-    assert "test/0 has not processed it" in told
+    assert "commits:test/0 has not processed it" in told
     assert drain(db) == expected[4:]
     assert any("trimmed 5 commits" in line for line in by_hand.trim(queue, "0 s"))
     assert in_default(queue) == 0
@@ -211,7 +211,7 @@ def test_a_trim_does_not_read_all_that_a_consumer_has_not_processed(queue, db, c
     use_up_transactions(queue)
     partition = oldest_partition(queue)
     (told,) = connection.execute("select pubsub.trim_commit_queue('0 s')").fetchone()
-    assert told == f"kept {partition}: test/0 has not processed it"
+    assert told == f"kept {partition}: commits:test/0 has not processed it"
     query = f"select pg_stat_get_xact_tuples_returned('revision.{partition}'::regclass)"
     assert connection.execute(query).fetchone()[0] < 100
 

@@ -78,7 +78,7 @@ def test_a_poisonous_batch_is_skipped_and_recorded(db, connect):
     rest = commits(connection, 2)
     skipped = by_hand.skip(connection, connection, FEED, "cannot be parsed")
     row = connection.execute(
-        "select batch_id::text, reason, changes from pgchange.letter where consumer = 'test/0'"
+        "select batch_id::text, reason, changes from pgchange.letter where consumer = 'commits:test/0'"
     ).fetchone()
     assert row == (skipped, "cannot be parsed", len(poison))
     assert drain(db) == rest
@@ -136,7 +136,7 @@ def test_a_dropped_consumer_begins_anew(db, connect):
 
 def test_an_unknown_consumer_is_named(connect):
     connection = connect()
-    with pytest.raises(UnknownConsumer, match="nobody/0"):
+    with pytest.raises(UnknownConsumer, match="commits:nobody/0"):
         by_hand.drop(connection, connection, CommitFeed("nobody", 0))
 
 
@@ -156,7 +156,7 @@ def test_trimming_keeps_what_a_consumer_has_not_processed(own_database, connect_
     connection.execute("select pubsub.lock_watermark('test', 0)")
     expected = commits(connection)
     use_up_transactions(connection)
-    assert any("test/0 has not processed it" in line for line in by_hand.trim(connection, "0 s"))
+    assert any("commits:test/0 has not processed it" in line for line in by_hand.trim(connection, "0 s"))
     assert drain(own_database) == expected
 
 
@@ -196,7 +196,7 @@ def test_trimming_keeps_what_a_claim_of_a_consumer_elsewhere_needs(own_database,
     with pytest.raises(BatchNotFinished), ConsumerTransaction(FEED, db, own_database) as consumer:
         consumer.claim(2)
     use_up_transactions(connection)
-    assert any("test/0 has not processed it" in line for line in by_hand.trim(connection, "0 s"))
+    assert any("commits:test/0 has not processed it" in line for line in by_hand.trim(connection, "0 s"))
     with ConsumerTransaction(FEED, db, own_database) as consumer:
         consumer.claim(2)
         assert [change.id for change in consumer.changes()] == expected[:2]
@@ -210,7 +210,7 @@ def test_trimming_keeps_what_a_consumer_elsewhere_was_moved_back_to(own_database
     assert drain(db, own_database) == expected
     by_hand.move(connect_to(db), connection, FEED, "beginning")
     use_up_transactions(connection)
-    assert any("test/0 has not processed it" in line for line in by_hand.trim(connection, "0 s"))
+    assert any("commits:test/0 has not processed it" in line for line in by_hand.trim(connection, "0 s"))
     assert drain(db, own_database) == expected
 
 
@@ -266,5 +266,5 @@ def test_a_consumer_of_a_branch_that_is_gone_is_shown_beside_the_others(db, conn
     drain(db)
     connection.execute("insert into pubsub.watermark (consumer_id, branch_id) values ('slip', 99)")
     shown = {one["consumer"]: one for one in consumers.status(connection, connection)}
-    assert shown["test/0"]["ready"] == 0
+    assert shown["commits:test/0"]["ready"] == 0
     assert "no branch 99" in shown["slip/99"]["held_back_by"]

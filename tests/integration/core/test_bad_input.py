@@ -70,7 +70,7 @@ def raised(connection, call):
     ],
 )
 def test_an_unknown_consumer_is_told_where_the_names_are(unchanged, tool, says):
-    with pytest.raises(UnknownConsumer, match="nobody/0") as told:
+    with pytest.raises(UnknownConsumer, match="commits:nobody/0") as told:
         tool(unchanged)
     assert says in str(told.value)
 
@@ -87,7 +87,7 @@ def test_an_unknown_consumer_is_told_where_the_names_are(unchanged, tool, says):
 def test_an_unknown_consumer_is_told_by_hand_too(unchanged, call):
     told = raised(unchanged, call)
     assert isinstance(told, UnknownConsumer)
-    assert "nobody/0" in str(told)
+    assert "commits:nobody/0" in str(told)
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def batches(connection: Connection) -> list[tuple[Any, ...]]:
     return connection.execute("""
         select attempt, count, claimed_at is not null, acked_at is not null, failed_at is not null,
                skipped_at is not null
-        from pgchange.batches('test/0') order by noted_at
+        from pgchange.batches('commits:test/0') order by noted_at
     """).fetchall()
 
 
@@ -73,7 +73,9 @@ def test_an_attempt_is_noted_with_who_makes_it_wherever_the_results_are(
         ):
             transaction.claim(1)
             raise ZeroDivisionError
-    noted = connection.execute("select run from pgchange.batches('test/0') order by attempt").fetchall()
+    noted = connection.execute(
+        "select run from pgchange.batches('commits:test/0') order by attempt"
+    ).fetchall()
     assert noted == [(None,), ("x" * 1000,), ("somebody",)]
 
 
@@ -101,7 +103,8 @@ def test_maintenance_goes_on_while_a_transaction_has_forgotten_as_many_attempts_
 ) -> None:
     connection.execute("""
         insert into pgchange.batch (kind, consumer, batch_id, attempt, number, count, noted_at)
-        select 'commit', 'test/0', gen_random_uuid(), 1, 1, 1, now() - interval '8 days' from generate_series(1, 10001)
+        select 'commit', 'commits:test/0', gen_random_uuid(), 1, 1, 1, now() - interval '8 days'
+        from generate_series(1, 10001)
     """)
     said = maintain(connection).done
     assert [line for line in said if "attempts on batches" in line] == [
@@ -189,13 +192,13 @@ def test_a_feed_that_cannot_be_watched_is_a_finding_until_it_can_be_again(
     blind, seeing = {FEED: Sight(Seen(error="no answer"))}, {FEED: Sight(Seen(ready=7))}
     assert noted(db, blind)  # type: ignore[arg-type]
     (found,) = findings(connection, pytest.fail)
-    assert (found.kind, found.severity, found.consumer) == ("commit", "error", "test/0")
+    assert (found.kind, found.severity, found.consumer) == ("commit", "error", "commits:test/0")
     assert found.told.startswith("it cannot be watched by postgres since ")
     assert found.told.endswith(": no answer")
     assert noted(db, seeing)  # type: ignore[arg-type]
     assert findings(connection, pytest.fail) == []
     query = "select feed, error, ready, since <= looked_at from pgchange.watchers()"
-    assert connection.execute(query).fetchall() == [("test/0", None, 7, True)]
+    assert connection.execute(query).fetchall() == [("commits:test/0", None, 7, True)]
 
 
 def test_watched_feeds_of_one_name_are_one_of_which_the_trouble_is_told(connection: Connection) -> None:
@@ -228,7 +231,7 @@ def test_a_watcher_that_looks_no_more_is_no_finding_and_is_forgotten(db: str, co
     noted(db, {FEED: Sight(Seen(error="no answer"))})
     connection.execute("update pgchange.watcher set looked_at = now() - interval '8 days'")
     assert findings(connection, pytest.fail) == []
-    assert "forgot the watcher of test/0" in maintain(connection).done
+    assert "forgot the watcher of commits:test/0" in maintain(connection).done
     assert connection.execute("select from pgchange.watchers()").fetchall() == []
 
 

@@ -44,7 +44,7 @@ def test_a_letter_tells_what_was_given_up_why_by_whom_and_after_how_many_attempt
     batch = claim_and_fail(db)
     by_hand.skip(connection, connection, FEED, "cannot be parsed")
     letter = only(connection)
-    assert (letter.kind, letter.consumer, letter.changes) == ("commit", "test/0", len(ids))
+    assert (letter.kind, letter.consumer, letter.changes) == ("commit", "commits:test/0", len(ids))
     assert (str(letter.batch_id), letter.reason, letter.attempts) == (batch.id, "cannot be parsed", 2)
     assert letter.given_up_by == connection.info.user
     assert (letter.sent_at, letter.on_its_way, letter.hindrance) == (None, False, None)
@@ -323,8 +323,8 @@ def test_by_filter_everything_of_a_consumer_is_sent_that_can_be_and_nothing_else
         "update pgchange.letter set given_up_at = now() - interval '8 days' where id = %s", [second]
     )
     assert dead_letters.redrive(connection, older_than="7 days") == [second]
-    assert dead_letters.redrive(connection, consumer="other/0") == [other]
-    assert dead_letters.redrive(connection, consumer="test/0") == []
+    assert dead_letters.redrive(connection, consumer="commits:other/0") == [other]
+    assert dead_letters.redrive(connection, consumer="commits:test/0") == []
 
 
 def test_by_filter_letters_are_dropped_and_others_stay(db, connection):
@@ -333,7 +333,7 @@ def test_by_filter_letters_are_dropped_and_others_stay(db, connection):
         "update pgchange.letter set given_up_at = now() - interval '8 days' where id = %s", [first]
     )
     assert dead_letters.drop(connection, older_than="7 days") == [first]
-    assert dead_letters.drop(connection, consumer="nobody/0") == []
+    assert dead_letters.drop(connection, consumer="commits:nobody/0") == []
     assert [letter.id for letter in dead_letters.listed(connection)] == [second]
 
 
@@ -342,7 +342,7 @@ def test_sql_by_hand_does_the_same(db, connection):
     give_up(connection, db)
     assert connection.execute("select * from pgchange.redrive(%s)", [letter]).fetchall() == [(letter,)]
     assert drain(db) == ids
-    dropped = connection.execute("select pgchange.drop_letters(of_consumer => 'test/0')").fetchall()
+    dropped = connection.execute("select pgchange.drop_letters(of_consumer => 'commits:test/0')").fetchall()
     assert len(dropped) == 1
     assert connection.execute("select * from pgchange.letters()").fetchall() == []
 
@@ -373,10 +373,10 @@ def test_maintenance_names_letters_that_nobody_has_looked_at(db, connection):
     give_up(connection, db)
     letter, _ = give_up(connection, db)
     (line,) = [line for line in maintain(connection).attention if "dead letter" in line]
-    assert line.startswith("test/0: 2 dead letters since ")
+    assert line.startswith("commits:test/0: 2 dead letters since ")
     dead_letters.redrive(connection, ids=[letter])
     (line,) = [line for line in maintain(connection).attention if "dead letter" in line]
-    assert line.startswith("test/0: 1 dead letter since ")
+    assert line.startswith("commits:test/0: 1 dead letter since ")
 
 
 def test_consumers_with_letters_are_told_with_how_many_and_where_to_look(connection, db):
@@ -388,8 +388,8 @@ def test_consumers_with_letters_are_told_with_how_many_and_where_to_look(connect
     [(severity, consumer, told, call)] = found
     assert (severity, consumer, call) == (
         "warning",
-        "test/0",
-        "airflow pgchange letters list --consumer test/0",
+        "commits:test/0",
+        "airflow pgchange letters list --consumer commits:test/0",
     )
     assert told.startswith("2 dead letters since 20")
 
@@ -398,7 +398,7 @@ def test_consumers_with_letters_are_told_in_the_order_of_their_names(connection,
     for name in ("zeta", "eta", "beta", "alpha", "mu"):
         give_up(connection, db, n=1, feed=CommitFeed(name, 0))
     told = [found.consumer for found in findings(connection, pytest.fail) if found.kind == "letters"]
-    assert told == ["alpha/0", "beta/0", "eta/0", "mu/0", "zeta/0"]
+    assert told == ["commits:alpha/0", "commits:beta/0", "commits:eta/0", "commits:mu/0", "commits:zeta/0"]
 
 
 def test_letters_that_are_sent_in_one_moment_come_by_their_numbers(db, connection):

@@ -32,7 +32,7 @@ def test_a_letter_at_rest_holds_back_no_trimming_and_says_that_it_can_no_longer_
     assert "3 of the 3 changes" in only(connection).hindrance
     with pytest.raises(HistoryTrimmed, match="letters drop"):
         dead_letters.redrive(connection, ids=[letter])
-    assert dead_letters.redrive(connection, consumer="test/0") == []
+    assert dead_letters.redrive(connection, consumer="commits:test/0") == []
     rest = commits(connection)
     assert drain(own_database) == rest
 
@@ -59,7 +59,9 @@ def test_what_a_letter_on_its_way_stands_for_is_not_trimmed(own_database, connec
     narrow_partitions(connection)
     letter, ids = give_up(connection, own_database)
     dead_letters.redrive(connection, ids=[letter])
-    assert any(f"letter {letter} of test/0 has not processed it" in line for line in trimmed(connection))
+    assert any(
+        f"letter {letter} of commits:test/0 has not processed it" in line for line in trimmed(connection)
+    )
     assert drain(own_database) == ids
 
 
@@ -139,7 +141,7 @@ def test_a_letter_that_the_source_lost_with_its_tail_is_void_after_the_repair(db
     assert drain(db, other_db) == ids
     with pytest.raises(LetterRefused, match="lost its latest transactions"):
         dead_letters.redrive(connection, source, ids=[lost])
-    assert dead_letters.redrive(connection, source, consumer="test/0") == [kept]
+    assert dead_letters.redrive(connection, source, consumer="commits:test/0") == [kept]
 
 
 @pytest.mark.parametrize("sent", [False, True])

@@ -153,7 +153,7 @@ def test_nobody_writes_a_letter_in_anothers_name(session):
     worker = session("tube.grant_consumer", on_pods=["delete"])
     write = "insert into pgchange.letter (kind, consumer, address, content, changes, reason, attempts{}) values {}"
     with pytest.raises(psycopg.errors.InsufficientPrivilege, match="row-level"):
-        worker.execute(write.format("", "('commit', 'x/0', '{}', '{}', 1, 'why', 1)"))
+        worker.execute(write.format("", "('commit', 'commits:x/0', '{}', '{}', 1, 'why', 1)"))
     with pytest.raises(psycopg.errors.InsufficientPrivilege, match="row-level"):
         worker.execute(write.format("", """('tube', 'x', '{"tube": "r"}', '{}', 1, 'why', 1)"""))
     with pytest.raises(psycopg.errors.InsufficientPrivilege, match="permission denied"):
@@ -193,7 +193,7 @@ def test_a_consumer_with_the_rights_of_a_consumer_gives_batches_up(admin, role):
     ("chosen", "says"),
     [
         ({}, "say which"),
-        ({"ids": [1], "consumer": "test/0"}, "say which"),
+        ({"ids": [1], "consumer": "commits:test/0"}, "say which"),
         ({"ids": [0]}, "not the number"),
         ({"ids": [2**70]}, "not the number"),
         ({"ids": [True]}, "not the number"),
@@ -211,7 +211,7 @@ def test_nonsense_is_refused_and_changes_nothing(unchanged, does, chosen, says):
 
 
 @pytest.mark.parametrize(
-    "call", ["pgchange.redrive()", "pgchange.drop_letters()", "pgchange.drop_letters(1, 'test/0')"]
+    "call", ["pgchange.redrive()", "pgchange.drop_letters()", "pgchange.drop_letters(1, 'commits:test/0')"]
 )
 def test_nonsense_in_sql_is_refused(unchanged, call):
     with pytest.raises(psycopg.errors.InvalidParameterValue):

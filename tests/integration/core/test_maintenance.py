@@ -149,10 +149,10 @@ def test_what_maintenance_advises_can_be_typed_whatever_things_are_called(db, co
     attention = "\n".join(maintain(connection).attention)
     assert """revision.replay_faults('public."it''s"')""" in attention
     assert "tube.clear_faults('joe''s')" in attention
-    assert "airflow pgchange skip 'yearly audit/0'" in attention
+    assert "airflow pgchange skip 'commits:yearly audit/0'" in attention
     by_hand.skip(connection, connection, feed, "cannot be parsed")
     attention = "\n".join(maintain(connection).attention)
-    assert "letters list --consumer 'yearly audit/0'" in attention
+    assert "letters list --consumer 'commits:yearly audit/0'" in attention
 
 
 def test_maintenance_names_a_consumer_of_a_topology_whose_batch_fails_and_what_holds_it_back(db, connect):

@@ -17,7 +17,7 @@ from tests.conftest import Role
 from tests.ledger import Connect
 
 FEED = CommitFeed("test", 0)
-KEY = ("commit", "test/0")
+KEY = ("commit", "commits:test/0")
 Connection = psycopg.Connection[Any]
 
 
@@ -54,12 +54,12 @@ def later(connection: Connection, seconds: int) -> None:
 
 
 def ready(connection: Connection) -> list[int]:
-    query = "select ready from pgchange.samples('commit', 'test/0')"
+    query = "select ready from pgchange.samples('commit', 'commits:test/0')"
     return [number for (number,) in connection.execute(query).fetchall()]
 
 
 def test_however_many_look_one_sample_is_kept_in_five_seconds(db: str, connection: Connection) -> None:
-    rows = [{"kind": "commit", "consumer": "test/0", "ready": 2}]
+    rows = [{"kind": "commit", "consumer": "commits:test/0", "ready": 2}]
 
     def note() -> None:
         with psycopg.connect(db, autocommit=True) as own:

@@ -105,12 +105,12 @@ def test_a_batch_that_fails_is_a_finding_until_it_is_given_up_by_the_call_that_i
     for _ in range(3):
         claim_and_fail(full.info.dsn)
     (found,) = findings(full)
-    assert (found.kind, found.severity, found.consumer) == ("commit", "error", "test/0")
+    assert (found.kind, found.severity, found.consumer) == ("commit", "error", "commits:test/0")
     assert "has failed 3 times: " in found.told
-    assert found.call == "to give it up: airflow pgchange skip test/0"
+    assert found.call == "to give it up: airflow pgchange skip commits:test/0"
     by_hand.skip(full, full, FEEDS[0], "no use")
     (letter,) = findings(full)
-    assert (letter.kind, letter.severity, letter.consumer) == ("letters", "warning", "test/0")
+    assert (letter.kind, letter.severity, letter.consumer) == ("letters", "warning", "commits:test/0")
 
 
 def test_a_consumer_at_work_on_a_batch_that_failed_before_is_no_finding(full):
@@ -139,7 +139,7 @@ def test_a_consumer_that_is_dropped_during_a_look_takes_no_other_with_it(full, c
     rows = looked_at_while(
         connect, "pgchange.letter", lambda other: other.execute("select pubsub.drop_consumer('second', 0)")
     )
-    assert {"first/0", "third/0", "test/0"} <= rows.keys()
+    assert {"commits:first/0", "commits:third/0", "commits:test/0"} <= rows.keys()
 
 
 def test_who_claims_a_batch_again_during_a_look_is_at_work(full, connect, db):
@@ -182,7 +182,8 @@ def test_a_consumer_may_ask_whether_it_is_at_work(full, role, feed):
 
 
 @pytest.mark.parametrize(
-    ("name", "quoted"), [("delays/0", "delays/0"), ("a b", "'a b'"), ("joe's", "'joe'\"'\"'s'"), ("", "''")]
+    ("name", "quoted"),
+    [("commits:delays/0", "commits:delays/0"), ("a b", "'a b'"), ("joe's", "'joe'\"'\"'s'"), ("", "''")],
 )
 def test_a_name_in_a_command_is_quoted_for_the_shell(connect, name, quoted):
     assert connect().execute("select pgchange.shell_quoted(%s)", [name]).fetchone() == (quoted,)

@@ -191,7 +191,7 @@ def test_a_database_without_an_encoding_is_read_as_text(cluster, connect_to):
         connection = feed_connect(cluster.conninfo("plain"))
         assert all(state.intact for state in schema.install(connection, ["pubsub"]))
         connection.execute("select pubsub.register('plain', 0)")
-        assert consumers.status(connection)[0]["consumer"] == "plain/0"
+        assert consumers.status(connection)[0]["consumer"] == "commits:plain/0"
         connection.close()
     finally:
         with psycopg.connect(cluster.conninfo(), autocommit=True) as admin:

@@ -12,7 +12,7 @@ from airflow_pgchange.feeds.errors import Refused
 from airflow_pgchange.results.staging import create
 from tests.tubes import one
 
-BATCH = Batch(id="batch-1", feed="test/0", version=1, attempt=2, count=3, slices=(), bounds={})
+BATCH = Batch(id="batch-1", feed="commits:test/0", version=1, attempt=2, count=3, slices=(), bounds={})
 THEIRS = {
     "table": "create table pgchange_staging.mine ()",
     "table with a comment": "create table pgchange_staging.mine (); comment on table pgchange_staging.mine is 'pgchange'",

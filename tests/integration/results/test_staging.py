@@ -12,7 +12,7 @@ from airflow_pgchange.feeds import Batch
 from airflow_pgchange.feeds.connect import connect as feed_connect
 from airflow_pgchange.results.staging import create
 
-BATCH = Batch(id="batch-1", feed="test/0", version=1, attempt=2, count=3, slices=(), bounds={})
+BATCH = Batch(id="batch-1", feed="commits:test/0", version=1, attempt=2, count=3, slices=(), bounds={})
 LEFTOVERS = "select name, batch_id, attempt, target, in_use from pgchange.leftovers('0')"
 DROP = "select * from pgchange.drop_leftovers('0')"
 

@@ -25,7 +25,9 @@ from tests.suite.processes import runs, said_with
 SECRET = "hunter2-of-the-airline"
 FEED = CommitFeed("delays", 3)
 SLICES = tuple(Slice(10_000, (n, n), (n + 1, n + 1)) for n in range(5000))
-BATCH = Batch(id="b", feed="delays/3", version=7, attempt=2, count=50_000_000, slices=SLICES, bounds={"x": 1})
+BATCH = Batch(
+    id="b", feed="commits:delays/3", version=7, attempt=2, count=50_000_000, slices=SLICES, bounds={"x": 1}
+)
 
 
 @pytest.fixture
@@ -197,7 +199,9 @@ def run_job(handed, tmp_path, body):
 
 
 def test_a_job_that_ends_well_says_what_it_staged(tmp_path):
-    small = Batch(id="b", feed="delays/3", version=1, attempt=1, count=1, slices=(Slice(1, 0, 1),), bounds={})
+    small = Batch(
+        id="b", feed="commits:delays/3", version=1, attempt=1, count=1, slices=(Slice(1, 0, 1),), bounds={}
+    )
     handed = submit.environment(small, FEED, "host=a", None, tmp_path / "manifest.json")
     ran = run_job(handed, tmp_path, "pass")
     assert ran.returncode == 0, ran.stderr
@@ -205,7 +209,9 @@ def test_a_job_that_ends_well_says_what_it_staged(tmp_path):
 
 
 def test_a_merge_after_the_block_fails_the_job_instead_of_being_forgotten(tmp_path):
-    small = Batch(id="b", feed="delays/3", version=1, attempt=1, count=1, slices=(Slice(1, 0, 1),), bounds={})
+    small = Batch(
+        id="b", feed="commits:delays/3", version=1, attempt=1, count=1, slices=(Slice(1, 0, 1),), bounds={}
+    )
     handed = submit.environment(small, FEED, "host=a", None, tmp_path / "manifest.json")
     ran = run_job(handed, tmp_path, "pass\nbatch.merge(None, 'public.delays', 'id', 'replace')")
     assert ran.returncode != 0
@@ -213,7 +219,9 @@ def test_a_merge_after_the_block_fails_the_job_instead_of_being_forgotten(tmp_pa
 
 
 def test_a_job_that_fails_leaves_no_manifest_that_could_be_merged(tmp_path):
-    small = Batch(id="b", feed="delays/3", version=1, attempt=1, count=1, slices=(Slice(1, 0, 1),), bounds={})
+    small = Batch(
+        id="b", feed="commits:delays/3", version=1, attempt=1, count=1, slices=(Slice(1, 0, 1),), bounds={}
+    )
     handed = submit.environment(small, FEED, "host=a", None, tmp_path / "manifest.json")
     ran = run_job(handed, tmp_path, "raise RuntimeError('on purpose')")
     assert "on purpose" in ran.stderr

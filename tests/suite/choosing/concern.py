@@ -10,7 +10,6 @@ from tests.suite.choosing.graph import Graph
 from tests.suite.choosing.kinds import needed, of_a_release
 from tests.suite.choosing.ranking import Choice, rank
 
-
 NEAR = 100
 """Tests of a release are named if they are among so many tests: nearly all of them reach any change somehow."""
 
