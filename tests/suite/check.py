@@ -25,8 +25,8 @@ servers start, and tests are collected."""
 
 @dataclass(frozen=True)
 class Plan:
-    """What changed, the tests to run, those left to ``make test`` for want of time, the kinds of tests left to it, and the
-    tests left to a release."""
+    """What changed, the tests to run, those left to ``make test`` for want of time, the kinds of tests left to it, and
+    the tests left to a release."""
 
     changed: Sequence[Change]
     chosen: Sequence[Choice]

@@ -468,7 +468,7 @@ def test_lag_in_a_source_that_one_may_not_see_is_not_told(
         transaction.claim(1)
         transaction.ack()
     monkeypatch.setenv("AIRFLOW_CONN_WAREHOUSE", uri(other_db))
-    noted = '[{"feed": "copies/0", "kind": "commit", "ready": 2, "error": "airline is down"}]'
+    noted = '[{"feed": "commits:copies/0", "kind": "commit", "ready": 2, "error": "airline is down"}]'
     with psycopg.connect(other_db) as warehouse:
         warehouse.execute("select pgchange.note_watchers(%s)", [noted])
     op = people("op")
@@ -476,7 +476,7 @@ def test_lag_in_a_source_that_one_may_not_see_is_not_told(
     while not any(copies(op)["trend"]):
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    past = "/connections/warehouse/consumer?kind=commit&consumer=copies/0"
+    past = "/connections/warehouse/consumer?kind=commit&consumer=commits:copies/0"
     assert told_of(op, past, "samples")["samples"]
     manager = get_auth_manager()
     monkeypatch.setattr(manager, "get_authorized_dag_ids", lambda **_: set())
@@ -488,7 +488,7 @@ def test_lag_in_a_source_that_one_may_not_see_is_not_told(
     assert {name: seen[name] for name in told} == dict.fromkeys(told)
     assert (seen["trend"], seen["state"], seen["may_edit"]) == ([], "unknown", False)
     (watcher,) = page.overview(op)["watchers"]
-    assert (watcher["feed"], watcher["ready"], watcher["error"]) == ("copies/0", None, None)
+    assert (watcher["feed"], watcher["ready"], watcher["error"]) == ("commits:copies/0", None, None)
     assert op.get(past).json()["samples"] == []
 
 
