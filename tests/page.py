@@ -96,6 +96,12 @@ def served() -> FastAPI:
     return create_app("core")
 
 
+def mounted(airflow: FastAPI) -> Mount:
+    """Where our plugin is in Airflow's API."""
+    (ours,) = [route for route in airflow.routes if isinstance(route, Mount) and route.path == "/pgchange"]
+    return ours
+
+
 def afresh(airflow: FastAPI) -> Callable[[str | None], Person]:
     """Airflow's API with a plugin that has not looked at any database yet, asked by a person of a role, or by somebody
     who is not logged in."""
@@ -104,8 +110,7 @@ def afresh(airflow: FastAPI) -> Callable[[str | None], Person]:
 
     # Nothing is asked any more once the test is over.
     questions.LOOKED_LATELY = 0.0
-    (ours,) = [route for route in airflow.routes if isinstance(route, Mount) and route.path == "/pgchange"]
-    ours.app = build()
+    mounted(airflow).app = build()
     client = TestClient(airflow)
     return lambda role: Person(client, role)
 

@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session
 
 from airflow_pgchange.plugins.audit import noted
 from airflow_pgchange.plugins.places import ParsedDags, Place, Places
+from airflow_pgchange.plugins.room import room
 
 Source = Annotated[
     str | None, Query(description="The connection of the database with the changes, where it is another.")
@@ -30,6 +31,9 @@ Method = Literal["GET", "PUT"]
 
 VIEW = Depends(requires_access_view(AccessView.PLUGINS))
 """Everybody who may see plugins."""
+
+LOOKING = [VIEW, room("looks")]
+"""What each route asks that waits for a database, to show what is there."""
 
 
 class Rights:
@@ -138,7 +142,7 @@ def _our_origins(request: Request) -> set[str]:
 
 def reading() -> list[Any]:
     """What a route asks that shows payloads and errors."""
-    return [VIEW, Depends(requires_access_connection("GET")), source_allowed("GET"), NAMED]
+    return [*LOOKING, Depends(requires_access_connection("GET")), source_allowed("GET"), NAMED]
 
 
 def acting(event: str, body: type[BaseModel] | None = None) -> list[Any]:
@@ -150,5 +154,6 @@ def acting(event: str, body: type[BaseModel] | None = None) -> list[Any]:
         Depends(requires_access_connection("PUT")),
         source_allowed("PUT"),
         NAMED,
+        room("actions"),
         noted(event, body),
     ]

@@ -12,7 +12,6 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from sqlalchemy.orm import Session
 
-from airflow_pgchange.admin import dead_letters
 from airflow_pgchange.feeds import errors
 from airflow_pgchange.plugins import (
     actions,
@@ -25,12 +24,13 @@ from airflow_pgchange.plugins import (
     queues,
     sagas,
 )
-from airflow_pgchange.plugins.access import VIEW, Rights, Source, check_named, reading
+from airflow_pgchange.plugins.access import LOOKING, VIEW, Rights, Source, check_named, reading
 from airflow_pgchange.plugins.inputs import AsciiResponse, Number, unfit
 from airflow_pgchange.plugins.overview import consumer as history_of
-from airflow_pgchange.plugins.overview import letters, overview, saga, view
+from airflow_pgchange.plugins.overview import letter, letters, overview, saga, view
 from airflow_pgchange.plugins.places import ParsedDags, Place, Places
 from airflow_pgchange.plugins.questions import Windows
+from airflow_pgchange.plugins.room import Rooms
 from airflow_pgchange.plugins.views import View
 
 OF_A_DATABASE: dict[str, View[Any]] = {
@@ -65,7 +65,7 @@ def build() -> FastAPI:
         redoc_url=None,
     )
     windows, dags = Windows(), ParsedDags()
-    app.state.dags = dags
+    app.state.dags, app.state.rooms = dags, Rooms()
     for kind in (errors.PgChangeError, psycopg.Error, AirflowNotFoundException):
         app.add_exception_handler(kind, _told)
     app.add_exception_handler(RequestValidationError, unfit)
@@ -79,7 +79,7 @@ def build() -> FastAPI:
         check_named(places, place)
         return places, rights
 
-    @app.get("/overview", dependencies=[VIEW], tags=["looks"])
+    @app.get("/overview", dependencies=LOOKING, tags=["looks"])
     def show_overview(user: GetUserDep, session: SessionDep) -> datamodels.Overview:
         """Every consumer of every database that DAGs name, and what a person should look at."""
         places = dags.places(session)
@@ -88,7 +88,7 @@ def build() -> FastAPI:
         session.close()
         return overview(windows, places, rights)
 
-    @app.get("/connections/{connection_id:path}/consumer", dependencies=[VIEW], tags=["looks"])
+    @app.get("/connections/{connection_id:path}/consumer", dependencies=LOOKING, tags=["looks"])
     def show_consumer(
         connection_id: str,
         kind: str,
@@ -109,10 +109,9 @@ def build() -> FastAPI:
         return letters(windows, Place(connection_id, source))
 
     @app.get("/connections/{connection_id:path}/letters/{number}", dependencies=reading(), tags=["looks"])
-    def show_letter(connection_id: str, number: Number) -> datamodels.Content:
+    def show_letter(connection_id: str, number: Number) -> datamodels.Held:
         """What a dead letter holds."""
-        with actions.both(connection_id, None) as (results, _):
-            return datamodels.Content.of(dead_letters.content(results, number))
+        return letter(windows, Place(connection_id), number)
 
     def look(name: str, asked: View[Any]) -> None:
         def show(connection_id: str, user: GetUserDep, session: SessionDep) -> Any:
@@ -121,7 +120,7 @@ def build() -> FastAPI:
 
         route = app.get(
             f"/connections/{{connection_id:path}}/{name}",
-            dependencies=[VIEW],
+            dependencies=LOOKING,
             tags=["looks"],
             response_model=type(asked.nothing),
             description=asked.question.__doc__,
@@ -131,7 +130,7 @@ def build() -> FastAPI:
     for name, asked in OF_A_DATABASE.items():
         look(name, asked)
 
-    @app.get("/connections/{connection_id:path}/sagas/{number}", dependencies=[VIEW], tags=["looks"])
+    @app.get("/connections/{connection_id:path}/sagas/{number}", dependencies=LOOKING, tags=["looks"])
     def show_saga(
         connection_id: str, number: Number, *, user: GetUserDep, session: SessionDep, data: bool = True
     ) -> sagas.Steps:

@@ -179,6 +179,14 @@ class Content(BaseModel):
         return cls(content=text[:SHOWN], cut=len(text) > SHOWN)
 
 
+class Held(BaseModel):
+    """What a dead letter holds; ``content`` is None until the database has answered."""
+
+    content: str | None = None
+    cut: bool = False
+    trouble: str | None = None
+
+
 class Letters(BaseModel):
     """The latest dead letters of a database; ``all``: how many there are."""
 

@@ -12,7 +12,7 @@ import psycopg
 from fastapi import HTTPException
 
 from airflow_pgchange.admin import consumers, dead_letters
-from airflow_pgchange.feeds.errors import InvalidArgument, PgChangeError, UnknownConsumer
+from airflow_pgchange.feeds.errors import InvalidArgument, PgChangeError, UnknownConsumer, UnknownLetter
 from airflow_pgchange.plugins import datamodels, sagas
 from airflow_pgchange.plugins.access import Rights
 from airflow_pgchange.plugins.history import Trend, history
@@ -65,6 +65,15 @@ def letters(windows: Windows, place: Place) -> datamodels.Letters:
         for letter in said[: -LETTERS - 1 : -1]
     ]
     return datamodels.Letters(letters=latest, all=len(said), trouble=_trouble(look))
+
+
+def letter(windows: Windows, place: Place, number: int) -> datamodels.Held:
+    """What a dead letter holds: nothing is kept for one that is made up."""
+    look = windows.asked(place, _held, number)
+    if look.said is not None and look.said.content is None:
+        windows.forget(place, _held, number)
+        raise HTTPException(404, f"there is no dead letter {number}: it was sent again or dropped")
+    return (look.said or datamodels.Held()).model_copy(update={"trouble": _trouble(look)})
 
 
 def consumer(
@@ -124,6 +133,14 @@ def _shown(look: Look[M], connection: str, rights: Rights, asked: View[M]) -> M:
 
 def _letters(connections: Connections) -> list[dead_letters.Letter]:
     return dead_letters.listed(*connections)
+
+
+def _held(number: int, connections: Connections) -> datamodels.Held:
+    try:
+        content = datamodels.Content.of(dead_letters.content(connections[0], number))
+    except UnknownLetter:
+        return datamodels.Held()
+    return datamodels.Held(content=content.content, cut=content.cut)
 
 
 def _trouble(look: Look[Any]) -> str | None:

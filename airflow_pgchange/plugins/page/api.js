@@ -61,7 +61,8 @@ export const letter = (connection, id) => asked(of(connection, `letters/${id}`))
 export const act = (connection, action, body, source) =>
   asked(of(connection, action, source), { method: "POST", body: JSON.stringify(body) });
 
-const isComing = (said) => said.databases?.some(({ state }) => state === "asked");
+const isComing = ({ databases, content, trouble }) =>
+  databases?.some(({ state }) => state === "asked") || (content === null && !trouble);
 
 // What a question answers, asked again every few seconds while somebody looks at the page, or once; and soon while a
 // database has not answered yet.

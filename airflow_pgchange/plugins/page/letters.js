@@ -27,6 +27,7 @@ const Content = ({ connection, letter }) => {
     row.current.scrollIntoView({ block: "nearest" });
   }, []);
   const { said, trouble } = useLive(useCallback(() => askOne(connection, letter.id), [connection, letter.id]), true);
+  const problem = trouble ?? said?.trouble;
   return h(
     Table.Row,
     { ref: row },
@@ -35,8 +36,8 @@ const Content = ({ connection, letter }) => {
       { colSpan: COLUMNS.length + 1, bg: "bg.subtle" },
       letter.error && h(Box, { mb: 3 }, h(Text, { fontWeight: "medium" }, `Error of attempt ${letter.attempts}`), h(Call, null, letter.error)),
       h(Text, { fontWeight: "medium" }, "What it holds"),
-      trouble && h(Text, { role: "alert", color: "red.fg" }, trouble),
-      said && h(Held, { label: `What letter ${letter.id} holds`, held: said }),
+      problem && h(Text, { role: "alert", color: "red.fg" }, problem),
+      said && said.content !== null && h(Held, { label: `What letter ${letter.id} holds`, held: said }),
     ),
   );
 };

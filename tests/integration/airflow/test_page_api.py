@@ -16,7 +16,7 @@ from psycopg import sql
 
 from airflow_pgchange.admin import dead_letters
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
-from airflow_pgchange.plugins import looks
+from airflow_pgchange.plugins import looks, room
 from tests import page
 from tests.airflow_home import uri
 from tests.ledger import Connect
@@ -221,6 +221,18 @@ def test_a_connection_that_no_dag_names_is_not_connected_to_and_nothing_is_noted
     assert page.audit_log() == noted
 
 
+def test_whatever_waits_for_a_database_waits_until_there_is_room_and_then_is_refused(
+    people: People, airflow: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "PATIENCE", 0.0)
+    page.mounted(airflow).app.state.rooms = room.Rooms(room.Room(0), room.Room(0))  # type: ignore[attr-defined]
+    admin, noted = people("admin"), page.audit_log()
+    answers = [admin.get(path) for path in READ if "connections" in path or "overview" in path]
+    answers += [admin.post(f"{AIRLINE}/{action}", body) for action, body in ACTIONS]
+    assert {(answer.status_code, answer.headers["Retry-After"]) for answer in answers} == {(503, "5")}
+    assert page.audit_log() == noted
+
+
 def test_the_past_of_who_is_in_a_database_that_never_answered_is_not_asked_for(people: People) -> None:
     past = told_of(people("viewer"), PAST.replace("airline", "unreachable"), "attempts")
     assert past == {"samples": [], "attempts": [], "trouble": "the database does not answer"}
@@ -270,18 +282,24 @@ def test_a_past_is_shown_whatever_was_told_of_its_phases(people: People, connect
 
 
 def test_what_a_letter_holds_is_shown_and_cut_where_it_is_long(
-    people: People, db: str, monkeypatch: pytest.MonkeyPatch
+    people: People, airflow: FastAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from airflow_pgchange.plugins import datamodels
 
     op = people("op")
     assert op.post(f"{AIRLINE}/consumers/skip", SKIP).status_code == 200
     (letter,) = op.get(f"{AIRLINE}/letters").json()["letters"]
-    held = op.get(f"{AIRLINE}/letters/{letter['id']}").json()
+    path = f"{AIRLINE}/letters/{letter['id']}"
+    held = told_of(op, path, "content")
     assert letter["batch"] in held["content"]
-    assert held["cut"] is False
+    assert (held["cut"], held["trouble"]) == (False, None)
     monkeypatch.setattr(datamodels, "SHOWN", 3)
-    assert op.get(f"{AIRLINE}/letters/{letter['id']}").json() == {"content": held["content"][:3], "cut": True}
+    people = page.afresh(airflow)
+    assert told_of(people("op"), path, "content") == {
+        "content": held["content"][:3],
+        "cut": True,
+        "trouble": None,
+    }
     assert op.get(f"{AIRLINE}/letters/7").status_code == 404
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
 from fastapi import FastAPI
 
+from airflow_pgchange.plugins import actions, looks, room
 from tests import page
 from tests.airflow_home import uri
+from tests.ledger import Connect
 
 AIRLINE = "/connections/airline"
 People = Callable[[str | None], page.Person]
@@ -126,3 +130,51 @@ def test_a_number_or_name_that_no_database_can_take_is_not_there(people: People)
         "/page/%00/%00",
     ):
         assert op.get(path).status_code in (403, 404, 422), path
+
+
+SLOW = {
+    "letters": ("pgchange.letter", "GET", "letters/{}"),
+    "sagas": ("mbus.saga", "GET", "sagas/{}"),
+    "actions": ("pgchange.letter", "POST", "letters/drop"),
+}
+
+
+@pytest.mark.parametrize("kind", ["letters", pytest.param("sagas", marks=pytest.mark.hstore), "actions"])
+def test_airflow_answers_while_a_hundred_requests_of_the_page_wait_for_a_lock(
+    people: People, airflow: FastAPI, connect: Connect, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Airflow has 40 threads for all that its API does, its own health too."""
+    monkeypatch.setattr(looks, "PATIENCE", 30.0)
+    monkeypatch.setattr(room, "PATIENCE", 30.0)
+    for limits in (looks.LIMITS, actions.LIMITS):
+        monkeypatch.setitem(limits, "lock_timeout", "60s")
+        monkeypatch.setitem(limits, "statement_timeout", "60s")
+    table, method, path = SLOW[kind]
+    with connect(autocommit=False) as holder:
+        holder.execute(f"lock table {table}")
+        healthy = asyncio.run(answers(airflow, method, path, holder))
+    assert healthy
+
+
+async def answers(airflow: FastAPI, method: str, path: str, holder: Any) -> bool:
+    """Whether Airflow says that it is healthy before any of a hundred requests is answered, which a lock holds up."""
+    headers = {"Cookie": f"_token={page.token('op')}", "Sec-Fetch-Site": "same-origin"}
+    transport = httpx.ASGITransport(airflow)
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://testserver", headers=headers
+    ) as client:
+
+        async def ask(number: int) -> None:
+            body = {"ids": [number]} if method == "POST" else None
+            await client.request(method, f"/pgchange{AIRLINE}/{path.format(number)}", json=body, timeout=60)
+
+        asked = [asyncio.create_task(ask(number)) for number in range(1, 101)]
+        waiting = "select count(*) > 0 from pg_locks where not granted"
+        async with asyncio.timeout(30):
+            while holder.execute(waiting).fetchone() != (True,):
+                await asyncio.sleep(0.01)
+            health = await client.get("/api/v2/monitor/health")
+        is_first = not any(each.done() for each in asked)
+        holder.rollback()
+        await asyncio.gather(*asked)
+        return is_first and health.status_code == 200
