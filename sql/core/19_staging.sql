@@ -34,12 +34,17 @@ as $$
 declare
     told jsonb;
 begin
+    -- Ours is shorter. Whatever else stands there is not worth a look.
+    if length(comment) > 2000 then
+        return;
+    end if;
     told := substring(comment from '^pgchange (.*)$');
     batch_id := told ->> 'batch_id';
     attempt := told ->> 'attempt';
     target := told ->> 'target';
     made_at := told ->> 'made_at';
-exception when data_exception then
+-- Also what is nested deeper than the server's stack allows.
+exception when others then
     made_at := null;
 end
 $$;
@@ -48,11 +53,11 @@ comment on function pgchange.staged_by(text) is
     'tables there.';
 
 create function pgchange.staged_tables()
-returns table (tbl oid, name text, batch_id text, attempt integer, target text, made_at timestamptz, bytes bigint)
+returns table (tbl oid, name text, batch_id text, attempt integer, target text, made_at timestamptz)
 language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
-    select c.oid, c.relname::text, told.batch_id, told.attempt, told.target, told.made_at, pg_total_relation_size(c.oid)
+    select c.oid, c.relname::text, told.batch_id, told.attempt, told.target, told.made_at
     from pg_class c, lateral pgchange.staged_by(obj_description(c.oid, 'pg_class')) told
     where c.relnamespace = 'pgchange_staging'::regnamespace
       and c.relkind = 'r'
@@ -60,17 +65,15 @@ as $$
       and told.made_at is not null
 $$;
 comment on function pgchange.staged_tables() is
-    'Every staging table there is, with the batch and attempt that made it; sizes in bytes.';
+    'Every staging table there is, with the batch and attempt that made it.';
 
 -- An attempt lives as long as its consumer's transaction, which took its advisory lock before anything was staged. So a
 -- staging table is in use while any transaction that began before the table was made holds an advisory lock here;
 -- a session whose beginning we may not see counts as such a transaction.
 
-create function pgchange.leftovers(older_than interval default '1 day')
-returns table (
-    name text, batch_id text, attempt integer, target text, made_at timestamptz, bytes bigint, in_use boolean
-)
-language sql volatile security definer
+create function pgchange.left_over(older_than interval)
+returns table (tbl oid, name text, batch_id text, attempt integer, target text, made_at timestamptz, in_use boolean)
+language sql volatile
 set search_path = pg_catalog, pg_temp
 as $$
     with holders as (
@@ -82,14 +85,30 @@ as $$
         where l.locktype = 'advisory' and l.granted
           and l.database = (select d.oid from pg_database d where d.datname = current_database())
     )
-    select s.name, s.batch_id, s.attempt, s.target, s.made_at, s.bytes,
+    select s.tbl, s.name, s.batch_id, s.attempt, s.target, s.made_at,
            exists (select from holders h where h.since <= s.made_at)
     from pgchange.staged_tables() s
     where s.made_at < clock_timestamp() - older_than
     order by s.made_at
 $$;
+comment on function pgchange.left_over(interval) is
+    'Staging tables older than an interval, the oldest first, and whether the attempt that made each may be alive. Their sizes are not '
+    'among it: PostgreSQL locks a table to measure it, and anybody may keep theirs locked.';
+
+create function pgchange.leftovers(older_than interval default '1 day')
+returns table (
+    name text, batch_id text, attempt integer, target text, made_at timestamptz, bytes bigint, in_use boolean
+)
+language sql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    select l.name, l.batch_id, l.attempt, l.target, l.made_at, pg_total_relation_size(l.tbl), l.in_use
+    from pgchange.left_over(older_than) l
+    order by l.made_at
+$$;
 comment on function pgchange.leftovers(interval) is
-    'Staging tables older than an interval. in_use: the attempt that made it may be alive, so it will not be dropped.';
+    'Staging tables older than an interval, with their sizes in bytes. in_use: the attempt that made it may be alive, so it will not be '
+    'dropped.';
 
 create function pgchange.drop_leftovers(older_than interval default '1 day') returns setof text
 language plpgsql volatile security definer
@@ -99,7 +118,7 @@ as $$
 declare
     leftover text;
 begin
-    for leftover in select l.name from pgchange.leftovers(older_than) l where not l.in_use loop
+    for leftover in select l.name from pgchange.left_over(older_than) l where not l.in_use loop
         begin
             -- Nobody locks a table that is a consumer's and may not be changed, but the owner of the schema drops it.
             perform set_config('lock_timeout', pgchange.patience('1 s'), true);

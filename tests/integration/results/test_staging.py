@@ -67,6 +67,13 @@ def test_a_table_that_is_being_written_is_left_for_the_next_time(db, connect_to)
     assert connection.execute(DROP).fetchall() == []
 
 
+def test_a_table_that_somebody_keeps_locked_hinders_no_other_from_being_dropped(db, connect_to):
+    locked, name = stage(db), stage(db, attempt=3)
+    holder, connection = connect_to(db, autocommit=False), connect_to(db)
+    holder.execute(f"lock table pgchange_staging.{locked}")
+    assert connection.execute(DROP).fetchall() == [(name,)]
+
+
 def test_tables_that_others_put_into_the_schema_are_not_touched(db, connect_to):
     connection = connect_to(db)
     connection.execute("create table pgchange_staging.mine (n int)")
@@ -77,9 +84,11 @@ def test_a_comment_that_nobody_can_read_stops_nothing(db, connect_to):
     connection = connect_to(db)
     connection.execute("create table pgchange_staging.b0123456789abcdef_1_01234567 ()")
     comment = "comment on table pgchange_staging.b0123456789abcdef_1_01234567 is 'pgchange {}'"
-    for told in ("{bad", "5", '{"made_at": "soon"}', '{"attempt": "x", "made_at": "2000-01-01"}'):
+    unreadable = ["{bad", "5", '{"made_at": "soon"}', '{"attempt": "x", "made_at": "2000-01-01"}']
+    for told in (*unreadable, "[" * 20_000, "[" * 1_900):
         name = stage(db)
         connection.execute(comment.replace("{}", told))
+        connection.execute("set max_stack_depth = '100kB'")
         assert connection.execute(DROP).fetchall() == [(name,)], told
 
 
