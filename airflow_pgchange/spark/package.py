@@ -10,6 +10,7 @@ import hashlib
 import importlib.util
 import os
 import py_compile
+import stat
 import tempfile
 import time
 import zipfile
@@ -26,6 +27,9 @@ EXECUTOR_PACKAGES = (
 )
 """Packages with native code, which no zip can carry: each executor's Python environment must have them."""
 
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+"""The modes of a file with which its group or everybody may change it."""
+
 KEPT = 30 * 24 * 3600.0
 """Seconds for which an archive that no run has asked for is kept."""
 
@@ -34,15 +38,34 @@ FOLDERS = ("feeds", "results", "spark", "topology")
 
 
 def cache() -> Path:
-    """This user's cache of this package; made, readable by the user alone, if it is not there."""
+    """This user's cache of this package; made if it is not there, and closed to other users. Raises PermissionError if it
+    belongs to somebody else, who could put code into it."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     path = Path(base) / "airflow_pgchange"
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise PermissionError(
+            f"nothing is kept in {path}, as it is not a directory of this user: set XDG_CACHE_HOME to another directory"
+        )
+    if stat.S_IMODE(found.st_mode) & OTHERS_WRITE:
+        path.chmod(0o700)
     return path
 
 
+def is_trusted(path: Path) -> bool:
+    """Whether a file is there that this user made and that nobody else may change."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return False
+    ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+    return ours and not stat.S_IMODE(found.st_mode) & OTHERS_WRITE
+
+
 def archive(directory: Path | None = None) -> Path:
-    """The zip in ``directory`` (default: the cache), made again when a file of the package has changed.
+    """The zip in ``directory`` (default: the cache). It is made again when a file of the package has changed, or when
+    another user could have changed the zip.
 
     Older versions' are deleted there once nobody has asked for them in ``KEPT`` seconds.
     """
@@ -51,7 +74,7 @@ def archive(directory: Path | None = None) -> Path:
     for name, content in files.items():
         digest.update(f"{name}\0{len(content)}\0".encode() + content)
     target = (directory or cache()) / f"airflow_pgchange-{digest.hexdigest()[:16]}.zip"
-    if target.exists():
+    if is_trusted(target):
         target.touch()
     else:
         _write(files, target)
@@ -61,7 +84,7 @@ def archive(directory: Path | None = None) -> Path:
 
 def _forget_unused(directory: Path) -> None:
     for path in directory.glob("airflow_pgchange-*.zip"):
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, PermissionError):
             if path.stat().st_mtime < time.time() - KEPT:
                 path.unlink()
 

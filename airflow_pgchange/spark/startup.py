@@ -38,10 +38,14 @@ def _archive(spark_binary: str) -> Path | None:
     if spark is None or java is None:
         log.warning("no class-data archive: %s and java must be on PATH", spark_binary)
         return None
-    target = package.cache() / f"classes-{_fingerprint(spark, java)}.jsa"
+    try:
+        target = package.cache() / f"classes-{_fingerprint(spark, java)}.jsa"
+    except OSError as error:
+        log.warning("no class-data archive: %s", error)
+        return None
     with target.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if target.exists() or _make(spark, target):
+        if package.is_trusted(target) or _make(spark, target):
             return target
     return None
 
@@ -67,6 +71,7 @@ def _make(spark: str, target: Path) -> bool:
         command = [spark, "--master", "local[1]", *confs, application]
         try:
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE, cwd=folder)
+            part.chmod(0o600)
             part.replace(target)
         except (OSError, subprocess.SubprocessError) as error:
             said = getattr(error, "stderr", None) or ""

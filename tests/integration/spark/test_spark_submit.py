@@ -98,6 +98,64 @@ def test_the_package_is_made_once_and_again_when_it_changes(tmp_path, monkeypatc
     assert package.archive(tmp_path) != first
 
 
+def planted(file, how, monkeypatch):
+    """Put something else in the place of a file, as somebody else could have done who may write there."""
+    file.unlink(missing_ok=True)
+    real = file.with_name("planted")
+    real.write_bytes(b"something else")
+    real.chmod(0o600)
+    if how == "a link":
+        file.symlink_to(real)
+        return
+    real.rename(file)
+    if how == "of somebody else":
+        mine = os.geteuid()
+        monkeypatch.setattr(package.os, "geteuid", lambda: mine + 1)
+    else:
+        file.chmod(0o620)
+
+
+PLANTED = ("of somebody else", "that others may write", "a link")
+
+
+@pytest.mark.parametrize("how", PLANTED)
+def test_a_package_that_others_could_have_put_there_is_not_taken(how, tmp_path, monkeypatch):
+    made = package.archive(tmp_path)
+    planted(made, how, monkeypatch)
+    assert package.archive(tmp_path) == made
+    assert zipfile.is_zipfile(made)
+    assert not made.is_symlink()
+    assert stat.S_IMODE(made.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("how", PLANTED)
+def test_an_archive_of_classes_that_others_could_have_put_there_is_not_taken(how, spark_submit, monkeypatch):
+    program, calls = spark_submit()
+    startup.conf(program)
+    (made,) = package.cache().glob("classes-*.jsa")
+    monkeypatch.setattr(package, "cache", lambda: made.parent)
+    planted(made, how, monkeypatch)
+    assert "SharedArchiveFile" in startup.conf(program)["spark.driver.extraJavaOptions"]
+    assert calls() == 2
+    assert not made.is_symlink()
+    assert stat.S_IMODE(made.stat().st_mode) == 0o600
+
+
+def test_a_cache_of_somebody_else_is_refused_and_ones_own_is_closed_to_others(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "airflow_pgchange"
+    folder.mkdir()
+    folder.chmod(0o777)
+    assert package.cache() == folder
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    mine = os.geteuid()
+    monkeypatch.setattr(package.os, "geteuid", lambda: mine + 1)
+    with pytest.raises(PermissionError, match="XDG_CACHE_HOME"):
+        package.archive()
+    assert "SharedArchiveFile" not in startup.conf(sys.executable)["spark.driver.extraJavaOptions"]
+    assert "XDG_CACHE_HOME" in caplog.text
+
+
 @pytest.mark.parametrize("python", ["this", "another"])
 def test_executors_import_the_bytecode_of_the_package_or_its_sources_where_their_python_is_another(
     python, tmp_path
