@@ -219,6 +219,7 @@ BY_SQLSTATE: dict[str, type[PgChangeError]] = {
     "42P01": SchemaMissing,
     "42883": SchemaMissing,
     "55P03": ConsumerBusy,
+    "25006": ServerUnavailable,
 }
 
 ADVICE: dict[type[PgChangeError], str] = {
@@ -226,6 +227,15 @@ ADVICE: dict[type[PgChangeError], str] = {
     PermissionDenied: "let its owner grant it; the guide to roles says who needs what",
     ServerUnavailable: "check host, port and that the server accepts connections, then try again",
 }
+
+TAKES_NO_WRITES = (
+    "connect to a server that takes writes; if it is a primary, default_transaction_read_only is on: turn it off for the "
+    "role (`alter role <role> set default_transaction_read_only = off`)"
+)
+CANCELLED_BY_STANDBY = (
+    "the standby had to replay changes of what was read: try again; if it happens often, raise its "
+    "max_standby_streaming_delay, set hot_standby_feedback, or read from the primary"
+)
 
 DENIED = re.compile(r"for (?:schema|function) (\w+)")
 
@@ -242,14 +252,26 @@ def from_postgres(error: psycopg.Error) -> PgChangeError | None:
         and state[:3] in ("", "080", "57P", "533")
     ):
         kind = ServerUnavailable
+    if _is_standby_conflict(error):
+        return ServerUnavailable(f"{error.diag.message_primary}: {CANCELLED_BY_STANDBY}")
     message = error.diag.message_primary or str(error).strip() or type(error).__name__
     if kind is None or (kind is SchemaMissing and schema_in(message) is None):
         return None
-    hint = error.diag.message_hint or (REFUSED if "FATAL:" in message else _advice(kind, message))
+    hint = error.diag.message_hint or _advice(kind, message)
     return kind(f"{message}: {hint}" if hint else message)
 
 
+def _is_standby_conflict(error: psycopg.Error) -> bool:
+    """Whether a standby cancelled a statement, or ended a session, because of what it replays. Its text has any language;
+    the same SQLSTATE from elsewhere in PostgreSQL is a conflict of two serializable transactions."""
+    return error.sqlstate == "40001" and error.diag.source_file == "postgres.c"
+
+
 def _advice(kind: type[PgChangeError], message: str) -> str | None:
+    if kind is ServerUnavailable and "read-only" in message:
+        return TAKES_NO_WRITES
+    if "FATAL:" in message:
+        return REFUSED
     extension = EXTENSIONS.get(schema_in(message) or "") if kind is SchemaMissing else None
     if extension is not None:
         return f"{ADVICE[kind]}; where the server has no {extension}, install postgresql-contrib there first"

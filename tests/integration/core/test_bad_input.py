@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+
 import psycopg
 import pytest
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange.admin import consumers
 from airflow_pgchange.admin.maintenance import maintain
@@ -24,6 +28,7 @@ from airflow_pgchange.feeds.errors import (
 from airflow_pgchange.feeds.lag import lag, position
 from tests.commits import FEED, commits, drain
 from tests.conftest import database
+from tests.waiting import sleeps, until
 
 NOBODY = CommitFeed("nobody", 0)
 NOWHERE = CommitFeed("nobody", 4711)
@@ -253,6 +258,63 @@ def test_a_standby_alone_cannot_take_a_claim(own_database, own_cluster, connect_
         assert drain(own_database) == expected
     finally:
         standby.remove()
+
+
+@pytest.fixture
+def read_only_db(db, connect):
+    """A database whose sessions write nothing unless they say that they do."""
+    connection = connect()
+    name = sql.Identifier(connection.info.dbname)
+    connection.execute(sql.SQL("alter database {} set default_transaction_read_only = on").format(name))
+    return db
+
+
+def test_a_database_that_is_read_only_by_default_is_told_as_that(read_only_db):
+    with (
+        pytest.raises(ServerUnavailable, match="read-only: connect .* default_transaction_read_only is on"),
+        ConsumerTransaction(FEED, read_only_db),
+    ):
+        pass
+
+
+def test_a_write_in_a_session_that_is_read_only_is_told_what_makes_it_so(read_only_db, connect_to):
+    connection = connect_to(read_only_db)
+    with pytest.raises(
+        ServerUnavailable, match="read-only transaction: connect .* default_transaction_read_only is on"
+    ):
+        run(connection, "select pubsub.register('test', 0)")
+
+
+def test_what_a_standby_cancels_is_told_as_that(own_database, own_cluster, connect_to):
+    """Seconds: a standby is made."""
+    primary = connect_to(own_database)
+    primary.execute("create table plane as select 1 as id")
+    standby = own_cluster.standby({"max_standby_streaming_delay": "0"})
+    try:
+        standby.wait_for_replay(own_cluster)
+        reader, watcher = (
+            connect_to(standby.conninfo(conninfo_to_dict(own_database)["dbname"])) for _ in range(2)
+        )
+
+        def drop():
+            until(watcher, sleeps())
+            primary.execute("drop table plane")
+
+        dropper = threading.Thread(target=drop)
+        dropper.start()
+        with (
+            pytest.raises(ServerUnavailable, match=r"conflict with recovery: .* hot_standby_feedback"),
+            translated(),
+        ):
+            reader.execute("select pg_sleep(30) from plane")
+        dropper.join()
+    finally:
+        standby.remove()
+
+
+def test_a_conflict_of_serializable_transactions_stays_what_it_is(connect):
+    with pytest.raises(psycopg.errors.SerializationFailure), translated():
+        connect().execute("do $$ begin raise serialization_failure; end $$")
 
 
 def test_what_is_no_error_of_ours_stays_what_it_is(connect):
