@@ -241,9 +241,11 @@ def _as_owner() -> Iterator[None]:
         with translated():
             yield
     except PermissionDenied as error:
-        if isinstance(error.__cause__, psycopg.Error) and error.__cause__.diag.message_hint:
+        cause = error.__cause__
+        reason = cause.diag.message_primary if isinstance(cause, psycopg.Error) else str(error)
+        has_advice = isinstance(cause, psycopg.Error) and cause.diag.message_hint
+        if has_advice or "for function pg_" in (reason or ""):
             raise
-        reason = error.__cause__.diag.message_primary if isinstance(error.__cause__, psycopg.Error) else error
         raise PermissionDenied(
             f"{reason}: the schemas are installed, upgraded and removed by their owner, "
             "a role that may create schemas in this database (`grant create on database`)"

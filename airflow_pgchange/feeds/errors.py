@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 
 from airflow_pgchange.feeds.extensions import EXTENSIONS
-from airflow_pgchange.feeds.schemas import GRANTS, schema_in
+from airflow_pgchange.feeds.schemas import GRANTS, REVOKED, schema_in
 
 
 class PgChangeError(Exception):
@@ -276,6 +276,8 @@ def _advice(kind: type[PgChangeError], message: str) -> str | None:
     if extension is not None:
         return f"{ADVICE[kind]}; where the server has no {extension}, install postgresql-contrib there first"
     denied = DENIED.search(message) if kind is PermissionDenied else None
+    if denied is not None and denied[1].startswith("pg_"):
+        return REVOKED.format(denied[1])
     if denied is None or denied[1] not in GRANTS:
         return ADVICE.get(kind)
     return f"let the owner of the schema run it: {GRANTS[denied[1]]}; the guide to roles says who needs what"

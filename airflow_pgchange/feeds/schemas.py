@@ -8,6 +8,11 @@ from airflow_pgchange.feeds.extensions import EXTENSIONS
 
 GRANTS: dict[str, str] = {}
 """Who needs which grant, by the name of the schema or the function that PostgreSQL has in its error."""
+REVOKED = (
+    "PostgreSQL lets every role call it, but that was revoked on this server: let a superuser run `grant execute on "
+    "function pg_catalog.{} to <role>` for this role and for the owner of our schemas"
+)
+"""What to do where a function of PostgreSQL may not be called. Some managed services revoke such functions."""
 SCHEMAS: set[str] = set()
 NAMED = re.compile(r'\b(\w+)"?[." ]')
 
