@@ -62,6 +62,19 @@ as $$
 $$;
 comment on function pgchange.letters_health() is 'Consumers that have dead letters, of those that the caller may see.';
 
+create function pgchange.lock_health(kind text, key bigint, told text, long_wait interval default '10 seconds')
+returns setof pgchange.finding
+language sql volatile
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+    select kind, case when h.since is null then 'warning' else 'error' end, null, format(lock_health.told, h.told), 'to end it: ' || h.call
+    from pgchange.lock_holder(key) as h
+    where coalesce(h.since < clock_timestamp() - long_wait, true)
+$$;
+comment on function pgchange.lock_health(text, bigint, text, interval) is
+    'The transaction that holds an advisory lock and has been open for so long, with the call that ends it; told is the text with %s '
+    'for the transaction. A warning if nobody lets this role see when it began.';
+
 create function pgchange.health(standing pgchange.consumer_status[] default null) returns setof pgchange.finding
 language plpgsql volatile
 set search_path = pg_catalog, pgchange, pg_temp

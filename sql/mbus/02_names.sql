@@ -55,11 +55,29 @@ end
 $$;
 comment on function mbus.queue_named(text, text) is 'A queue by its name; refused where there is none, in words that its users know.';
 
+create function mbus.queues_key() returns bigint
+language sql immutable
+as $$
+    select pg_catalog.hashtextextended('mbus queues', 0)
+$$;
+comment on function mbus.queues_key() is 'The advisory lock of whoever makes or drops a queue or a consumer.';
+
+create function mbus.hold_queues() returns void
+language plpgsql
+as $$
+begin
+    perform pgchange.lock_or_tell(mbus.queues_key(), 'the message queues were not changed');
+end
+$$;
+comment on function mbus.hold_queues() is
+    'Keep others from making or dropping queues and consumers until this transaction ends. It waits for them at most 10 s, or as '
+    'long as lock_timeout says.';
+
 create function mbus.queue_to_change(qname text) returns mbus.queue
 language plpgsql
 as $$
 begin
-    perform pg_advisory_xact_lock(hashtextextended('mbus queues', 0));
+    perform mbus.hold_queues();
     return mbus.queue_named(qname);
 end
 $$;

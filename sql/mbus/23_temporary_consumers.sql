@@ -55,7 +55,7 @@ begin
             if left_over.is_queue then
                 delete from mbus.tempq as t where t.tqname = left_over.name;
             else
-                perform pgchange.lock_briefly(hashtextextended('mbus queues', 0), '200 ms');
+                perform pgchange.lock_briefly(mbus.queues_key(), '200 ms');
                 perform pgchange.lock_briefly(k, '200 ms')
                 from (
                     select mbus.part_key(c.id, p) as k

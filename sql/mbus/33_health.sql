@@ -117,6 +117,11 @@ as $$
     union all
     select 'queue', 'error', null, format('saga %s %s is stuck: %s', s.name, s.id, s.stuck), null
     from mbus.sagas as s where s.state in ('forward', 'rolling back') and s.stuck is not null
+    union all
+    select f.*
+    from pgchange.lock_health(
+        'queue', mbus.queues_key(), '%s has made or dropped a queue or a consumer: until it ends nobody else can') as f
 $$;
 comment on function mbus.health(integer) is
-    'Selectors that fail, batches that failed so often, and sagas that are stuck.';
+    'Selectors that fail, batches that failed so often, sagas that are stuck, and a transaction that keeps others from making and '
+    'dropping queues and consumers.';

@@ -19,7 +19,7 @@ begin
     if create_queue.is_roles_security_model then
         perform mbus.demand_role_making('queue ' || qname);
     end if;
-    perform pg_advisory_xact_lock(hashtextextended('mbus queues', 0));
+    perform mbus.hold_queues();
     select q.* into known from mbus.queue as q where q.qname = create_queue.qname;
     if known.id is null then
         insert into mbus.queue (qname, consumers_cnt, is_roles_security_model)

@@ -41,7 +41,7 @@ begin
         perform mbus.deny();
     end if;
     perform pgchange.check_isolation();
-    perform pg_advisory_xact_lock(hashtextextended('mbus queues', 0));
+    perform mbus.hold_queues();
     if mbus.is_native() then
         return 0;
     end if;

@@ -99,11 +99,10 @@ create function topology.health(long_wait interval default '10 seconds') returns
 language sql volatile security definer
 set search_path = pg_catalog, topology, pg_temp
 as $$
-    select 'topology', case when h.since is null then 'warning' else 'error' end, null,
-           format('%s has changed the catalogue: until it ends nobody else can change it, and clients do not hear of it', h.told),
-           'to end it: ' || h.call
-    from pgchange.lock_holder(topology.lock_key()) as h
-    where coalesce(h.since < clock_timestamp() - long_wait, true)
+    select f.*
+    from pgchange.lock_health(
+        'topology', topology.lock_key(),
+        '%s has changed the catalogue: until it ends nobody else can change it, and clients do not hear of it', long_wait) as f
 $$;
 comment on function topology.health(interval) is
     'A transaction that changed the catalogue and has been open for so long; a prepared transaction, too. A warning if nobody '
