@@ -1,6 +1,6 @@
-"""Listening sockets that accept a connection only while there is room for it.
+"""Listening sockets, and accepting connections from them.
 
-asyncio's own servers accept whatever comes. At the limit of open files they log a traceback for each waiting connection.
+asyncio's own servers log a traceback for each connection that waits while no more files can be opened.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ PAUSE = 1.0
 """Seconds until accepting is tried again after it failed: open files become free when other connections end."""
 QUIET = 60.0
 """Seconds in which failures to accept are logged once."""
+ADVICE = "raise the limit of open files (`ulimit -n`), or give a lower --max-clients"
 KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
 """A peer that vanished is noticed within about a minute, also while nothing happens."""
 
@@ -61,45 +62,21 @@ def keep_alive(sock: socket.socket) -> None:
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-class Door:
-    """Accepts connections while it is open. ``welcome`` takes each socket."""
-
-    def __init__(self, welcome: Welcome) -> None:
-        self._welcome = welcome
-        self._open = asyncio.Event()
-        self._open.set()
-        self._logged_at: float | None = None
-
-    def open(self) -> None:
-        self._open.set()
-
-    def close(self) -> None:
-        """Leave further connections to the kernel's backlog until ``open()``."""
-        self._open.clear()
-
-    async def admit(self, listening: socket.socket) -> None:
-        """Accept connections until cancelled."""
-        loop = asyncio.get_running_loop()
-        while True:
-            await self._open.wait()
-            try:
-                sock, _ = await loop.sock_accept(listening)
-            except ConnectionAbortedError:
-                continue
-            except OSError as error:
-                self._log(error)
-                await asyncio.sleep(PAUSE)
-                continue
-            # The peer may have gone meanwhile.
-            with suppress(OSError):
-                await self._welcome(sock)
-
-    def _log(self, error: OSError) -> None:
-        now = asyncio.get_running_loop().time()
-        if self._logged_at is None or now - self._logged_at > QUIET:
-            log.warning(
-                "new connections cannot be accepted and wait: %s; raise the limit of open files (`ulimit -n`), "
-                "or give a lower --max-clients",
-                error,
-            )
-            self._logged_at = now
+async def admit(listening: socket.socket, welcome: Welcome) -> None:
+    """Accept connections until cancelled. ``welcome`` takes each socket."""
+    loop = asyncio.get_running_loop()
+    log_next = loop.time()
+    while True:
+        try:
+            sock, _ = await loop.sock_accept(listening)
+        except ConnectionAbortedError:
+            continue
+        except OSError as error:
+            if loop.time() >= log_next:
+                log.warning("new connections cannot be accepted and wait: %s; %s", error, ADVICE)
+                log_next = loop.time() + QUIET
+            await asyncio.sleep(PAUSE)
+            continue
+        # The peer may have gone meanwhile.
+        with suppress(OSError):
+            await welcome(sock)

@@ -19,7 +19,7 @@ from airflow_pgchange.topology.auth import Users
 from airflow_pgchange.topology.catalogue import MOST_EVENTS, Catalogue, Lacking, Logged, Term
 from airflow_pgchange.topology.connection import Connection, Limits
 from airflow_pgchange.topology.encryption import Encryption
-from airflow_pgchange.topology.listening import Door, close, listen
+from airflow_pgchange.topology.listening import admit, close, listen
 from airflow_pgchange.topology.protocol import Session
 from airflow_pgchange.topology.raft import Raft
 
@@ -32,8 +32,8 @@ RETRY = 0.25
 LOOK = 0.5
 """Seconds between two looks whether buckets have arrived that snapshots lacked."""
 REFUSALS = 32
-"""Sockets besides those of ``max_clients``, for telling others that there is no room. Further connections wait in the
-kernel's backlog."""
+"""Sockets besides those of ``max_clients``, for telling others that there is no room once they have encrypted their
+connection. Further connections are told so at once, and closed."""
 PARTING = 2.0
 """Seconds that clients have to take what they were sent when the relay stops."""
 
@@ -63,7 +63,6 @@ class Relay:
         self._told: set[Connection] = set()
         self._waiting: set[Connection] = set()
         self._called = asyncio.Event()
-        self._door = Door(self._enter)
         self._empty = asyncio.Event()
         self._empty.set()
         self._logged = ""
@@ -76,7 +75,7 @@ class Relay:
         where the catalogue is none; one that cannot be reached is waited for."""
         sockets = await listen(host, port)
         log.info("listening on %s", ", ".join("{}:{}".format(*sock.getsockname()) for sock in sockets))
-        admitting = [self._door.admit(sock) for sock in sockets]
+        admitting = [admit(sock, self._enter) for sock in sockets]
         working = {asyncio.create_task(task) for task in (self._follow(stop), stop.wait(), *admitting)}
         try:
             done, _ = await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
@@ -98,29 +97,35 @@ class Relay:
     def gone(self, connection: Connection) -> None:
         for kept in (self._open, self._waiting, self._told):
             kept.discard(connection)
-        if len(self._open) < self._most:
-            self._door.open()
         if not self._open:
             self._empty.set()
 
-    @property
-    def _most(self) -> int:
-        """Sockets of clients, at most, also of those who have not signed in."""
-        return self._limits.max_clients + REFUSALS
-
     async def _enter(self, sock: socket.socket) -> None:
         """Serve whoever has connected. Raises OSError for a peer that has gone already."""
+        if len(self._open) >= self._limits.max_clients + REFUSALS:
+            await self._turn_away(sock)
+            return
         connection = self._connection()
         self._open.add(connection)
         self._empty.clear()
-        if len(self._open) >= self._most:
-            self._door.close()
         try:
             await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, sock)
         except OSError:
             sock.close()
             self.gone(connection)
             raise
+
+    async def _turn_away(self, sock: socket.socket) -> None:
+        """Say that there is no room, and close the socket without reading from it, as PostgreSQL does where it cannot
+        start another process."""
+        # Others have their turn between two of many connections.
+        await asyncio.sleep(0)
+        with sock:
+            sock.send(replies.error("53300", self._no_room, fatal=True))
+
+    @property
+    def _no_room(self) -> str:
+        return f"there are {self._limits.max_clients} clients already"
 
     def _connection(self) -> Connection:
         number = next(self._numbers)
@@ -131,9 +136,7 @@ class Relay:
             encrypts=self._encryption is not None,
             demands=self._encryption is not None and self._encryption.required,
             binding=None if self._encryption is None else self._encryption.binding,
-            refusal=ClientRefused("53300", f"there are {self._limits.max_clients} clients already")
-            if full
-            else None,
+            refusal=ClientRefused("53300", self._no_room) if full else None,
         )
         return Connection(number, session, self, self._limits, self._encryption)
 

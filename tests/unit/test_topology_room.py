@@ -83,17 +83,27 @@ async def test_clients_who_have_not_signed_in_take_no_more_sockets_than_there_ma
         assert open_files() - before == 2 + REFUSALS
 
 
-async def test_whoever_waits_for_room_is_let_in_when_others_have_gone(silent):
+async def test_whoever_finds_no_socket_left_is_told_so_at_once(silent):
     async with relay(max_clients=2) as port:
         for sock in silent:
             sock.connect(("127.0.0.1", port))
         await turns()
+        assert b"there are 2 clients already" in silent[-1].recv(1024, socket.MSG_DONTWAIT)
+        assert silent[-1].recv(1024, socket.MSG_DONTWAIT) == b""
+
+
+async def test_there_is_room_again_when_others_have_gone(silent):
+    async with relay(max_clients=2) as port:
+        for sock in silent[:-1]:
+            sock.connect(("127.0.0.1", port))
+        await turns()
         for sock in silent[:-1]:
             sock.close()
-        before = open_files()
         await turns()
-        # All but the last have left on both sides.
-        assert open_files() == before - REFUSALS - 2 + 1
+        silent[-1].connect(("127.0.0.1", port))
+        await turns()
+        with pytest.raises(BlockingIOError):
+            silent[-1].recv(1024, socket.MSG_DONTWAIT)
 
 
 async def test_at_the_limit_of_open_files_connections_wait_and_the_log_says_so_once(
