@@ -227,7 +227,7 @@ async def test_status_says_which_feed_a_watcher_cannot_look_at(
     args = get_parser().parse_args(["pgchange", "status", "--dsn", db])
     args.func(args)
     told = capsys.readouterr().err
-    assert "delays/999: it cannot be watched" in told
+    assert "commits:delays/999: it cannot be watched" in told
     assert "there is no branch 999" in told
 
 

@@ -267,4 +267,4 @@ def test_a_consumer_of_a_branch_that_is_gone_is_shown_beside_the_others(db, conn
     connection.execute("insert into pubsub.watermark (consumer_id, branch_id) values ('slip', 99)")
     shown = {one["consumer"]: one for one in consumers.status(connection, connection)}
     assert shown["commits:test/0"]["ready"] == 0
-    assert "no branch 99" in shown["slip/99"]["held_back_by"]
+    assert "no branch 99" in shown["commits:slip/99"]["held_back_by"]
