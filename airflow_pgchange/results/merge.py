@@ -82,6 +82,7 @@ def _write(
         _check_keys(connection, staged, target, kinds)
     if kinds.ids:
         _delete_gone(connection, staged, target)
+        kept_out.check_deleted(connection, staged, target, _gone(staged, target))
     query, selected, most = _insert(staged, target), _selected(staged, target), staged.rows - kinds.ids
     if exactly:
         kept_out.insert(connection, staged, target, query, selected)
@@ -254,16 +255,18 @@ def _first(
 
 def _delete_gone(connection: psycopg.Connection[Any], staged: Staged, target: Target) -> None:
     """Delete the rows of ids that the batch touched and that have no row any more; locked in order first."""
-    key = COMMA.join(_key(staged))
-    gone = sql.SQL("select {0} from ({1}) s except select {0} from ({2}) s").format(
-        key, _rows(staged, target, "is true"), _rows(staged, target)
-    )
     query = sql.SQL(
         "with gone as materialized (select {0} from {1} where ({0}) in ({2}) order by {0} for update) "
         "delete from {1} where ({0}) in (select {0} from gone)"
     )
-    connection.execute(query.format(key, target.identifier, gone))
-    kept_out.check_deleted(connection, staged, target, gone)
+    connection.execute(query.format(COMMA.join(_key(staged)), target.identifier, _gone(staged, target)))
+
+
+def _gone(staged: Staged, target: Target) -> sql.Composed:
+    """The keys that the batch touched and that have no row any more."""
+    return sql.SQL("select {0} from ({1}) s except select {0} from ({2}) s").format(
+        COMMA.join(_key(staged)), _rows(staged, target, "is true"), _rows(staged, target)
+    )
 
 
 def _key(staged: Staged) -> list[sql.Identifier]:
