@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from airflow_pgchange.admin import versions
+from airflow_pgchange.admin import originals, versions
 from airflow_pgchange.admin.foreign_objects import strangers
 from airflow_pgchange.admin.versions import STAGING, Installed, System
 from airflow_pgchange.feeds.errors import (
@@ -45,6 +45,8 @@ def install(
         made = [system for system in missing if system.folder not in {state.system for state in left_out}]
         _refuse_foreign(connection, made)
         _refuse_gone(made, held)
+        originals.refuse_left_over(connection, made)
+        originals.refuse_roles(connection, made)
         for system in made:
             for path in versions.scripts(system):
                 connection.execute(path.read_bytes(), prepare=False)
@@ -90,16 +92,12 @@ def _refuse_foreign(connection: psycopg.Connection[Any], systems: Sequence[Syste
     query = "select nspname::text from pg_catalog.pg_namespace where nspname = any (%s)"
     there = {name for (name,) in rows(connection, query, [[system.schema for system in systems]])}
     foreign = [system for system in systems if system.schema in there]
-    names = [system.schema for system in foreign]
+    if foreign:
+        raise originals.foreign(connection, foreign)
     if versions.holds_staging(connection) is False:
-        names.append(STAGING)
-    if names:
-        options = " ".join(f"--without {system.folder}" for system in foreign if system.needs)
         raise Refused(
-            f"schema {', '.join(names)} is there and is not ours: install into another database, drop or rename that "
-            "schema"
-            + (f", or leave ours out: `airflow pgchange install {options}`" if options else "")
-            + "; nothing was changed"
+            f"schema {STAGING} is there and is not ours: install into another database, or drop or rename that schema; "
+            "nothing was changed"
         )
 
 

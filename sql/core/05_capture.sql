@@ -41,6 +41,37 @@ comment on function pgchange.check_capturable(regclass, text, name[]) is
     'Refuse, with the reason, a table of which nothing can be captured: the caller cannot do that deed to it, or it is in one of the '
     'schemas that are ours.';
 
+create function pgchange.check_captured_once(tbl regclass, schema name, sign name) returns void
+language plpgsql stable
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+declare
+    other record;
+begin
+    -- By what the functions of triggers say: an original that was renamed still names the schema that is ours now.
+    select t.tgname as trigger, t.tgrelid::regclass as relid, p.oid::regprocedure as function into other
+    from pgchange.descendants(tbl) as d(relid)
+    join pg_trigger as t on t.tgrelid = d.relid
+    join pg_proc as p on p.oid = t.tgfoid
+    where not t.tgisinternal and t.tgparentid = 0 and t.tgenabled <> 'D' and p.proname !~ '^pgchange_'
+      and concat_ws(' ', p.prosrc, p.proconfig::text) ~ ('\m' || schema || '\M')
+      and (p.prosrc ~ ('\m' || sign || '\M')
+           or exists (select from pg_proc as f where f.pronamespace = p.pronamespace and f.proname = sign)
+           or exists (select from pg_class as c where c.relnamespace = p.pronamespace and c.relname = sign))
+    order by 2, 1
+    limit 1;
+    if found then
+        perform pgchange.refuse(
+            format('%s is captured by another system, too: trigger %I on %s calls %s, so each change would come twice',
+                   tbl, other.trigger, other.relid, other.function),
+            format('drop the trigger of the other system: drop trigger %I on %s', other.trigger, other.relid));
+    end if;
+end
+$$;
+comment on function pgchange.check_captured_once(regclass, name, name) is
+    'Refuse a table on which a trigger of an original is, one that writes into a schema that is ours now: its function uses what is '
+    'called sign, or lies beside it.';
+
 create function pgchange.came_with_rows(came regclass[]) returns setof regclass
 language sql stable
 set search_path = pg_catalog, pgchange, pg_temp

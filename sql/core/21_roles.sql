@@ -77,6 +77,7 @@ begin
         grant execute on function
             pgchange.descendants(regclass), pgchange.code_in(regclass), pgchange.check_code(regclass, text), pgchange.settings(),
             pgchange.refuse(text, text), pgchange.check_owner(regclass, text), pgchange.check_capturable(regclass, text, name[]),
+            pgchange.check_captured_once(regclass, name, name),
             pgchange.came_with_rows(regclass[]), pgchange.told_missed(regclass, regclass, text),
             pgchange.bring_missed(regclass, name, name), pgchange.tell_missed(regclass, regclass[], text, name, name),
             pgchange.unseen(), pgchange.may_wait(interval), pgchange.patience(interval),

@@ -161,7 +161,9 @@ begin
         raise duplicate_object using
             message = format('role %s is there already, and is another''s', role),
             detail = coalesce('It is: ' || shobj_description(known, 'pg_authid'), 'It has no comment that says whose it is.'),
-            hint = format('give the queue or the consumer another name; if it is the role of %s after all: comment on role %I is %L',
+            hint = format('%s; if it is the role of %s after all: comment on role %I is %L',
+                          case when qname is null then 'drop it if another system left it'
+                               else 'give the queue or the consumer another name' end,
                           coalesce('queue ' || qname, 'this database'), role, mark);
     end if;
     return role;

@@ -8,6 +8,7 @@ declare
     owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = tbl);
 begin
     perform pgchange.check_capturable(tbl, 'publish', 'pgmb');
+    perform pgchange.check_captured_once(tbl, 'pgmb', 'serialise_record_for_event');
     if not (
         has_schema_privilege(owner_name, 'pgmb', 'usage')
         and has_column_privilege(owner_name, 'pgmb.events', 'payload', 'insert')

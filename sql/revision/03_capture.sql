@@ -77,6 +77,7 @@ declare
     );
 begin
     perform pgchange.check_capturable(tbl, 'track', 'revision', 'pubsub');
+    perform pgchange.check_captured_once(tbl, 'revision', 'commit_queue');
     if key is null then
         perform pgchange.refuse(
             format('%s has no column %I', tbl, commit_id), 'name its key: revision.track(tbl, commit_id => ...)');

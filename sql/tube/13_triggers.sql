@@ -185,7 +185,8 @@ begin
             missing.function, attached.tube);
     end loop;
 exception when duplicate_object then
-    perform pgchange.refuse(format('%s has a trigger %I already', missing.relid, wanted), 'drop or rename it');
+    perform pgchange.refuse(format('%s has a trigger %I already', missing.relid, wanted),
+        'drop it, for it captures the same changes if another system made it; rename it if it is for something else');
 end
 $$;
 comment on function tube.place_triggers(tube.attachment) is
