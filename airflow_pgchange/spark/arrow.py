@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import adbc_driver_postgresql
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from adbc_driver_manager import AdbcConnection, AdbcStatement, StatementOptions
 from adbc_driver_manager import Error as AdbcError
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_pgchange.feeds.batch import Partition
 from airflow_pgchange.feeds.connect import complete
@@ -24,7 +24,7 @@ from airflow_pgchange.feeds.reading import connected, expect
 from airflow_pgchange.results.staging import ATTEMPT, SCHEMA
 from airflow_pgchange.spark.installed import check_arrow_driver
 from airflow_pgchange.spark.misfits import Rows, bytes_named, nul_found, record, shown
-from airflow_pgchange.spark.types import SESSION, Column, reading_query
+from airflow_pgchange.spark.types import Column, reading_query, session
 
 STANDBY_TRIES = 6
 LOST = ("08", "57P", "25006")
@@ -126,9 +126,7 @@ def write(results: str, table: str, attempt: int, batches: Iterator[pa.RecordBat
 
 def _stream(server: str, query: str) -> Iterator[pa.RecordBatch]:
     with _transaction(server) as statement:
-        for setting in SESSION:
-            statement.set_sql_query(f"set local {setting}")
-            statement.execute_update()
+        _answer(statement, session(local=True))
         statement.set_sql_query(query)
         stream, _ = statement.execute_query()
         with pa.RecordBatchReader.from_stream(stream) as reader:
@@ -139,11 +137,41 @@ def _stream(server: str, query: str) -> Iterator[pa.RecordBatch]:
 def _transaction(conninfo: str) -> Iterator[AdbcStatement]:
     """A statement in a transaction that is committed at the end."""
     check_arrow_driver()
-    with adbc_driver_postgresql.connect(conninfo) as database, AdbcConnection(database) as connection:
+    with ExitStack() as opened:
+        connection = opened.enter_context(_connected(conninfo))
+        if _quotes_all(connection):
+            opened.close()
+            connection = opened.enter_context(_connected(_unquoted(conninfo)))
         connection.set_autocommit(False)
         with AdbcStatement(connection) as statement:
             yield statement
         connection.commit()
+
+
+@contextmanager
+def _connected(conninfo: str) -> Iterator[AdbcConnection]:
+    with adbc_driver_postgresql.connect(conninfo) as database, AdbcConnection(database) as connection:
+        yield connection
+
+
+def _quotes_all(connection: AdbcConnection) -> bool:
+    """Whether the session quotes all names. The driver finds types by names that it asks for when it connects, and does
+    not know them in quotes."""
+    with AdbcStatement(connection) as statement:
+        found = _answer(statement, "select pg_catalog.current_setting('quote_all_identifiers')")
+    return found.column(0)[0].as_py() in ("on", b"on")
+
+
+def _unquoted(conninfo: str) -> str:
+    options = conninfo_to_dict(conninfo).get("options") or ""
+    return make_conninfo(conninfo, options=f"{options} -c quote_all_identifiers=off".strip())
+
+
+def _answer(statement: AdbcStatement, query: str) -> pa.Table:
+    statement.set_sql_query(query)
+    stream, _ = statement.execute_query()
+    with pa.RecordBatchReader.from_stream(stream) as reader:
+        return reader.read_all()
 
 
 def _read_whole(server: str, query: str) -> list[pa.RecordBatch]:

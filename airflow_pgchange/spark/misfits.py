@@ -13,7 +13,7 @@ from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange.feeds.connect import connect
 from airflow_pgchange.feeds.errors import BatchIncomplete, ServerUnavailable, UnsupportedType
-from airflow_pgchange.spark.types import SESSION, Column
+from airflow_pgchange.spark.types import Column, session
 
 T = TypeVar("T")
 SHOWN = 80
@@ -100,8 +100,7 @@ def _name_bytes(server: str, query: str, columns: Sequence[Column], rows: Rows) 
     ):
         if connection.info.parameter_status("server_encoding") != "SQL_ASCII":
             return
-        for setting in SESSION:
-            connection.execute(f"set {setting}".encode())
+        connection.execute(session(local=False).encode())
         for values in cursor.stream(query.encode()):
             row = dict(zip((column.name for column in columns), values, strict=False))
             for name, value in row.items():

@@ -26,14 +26,52 @@ DECIMAL = t.DecimalType(38, 18)
 Numbers travel as text and are made decimals here, which fails for whatever does not fit exactly: NaN, infinity, digits.
 """
 
-SESSION = (
-    "datestyle = 'ISO, MDY'",
-    "intervalstyle = postgres",
-    "timezone = 'UTC'",
-    "bytea_output = hex",
-    "jit = off",
-)
-"""Settings under which PostgreSQL's text means the same everywhere; compiling costs each partition more than it gains."""
+PINNED: Mapping[str, str] = {
+    "timezone": "UTC",
+    "datestyle": "ISO, MDY",
+    "intervalstyle": "postgres",
+    "extra_float_digits": "1",
+    "bytea_output": "hex",
+    "xmlbinary": "base64",
+    "xmloption": "content",
+    "lc_monetary": "C",
+    "lc_numeric": "C",
+    "lc_time": "C",
+    "array_nulls": "on",
+    "transform_null_equals": "off",
+    "quote_all_identifiers": "off",
+    "standard_conforming_strings": "on",
+    "backslash_quote": "on",
+    "gin_fuzzy_search_limit": "0",
+    "plpgsql.check_asserts": "on",
+}
+"""Settings under which a query, and PostgreSQL's text, mean the same in every session: those of
+``pgchange.pinned_settings()``, but for the two that a reading session must not choose.
+
+``row_security`` stays what the role has: where it is off, a query that row security would shorten fails. The text search
+configuration is looked up in the database, and stays what it is where our schema is not installed.
+"""
+_SESSION = """
+    select {settings}, pg_catalog.set_config('jit', 'off', {local}),
+           pg_catalog.set_config('default_text_search_config', coalesce(
+               (select pg_catalog.split_part(c, '=', 2)
+                from pg_catalog.pg_proc p cross join pg_catalog.unnest(p.proconfig) c
+                where p.oid = pg_catalog.to_regprocedure('pgchange.pinned_settings()')
+                  and pg_catalog.starts_with(c, 'default_text_search_config=')),
+               pg_catalog.current_setting('default_text_search_config')), {local})
+"""
+
+
+def session(*, local: bool) -> str:
+    """The query that pins the settings of a reading session, or of its transaction alone.
+
+    It turns JIT off too: compiling costs each partition more than it gains.
+    """
+    settings = [
+        sql.SQL("pg_catalog.set_config({}, {}, {})").format(name, value, local)
+        for name, value in PINNED.items()
+    ]
+    return sql.SQL(_SESSION).format(settings=sql.SQL(", ").join(settings), local=local).as_string(None)
 
 
 @dataclass(frozen=True)

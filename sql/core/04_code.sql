@@ -72,11 +72,44 @@ comment on function pgchange.check_code(regclass, text) is
     'Refuse to read a table for anybody but its owner where somebody else''s code is in its indexes, its checks and the like, with '
     'what else can be done.';
 
+do $$
+declare
+    -- Stemming is a choice of the database, so it stays what it is here. A configuration that a user made can be dropped, and
+    -- then every call of a function that pins it would fail, with the user's write.
+    search_config text := 'pg_catalog.simple';
+begin
+    begin
+        search_config := (
+            select format('pg_catalog.%I', c.cfgname) from pg_catalog.pg_ts_config as c
+            where c.oid = pg_catalog.get_current_ts_config() and c.cfgnamespace = 'pg_catalog'::regnamespace);
+    exception when undefined_object then
+        null; -- The setting names a configuration that is not there.
+    end;
+    execute format(
+        $function$
+        create function pgchange.pinned_settings() returns table (name text, value text)
+        language sql immutable
+        as $body$
+            values
+                ('timezone', 'UTC'), ('datestyle', 'ISO, MDY'), ('intervalstyle', 'postgres'),
+                ('extra_float_digits', '1'), ('bytea_output', 'hex'), ('xmlbinary', 'base64'), ('xmloption', 'content'),
+                ('lc_monetary', 'C'), ('lc_numeric', 'C'), ('lc_time', 'C'), ('array_nulls', 'on'), ('transform_null_equals', 'off'),
+                ('quote_all_identifiers', 'off'), ('standard_conforming_strings', 'on'), ('backslash_quote', 'on'),
+                ('default_text_search_config', %L), ('gin_fuzzy_search_limit', '0'), ('row_security', 'on'),
+                ('plpgsql.check_asserts', 'on')
+        $body$
+        $function$, coalesce(search_config, 'pg_catalog.simple'));
+end
+$$;
+comment on function pgchange.pinned_settings() is
+    'The settings that can change what an expression says, with the values that they have wherever an expression of a user is '
+    'evaluated. The text search configuration is that of the session that installed this schema, if it is one of PostgreSQL''s own, '
+    'else simple.';
+
 create function pgchange.settings() returns text
 language sql immutable
 as $$
-    select 'set timezone = ''UTC'' set datestyle = ''ISO, MDY'' set intervalstyle = postgres set extra_float_digits = 1 '
-        'set bytea_output = hex set lc_monetary = ''C'' set standard_conforming_strings = on set transform_null_equals = off'
+    select string_agg(format('set %s = %L', s.name, s.value), ' ') from pgchange.pinned_settings() as s
 $$;
 comment on function pgchange.settings() is
     'The settings of functions in which an expression of a user stands: it means the same for whoever writes, receives or looks.';
@@ -95,3 +128,6 @@ end
 $$;
 comment on function pgchange.pin_settings(regprocedure[]) is
     'Let functions run under pgchange.settings(), for an expression of a user stands in what they put together.';
+
+-- A reading session looks the settings of this function up: it may lack the right to call it.
+select pgchange.pin_settings('pgchange.pinned_settings()');

@@ -33,7 +33,7 @@ begin
             pgchange.check_reason(text), pgchange.check_isolation(), pgchange.check_version(jsonb, bigint), pgchange.refuse_stale(text, jsonb),
             pgchange.full_xid(xid), pgchange.snapshot_of(bigint[], bigint), pgchange.snapshot_union(pg_snapshot, pg_snapshot),
             pgchange.snapshot_below(pg_snapshot, xid8), pgchange.snapshot_with(pg_snapshot, xid8),
-            pgchange.note_watchers(jsonb)
+            pgchange.note_watchers(jsonb), pgchange.pinned_settings()
             to %1$s;
         grant usage, create on schema pgchange_staging to %1$s
     $grants$, role);
@@ -76,6 +76,7 @@ begin
         grant usage on schema pgchange to %1$s;
         grant execute on function
             pgchange.descendants(regclass), pgchange.code_in(regclass), pgchange.check_code(regclass, text), pgchange.settings(),
+            pgchange.pinned_settings(),
             pgchange.refuse(text, text), pgchange.check_owner(regclass, text), pgchange.check_capturable(regclass, text, name[]),
             pgchange.check_captured_once(regclass, name, name),
             pgchange.came_with_rows(regclass[]), pgchange.told_missed(regclass, regclass, text),

@@ -3,11 +3,6 @@
 create function mbus.check_depends_on_message(selector text) returns void
 language plpgsql
 set search_path from current
-set standard_conforming_strings = on
-set transform_null_equals = off
-set timezone = 'UTC'
-set datestyle = 'ISO, MDY'
-set intervalstyle = postgres
 as $$
 declare
     readings text[];
@@ -42,7 +37,6 @@ comment on function mbus.check_depends_on_message(text) is
 create function mbus.check_selector(selector text) returns void
 language plpgsql
 set search_path from current
-set standard_conforming_strings = on
 as $$
 begin
     if selector is null then
@@ -68,3 +62,5 @@ $$;
 comment on function mbus.check_selector(text) is
     'Refuse what is not an expression over a message, or does not depend on that alone, with PostgreSQL''s reason. To be called by who '
     'has the lock of mbus.queue_to_change().';
+
+select pgchange.pin_settings('mbus.check_depends_on_message(text)', 'mbus.check_selector(text)');

@@ -18,7 +18,7 @@ begin
         'create or replace function %s() returns trigger language plpgsql security definer '
         'set search_path = pg_catalog, pgmb, pg_temp '
         -- A row says the same in every session that writes it.
-        '%s set quote_all_identifiers = off as %L',
+        '%s as %L',
         function, pgchange.settings(), pgmb.push_body(tbl, op));
     execute format('revoke all on function %s() from public', function);
     execute format('comment on function %s() is %L', function, 'Publishes mutations of a table.');

@@ -20,8 +20,6 @@ comment on function pgmb.check_own_rows(regclass) is 'Refuse to make events of r
 create function pgmb.replay_push_faults(tbl regclass) returns bigint
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
--- As in the trigger functions.
-set quote_all_identifiers = off
 as $$
 declare
     failed pgmb.push_fault;
@@ -71,8 +69,6 @@ comment on function pgmb.replay_push_faults(regclass) is
 create function pgmb.publish_attached(part regclass) returns bigint
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
--- As in the trigger functions.
-set quote_all_identifiers = off
 as $$
 declare
     root regclass := (
@@ -104,6 +100,7 @@ comment on function pgmb.publish_attached(regclass) is
     'Publish an event for each row that is now in a partition that came with rows, as if it were inserted; returns how many. Those '
     'that were inserted through the table since the partition came are published again. For the owner of the partition only.';
 
+-- As in the trigger functions.
 select pgchange.pin_settings('pgmb.replay_push_faults(regclass)', 'pgmb.publish_attached(regclass)');
 
 create function pgmb.note_missed(tbl regclass, came regclass[]) returns void

@@ -3,8 +3,6 @@
 create function pgmb.compiles(statement text) returns text
 language plpgsql stable
 set search_path = pg_catalog, pgmb, pg_temp
-set standard_conforming_strings = on
-set transform_null_equals = off
 as $$
 declare
     planned refcursor;
@@ -68,6 +66,9 @@ end
 $$;
 comment on function pgmb.is_volatile(text) is
     'Whether a condition that looks at the topic alone can give a different answer each time, as random() does.';
+
+-- As in a poll.
+select pgchange.pin_settings('pgmb.compiles(text)', 'pgmb.is_volatile(text)');
 
 create function pgmb.condition_added() returns trigger
 language plpgsql security definer

@@ -92,18 +92,6 @@ set enable_sort = off
 set enable_hashagg = on
 set max_parallel_workers_per_gather = 0
 set jit = off
--- A condition means the same in every session that polls.
-set standard_conforming_strings = on
-set transform_null_equals = off
-set extra_float_digits = 1
-set bytea_output = 'hex'
-set gin_fuzzy_search_limit = 0
-set array_nulls = on
-set quote_all_identifiers = off
-set default_text_search_config from current
-set datestyle = 'ISO, MDY'
-set intervalstyle = 'postgres'
-set timezone = 'UTC'
 as $$
 declare
     reason text;
@@ -155,6 +143,9 @@ comment on function pgmb.evaluate(pgmb.condition, text, text[], text[], integer,
     'The matches of a condition. Where it fails, the pairs of event and subscription for which it does are left out as faults; '
     'after budget of them, a subscription that fails has all the events as one fault, without a search for which. Of more '
     'than most_pairs that match nothing is returned: pgmb.too_many() is raised.';
+
+-- A condition means the same in every session that polls.
+select pgchange.pin_settings('pgmb.evaluate(pgmb.condition, text, text[], text[], integer, bigint)');
 
 create function pgmb.note_faults(faults pgmb.fault[]) returns void
 language sql

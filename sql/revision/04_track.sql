@@ -214,6 +214,9 @@ comment on function revision.track(regclass, name, text) is
     'returned, and a row for which it is null goes nowhere). The expression runs with the rights of the table''s owner. '
     'Calling it again mends the capture: new partitions, a renamed key.';
 
+-- The expression is checked as it will be evaluated.
+select pgchange.pin_settings('revision.track(regclass, name, text)');
+
 create function revision.drop_capture(function text) returns void
 language plpgsql
 set search_path = pg_catalog, revision, pg_temp

@@ -3,7 +3,6 @@
 create function tube.parse_predicate(predicate text) returns void
 language plpgsql stable
 set search_path = pg_catalog, tube, pg_temp
-set standard_conforming_strings = on
 as $$
 declare
     around text;
@@ -33,7 +32,6 @@ comment on function tube.parse_predicate(text) is 'Refuse a predicate that is no
 create function tube.check_predicate(predicate text, tbl regclass) returns void
 language plpgsql stable
 set search_path = pg_catalog, tube, pg_temp
-set standard_conforming_strings = on
 as $$
 declare
     probe refcursor;
@@ -63,6 +61,8 @@ end
 $$;
 comment on function tube.check_predicate(text, regclass) is
     'Refuse a predicate that a table cannot answer. To plan it may run parts of it: so with the rights of the table''s owner.';
+
+select pgchange.pin_settings('tube.parse_predicate(text)', 'tube.check_predicate(text, regclass)');
 
 create function tube.predicate_parses() returns trigger
 language plpgsql

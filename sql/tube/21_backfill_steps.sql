@@ -73,10 +73,6 @@ create function tube.backfill_slice(
 ) returns tube.keyset
 language plpgsql
 set search_path = pg_catalog, tube, pg_temp
-set timezone = 'UTC'
-set datestyle = 'ISO'
-set intervalstyle = 'postgres'
-set extra_float_digits = 1
 set jit = off
 as $$
 declare
@@ -102,6 +98,9 @@ end
 $$;
 comment on function tube.backfill_slice(tube.tube, tube.attachment, name, tube.keyset, integer, integer) is
     'Touch the next chunk rows of a table, as pods of op B, and return where that ended.';
+
+-- Where it ended is a text, which the next chunk reads in another session.
+select pgchange.pin_settings('tube.backfill_slice(tube.tube, tube.attachment, name, tube.keyset, integer, integer)');
 
 create function tube.estimated_rows(tbl regclass) returns bigint
 language sql stable

@@ -14,8 +14,9 @@ from airflow_pgchange.feeds.errors import UnsupportedType
 from airflow_pgchange.feeds.reading import Partition
 from airflow_pgchange.spark import arrow
 from airflow_pgchange.spark.misfits import Rows
-from airflow_pgchange.spark.types import describe, spark_schema
+from airflow_pgchange.spark.types import PINNED, describe, spark_schema
 from tests.every_type import differences, fill, make_tables
+from tests.sessions import SPEAKING
 from tests.spark_session import batch_of, track
 from tests.suite.clusters import new_cluster
 
@@ -132,6 +133,25 @@ def test_types_of_extensions_are_read_as_text(contrib, connect_to):
     connection.execute("create extension citext; create extension hstore; create extension ltree")
     query = "select 'Ab'::citext as c, 'a=>1'::hstore as h, 'a.b'::ltree as l, array['Ab'::citext] as cs"
     assert read(contrib, connection, query, 1) == [{"c": "Ab", "h": '"a"=>"1"', "l": "a.b", "cs": ["Ab"]}]
+
+
+def test_a_view_says_the_same_to_every_reading_session(db, connect):
+    connection = connect()
+    name = connection.info.dbname
+    for setting in SPEAKING:
+        connection.execute(f'alter database "{name}" set {setting}')
+    shown = ", ".join(
+        f"{condition.format('t.note')} as c{place}" for place, condition in enumerate(SPEAKING.values())
+    )
+    connection.execute(f"create view said as select {shown} from (values ('running')) as t(note)")
+    (row,) = read(db, connection, "select * from said", 1)
+    assert dict(zip(SPEAKING, row.values(), strict=True)) == dict.fromkeys(SPEAKING, True)
+
+
+def test_a_reading_session_has_the_settings_of_all_others(shared):
+    pinned = dict(shared.execute("select name, value from pgchange.pinned_settings()").fetchall())
+    assert pinned.keys() - PINNED.keys() == {"row_security", "default_text_search_config"}
+    assert PINNED.items() <= pinned.items()
 
 
 @pytest.fixture
