@@ -4,6 +4,29 @@
 -- none of ours and an expression can do no more than its owner. It evaluates inside an exception block and writes outside
 -- it: a write inside would cost every statement a second transaction id.
 
+create function revision.key_attribute(known revision.tracked) returns pg_attribute
+language sql stable
+set search_path = pg_catalog, revision, pg_temp
+as $$
+    select a
+    from pg_attribute as a
+    join pg_class as c on c.oid = a.attrelid
+    cross join lateral (
+        select exists (
+            select from pg_index as i
+            where i.indrelid = a.attrelid and i.indisunique and i.indisvalid and i.indpred is null
+              and a.attnum = any (i.indkey::smallint[]) and (i.indnkeyatts = 1 or c.relkind = 'p'))
+    ) as u(is_unique)
+    where a.attrelid = known.tbl and a.attnum > 0 and not a.attisdropped
+      and (a.attname = known.commit_id or a.attnum = known.key_number)
+    order by u.is_unique desc, (a.attnum = known.key_number) = (known.key_of = known.tbl::oid) desc
+    limit 1
+$$;
+comment on function revision.key_attribute(revision.tracked) is
+    'The key column of a tracked table as it is today. If one column has its name and another its number, it is the one that is '
+    'unique: that took the place of the other. If both are or neither is, it is the one with the number, whatever it is called '
+    'now; in a restored table, where numbers are others, the one with the name.';
+
 create function revision.key_column(rel oid) returns name
 language sql stable security definer
 set search_path = pg_catalog, revision, pg_temp
@@ -13,13 +36,70 @@ as $$
         union
         select i.inhparent from line join pg_inherits as i on i.inhrelid = line.relid
     )
-    select a.attname
-    from line
-    join revision.tracked as t on t.tbl = line.relid
-    join pg_attribute as a on a.attrelid = t.tbl and a.attnum = t.key_number and not a.attisdropped
-    limit 1
+    select (revision.key_attribute(t)).attname from line join revision.tracked as t on t.tbl = line.relid limit 1
 $$;
 comment on function revision.key_column(oid) is 'Today''s name of the key column of a tracked table or of a partition of it.';
+
+create function revision.key_check(rel oid, commit_id name, number smallint) returns text
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+    select format(
+        'select from pg_catalog.pg_attribute as pgchange_a where pgchange_a.attrelid operator(pg_catalog.=) %s::pg_catalog.oid '
+        'and pgchange_a.attnum operator(pg_catalog.=) %s and pgchange_a.attname operator(pg_catalog.=) %L::pg_catalog.name',
+        rel, number, commit_id)
+$$;
+comment on function revision.key_check(oid, name, smallint) is
+    'The query in a trigger function that finds a row as long as the key column has the name by which the function reads it.';
+
+create function revision.key_trouble(known revision.tracked) returns text
+language sql stable
+set search_path = pg_catalog, revision, pg_temp
+as $$
+    select case
+        when k.attname is null then format('its key column %I was dropped, and its rows go to revision.fault', known.commit_id)
+        when k.atttypid not in ('bigint'::regtype, 'integer'::regtype)
+            then format('its key column %I is %s now, and has to be bigint or integer', k.attname, format_type(k.atttypid, k.atttypmod))
+        when not k.attnotnull
+            then format('its key column %I may be null now, and a row without a key goes to revision.fault instead of the queue', k.attname)
+        when not exists (
+            select from pg_index as i join pg_class as c on c.oid = i.indrelid
+            where i.indrelid = known.tbl and i.indisunique and i.indisvalid and i.indpred is null
+              and k.attnum = any (i.indkey::smallint[]) and (i.indnkeyatts = 1 or c.relkind = 'p'))
+            then format('its key column %I is not unique any more, and two rows with one key are the same commit', k.attname)
+    end
+    from (select (revision.key_attribute(known)).*) as k
+$$;
+comment on function revision.key_trouble(revision.tracked) is
+    'What revision.track() would refuse about the key of a tracked table today; null where it is as it has to be.';
+
+create function revision.is_captured(rel oid, root oid) returns boolean
+language sql stable security definer
+set search_path = pg_catalog, revision, pg_temp
+as $$
+    with recursive line(relid) as (
+        select rel
+        union
+        select i.inhparent from line join pg_inherits as i on i.inhrelid = line.relid
+    )
+    select exists (select from line where line.relid = root)
+        -- In a restored database no table has the number that it had.
+        or not exists (select from revision.tracked as t where t.tbl = root)
+           and exists (select from line join revision.tracked as t on t.tbl = line.relid)
+$$;
+comment on function revision.is_captured(oid, oid) is
+    'Whether a table is, or is a partition of, the table for which the capture was written whose number was root.';
+
+create function revision.note_departed(rel oid) returns void
+language sql security definer
+set search_path = pg_catalog, revision, pg_temp
+as $$
+    insert into revision.fault (tbl, kind, message)
+    select rel, 'missed', 'it was written while it was no partition of the tracked table'
+    where not exists (select from revision.fault as f where f.tbl = rel and f.kind = 'missed')
+$$;
+comment on function revision.note_departed(oid) is
+    'Note that a partition was written after it had left its table: if it comes back, its rows are in no commit.';
 
 create function revision.owns(rel oid) returns boolean
 language sql stable
@@ -114,29 +194,39 @@ comment on function revision.check_trackable(regclass, name) is 'Refuse, with th
 
 create function revision.capture_body(tbl regclass, commit_id name, branch_id bigint, expression text) returns text
 language sql stable
-set search_path = pg_catalog, pg_temp
+set search_path = pg_catalog, revision, pg_temp
 as $$
     select format(
         case when expression is null then $constant$
 #variable_conflict use_column
 declare
     pgchange_row_added pg_catalog.record;
+    pgchange_key pg_catalog.text;
     pgchange_commit bigint;
 begin
     -- Dropped with all that it held: nobody waits for commits.
     if pg_catalog.to_regnamespace('revision') is null then
         return null;
     end if;
+    if tg_relid operator(pg_catalog.<>) %6$s::pg_catalog.oid and not revision.is_captured(tg_relid, %6$s::pg_catalog.oid) then
+        perform revision.note_departed(tg_relid);
+        return null;
+    end if;
     begin
-        perform pg_catalog.int8up(%1$I) from added limit 1;
+        if exists (select from added where pg_catalog.int8up(%1$I) is null)
+            or not exists (%7$s)
+               and coalesce(revision.key_column(tg_relid) operator(pg_catalog.<>) %8$L::pg_catalog.name, true)
+        then
+            raise 'each row is to be looked at';
+        end if;
     exception when others or assert_failure then
+        pgchange_key := revision.key_column(tg_relid);
         for pgchange_row_added in select * from added loop
             begin
                 pgchange_commit := null;
-                pgchange_commit := pg_catalog.to_jsonb(pgchange_row_added)
-                    operator(pg_catalog.->>) revision.key_column(tg_relid)::pg_catalog.text;
+                pgchange_commit := pg_catalog.to_jsonb(pgchange_row_added) operator(pg_catalog.->>) pgchange_key;
                 if pgchange_commit is null then
-                    raise 'the key column is gone';
+                    raise '%%', case when pgchange_key is null then 'the key column is gone' else 'its key is null' end;
                 end if;
             exception when others or assert_failure then
                 insert into revision.fault (tbl, commit_id, message) values (tg_relid, pgchange_commit, sqlerrm);
@@ -153,6 +243,7 @@ $constant$ else $expression$
 #variable_conflict use_column
 declare
     pgchange_row_added pg_catalog.record;
+    pgchange_key pg_catalog.text;
     pgchange_commit bigint;
     pgchange_branch bigint;
     pgchange_commits bigint[];
@@ -162,22 +253,34 @@ begin
     if pg_catalog.to_regnamespace('revision') is null then
         return null;
     end if;
+    if tg_relid <> %6$s::pg_catalog.oid and not revision.is_captured(tg_relid, %6$s::pg_catalog.oid) then
+        perform revision.note_departed(tg_relid);
+        return null;
+    end if;
     begin
         select pg_catalog.array_agg(e.commit_id), pg_catalog.array_agg(e.branch_id)
         into pgchange_commits, pgchange_branches
         from (select %1$I, pg_catalog.int8up((%3$s)) from added as %4$I) as e(commit_id, branch_id)
         where e.branch_id is not null;
+        if pg_catalog.array_position(pgchange_commits, null) is not null
+            or not exists (%7$s) and coalesce(revision.key_column(tg_relid) <> %8$L::pg_catalog.name, true)
+        then
+            raise 'each row is to be looked at';
+        end if;
     exception when others or assert_failure then
+        pgchange_key := revision.key_column(tg_relid);
         for pgchange_row_added in select * from added loop
             begin
                 pgchange_commit := null;
-                pgchange_commit := pg_catalog.to_jsonb(pgchange_row_added)
-                    operator(pg_catalog.->>) revision.key_column(tg_relid)::pg_catalog.text;
-                if pgchange_commit is null then
+                pgchange_commit := pg_catalog.to_jsonb(pgchange_row_added) operator(pg_catalog.->>) pgchange_key;
+                if pgchange_key is null then
                     raise 'the key column is gone';
                 end if;
                 select pg_catalog.int8up((%3$s)) into strict pgchange_branch
                 from pg_catalog.jsonb_populate_record(null::%5$s, pg_catalog.to_jsonb(pgchange_row_added)) as %4$I;
+                if pgchange_branch is not null and pgchange_commit is null then
+                    raise 'its key is null';
+                end if;
             exception when others or assert_failure then
                 insert into revision.fault (tbl, commit_id, message) values (tg_relid, pgchange_commit, sqlerrm);
                 continue;
@@ -193,8 +296,11 @@ begin
     return null;
 end
 $expression$ end,
-        commit_id, branch_id, expression, (select c.relname from pg_class as c where c.oid = tbl), tbl
+        commit_id, branch_id, expression, c.relname, tbl, tbl::oid, revision.key_check(tbl, commit_id, a.attnum), commit_id
     )
+    from pg_class as c join pg_attribute as a on a.attrelid = c.oid and a.attname = capture_body.commit_id
+    where c.oid = tbl
 $$;
 comment on function revision.capture_body(regclass, name, bigint, text) is
-    'The body of the trigger function of one table, written for its columns so that PostgreSQL keeps its plans.';
+    'The body of the trigger function of one table, written for its columns so that PostgreSQL keeps its plans. A row without a key, '
+    'or whatever else fails, is looked at by itself and becomes a fault. A partition that has left the table makes no commits.';

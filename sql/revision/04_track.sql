@@ -36,6 +36,7 @@ begin
     if new.key_number is null then
         perform pgchange.refuse(format('%s has no column %I', new.tbl, new.commit_id), 'call revision.track with its key');
     end if;
+    new.key_of := new.tbl;
     if tg_op = 'INSERT' then
         -- In doubt, the queue tells what was captured.
         new.since := case
@@ -114,11 +115,13 @@ begin
     for part in
         select d.relid from pgchange.descendants(tbl) as d(relid)
         where not exists (
-            select from pg_trigger as t where t.tgrelid = d.relid and t.tgname = 'pgchange_capture'
+            select from pg_trigger as t
+            where t.tgrelid = d.relid and t.tgname = 'pgchange_capture' and t.tgfoid = to_regprocedure(function || '()')
         )
     loop
+        -- A partition that came from another tracked table may have the trigger of that one.
         execute format(
-            'create trigger pgchange_capture after insert on %s referencing new table as added '
+            'create or replace trigger pgchange_capture after insert on %s referencing new table as added '
             'for each statement execute function %s()', part, function);
         placed := placed || part;
     end loop;
@@ -130,6 +133,44 @@ end
 $$;
 comment on function revision.place_triggers(regclass, text) is
     'Put the capture on a table and on every partition that lacks it; returns on how many.';
+
+create function revision.check_expression(tbl regclass, commit_id name, expression text) returns void
+language plpgsql
+set search_path = pg_catalog, revision, pg_temp
+as $$
+begin
+    execute format(
+        'select %I, pg_catalog.int8up((%s)) from %s as %I limit 0', commit_id, expression, tbl,
+        (select c.relname from pg_class as c where c.oid = tbl));
+exception when others then
+    perform pgchange.refuse(
+        format('the expression %L gives no branch: %s', expression, sqlerrm),
+        'write an SQL expression over the columns of one row that gives a bigint; name functions with their schema');
+end
+$$;
+comment on function revision.check_expression(regclass, name, text) is 'Refuse an expression that gives the rows of a table no branch.';
+
+create function revision.place_function(tbl regclass, commit_id name, branch_id bigint, expression text, function text) returns void
+language plpgsql
+set search_path = pg_catalog, revision, pg_temp
+as $$
+begin
+    -- Without an expression every name in the body has its schema, types and operators too, or a writer's own would run
+    -- with the owner's rights. Pinning the path instead would be the dearest part of it. An expression has the path that
+    -- it was checked with.
+    execute format(
+        'create or replace function %s() returns trigger language plpgsql security definer %s as %L',
+        function,
+        case when expression is not null then 'set search_path = pg_catalog, revision, pg_temp ' || pgchange.settings() end,
+        revision.capture_body(tbl, commit_id, branch_id, expression));
+    execute format('revoke all on function %s() from public', function);
+    execute format('comment on function %s() is %L', function, 'Capture of ' || tbl::text || ' by revision.track.');
+    execute format(
+        'alter function %s() owner to %I', function, (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = tbl));
+end
+$$;
+comment on function revision.place_function(regclass, name, bigint, text, text) is
+    'Write the trigger function of a tracked table, or replace it.';
 
 create function revision.track(tbl regclass, commit_id name default 'id', branch_id text default null) returns bigint
 language plpgsql
@@ -155,14 +196,7 @@ begin
                 hint = 'insert it into revision.branch, or leave branch_id out for a branch of the table''s own';
         end if;
     elsif expression is not null then
-        begin
-            execute format(
-                'select %I, pg_catalog.int8up((%s)) from %s as %I limit 0', commit_id, expression, tbl, class.relname);
-        exception when others then
-            perform pgchange.refuse(
-                format('the expression %L gives no branch: %s', expression, sqlerrm),
-                'write an SQL expression over the columns of one row that gives a bigint; name functions with their schema');
-        end;
+        perform revision.check_expression(tbl, commit_id, expression);
     end if;
     if known.tbl is not null and (
         known.expression is distinct from expression
@@ -187,17 +221,7 @@ begin
     if known.tbl is null and to_regprocedure(function || '()') is not null then
         perform pgchange.refuse(format('there is a function %s() already', function), 'drop or rename it');
     end if;
-    -- Without an expression every name in the body has its schema, types and operators too, or a writer's own would run
-    -- with the owner's rights. Pinning the path instead would be the dearest part of it. An expression has the path that
-    -- it was checked with.
-    execute format(
-        'create or replace function %s() returns trigger language plpgsql security definer %s as %L',
-        function,
-        case when expression is not null then 'set search_path = pg_catalog, revision, pg_temp ' || pgchange.settings() end,
-        revision.capture_body(tbl, commit_id, branch, expression));
-    execute format('revoke all on function %s() from public', function);
-    execute format('comment on function %s() is %L', function, 'Capture of ' || tbl::text || ' by revision.track.');
-    execute format('alter function %s() owner to %I', function, pg_get_userbyid(class.relowner));
+    perform revision.place_function(tbl, commit_id, branch, expression, function);
     perform revision.place_triggers(tbl, function);
     -- A transaction with a snapshot from before the lock does not see all that was written before it.
     execute format('select coalesce(max(%I), -9223372036854775808) from %s', commit_id, tbl) into ceiling;
@@ -215,7 +239,7 @@ comment on function revision.track(regclass, name, text) is
     'Calling it again mends the capture: new partitions, a renamed key.';
 
 -- The expression is checked as it will be evaluated.
-select pgchange.pin_settings('revision.track(regclass, name, text)');
+select pgchange.pin_settings('revision.track(regclass, name, text)', 'revision.check_expression(regclass, name, text)');
 
 create function revision.drop_capture(function text) returns void
 language plpgsql

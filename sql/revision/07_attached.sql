@@ -1,42 +1,23 @@
 -- The capture on partitions that came later, and what was in them.
 
-create function revision.recapture() returns setof text
-language plpgsql
+create function revision.departed(known revision.tracked) returns setof regclass
+language sql stable
 set search_path = pg_catalog, revision, pg_temp
 as $$
-declare
-    known revision.tracked;
-    placed integer;
-begin
-    for known in
-        select t.* from revision.tracked as t join pg_class as c on c.oid = t.tbl
-        where pg_has_role(current_user, c.relowner, 'usage')
-          and exists (select from revision.tracking() as s where s.tbl = t.tbl and s.untriggered <> '{}')
-    loop
-        begin
-            perform pgchange.lock_family(known.tbl, 'share row exclusive');
-            placed := revision.place_triggers(known.tbl, known.function);
-            return next format('%s: capture put on %s partitions', known.tbl, placed);
-            return query
-                select format('%s; %s', pgchange.told_missed(t.tbl, m, 'commit'), pgchange.bring_missed(m, 'revision', 'enqueue_attached'))
-                from revision.tracking() as t cross join lateral unnest(t.missed) as m where t.tbl = known.tbl;
-        exception
-            when lock_not_available then
-                return next format('%s: postponed, it is being written', known.tbl);
-            when others then
-                return next format('%s: capture cannot be put on its partitions: %s', known.tbl, sqlerrm);
-        end;
-    end loop;
-end
+    select g.tgrelid::regclass
+    from pg_trigger as own
+    join pg_trigger as g on g.tgfoid = own.tgfoid and g.tgname = own.tgname
+    where own.tgrelid = known.tbl and own.tgname = 'pgchange_capture'
+      and g.tgrelid not in (select d.relid from pgchange.descendants(known.tbl) as d(relid))
+    order by g.tgrelid
 $$;
-comment on function revision.recapture() is
-    'Put the capture on partitions that were attached since, of the tables that the caller owns; returns a line for each, with '
-    'the reason where it cannot be, and for each that has rows that may be in no commit.';
+comment on function revision.departed(revision.tracked) is
+    'The tables that have the trigger of a tracked table and are no partitions of it any more.';
 
 create function revision.tracking()
 returns table (
     tbl regclass, branch_id bigint, expression text, untriggered regclass[], disabled regclass[], key_renamed boolean,
-    existing_done boolean, faults bigint, missed regclass[]
+    existing_done boolean, faults bigint, missed regclass[], departed regclass[], key_trouble text, without_key bigint
 )
 language sql stable security definer
 set search_path = pg_catalog, revision, pg_temp
@@ -45,27 +26,128 @@ as $$
            array(
                select d.relid from pgchange.descendants(t.tbl) as d(relid)
                where not exists (
-                   select from pg_trigger as g where g.tgrelid = d.relid and g.tgname = 'pgchange_capture')
+                   select from pg_trigger as g
+                   where g.tgrelid = d.relid and g.tgname = 'pgchange_capture' and g.tgfoid = coalesce(own.tgfoid, g.tgfoid))
            ),
            array(
                select g.tgrelid::regclass from pg_trigger as g
                where g.tgname = 'pgchange_capture' and g.tgenabled not in ('O', 'A')
                  and g.tgrelid in (select d.relid from pgchange.descendants(t.tbl) as d(relid))
            ),
-           revision.key_column(t.tbl) is distinct from t.commit_id,
+           key.attname is not null and (
+               key.attname <> t.commit_id
+               or coalesce(strpos(f.prosrc, revision.key_check(t.tbl, key.attname, key.attnum)) = 0, false)),
            t.existing_done,
            (select count(*) from revision.fault as f
-            where f.kind = 'capture' and f.tbl in (select d.relid from pgchange.descendants(t.tbl) as d(relid))),
+            where f.kind = 'capture' and f.commit_id is not null
+              and f.tbl in (select d.relid from pgchange.descendants(t.tbl) as d(relid))),
            array(
                select distinct f.tbl from revision.fault as f
                where f.kind = 'missed' and f.tbl in (select d.relid from pgchange.descendants(t.tbl) as d(relid))
-               order by f.tbl)
+               order by f.tbl),
+           array(select d from revision.departed(t) as d),
+           revision.key_trouble(t),
+           (select count(*) from revision.fault as f
+            where f.kind = 'capture' and f.commit_id is null
+              and f.tbl in (select d.relid from pgchange.descendants(t.tbl) as d(relid)))
     from revision.tracked as t
+    cross join lateral (select (revision.key_attribute(t)).*) as key
+    left join pg_trigger as own on own.tgrelid = t.tbl and own.tgname = 'pgchange_capture'
+    left join pg_proc as f on f.oid = own.tgfoid
     where exists (select from pg_class as c where c.oid = t.tbl)
 $$;
 comment on function revision.tracking() is
-    'Every tracked table, with what is not captured: partitions without a trigger, disabled ones, a renamed key, faults, '
-    'and partitions that had rows before they were captured.';
+    'Every tracked table, with what is not captured as it should be: partitions without its trigger, disabled ones, a capture that '
+    'reads the key by a former name or, in a restored database, by a former number, faults, partitions that had rows before they '
+    'were captured, tables that were partitions once and still have the trigger, what revision.track() would refuse about the key '
+    'today, and how many rows without a key are in no commit. revision.recapture() mends the first, the third and the sixth.';
+
+create function revision.mend_key(known revision.tracked) returns text
+language plpgsql
+set search_path = pg_catalog, revision, pg_temp
+as $$
+declare
+    key name := revision.key_column(known.tbl);
+begin
+    if known.expression is not null then
+        perform revision.check_expression(known.tbl, key, known.expression);
+    end if;
+    perform revision.place_function(known.tbl, key, known.branch_id, known.expression, known.function);
+    perform revision.register(known.tbl, key, known.branch_id, known.expression, known.key_ceiling);
+    return format('%s: its key is captured as %I', known.tbl, key);
+end
+$$;
+comment on function revision.mend_key(revision.tracked) is
+    'Write the capture of a table anew for the column that holds its key now, and say so.';
+
+create function revision.drop_departed(known revision.tracked) returns setof text
+language plpgsql
+set search_path = pg_catalog, revision, pg_temp
+as $$
+declare
+    former regclass;
+begin
+    for former in select d from revision.departed(known) as d loop
+        begin
+            perform pgchange.lock_family(former, 'access exclusive');
+            execute format('drop trigger pgchange_capture on %s', former);
+            delete from revision.fault as f where f.tbl = former and f.kind = 'missed';
+            return next format('%s: it is no partition of %s any more, and its capture was taken off', former, known.tbl);
+        exception
+            when lock_not_available then
+                return next format('%s: postponed, it is being written', former);
+            when others then
+                return next format('%s: the capture of %s cannot be taken off it: %s', former, known.tbl, sqlerrm);
+        end;
+    end loop;
+end
+$$;
+comment on function revision.drop_departed(revision.tracked) is
+    'Take the capture off the former partitions of a table, and say so; what is written there makes no commits in any case.';
+
+create function revision.recapture() returns setof text
+language plpgsql
+set search_path = pg_catalog, revision, pg_temp
+as $$
+declare
+    known revision.tracked;
+    broken record;
+    placed integer;
+begin
+    for known in
+        select t.* from revision.tracked as t join pg_class as c on c.oid = t.tbl where pg_has_role(current_user, c.relowner, 'usage')
+    loop
+        select s.untriggered <> '{}' as lacks_triggers, s.key_renamed into broken from revision.tracking() as s where s.tbl = known.tbl;
+        begin
+            if broken.lacks_triggers or broken.key_renamed then
+                perform pgchange.lock_family(known.tbl, 'share row exclusive');
+            end if;
+            if broken.key_renamed then
+                return next revision.mend_key(known);
+            end if;
+            if broken.lacks_triggers then
+                placed := revision.place_triggers(known.tbl, known.function);
+                return next format('%s: capture put on %s partitions', known.tbl, placed);
+                return query
+                    select format('%s; %s', pgchange.told_missed(t.tbl, m, 'commit'), pgchange.bring_missed(m, 'revision', 'enqueue_attached'))
+                    from revision.tracking() as t cross join lateral unnest(t.missed) as m where t.tbl = known.tbl;
+            end if;
+        exception
+            when lock_not_available then
+                return next format('%s: postponed, it is being written', known.tbl);
+            when others then
+                return next format(
+                    case when broken.lacks_triggers then '%s: capture cannot be put on its partitions: %s'
+                         else '%s: its capture cannot be mended: %s' end, known.tbl, sqlerrm);
+        end;
+        return query select d from revision.drop_departed(known) as d;
+    end loop;
+end
+$$;
+comment on function revision.recapture() is
+    'Mend the capture of the tables that the caller owns: put it on partitions that were attached since, take it off those that '
+    'were detached, and follow a key column that was renamed or replaced. Returns a line for each, with the reason where it cannot '
+    'be, and for each partition that has rows that may be in no commit.';
 
 create function revision.enqueue_attached(part regclass) returns bigint
 language plpgsql
@@ -128,7 +210,7 @@ begin
     execute format($rows$
         insert into revision.commit_queue (commit_id, branch_id)
         select r.key, r.branch from (%s) as r
-        where r.branch is not null
+        where r.branch is not null and r.key is not null
           and not exists (
               select from revision.commit_queue as q
               where (q.branch_id, q.commit_id) = (r.branch, r.key)
@@ -139,6 +221,9 @@ begin
         order by r.key
     $rows$, rows_of) using since, root;
     get diagnostics enqueued = row_count;
+    execute format(
+        'insert into revision.fault (tbl, message) select $1, ''its key is null'' from (%s) as r where r.branch is not null and r.key is null',
+        rows_of) using part;
     delete from revision.fault as f where f.tbl = part and f.kind = 'missed';
     return enqueued;
 end

@@ -10,18 +10,27 @@ create function revision.health() returns setof pgchange.finding
 language sql volatile
 set search_path = pg_catalog, revision, pg_temp
 as $$
-    select 'commit', 'error', null, line.told, line.call
+    select 'commit', line.severity, null, line.told, line.call
     from revision.tracking() as t
     cross join lateral (values
-        (t.untriggered <> '{}',
+        (t.untriggered <> '{}', 'error',
          format('%s: not captured on %s', t.tbl, array_to_string(t.untriggered, ', ')),
          'as its owner: select revision.recapture()'),
-        (t.disabled <> '{}', format('%s: the capture is disabled on %s', t.tbl, array_to_string(t.disabled, ', ')), null),
-        (t.key_renamed, format('%s: its key column was renamed: track it again under the new name', t.tbl), null),
-        (t.faults > 0,
+        (t.disabled <> '{}', 'error', format('%s: the capture is disabled on %s', t.tbl, array_to_string(t.disabled, ', ')), null),
+        (t.key_renamed, 'error', format('%s: its key column was renamed or replaced', t.tbl), 'as its owner: select revision.recapture()'),
+        (t.key_trouble is not null, 'error', format('%s: %s', t.tbl, t.key_trouble), null),
+        (t.departed <> '{}', 'warning',
+         format('%s: %s left it and still has its trigger, which does nothing there', t.tbl, array_to_string(t.departed, ', ')),
+         'as its owner: select revision.recapture()'),
+        (t.without_key > 0, 'error',
+         format('%s: %s without a key, in no commit, see revision.fault', t.tbl, pgchange.many(t.without_key, 'row')),
+         format('give them keys, put these into revision.commit_queue (commit_id, branch_id); then, as its owner: '
+                'delete from revision.fault where tbl in (select pgchange.descendants(%L)) and commit_id is null and kind = ''capture''',
+                t.tbl)),
+        (t.faults > 0, 'error',
          format('%s: %s could not be placed, see revision.fault', t.tbl, pgchange.many(t.faults, 'commit')),
          format('when mended, as its owner: select revision.replay_faults(%L)', t.tbl))
-    ) as line(holds, told, call)
+    ) as line(holds, severity, told, call)
     where line.holds
     union all
     select 'commit', 'error', null, pgchange.told_missed(t.tbl, m, 'commit'), pgchange.bring_missed(m, 'revision', 'enqueue_attached')
@@ -31,5 +40,6 @@ as $$
     from revision.crowded_default() as c(reason) where c.reason is not null
 $$;
 comment on function revision.health() is
-    'Tables whose rows are not all captured or whose commits could not be placed, partitions that came with rows, and partitions '
+    'Tables whose rows are not all captured, whose key is no key any more or whose commits could not be placed, partitions that came '
+    'with rows or left, and partitions '
     'of the queue that are made only when somebody says so.';

@@ -22,6 +22,10 @@ begin
             revision.owns(oid), revision.check_owner(regclass, text),
             revision.note_missed(regclass, regclass[]), revision.enqueue_attached(regclass),
             revision.check_trackable(regclass, name), revision.capture_body(regclass, name, bigint, text),
+            revision.check_expression(regclass, name, text), revision.place_function(regclass, name, bigint, text, text),
+            revision.key_attribute(revision.tracked), revision.key_check(oid, name, smallint), revision.key_trouble(revision.tracked),
+            revision.is_captured(oid, oid), revision.note_departed(oid), revision.departed(revision.tracked),
+            revision.mend_key(revision.tracked), revision.drop_departed(revision.tracked),
             revision.register(regclass, name, bigint, text, bigint), revision.unregister(regclass),
             revision.place_triggers(regclass, text), revision.full_xid(xid), revision.is_native(),
             revision.native_from(), revision.trimmed_since(bigint, pg_snapshot),
@@ -46,7 +50,8 @@ begin
         grant select on revision.tracked, revision.installed to %1$s;
         grant execute on function
             revision.maintain_partitions(bigint, integer, boolean), revision.crowded_default(), revision.partitions(), revision.tracking(),
-            revision.recapture(), revision.place_triggers(regclass, text), revision.health()
+            revision.recapture(), revision.place_triggers(regclass, text), revision.health(),
+            revision.departed(revision.tracked), revision.drop_departed(revision.tracked), revision.mend_key(revision.tracked)
             to %1$s
     $grants$, role);
 end

@@ -1,0 +1,203 @@
+"""The key of a tracked table, by which its rows become commits: what the owner does to its column, and what then comes."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from tests.commits import queued
+from tests.tubes import one
+
+EXPRESSIONS = pytest.mark.parametrize("expression", [None, "length(kind)::bigint * 0"])
+
+
+@pytest.fixture
+def ledger(connect):
+    connection = connect()
+    connection.execute("create table ledger (id bigint primary key, kind text not null default 'a')")
+    return connection
+
+
+def track(connection, expression=None, table="ledger"):
+    connection.execute("select revision.track(%s, branch_id => %s)", [table, expression])
+
+
+def captured(connection):
+    return [commit for commit, _ in queued(connection)]
+
+
+def found(connection):
+    """What health says of tracked tables."""
+    return [told for (told,) in connection.execute("select told from revision.health()").fetchall()]
+
+
+def refresh(connection):
+    return [line for (line,) in connection.execute("select revision.recapture()").fetchall()]
+
+
+NULLABLE = "alter table ledger drop constraint ledger_pkey; alter table ledger alter id drop not null"
+REPLACED = "alter table ledger rename id to old_id; alter table ledger add id bigint default 7"
+
+
+@EXPRESSIONS
+def test_a_row_without_a_key_is_a_fault_and_no_commit_and_the_others_of_its_statement_are_captured(
+    ledger, expression
+):
+    track(ledger, expression)
+    ledger.execute(NULLABLE)
+    ledger.execute("insert into ledger values (1), (null), (2)")
+    assert captured(ledger) == [1, 2]
+    faults = ledger.execute("select commit_id, message from revision.fault").fetchall()
+    assert faults == [(None, "its key is null")]
+
+
+def test_a_row_without_a_key_that_an_expression_puts_nowhere_is_no_fault(ledger):
+    track(ledger, "case when id is not null then 0 end")
+    ledger.execute(NULLABLE)
+    ledger.execute("insert into ledger values (null), (1)")
+    assert (captured(ledger), one(ledger, "select count(*) from revision.fault")) == ([1], 0)
+
+
+def test_rows_without_a_key_are_told_until_the_owner_has_dealt_with_them(ledger):
+    track(ledger)
+    ledger.execute(NULLABLE)
+    ledger.execute("insert into ledger values (null)")
+    call = one(ledger, "select call from revision.health() where told like '%%without a key, in no commit%%'")
+    ledger.execute("alter table ledger disable trigger pgchange_capture; delete from ledger")
+    ledger.execute(
+        "alter table ledger enable trigger pgchange_capture; alter table ledger add primary key (id)"
+    )
+    ledger.execute(call[call.index("delete") :])
+    assert found(ledger) == []
+
+
+@EXPRESSIONS
+def test_a_key_that_was_renamed_is_captured_though_another_column_got_its_name(ledger, expression):
+    track(ledger, expression)
+    ledger.execute(REPLACED)
+    ledger.execute("insert into ledger (old_id) values (1)")
+    assert refresh(ledger) == ["public.ledger: its key is captured as old_id"]
+    ledger.execute("insert into ledger (old_id) values (2)")
+    assert captured(ledger) == [1, 2]
+    assert found(ledger) == []
+
+
+@EXPRESSIONS
+def test_a_column_that_took_the_place_of_the_key_is_the_key(ledger, expression):
+    """Keys become bigint in this way without a rewrite."""
+    track(ledger, expression)
+    ledger.execute(
+        "alter table ledger add new_id bigint not null default 0; alter table ledger drop constraint ledger_pkey; "
+        "alter table ledger rename id to old_id; alter table ledger rename new_id to id; "
+        "alter table ledger alter old_id drop not null; alter table ledger add primary key (id)"
+    )
+    ledger.execute("insert into ledger (id) values (5000000000)")
+    refresh(ledger)
+    ledger.execute("alter table ledger rename id to number")
+    ledger.execute("insert into ledger (number) values (5000000001)")
+    assert captured(ledger) == [5000000000, 5000000001]
+
+
+@EXPRESSIONS
+def test_a_restored_table_whose_columns_have_other_numbers_is_captured_by_its_key(
+    db, bare_db, connect_to, cluster, expression
+):
+    connection = connect_to(db)
+    connection.execute(
+        "create table ledger (gone int, id bigint unique not null, n bigint unique not null, kind text)"
+    )
+    connection.execute("alter table ledger drop column gone")
+    track(connection, expression)
+    dump = subprocess.run(
+        [cluster.binaries / "pg_dump", "-d", db], capture_output=True, text=True, check=True
+    )
+    psql = [cluster.binaries / "psql", "-q", "-d", bare_db, "-v", "ON_ERROR_STOP=1"]
+    subprocess.run(psql, input=dump.stdout, text=True, check=True, stdout=subprocess.DEVNULL)
+    restored = connect_to(bare_db)
+    restored.execute("insert into ledger values (3, 300, 'a')")
+    refresh(restored)
+    restored.execute("insert into ledger values (4, 400, 'a')")
+    assert captured(restored) == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("ddl", "told"),
+    [
+        ("alter table ledger drop column id", "its key column id was dropped"),
+        ("alter table ledger alter id type numeric", "its key column id is numeric now"),
+        (NULLABLE, "its key column id may be null now"),
+        ("alter table ledger drop constraint ledger_pkey", "its key column id is not unique any more"),
+    ],
+)
+def test_a_key_that_is_none_any_more_is_told(ledger, ddl, told):
+    track(ledger)
+    ledger.execute(ddl)
+    (finding,) = found(ledger)
+    assert finding.startswith(f"public.ledger: {told}")
+
+
+def test_a_key_that_was_renamed_is_told_and_followed(ledger):
+    track(ledger)
+    ledger.execute("alter table ledger rename id to number")
+    assert found(ledger) == ["public.ledger: its key column was renamed or replaced"]
+    refresh(ledger)
+    assert found(ledger) == []
+
+
+@pytest.fixture
+def parted(connect):
+    """A tracked table with the partition low, and low after it has left."""
+    connection = connect()
+    connection.execute("create table item (id int primary key) partition by range (id)")
+    connection.execute("create table low partition of item for values from (0) to (10)")
+    track(connection, table="item")
+    connection.execute("alter table item detach partition low")
+    return connection
+
+
+def test_what_is_written_into_a_detached_partition_is_no_commit_of_its_former_table(parted):
+    parted.execute("insert into low values (1)")
+    assert captured(parted) == []
+
+
+def test_a_detached_partition_is_told_and_loses_the_capture(parted):
+    assert found(parted) == [
+        "public.item: public.low left it and still has its trigger, which does nothing there"
+    ]
+    assert refresh(parted) == [
+        "public.low: it is no partition of public.item any more, and its capture was taken off"
+    ]
+    assert one(parted, "select count(*) from pg_trigger where tgname = 'pgchange_capture'") == 1
+    assert found(parted) == []
+
+
+def test_what_was_written_into_a_partition_while_it_was_detached_is_brought_when_it_is_back(parted):
+    parted.execute("insert into low values (1), (2)")
+    parted.execute("alter table item attach partition low for values from (0) to (10)")
+    assert found(parted) == [
+        "public.item: rows of public.low may have been there before it was captured, and are in no commit"
+    ]
+    parted.execute("select revision.enqueue_attached('low')")
+    assert captured(parted) == [1, 2]
+
+
+def test_a_detached_partition_that_is_tracked_itself_makes_commits_of_its_own_branch(parted):
+    own = one(parted, "select revision.track('low')")
+    parted.execute("insert into low values (1)")
+    assert queued(parted) == [(1, own)]
+
+
+def test_of_a_partition_that_came_with_rows_without_keys_those_are_faults(connect):
+    connection = connect()
+    connection.execute(
+        "create table item (id int not null, day int, unique (id, day)) partition by range (day)"
+    )
+    track(connection, table="item")
+    connection.execute("alter table item alter id drop not null; create table low (id int, day int)")
+    connection.execute("insert into low values (1, 1), (null, 1)")
+    connection.execute("alter table item attach partition low for values from (0) to (10)")
+    refresh(connection)
+    connection.execute("select revision.enqueue_attached('low')")
+    assert captured(connection) == [1]
+    assert one(connection, "select without_key from revision.tracking()") == 1
