@@ -1,5 +1,16 @@
 -- What every capture of a table begins with.
 
+create function pgchange.foreign_child(tbl regclass) returns regclass
+language sql stable
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+    select d.relid from pgchange.descendants(tbl) as d(relid) join pg_class as c on c.oid = d.relid where c.relkind = 'f'
+    order by d.relid limit 1
+$$;
+comment on function pgchange.foreign_child(regclass) is
+    'A foreign table that is a partition or a child of a table, or null. PostgreSQL refuses to write through the table into the '
+    'foreign one where a trigger with a transition table captures the write.';
+
 create function pgchange.check_capturable(tbl regclass, deed text, variadic ours name[]) returns void
 language plpgsql stable
 set search_path = pg_catalog, pgchange, pg_temp
@@ -21,10 +32,10 @@ begin
     if class.relispartition then
         perform pgchange.refuse(format('%s is a partition', tbl), deed || ' the partitioned table');
     end if;
-    if exists (
-        select from pgchange.descendants(tbl) as d(relid) join pg_class as c on c.oid = d.relid where c.relkind = 'f'
-    ) then
-        perform pgchange.refuse(format('%s has a foreign table as a partition', tbl), 'foreign tables cannot be captured');
+    if pgchange.foreign_child(tbl) is not null then
+        perform pgchange.refuse(
+            format('%s has the foreign table %s as a partition or child', tbl, pgchange.foreign_child(tbl)),
+            'foreign tables cannot be captured');
     end if;
     if schema_name = any (ours || '{pg_catalog,information_schema}') then
         perform pgchange.refuse(format('%s is not a table of your own', tbl), deed || ' one that is');
@@ -71,6 +82,35 @@ $$;
 comment on function pgchange.check_captured_once(regclass, name, name) is
     'Refuse a table on which a trigger of an original is, one that writes into a schema that is ours now: its function uses what is '
     'called sign, or lies beside it.';
+
+create function pgchange.key_check(rel oid, commit_id name, number smallint) returns text
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+    select format(
+        'select from pg_catalog.pg_attribute as pgchange_a where pgchange_a.attrelid operator(pg_catalog.=) %s::pg_catalog.oid '
+        'and pgchange_a.attnum operator(pg_catalog.=) %s and pgchange_a.attname operator(pg_catalog.=) %L::pg_catalog.name',
+        rel, number, commit_id)
+$$;
+comment on function pgchange.key_check(oid, name, smallint) is
+    'The query in a trigger function that finds a row as long as the key column has the name by which the function reads it.';
+
+create function pgchange.place_bar(tbl regclass, bar name, function text) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if (select c.relkind = 'p' from pg_class as c where c.oid = tbl)
+        and not exists (select from pg_trigger as t where t.tgrelid = tbl and t.tgname = bar)
+    then
+        execute format('create constraint trigger %I after delete on %s for each row when (false) execute function %s()', bar, tbl, function);
+    end if;
+end
+$$;
+comment on function pgchange.place_bar(regclass, name, text) is
+    'Keep a captured partitioned table from getting a foreign table as a partition: PostgreSQL would then refuse what is inserted into '
+    'that. This trigger never fires. It is a constraint trigger, so PostgreSQL wants it on each partition, and a foreign table cannot '
+    'have it: attaching one is refused.';
 
 create function pgchange.came_with_rows(came regclass[]) returns setof regclass
 language sql stable

@@ -178,9 +178,12 @@ create function pgchange.lock_family(tbl regclass, mode text) returns void
 language sql volatile
 set search_path = pg_catalog, pg_temp
 as $$
-    select pgchange.take_locks(array(select d.relid from pgchange.descendants(tbl) as d(relid) order by d.relid), mode)
+    select pgchange.take_locks(array(
+        select d.relid from pgchange.descendants(tbl) as d(relid) join pg_class as c on c.oid = d.relid
+        where c.relkind <> 'f' order by d.relid), mode)
 $$;
-comment on function pgchange.lock_family(regclass, text) is 'Lock a table with its partitions and inheritance children, all or none.';
+comment on function pgchange.lock_family(regclass, text) is
+    'Lock a table with its partitions and inheritance children, all or none. PostgreSQL locks no foreign tables: those are left out.';
 
 create function pgchange.lock_holder(key bigint)
 returns table (pid integer, told text, call text, since timestamptz)

@@ -71,6 +71,20 @@ $$;
 comment on function pgmb.push_guard(regclass) is
     'The trigger without which the updates of a MERGE on a partitioned table would be shown as other rows; null where it is not.';
 
+create function pgmb.push_bar(tbl regclass) returns name
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select t.tgname
+    from pg_trigger as t
+    join pg_proc as f on f.oid = t.tgfoid
+    join pg_class as c on c.oid = t.tgrelid and c.relowner = f.proowner
+    where t.tgrelid = tbl and t.tgparentid = 0 and t.tgconstraint <> 0 and t.tgname = 'pgmb_push_bar'
+$$;
+comment on function pgmb.push_bar(regclass) is
+    'The trigger that keeps a partitioned table from getting a foreign partition, which could not be inserted into; null where it '
+    'is not.';
+
 create function pgmb.pushed_by(relid oid, trigger name) returns oid
 language sql stable
 set search_path = pg_catalog, pg_temp

@@ -64,6 +64,23 @@ $$;
 comment on function pgmb.place_guard(regclass, text) is
     'See to it that triggers are shown what a MERGE on a partitioned table updates; its partitions get the guard by themselves.';
 
+create function pgmb.drop_bar(tbl regclass, functions oid[]) returns void
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    if exists (
+        select from pg_trigger as t
+        where t.tgrelid = tbl and t.tgname = 'pgmb_push_bar' and t.tgparentid = 0 and (t.tgfoid = any (functions) or pgmb.push_bar(tbl) is null))
+    then
+        perform pgchange.lock_family(tbl, 'access exclusive');
+        execute format('drop trigger pgmb_push_bar on %s', tbl);
+    end if;
+end
+$$;
+comment on function pgmb.drop_bar(regclass, oid[]) is
+    'Take the bar off a table if it calls a function that goes, or that of a former owner.';
+
 create function pgmb.place_push(tbl regclass, op text) returns integer
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
@@ -88,6 +105,8 @@ begin
     if op = 'update' then
         perform pgmb.place_guard(tbl, calls);
     end if;
+    perform pgmb.drop_bar(tbl, functions => '{}');
+    perform pgchange.place_bar(tbl, 'pgmb_push_bar', calls);
     return placed;
 end
 $$;
@@ -118,6 +137,9 @@ begin
     end loop;
     if 'update' = any (ops) and not departed_only then
         perform pgmb.drop_guards(tbl);
+    end if;
+    if not departed_only then
+        perform pgmb.drop_bar(tbl, functions);
     end if;
     foreach function in array functions loop
         if not exists (select from pg_trigger as t where t.tgfoid = function) then

@@ -71,7 +71,7 @@ begin
     if 'insert' = any (wanted) and (select t.inserts from pgmb.pushed_table as t where t.tbl = push_table_mutations.tbl) then
         came := array(
             select d.relid from pgchange.descendants(tbl) as d(relid)
-            where d.relid <> tbl and d.relid not in (select p.relid from pgmb.pushes(tbl) as p where p.op = 'insert'));
+            where d.relid not in (select p.relid from pgmb.pushes(tbl) as p where p.op = 'insert'));
     end if;
     perform pgmb.drop_push(tbl, unwanted);
     perform pgmb.drop_push(tbl, wanted, departed_only => true);

@@ -21,7 +21,7 @@ as $$
                join pg_proc as f on f.oid = p.function
                where f.prosrc <> pgmb.push_body(t.tbl, p.op) or f.proowner <> c.relowner
                   or p.relid not in (select d.relid from pgchange.descendants(t.tbl) as d(relid))
-           ) or t.updates and c.relkind = 'p' and pgmb.push_guard(t.tbl) is null,
+           ) or c.relkind = 'p' and (t.updates and pgmb.push_guard(t.tbl) is null or pgmb.push_bar(t.tbl) is null),
            (select count(*) from (select from pgmb.push_fault as f where f.tbl = t.tbl limit 1000) as bounded),
            array(
                select distinct f.tbl from pgmb.push_fault as f
@@ -66,6 +66,12 @@ declare
 begin
     for pushed in select m.* from pgmb.to_recapture() as m loop
         begin
+            if pgchange.foreign_child(pushed.tbl) is not null and exists (select from pgmb.pushes(pushed.tbl)) then
+                perform pgmb.drop_push(pushed.tbl, '{insert,delete,update}');
+                return next format('%s: the capture of its mutations was taken off, because the foreign table %s is a child of it',
+                                   pushed.name, pgchange.foreign_child(pushed.tbl));
+                continue;
+            end if;
             perform pgmb.recapture(pushed.tbl);
             return next format('%s: the capture of its mutations was mended', pushed.name);
             return query
@@ -82,7 +88,8 @@ end
 $$;
 comment on function pgmb.recapture() is
     'Mend the capture of the tables that the caller owns: partitions that came later, a renamed table; a line for each, with the '
-    'reason where one cannot be mended.';
+    'reason where one cannot be mended. It is taken off a table that got a foreign table as a child: PostgreSQL would refuse what is '
+    'updated and deleted through it.';
 
 create function pgmb.drop_left_over() returns void
 language plpgsql

@@ -20,7 +20,8 @@ as $$
     cross join lateral (values
         (p.untriggered <> '{}' or p.stale,
          format('%s: its mutations are not published%s', p.tbl, ' on ' || nullif(array_to_string(p.untriggered, ', '), '')),
-         'as its owner: select pgmb.recapture()'),
+         coalesce((select format('end the inheritance of the foreign table %s, or take it away; then, as its owner: select pgmb.recapture()', f)
+                   from pgchange.foreign_child(p.tbl) as f where f is not null), 'as its owner: select pgmb.recapture()')),
         (p.disabled <> '{}', format('%s: publishing its mutations is disabled on %s', p.tbl, array_to_string(p.disabled, ', ')), null),
         (p.faults > 0,
          format('%s: %s could not be made an event, see pgmb.push_fault', p.tbl, pgchange.many(p.faults, 'row')),

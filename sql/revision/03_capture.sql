@@ -40,18 +40,6 @@ as $$
 $$;
 comment on function revision.key_column(oid) is 'Today''s name of the key column of a tracked table or of a partition of it.';
 
-create function revision.key_check(rel oid, commit_id name, number smallint) returns text
-language sql immutable
-set search_path = pg_catalog, pg_temp
-as $$
-    select format(
-        'select from pg_catalog.pg_attribute as pgchange_a where pgchange_a.attrelid operator(pg_catalog.=) %s::pg_catalog.oid '
-        'and pgchange_a.attnum operator(pg_catalog.=) %s and pgchange_a.attname operator(pg_catalog.=) %L::pg_catalog.name',
-        rel, number, commit_id)
-$$;
-comment on function revision.key_check(oid, name, smallint) is
-    'The query in a trigger function that finds a row as long as the key column has the name by which the function reads it.';
-
 create function revision.key_trouble(known revision.tracked) returns text
 language sql stable
 set search_path = pg_catalog, revision, pg_temp
@@ -296,7 +284,7 @@ begin
     return null;
 end
 $expression$ end,
-        commit_id, branch_id, expression, c.relname, tbl, tbl::oid, revision.key_check(tbl, commit_id, a.attnum), commit_id
+        commit_id, branch_id, expression, c.relname, tbl, tbl::oid, pgchange.key_check(tbl, commit_id, a.attnum), commit_id
     )
     from pg_class as c join pg_attribute as a on a.attrelid = c.oid and a.attname = capture_body.commit_id
     where c.oid = tbl

@@ -125,6 +125,7 @@ begin
             'for each statement execute function %s()', part, function);
         placed := placed || part;
     end loop;
+    perform pgchange.place_bar(tbl, 'pgchange_capture_bar', function);
     if exists (select from revision.tracked as t where t.tbl = place_triggers.tbl) then
         perform revision.note_missed(tbl, array_remove(placed, tbl));
     end if;
@@ -251,7 +252,7 @@ begin
     -- Also on what was a partition once.
     for placed in
         select t.tgname as name, t.tgrelid::regclass as relid from pg_trigger as t
-        where t.tgfoid = to_regprocedure(function || '()') and not t.tgisinternal
+        where t.tgfoid = to_regprocedure(function || '()') and not t.tgisinternal and t.tgparentid = 0
     loop
         perform pgchange.lock_family(placed.relid, 'share row exclusive');
         execute format('drop trigger %I on %s', placed.name, placed.relid);

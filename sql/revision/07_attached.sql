@@ -36,7 +36,7 @@ as $$
            ),
            key.attname is not null and (
                key.attname <> t.commit_id
-               or coalesce(strpos(f.prosrc, revision.key_check(t.tbl, key.attname, key.attnum)) = 0, false)),
+               or coalesce(strpos(f.prosrc, pgchange.key_check(t.tbl, key.attname, key.attnum)) = 0, false)),
            t.existing_done,
            (select count(*) from revision.fault as f
             where f.kind = 'capture' and f.commit_id is not null

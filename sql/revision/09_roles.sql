@@ -23,7 +23,7 @@ begin
             revision.note_missed(regclass, regclass[]), revision.enqueue_attached(regclass),
             revision.check_trackable(regclass, name), revision.capture_body(regclass, name, bigint, text),
             revision.check_expression(regclass, name, text), revision.place_function(regclass, name, bigint, text, text),
-            revision.key_attribute(revision.tracked), revision.key_check(oid, name, smallint), revision.key_trouble(revision.tracked),
+            revision.key_attribute(revision.tracked), revision.key_trouble(revision.tracked),
             revision.is_captured(oid, oid), revision.note_departed(oid), revision.departed(revision.tracked),
             revision.mend_key(revision.tracked), revision.drop_departed(revision.tracked),
             revision.register(regclass, name, bigint, text, bigint), revision.unregister(regclass),

@@ -31,11 +31,13 @@ create table tube.attachment (
     predicate text,
     token text not null unique,
     attached_at timestamptz not null default now(),
+    number_of oid not null,
     primary key (tube, tbl)
 );
 comment on table tube.attachment is
-    'The tables that touch a tube, each with its shard, the column that holds its ids, and the tube''s predicate as it was when '
-    'the table''s owner attached it: a later one needs that owner''s consent. token is in the names of its functions and of no '
+    'The tables that touch a tube, each with its shard, the column that holds its ids, by its name and by the number that it had in '
+    'the table whose number is number_of (a restored table has another one, and may number its columns anew), and the tube''s '
+    'predicate as it was when the table''s owner attached it: a later one needs that owner''s consent. token is in the names of its functions and of no '
     'others.';
 
 create table tube.detached (

@@ -133,16 +133,41 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
     return (
-        select c from pg_attribute as c
+        select c
+        from pg_attribute as c
+        cross join lateral (
+            select exists (
+                select from pg_index as i
+                where i.indrelid = c.attrelid and i.indisunique and i.indisvalid and i.indpred is null
+                  and c.attnum = any (i.indkey::smallint[]))
+        ) as u(is_unique)
         where c.attrelid = attached.tbl and c.attnum > 0 and not c.attisdropped
           and (c.attname = attached.id_column or c.attnum = attached.id_number)
-        order by c.attname = attached.id_column desc
+        order by u.is_unique desc, (c.attnum = attached.id_number) = (attached.number_of = attached.tbl::oid) desc
         limit 1);
 end
 $$;
 comment on function tube.id_attribute(tube.attachment) is
-    'The column of ids as it is today: the one of that name, whatever its number is after a restore or once another column took '
-    'its place; where there is none, the one that was renamed.';
+    'The column of ids as it is today. If one column has its name and another its number, it is the one in a unique index: that '
+    'took the place of the other. If both are or neither is, it is the one with the number, whatever it is called now; in a '
+    'restored table, where numbers are others, the one with the name.';
+
+create function tube.id_trouble(attached tube.attachment) returns text
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select case
+        when k.attname is null then format('its column of ids, %I, was dropped, and its changes are lost', attached.id_column)
+        when k.atttypid not in ('bigint'::regtype, 'integer'::regtype, 'smallint'::regtype)
+            then format('its column of ids, %I, is %s now, and has to be bigint, integer or smallint', k.attname,
+                        format_type(k.atttypid, k.atttypmod))
+        when not k.attnotnull
+            then format('its column of ids, %I, may be null: a row without an id touches nothing, and is in no copy', k.attname)
+    end
+    from (select (tube.id_attribute(attached)).*) as k
+$$;
+comment on function tube.id_trouble(tube.attachment) is
+    'What is wrong with the column of ids of an attached table as it is today; null where its values are the ids of all rows.';
 
 create function tube.id_column(rel oid, tube text) returns name
 language sql stable
@@ -159,11 +184,11 @@ set search_path = pg_catalog, pg_temp
 as $$
     -- To triggers of a partitioned table PostgreSQL (15 to 18) shows what a MERGE updates as the row that it inserted last;
     -- but not where partitions have a trigger that comes before each row is inserted: so there is one, that never fires.
-    select array['insert', 'update', 'delete', 'truncate'] || case when c.relkind = 'p' then array['guard'] end
+    select array['insert', 'update', 'delete', 'truncate'] || case when c.relkind = 'p' then array['guard', 'bar'] end
     from pg_class as c where c.oid = tbl
 $$;
 comment on function tube.capture_ops(regclass) is
-    'What the triggers are for by which a table and each of its partitions touch a tube.';
+    'What the triggers are for by which a table and each of its partitions touch a tube, and those that make such triggers right.';
 
 create function tube.captures(tbl regclass, tube text)
 returns table (relid regclass, trigger name, op text, function oid, enabled boolean)
@@ -183,7 +208,7 @@ begin
     -- Not a function of that name that somebody else put on another table.
     functions := array(select distinct t.tgfoid from pg_trigger as t where t.tgrelid = any (tree) and t.tgfoid = any (functions));
     return query
-        select t.tgrelid::regclass, t.tgname, case when t.tgtype & 1 = 1 then 'guard' else split_part(p.proname, '_', 3) end,
+        select t.tgrelid::regclass, t.tgname, case when t.tgconstraint <> 0 then 'bar' when t.tgtype & 1 = 1 then 'guard' else split_part(p.proname, '_', 3) end,
                p.oid, t.tgenabled in ('O', 'A')
         from pg_proc as p
         join pg_depend as d on d.refclassid = 'pg_proc'::regclass and d.refobjid = p.oid and d.classid = 'pg_trigger'::regclass

@@ -247,7 +247,12 @@ $body$,
                -- Nor pods of a schema tube that was dropped and installed again: they number themselves no more.
                'and ''tube.seq''::pg_catalog.regclass operator(pg_catalog.=) %3$s::pg_catalog.oid '
                'and pg_catalog.has_sequence_privilege(''tube.seq''::pg_catalog.regclass, ''usage'')',
-               tube.full_name(pods), pods::oid, 'tube.seq'::regclass::oid),
+               tube.full_name(pods), pods::oid, 'tube.seq'::regclass::oid)
+            -- Nor are ids read from a column that has got the name of the column of ids.
+            || format(E'\n            and (exists (%s)\n                 or coalesce(tube.id_column(tg_relid, %L) operator(pg_catalog.=) %L::pg_catalog.name, false))',
+                      pgchange.key_check(attached.tbl, attached.id_column, (
+                          select a.attnum from pg_attribute as a where a.attrelid = attached.tbl and a.attname = attached.id_column)),
+                      attached.tube, attached.id_column),
         case op when 'update' then format('%s, %s into pgchange_touched, pgchange_before', added, removed)
                 else format('%s into pgchange_touched', case op when 'delete' then removed else added end) end,
         tube.full_name(pods),

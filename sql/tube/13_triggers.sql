@@ -161,19 +161,23 @@ begin
     end loop;
     for missing in
         with kinds as materialized (
-            select k.op, tube.placed_name(attached, case k.op when 'guard' then 'update' else k.op end) as function
+            select k.op, tube.placed_name(attached, case when k.op in ('guard', 'bar') then 'update' else k.op end) as function
             from unnest(tube.capture_ops(attached.tbl)) as k(op)
         ), captured as materialized (
             select c.relid, c.op from tube.captures(attached.tbl, attached.tube) as c
         )
         select r.relid, k.op, k.function from kinds as k cross join unnest(uncaptured) as r(relid)
         where not exists (select from captured as c where c.relid = r.relid and c.op = k.op)
-          and (k.op <> 'guard' or r.relid = attached.tbl)
+          and (k.op not in ('guard', 'bar') or r.relid = attached.tbl)
     loop
         if missing.op = 'guard' then
             execute format(
                 'create trigger %I before insert on %s for each row when (false) execute function %s()',
                 tube.function_name(attached.token, 'guard'), missing.relid, missing.function);
+            continue;
+        end if;
+        if missing.op = 'bar' then
+            perform pgchange.place_bar(missing.relid, tube.function_name(attached.token, 'bar'), missing.function);
             continue;
         end if;
         wanted := tube.capture_name(attached.tbl, attached.tube, missing.op);
@@ -192,20 +196,50 @@ $$;
 comment on function tube.place_triggers(tube.attachment) is
     'Put the capture of a table on it and on every partition that lacks it, and take off that of a table that it has left.';
 
-create function tube.drop_capture(attached tube.attachment) returns void
+create function tube.drop_triggers(attached tube.attachment) returns bigint
 language plpgsql
 set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     captured record;
-    function regprocedure;
+    dropped bigint := 0;
 begin
-    -- With the guard of a partitioned table go those of its partitions.
+    -- With the guard and the bar of a partitioned table go those of its partitions.
     for captured in
-        select c.* from tube.captures(attached.tbl, attached.tube) as c where c.op <> 'guard' or c.relid = attached.tbl
+        select c.* from tube.captures(attached.tbl, attached.tube) as c where c.op not in ('guard', 'bar') or c.relid = attached.tbl
     loop
         execute format('drop trigger %I on %s', captured.trigger, captured.relid);
+        dropped := dropped + 1;
     end loop;
+    return dropped;
+end
+$$;
+comment on function tube.drop_triggers(tube.attachment) is
+    'Drop the triggers of an attachment, once nobody uses their tables; returns how many there were.';
+
+create function tube.take_off(attached tube.attachment) returns boolean
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    perform tube.hold_capture(attached.tbl);
+    perform pgchange.take_locks(array(
+        select c.relid from tube.captures(attached.tbl, attached.tube) as c group by 1 order by 1), 'access exclusive');
+    return tube.drop_triggers(attached) > 0;
+end
+$$;
+comment on function tube.take_off(tube.attachment) is
+    'Take the capture off a table that stays attached; false where there was none. With a foreign table as a child PostgreSQL would '
+    'refuse what is updated and deleted through the table.';
+
+create function tube.drop_capture(attached tube.attachment) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    function regprocedure;
+begin
+    perform tube.drop_triggers(attached);
     -- Those of a former owner stay: they do nothing without their triggers.
     for function in
         select p.oid from unnest(array['insert', 'update', 'delete', 'truncate', 'judge']) as k(kind)

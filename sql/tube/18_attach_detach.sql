@@ -40,7 +40,7 @@ begin
         coalesce(id_column, tube.id_column(tbl, known.name), before.id_column, 'id'), 0,
         case when agreed or before.tube is null then known.predicate else before.predicate end,
         case when before.token is null or tube.is_anothers(before)
-             then left(md5(concat(tube, tbl::oid, clock_timestamp(), random())), 12) else before.token end, now());
+             then left(md5(concat(tube, tbl::oid, clock_timestamp(), random())), 12) else before.token end, now(), tbl::oid);
     wanted.id_number := tube.check_key(tbl, wanted.id_column);
     -- Those that became twins by a new name are mended all the same.
     if before.shard is distinct from wanted.shard then
@@ -66,7 +66,7 @@ begin
     insert into tube.attachment values (wanted.*)
     on conflict on constraint attachment_pkey do update set
         shard = excluded.shard, id_column = excluded.id_column, id_number = excluded.id_number, predicate = excluded.predicate,
-        token = excluded.token;
+        token = excluded.token, number_of = excluded.number_of;
     delete from tube.detached as d where d.tube = known.name and d.tbl = attach.tbl;
     if found then
         raise notice 'what changed in % while it was detached is in no pod: a backfill brings it', tbl;

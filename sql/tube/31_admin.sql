@@ -44,7 +44,7 @@ comment on function tube.status(integer) is
 create function tube.attachments()
 returns table (
     tube text, tbl regclass, shard integer, id_column name, untriggered regclass[], disabled regclass[], stale boolean,
-    faults bigint, predicate_waits boolean, lost text, missed bigint
+    faults bigint, predicate_waits boolean, lost text, missed bigint, id_trouble text
 )
 language sql stable
 set search_path = pg_catalog, tube, pg_temp
@@ -52,7 +52,7 @@ set jit = off
 as $$
     select a.tube, a.tbl, a.shard, a.id_column, tube.uncaptured(a),
            c.disabled,
-           (i.key).attname is distinct from a.id_column or (i.key).attnum <> a.id_number
+           (i.key).attname is distinct from a.id_column or (i.key).attnum <> a.id_number or a.number_of <> a.tbl::oid
            or exists (
                select from pg_proc as p
                where p.oid = any (c.functions)
@@ -76,8 +76,12 @@ as $$
                               'attach %1$s to tube %2$I, and backfill', p.relid, t.name)
                 from tube.outer_parents(a.tbl) as p(relid)
                 where (tube.attachment_of(p.relid, a.tube)).tube is null
-                order by p.relid limit 1)),
-           (select count(*) from tube.fault as f where f.tube = a.tube and f.kind = 'missed' and f.tbl = a.tbl)
+                order by p.relid limit 1),
+               (select format('the foreign table %s is a child of it, and PostgreSQL refuses to update or delete rows of that through a '
+                              'table that is captured: nothing is captured; end the inheritance, or detach the table', f.child)
+                from pgchange.foreign_child(a.tbl) as f(child) where f.child is not null)),
+           (select count(*) from tube.fault as f where f.tube = a.tube and f.kind = 'missed' and f.tbl = a.tbl),
+           tube.id_trouble(a)
     from tube.attachment as a
     join pg_class as r on r.oid = a.tbl
     cross join lateral (select tube.id_attribute(a)) as i(key)
@@ -94,7 +98,8 @@ comment on function tube.attachments() is
     'longer fits because a column, the pods or the table''s owner changed: tube.recapture() mends those; triggers that somebody '
     'disabled, and has to enable; faults of their capture, up to 1000; whether the tube has another predicate than the '
     'table''s owner agreed to by attaching it; and why changes are lost: where the table''s owner may no longer write the pods, '
-    'or the table got a parent that is not attached; and with how many partitions rows came that a backfill has to bring.';
+    'or the table got a parent that is not attached, or a foreign table as a child; with how many partitions rows came that a '
+    'backfill has to bring; and what is wrong with the column of ids.';
 
 create function tube.to_recapture() returns table (tube text, tbl regclass, name text)
 language sql stable
@@ -131,6 +136,13 @@ declare
 begin
     for each_one in select m.* from tube.to_recapture() as m loop
         begin
+            if pgchange.foreign_child(each_one.tbl) is not null
+                and (select tube.take_off(a) from tube.attachment as a where (a.tube, a.tbl) = (each_one.tube, each_one.tbl))
+            then
+                return next format('%s: its capture for tube %s was taken off, because the foreign table %s is a child of it',
+                                   each_one.tbl, each_one.tube, pgchange.foreign_child(each_one.tbl));
+                continue;
+            end if;
             perform tube.recapture(each_one.tube, each_one.tbl);
             return next format('%s: its capture for tube %s was mended', each_one.tbl, each_one.tube);
             return query select format('%s; %s', m.told, m.call) from tube.missed() as m where (m.tube, m.tbl) = (each_one.tube, each_one.tbl);

@@ -1,4 +1,4 @@
-"""The key of a tracked table, by which its rows become commits: what the owner does to its column, and what then comes."""
+"""The key of a tracked table, by which its rows become commits: what becomes of them when its column changes."""
 
 from __future__ import annotations
 

@@ -15,14 +15,15 @@ from tests.waiting import until, waits
 
 @pytest.fixture
 def broken(connect):
-    """A table that cannot be mended, as it has a foreign partition now, and one with a new partition."""
+    """A table that cannot be mended, as it has a foreign child now, and one with a new partition."""
     connection = connect()
-    for name in ("item", "whole"):
-        connection.execute(f"create table {name} (id bigint not null) partition by range (id)")
-        push(connection, name)
+    connection.execute("create table item (id bigint not null)")
+    connection.execute("create table whole (id bigint not null) partition by range (id)")
+    push(connection, "item")
+    push(connection, "whole")
     connection.execute(
         "create foreign data wrapper nothing; create server elsewhere foreign data wrapper nothing; "
-        "create foreign table leaf partition of item default server elsewhere"
+        "create foreign table leaf () inherits (item) server elsewhere; select pgmb.recapture()"
     )
     connection.execute("create table low partition of whole for values from (0) to (10)")
     return connection

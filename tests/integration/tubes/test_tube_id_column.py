@@ -42,6 +42,45 @@ def test_a_column_that_took_the_place_of_the_ids_holds_them(connect, predicate, 
     assert faults(connection) == []
 
 
+@PREDICATES
+@pytest.mark.parametrize("key", ["primary key", "not null"])
+def test_ids_that_were_renamed_are_touched_though_another_column_got_their_name(connect, predicate, key):
+    connection = connect()
+    connection.execute(f"create table item (id bigint {key}, kind text not null default 'a')")
+    make(connection, predicate=predicate)
+    attach(connection)
+    connection.execute("alter table item rename id to old_id; alter table item add id bigint default 7")
+    connection.execute("insert into item (old_id) values (1)")
+    assert one(connection, "select stale from tube.attachments()") is True
+    connection.execute("select tube.recapture()")
+    connection.execute("update item set kind = 'b'; delete from item")
+    assert touched(connection) == [1, 1, 1]
+    assert faults(connection) == []
+    assert one(connection, "select stale from tube.attachments()") is False
+
+
+@pytest.mark.parametrize(
+    ("ddl", "severity", "told"),
+    [
+        ("alter table item drop column id", "error", "id, was dropped"),
+        ("alter table item alter id type numeric", "error", "id, is numeric now"),
+        (
+            "alter table item drop constraint item_pkey; alter table item alter id drop not null",
+            "warning",
+            "id, may be null",
+        ),
+    ],
+)
+def test_a_column_that_holds_the_ids_of_all_rows_no_more_is_told(connect, ddl, severity, told):
+    connection = connect()
+    connection.execute("create table item (id bigint primary key, kind text)")
+    make(connection)
+    attach(connection)
+    connection.execute(ddl)
+    findings = connection.execute("select severity, told from tube.health()").fetchall()
+    assert severity in [how for how, what in findings if f"its column of ids, {told}" in what]
+
+
 def test_attached_tables_come_by_shard_then_by_schema_and_name(connect):
     connection = connect()
     make(connection)

@@ -1,0 +1,114 @@
+"""A foreign table that comes to a captured table: PostgreSQL would refuse to write through the one into the other."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from tests.mutations import events, push
+from tests.suite.clusters import install, new_cluster
+from tests.tubes import attach, detach, make, one, touched
+
+ELSEWHERE = (
+    "create foreign data wrapper nothing; create server elsewhere foreign data wrapper nothing; "
+    "create foreign table far (id bigint not null) server elsewhere"
+)
+JOIN = "alter table item attach partition far for values from (100) to (200)"
+
+
+def track(connection):
+    connection.execute("alter table item add unique (id)")
+    connection.execute("select revision.track('item'); alter table item drop constraint item_id_key")
+
+
+def touch(connection):
+    make(connection)
+    attach(connection)
+
+
+def unpush(connection):
+    connection.execute("select pgmb.stop_table_mutations_push('item')")
+
+
+CAPTURES = {
+    "commits": (track, lambda connection: connection.execute("select revision.untrack('item')")),
+    "tube": (touch, detach),
+    "mutations": (push, unpush),
+}
+
+
+@pytest.fixture(params=CAPTURES)
+def parted(connect, request):
+    """A partitioned table that is captured, and what ends that."""
+    connection = connect()
+    capture, end = CAPTURES[request.param]
+    connection.execute("create table item (id bigint not null) partition by range (id)")
+    connection.execute("create table low partition of item for values from (0) to (100)")
+    capture(connection)
+    connection.execute(ELSEWHERE)
+    return connection, end
+
+
+def test_a_captured_table_gets_no_foreign_partition(parted):
+    connection, _ = parted
+    with pytest.raises(psycopg.errors.WrongObjectType, match="foreign table"):
+        connection.execute(JOIN)
+    connection.execute("create table high partition of item for values from (100) to (200)")
+    connection.execute("insert into item values (1), (101); delete from item")
+
+
+def test_a_table_that_is_captured_no_more_gets_one(parted):
+    connection, end = parted
+    end(connection)
+    connection.execute(JOIN)
+    assert one(connection, "select count(*) from pg_trigger where tgname ~ '^pg(change|mb)_'") == 0
+
+
+def test_a_partition_leaves_and_comes_back(parted):
+    connection, _ = parted
+    connection.execute("alter table item detach partition low")
+    connection.execute("insert into low values (1); delete from low")
+    connection.execute("alter table item attach partition low for values from (0) to (100)")
+    connection.execute("insert into item values (2); delete from item")
+
+
+@pytest.fixture
+def tree():
+    """A captured table on a server that has foreign tables, with a child of that kind in which there is a row."""
+    cluster = new_cluster("system")
+    install(cluster)
+    info = psycopg.conninfo.conninfo_to_dict(cluster.conninfo())
+    with psycopg.connect(cluster.conninfo(), autocommit=True) as connection:
+        connection.execute(
+            "create table item (id bigint primary key, note text); create table far (id bigint, note text); "
+            "insert into far values (2, 'a'); create extension postgres_fdw; "
+            "create server elsewhere foreign data wrapper postgres_fdw "
+            f"options (host '{info['host']}', port '{info['port']}', dbname '{info['dbname']}'); "
+            f"create user mapping for current_user server elsewhere options (user '{info['user']}', "
+            "password_required 'false')"
+        )
+        make(connection)
+        attach(connection)
+        push(connection)
+        connection.execute(
+            "create foreign table leaf () inherits (item) server elsewhere options (table_name 'far')"
+        )
+        yield connection
+    cluster.remove()
+
+
+def test_a_table_that_got_a_foreign_child_is_captured_no_more_until_that_is_gone(tree):
+    tree.execute("insert into item values (1, 'a')")
+    lines = [line for (line,) in tree.execute("select tube.recapture() union all select pgmb.recapture()")]
+    assert lines == [
+        "public.item: its capture for tube q was taken off, because the foreign table public.leaf is a child of it",
+        "public.item: the capture of its mutations was taken off, because the foreign table public.leaf is a child of it",
+    ]
+    tree.execute("update item set note = 'b'; delete from item where id = 2")
+    told = [line for (line,) in tree.execute("select told from pgchange.health() where severity = 'error'")]
+    assert sum("public.leaf" in line for line in told) >= 2
+    tree.execute("alter foreign table leaf no inherit item; truncate q; truncate pgmb.events")
+    tree.execute("select tube.recapture(); select pgmb.recapture()")
+    tree.execute("update item set note = 'c'")
+    assert touched(tree) == [1]
+    assert [topic for topic, _, _ in events(tree)] == ["public.item.update"]
