@@ -11,7 +11,7 @@ from psycopg import sql
 
 from airflow_pgchange.admin.versions import SYSTEMS, System
 from airflow_pgchange.feeds.errors import Refused
-from airflow_pgchange.feeds.queries import rows
+from airflow_pgchange.feeds.queries import ask, rows
 
 SIGNS: Mapping[str, Sequence[str]] = {
     "revision": ("commit", "commit_queue"),
@@ -24,7 +24,9 @@ SIGNS: Mapping[str, Sequence[str]] = {
 
 # Ours are left out by their names: what stays of a schema that was dropped by hand does nothing.
 _TRIGGERS = """
-select t.tgname::text, c.oid::regclass::text, p.oid::regprocedure::text, n.nspname::text
+select t.tgname::text, c.oid::regclass::text, n.nspname::text,
+       t.tgnargs > 0 and pg_catalog.starts_with(t.tgname, c.relname || '_')
+       and t.tgname ~ '_after_(insert|update|delete)_trigger$'
 from pg_catalog.pg_trigger as t
 join pg_catalog.pg_class as c on c.oid = t.tgrelid
 join pg_catalog.pg_namespace as h on h.oid = c.relnamespace
@@ -53,10 +55,13 @@ order by r.rolname
 
 @dataclass(frozen=True)
 class _Trigger:
+    """A trigger, its table, and the schema of its function. ``attaches``: it is called as an original calls those of a
+    table that is attached to a tube; their functions can be in any schema."""
+
     name: str
     table: str
-    function: str
     schema: str
+    attaches: bool
 
     def __str__(self) -> str:
         return f"{self.name} on {self.table}"
@@ -106,7 +111,7 @@ def refuse_left_over(connection: psycopg.Connection[Any], systems: Sequence[Syst
         left = [
             trigger
             for trigger in _triggers(connection, system.schema)
-            if trigger.schema in renamed or (system.schema == "tube" and _is_of_a_tube(trigger))
+            if trigger.schema in renamed or (system.schema == "tube" and trigger.attaches)
         ]
         if left:
             raise Refused(
@@ -120,7 +125,7 @@ def refuse_roles(connection: psycopg.Connection[Any], systems: Sequence[System])
     """Refuse to make the message queues where the role of their admins is another system's."""
     if not any(system.schema == "mbus" for system in systems) or not _may_make_roles(connection):
         return
-    database = connection.info.dbname
+    database = ask(connection, "select pg_catalog.current_database()")
     admin, mark = f"mbus_{database}_admin", f"mbus admin in database {database}"
     marks = dict(rows(connection, _ROLES))
     if marks.get(admin, mark) == mark:
@@ -144,10 +149,6 @@ def refuse_roles(connection: psycopg.Connection[Any], systems: Sequence[System])
         f"role {admin} is there and is not ours{told}, and message queues need a role of this name: "
         f"{', or '.join(ways)}; nothing was changed"
     )
-
-
-def _is_of_a_tube(trigger: _Trigger) -> bool:
-    return "_after_" in trigger.name and trigger.name.endswith("_trigger")
 
 
 def _may_make_roles(connection: psycopg.Connection[Any]) -> bool:

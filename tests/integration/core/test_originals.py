@@ -98,6 +98,15 @@ def test_an_original_that_was_renamed_is_not_let_write_into_ours(connection, nam
         connection.execute(WRITE, [1])
 
 
+def test_triggers_of_a_tube_that_is_gone_are_not_let_write_into_ours(connection):
+    connection.execute(ORIGINALS["tube"])
+    connection.execute("alter function tube.q_trigger() set schema public; drop schema tube cascade")
+    with pytest.raises(
+        Refused, match="would write into schema tube of ours.*item_q_after_insert_trigger on item"
+    ):
+        schema.install(connection, ["tube"])
+
+
 def test_triggers_of_an_applications_own_that_use_a_schema_of_ours_hinder_nothing(connection):
     connection.execute("""
         create table public.item (id bigint primary key, revision int);
