@@ -105,9 +105,11 @@ def conninfo_by_name(conn_id: str, instead: str = "") -> str:
 def _checked(dsn: str, option: str) -> str:
     try:
         conninfo_to_dict(dsn)
-    except psycopg.ProgrammingError as error:
+    except psycopg.ProgrammingError:
+        # Its error quotes what it cannot read, such as the rest of a password behind a space.
         raise InvalidArgument(
-            f"{option}: {str(error).strip()}; write it as 'host=... dbname=... user=...' or as postgresql://..."
+            f"{option} is not a connection string: write it as 'host=... dbname=... user=...' or as postgresql://..., "
+            "and a value with spaces in single quotes"
         ) from None
     return dsn
 

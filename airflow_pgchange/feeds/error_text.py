@@ -7,7 +7,6 @@ import re
 import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
-from urllib.parse import quote
 
 import psycopg
 from psycopg import sql
@@ -18,6 +17,7 @@ from airflow_pgchange.feeds.connect import connect
 from airflow_pgchange.feeds.errors import PgChangeError
 from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.feeds.queries import ask
+from airflow_pgchange.feeds.secret_text import any_of
 
 LONGEST = 4000
 """Characters of an error that are kept."""
@@ -25,9 +25,14 @@ PATIENCE = "5s"
 """How long noting a failure may take the task that failed."""
 
 HIDDEN = "***"
+SECRETS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
+"""The options of libpq that let in."""
+# A quotation ends with the quote that it began with, behind as many backslashes. Where it was quoted again, as repr does,
+# two backslashes escape a quote, and a word goes on behind it.
 NAMED = re.compile(
-    r"(?i)(\b\w*(?:password|passwd|pwd|secret|token|api_?key)['\"]?\s*[=:]\s*)"
-    r"((?:'(?:[^'\\]|\\.)*')+|\"(?:[^\"\\]|\\.)*\"|[^\s,;&'\"]+)"
+    r"(?i)(\b\w*(?:password|passwd|pwd|secret|token|api_?key)(?:\\{0,16}['\"])?\s*[=:]\s*)"
+    r"(?:(?:'(?:[^'\\]|\\.|(?<=\\)'(?=\w))*')+|\"(?:[^\"\\]|\\.|(?<=\\)\"(?=\w))*\""
+    r"|(?s:(?P<quote>\\{1,16}+['\"]).*?(?<!\\)(?P=quote))|[^\s,;&'\"]+)"
 )
 # Without the scheme before it: in a long text of letters and dots one could begin at each.
 IN_URL = re.compile(r"(://[^\s:/@]*:)[^\s/]*(@)")
@@ -43,8 +48,9 @@ def described(error: BaseException, conninfos: Iterable[str] = ()) -> str:
 
 def without_secrets(text: str, conninfos: Iterable[str]) -> str:
     """A text without the passwords of ``conninfos``, however they are written, and without what looks like one."""
-    for secret in sorted(_secrets(conninfos), key=len, reverse=True):
-        text = text.replace(secret, HIDDEN)
+    known = any_of(_secrets(conninfos))
+    if known is not None:
+        text = known.sub(HIDDEN, text)
     return IN_URL.sub(rf"\1{HIDDEN}\2", NAMED.sub(rf"\1{HIDDEN}", text))
 
 
@@ -62,5 +68,4 @@ def note(feed: Feed, source: str, batch: Batch, text: str, hide: Callable[[str],
 
 def _secrets(conninfos: Iterable[str]) -> set[str]:
     options: list[dict[str, Any]] = [dict(conninfo_to_dict(conninfo)) for conninfo in conninfos]
-    plain = {str(given[name]) for given in options for name in ("password", "sslpassword") if given.get(name)}
-    return plain | {quote(secret, safe="") for secret in plain}
+    return {str(given[name]) for given in options for name in SECRETS if given.get(name)}

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any, Literal
 
 import psycopg
+from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange.feeds.batch import Change
 from airflow_pgchange.feeds.checks import Seconds, is_sendable, seconds, span
@@ -148,7 +149,8 @@ def _tried(
             raise
         what = work.step or work.kind
         log.exception("saga %s %d: try %d of %s failed", work.name, work.saga, work.attempt, what)
-        return _Failed(described(error)[:LONGEST])
+        known = make_conninfo("", password=connection.info.password)
+        return _Failed(described(error, [known])[:LONGEST])
 
 
 def _answer(do: Do, work: Work, connection: psycopg.Connection[Any]) -> Answer:

@@ -117,7 +117,11 @@ class Line:
         except Exception as error:
             self._known_until = 0.0
             self._close()
-            raise ServerUnavailable(without_secrets(str(error), self._known)) from error
+            raise ServerUnavailable(self.without_secrets(str(error))) from error
+
+    def without_secrets(self, text: str) -> str:
+        """A text without the passwords of the line's connections."""
+        return without_secrets(text, self._known)
 
     def _resolve(self) -> None:
         if time.monotonic() < self._known_until:
@@ -186,7 +190,7 @@ class Window(Generic[T]):
         except AirflowNotFoundException as error:
             trouble = f"{error}: make it, or name another one in the DAG"
         except (PgChangeError, psycopg.Error) as error:
-            trouble = str(error).strip() or type(error).__name__
+            trouble = self.line.without_secrets(str(error).strip()) or type(error).__name__
         except Exception as error:
             log.warning("a database could not be asked", exc_info=True)
             trouble = type(error).__name__

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from airflow_pgchange.feeds.error_text import without_secrets
 from airflow_pgchange.feeds.errors import ConsumerBusy, PgChangeError
 from airflow_pgchange.triggers.last_seen import Seen, Sight
 from airflow_pgchange.triggers.watches import Payload, Watch
@@ -72,7 +73,7 @@ class Subscription:
         # A lock is mostly held for a moment.
         if not isinstance(error, ConsumerBusy) or now - self.failing_since >= LONGEST_RETRY:
             self.watch.failed()
-        self.sight.seen = Seen(error=str(error))
+        self.sight.seen = Seen(error=without_secrets(str(error), ()))
         self.due_at = now + pause
         self.retry_in = min(2 * pause, LONGEST_RETRY)
 

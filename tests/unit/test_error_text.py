@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import inspect
+import itertools
+import json
 import pkgutil
+import re
+import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
-from urllib.parse import quote
+from urllib.parse import quote, quote_plus
 
 import pytest
+from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 import airflow_pgchange
@@ -32,6 +38,12 @@ class Rude(Exception):
     [
         ("host=db password=s3cret dbname=x", "host=db password=*** dbname=x"),
         ("password='it''s \\' long' host=db", "password=*** host=db"),
+        (repr("host=db password='it\\'s long' x=1"), '"host=db password=*** x=1"'),
+        (json.dumps({"told": {"a": "password='two words' x=1"}}), '{"told": {"a": "password=*** x=1"}}'),
+        (
+            json.dumps('{"password": "two \\"words\\"", "user": 1}'),
+            json.dumps('{"password": ***, "user": 1}'),
+        ),
         ('{"password": "s3cret", "user": "joe"}', '{"password": ***, "user": "joe"}'),
         ("PGPASSWORD=s3cret psql", "PGPASSWORD=*** psql"),
         ("no access: token=abc.def", "no access: token=***"),
@@ -45,11 +57,52 @@ def test_what_looks_like_a_secret_is_hidden_and_the_rest_is_not(text: str, told:
     assert described(ValueError(text)) == f"ValueError: {told}"
 
 
-@pytest.mark.parametrize("password", ["hunter2", "p'w d", "a@b/c"])
-def test_a_password_of_the_connections_is_hidden_wherever_it_stands(password: str) -> None:
+PASSWORDS = (
+    "hunter2",
+    "p'w d",
+    'say "no" twice',
+    "a@b/c",
+    "back\\slash",
+    "end\\\\",
+    "tab\tnew\nline",
+    "\u00e9 \U0001f600 \u00fc",
+    "50% off+",
+    "like%5Cthis",
+    "&<>;=$`",
+)
+WAYS: dict[str, Callable[[str], str]] = {
+    "as it is": str,
+    "repr": repr,
+    "ascii": ascii,
+    "JSON": json.dumps,
+    "JSON of any character": lambda secret: json.dumps(secret, ensure_ascii=False),
+    "URL": lambda secret: quote(secret, safe=""),
+    "URL in small letters": lambda secret: re.sub("%..", lambda found: found[0].lower(), quote(secret)),
+    "form": quote_plus,
+    "bytes": lambda secret: repr(secret.encode()),
+    "libpq": lambda secret: make_conninfo("", password=secret),
+    "SQL": lambda secret: sql.Literal(secret).as_string(None),
+    "shell": shlex.quote,
+    "HTML": html.escape,
+}
+NESTED = list(WAYS)[:8]
+QUOTING = r"\W|\b[bE]\b|\bpassword\b|(?i:%(?:25)*(?:22|27|5c))"
+"""What may be left around a secret: quotes and backslashes, as they are or for a URL, and the beginnings of literals."""
+
+
+@pytest.mark.parametrize("password", PASSWORDS)
+def test_a_password_of_the_connections_is_hidden_however_it_is_written(password: str) -> None:
     conninfo = make_conninfo("", host="db", password=password)
-    told = described(ValueError(f"got {password} and {quote(password, safe='')}"), ["host=other", conninfo])
-    assert told == "ValueError: got *** and ***"
+    ways = [*itertools.product(WAYS, ["as it is"]), *itertools.product(NESTED, NESTED), ("bytes", "repr")]
+    for inner, outer in ways:
+        text = f"got {WAYS[outer](WAYS[inner](password))} there"
+        told = without_secrets(text, ["host=other", conninfo])
+        assert re.fullmatch(rf"got ({QUOTING})*\*\*\*({QUOTING})* there", told), (inner, outer, told)
+
+
+@pytest.mark.parametrize("option", ["password", "sslpassword"])
+def test_every_option_that_lets_in_is_hidden(option: str) -> None:
+    assert without_secrets("it was o@ne", [make_conninfo("", **{option: "o@ne"})]) == "it was ***"
 
 
 def test_an_error_that_cannot_tell_itself_does_no_harm() -> None:
@@ -66,14 +119,18 @@ def test_a_text_of_megabytes_is_told_at_once() -> None:
     In a process of its own, as a regular expression that takes for ever cannot be interrupted; the part that it is at
     is in the output that the error shows.
     """
-    code = """
+    code = r"""
 from airflow_pgchange.feeds.error_text import described
+known = ["password='a b' sslpassword='\\\\\\\\\\''"]
 for part in ("a.", "password", "token='", "://a:", "b"):
     print(part, flush=True)
     assert len(described(ValueError(part * (2_000_000 // len(part))))) > 1_000_000, part
+for part in ("a", "\\", "a\\", "%5c", "'", "token=\\'", "token='a", "token=\\\\\"a", "password=\\", "a\\\\'"):
+    print(part, flush=True)
+    assert described(ValueError(part * (2_000_000 // len(part))), known)
 """
     ran = subprocess.run([sys.executable, "-c", code], timeout=60, check=True, capture_output=True, text=True)
-    assert ran.stdout.split() == ["a.", "password", "token='", "://a:", "b"]
+    assert len(ran.stdout.split()) == 15
 
 
 def test_a_text_loses_the_passwords_of_its_connections_however_they_are_written():

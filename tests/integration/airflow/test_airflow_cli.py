@@ -83,6 +83,12 @@ def test_status_tells_how_far_behind_a_consumer_is_and_on_what_it_works(
     assert (found["consumer"], found["ready"], found["attempt"]) == ("commits:delays/0", 3, 1)
 
 
+def test_a_malformed_connection_string_is_refused_without_what_it_holds(pgchange: Command) -> None:
+    with pytest.raises(SystemExit, match="--dsn is not a connection string") as refused:
+        pgchange("status", "--dsn", "host=db password=two words")
+    assert "words" not in str(refused.value)
+
+
 def test_status_shows_what_a_role_may_see_and_says_what_it_leaves_out(
     ledger: str, pgchange: Command, role: Callable[[str], Role], capsys: pytest.CaptureFixture[str]
 ) -> None:

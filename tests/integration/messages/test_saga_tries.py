@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange.admin.consumers import status
 from airflow_pgchange.admin.maintenance import maintain
@@ -70,6 +71,15 @@ def test_a_statement_that_fails_counts_as_any_failure(db, connection):
     start(connection, TOUR, {})
     assert run(db, divide, max_attempts=1).count("rolled back") == 1
     assert "division by zero" in one(connection, "select reason from mbus.saga")
+
+
+def test_what_a_step_failed_on_is_kept_without_the_password_of_its_connection(db, connection):
+    def tell(work, kept):
+        raise ValueError(f"refused: {kept.info.password!r}")
+
+    start(connection, TOUR, {})
+    run(make_conninfo(db, password="p'w d"), tell, max_attempts=1)
+    assert one(connection, "select reason from mbus.saga") == 'ValueError: refused: "***"'
 
 
 def test_a_handler_that_died_has_tried(db, connection):
