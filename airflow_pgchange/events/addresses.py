@@ -9,16 +9,22 @@ from airflow_pgchange.feeds.errors import InvalidArgument
 
 Network = IPv4Network | IPv6Network
 
-TRANSLATED = (IPv6Network("64:ff9b::/96"), IPv6Network("::/96"))
-"""Networks whose last 32 bits are the IPv4 address that is meant."""
+TRANSLATED = IPv6Network("64:ff9b::/96")
+"""The network whose last 32 bits are the IPv4 address that is meant."""
+TUNNELLED = {0x0000_5EFE, 0x0200_5EFE}
+"""The 32 bits before an IPv4 address by which ISATAP, in any network, sends to that address (RFC 5214)."""
 NOT_PUBLIC: tuple[Network, ...] = (
     IPv4Network("192.0.0.0/24"),
     IPv4Network("192.88.99.0/24"),
+    # Inside a machine of Azure its host answers there, and gives configuration and credentials.
+    IPv4Network("168.63.129.16/32"),
+    # IPv4 addresses in the oldest form, which is out of use (RFC 4291).
+    IPv6Network("::/96"),
     IPv6Network("64:ff9b:1::/48"),
     IPv6Network("3fff::/20"),
     IPv6Network("fec0::/10"),
 )
-"""What ``is_global`` of some versions of Python takes for public."""
+"""What ``is_global`` of some versions of Python takes for public, or looks public and is not."""
 
 
 def networks(allowed: Sequence[str]) -> tuple[Network, ...]:
@@ -39,13 +45,19 @@ def may_connect(address: str, allowed: Sequence[Network] = ()) -> bool:
     meant = _meant(ip_address(address))
     if any(meant in network for network in allowed):
         return True
-    unfit = meant.is_multicast or meant.is_reserved or any(meant in network for network in NOT_PUBLIC)
+    is_tunnelled = meant.version == 6 and (int(meant) >> 32) & 0xFFFF_FFFF in TUNNELLED
+    unfit = (
+        is_tunnelled
+        or meant.is_multicast
+        or meant.is_reserved
+        or any(meant in network for network in NOT_PUBLIC)
+    )
     return meant.is_global and not unfit
 
 
 def _meant(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
-    if isinstance(address, IPv4Address) or int(address) <= 1:
+    if isinstance(address, IPv4Address):
         return address
-    if any(address in network for network in TRANSLATED):
+    if address in TRANSLATED:
         return IPv4Address(int(address) & 0xFFFFFFFF)
     return address.ipv4_mapped or address.sixtofour or address

@@ -36,6 +36,8 @@ GZIP_FROM = 1024
 """Bytes from which a body is compressed."""
 DROPPED = 422
 """The answer of a receiver that will never take these events."""
+SECRET_BYTES = range(24, 65)
+"""As many as Standard Webhooks asks for."""
 RETRIES = (5.0, 60.0, 300.0, 3600.0)
 HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 OURS = ("content-encoding", "content-length", "content-type", "host", "idempotency-key", "transfer-encoding")
@@ -71,10 +73,10 @@ def webhook(
     A status of 2xx takes the events, 422 drops them, with a warning; every other, a redirect too, and no answer within
     ``timeout`` is a failure: tried again after each of ``retries``, then a dead letter. Guarantee: at least once.
 
-    ``secret`` (``whsec_...``, or a callable that gets it when it is needed) signs by Standard Webhooks the body before
-    compression: ``webhook-id``, ``webhook-timestamp``, ``webhook-signature``. Neither it nor ``headers`` nor the URL's
-    path are shown or logged. Only public addresses are connected to, and those of the networks in ``allow``, such as
-    ``10.1.0.0/16``: the very address that was checked. Proxies of the environment are not used.
+    ``secret`` (``whsec_`` and 24 to 64 bytes in base64, or a callable that gets it when it is needed) signs by Standard
+    Webhooks the body before compression: ``webhook-id``, ``webhook-timestamp``, ``webhook-signature``. Neither it nor
+    ``headers`` nor the URL's path are shown or logged. Only public addresses are connected to, and those of the networks
+    in ``allow``, such as ``10.1.0.0/16``: the very address that was checked. Proxies of the environment are not used.
     Raises InvalidArgument for invalid arguments.
     """
     allowed = seconds(f"webhook {name}: timeout", timeout, least=MOMENT, most=timedelta(hours=1))
@@ -129,18 +131,24 @@ class Webhook:
             raise self._failed(f"it answers {status}")
 
     def signer(self) -> Signer | None:
-        """Raises InvalidArgument for a malformed secret, without showing it."""
+        """Raises InvalidArgument for a secret that is malformed, too short or too long, without showing it."""
         if self.secret is None:
             return None
         try:
             secret = self.secret if isinstance(self.secret, str) else self.secret()
-            base64.b64decode(secret.removeprefix("whsec_"), validate=True)
-            return Signer(secret)
+            length = len(base64.b64decode(secret.removeprefix("whsec_"), validate=True))
+            signer = Signer(secret)
         # Whatever is wrong with a secret, its text must not get into an error that is kept.
         except Exception:  # noqa: BLE001
             raise InvalidArgument(
                 f"webhook {self.name}: the secret could not be had, or is not base64 text after whsec_"
             ) from None
+        if length not in SECRET_BYTES:
+            raise InvalidArgument(
+                f"webhook {self.name}: the secret has {length} bytes, and Standard Webhooks asks for 24 to 64: "
+                "write what `openssl rand -base64 32` prints behind whsec_"
+            )
+        return signer
 
     async def _post(self, delivery: Delivery) -> int:
         body = text_of({"events": [shown(event) for event in delivery.events]})

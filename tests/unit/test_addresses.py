@@ -30,6 +30,15 @@ from airflow_pgchange.feeds.errors import InvalidArgument
         "::",
         "::1",
         "::127.0.0.1",
+        "::1.2.3.4",
+        "::8.8.8.8",
+        "168.63.129.16",
+        "::ffff:168.63.129.16",
+        "64:ff9b::168.63.129.16",
+        "2002:a83f:8110::1",
+        "2606:4700::5efe:10.0.0.1",
+        "2606:4700::5efe:8.8.8.8",
+        "2606:4700::200:5efe:7f00:1",
         "::ffff:127.0.0.1",
         "::ffff:10.0.0.1",
         "::ffff:169.254.169.254",
@@ -66,6 +75,12 @@ def test_only_the_networks_that_are_named_are_allowed():
     allowed = networks(["10.1.0.0/16", "fd12::/16", "127.0.0.1"])
     asked = ["10.1.2.3", "::ffff:10.1.2.3", "fd12::1", "127.0.0.1", "10.2.0.1", "fd13::1", "127.0.0.2", "::1"]
     assert [may_connect(each, allowed) for each in asked] == 4 * [True] + 4 * [False]
+
+
+def test_what_is_refused_although_it_looks_public_can_be_named():
+    allowed = networks(["168.63.129.16", "2606:4700::/32", "::1.2.3.4"])
+    asked = ["168.63.129.16", "2606:4700::5efe:10.0.0.1", "::1.2.3.4", "::1.2.3.5"]
+    assert [may_connect(each, allowed) for each in asked] == [True, True, True, False]
 
 
 @pytest.mark.parametrize("wrong", ["10.1.0.1/16", "all", "", "localhost"])

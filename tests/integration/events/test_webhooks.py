@@ -252,6 +252,17 @@ def test_secrets_are_nowhere_to_be_seen(db, connection, caplog):
         assert hidden not in caplog.text + repr(handler) + str(stored)
 
 
+@pytest.mark.parametrize("length", [1, 23, 24, 64, 65])
+def test_a_secret_has_24_to_64_bytes_as_the_standard_asks_for(length):
+    secret = "whsec_" + base64.b64encode(bytes(length)).decode()
+    if 24 <= length <= 64:
+        webhook("shop", "https://shop.example/", secret=secret)
+        return
+    with pytest.raises(InvalidArgument, match=f"{length} bytes.*24 to 64") as refused:
+        webhook("shop", "https://shop.example/", secret=secret)
+    assert secret not in str(refused.value)
+
+
 @pytest.mark.parametrize("secret", ["whsec_hidden!", "", "whsec_", lambda: 1 / 0])
 async def test_a_wrong_secret_is_refused_and_not_shown(secret):
     refusal = pytest.raises(InvalidArgument, match="not base64 text after whsec_")
