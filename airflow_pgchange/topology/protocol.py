@@ -89,7 +89,7 @@ class Session:
                 yield from self._asked(packet) if isinstance(packet, Asked) else self._begin(packet)
             elif self.state in (State.HELD, State.WAITING):
                 if len(self._frames) > EARLY:
-                    raise ClientRefused("08P01", f"more than {EARLY} bytes before they were asked for")
+                    raise ClientRefused("08P01", f"more than {EARLY} bytes before the snapshot was sent")
                 return
             else:
                 found = self._frames.message()
