@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, urlunsplit
@@ -17,6 +19,11 @@ from airflow_pgchange.utils.arguments import FeedLike, Number, watched_of
 
 if TYPE_CHECKING:
     from openlineage.client.event_v2 import Dataset
+
+log = logging.getLogger(__name__)
+
+_given: dict[str, tuple[str, dict[str, Any]]] = {}
+"""The assets that this process has made, by name: the URI, and what the watcher's trigger was given."""
 
 
 def feed_asset(
@@ -35,7 +42,9 @@ def feed_asset(
     ``postgres_conn_id`` holds the consumer's progress, ``source_conn_id`` the changes (default: the same). An
     update comes when ``min_changes`` are ready or the oldest ready one waits for ``max_age``,
     whichever is first. It is a wake-up, not a batch: the task takes its batch from PostgreSQL. One asset for
-    a feed: DAGs that share a consumer share its changes.
+    a feed and its conditions: DAGs that share a consumer share its changes, and each wakes by its own conditions.
+    Conditions that are not the defaults are in the URI of the asset, and in its name unless ``name`` is given.
+    ``poll_interval`` is in neither: Airflow keeps one watcher for an asset, so all DAGs must give the same one.
     """
     feed = watched_of(feed)
     trigger = FeedTrigger(
@@ -46,14 +55,37 @@ def feed_asset(
         max_age=max_age,
         poll_interval=poll_interval,
     )
-    name = name or f"{postgres_conn_id}/{_called(feed)}"
-    return Asset(
+    name = name or f"{postgres_conn_id}/{_called(feed)}{_told(trigger.conditions)}"
+    asset = Asset(
         name=name,
-        uri=to_uri(feed, postgres_conn_id),
+        uri=to_uri(feed, postgres_conn_id, trigger.conditions),
         group="pgchange",
         extra=dict(extra or {}),
         watchers=[AssetWatcher(name=name, trigger=trigger)],
     )
+    _warn_of_clash(asset.name, asset.uri, trigger)
+    return asset
+
+
+def _told(conditions: Mapping[str, Any]) -> str:
+    """The end of an asset's name that says when it is updated: nothing by default."""
+    if not conditions:
+        return ""
+    return " ({})".format(", ".join(f"{name}={json.dumps(value)}" for name, value in conditions.items()))
+
+
+def _warn_of_clash(name: str, uri: str, trigger: FeedTrigger) -> None:
+    """Warn if this process, such as that which parses a DAG file, has given an asset of the name another watcher."""
+    now = (uri, trigger.serialize()[1])
+    before = _given.get(name, now)
+    _given[name] = now
+    if before != now:
+        log.warning(
+            "asset %r cannot have two watchers, %s and %s: Airflow would keep none of them; give each its own name, or "
+            "the same conditions and poll_interval to both",
+            name,
+            *(json.dumps(kwargs) for _, kwargs in (before, now)),
+        )
 
 
 def _called(feed: Watched) -> str:

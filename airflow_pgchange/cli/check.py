@@ -24,7 +24,8 @@ from airflow_pgchange.feeds.error_text import described, without_secrets
 from airflow_pgchange.feeds.errors import InvalidArgument, PgChangeError
 from airflow_pgchange.feeds.feed import Watched
 from airflow_pgchange.plugins.looks import LIMITS, REACH
-from airflow_pgchange.plugins.places import Named, ParsedDags, Place, each_once, named_in
+from airflow_pgchange.plugins.places import Named, ParsedDag, ParsedDags, Place
+from airflow_pgchange.plugins.watched_assets import Clash, WatchedAsset, clashes
 
 Naming = dict[Place, dict[Watched | None, set[str]]]
 """Of each place the feeds that are named there, and by which DAGs; None: its connections are named without a feed."""
@@ -32,9 +33,10 @@ Naming = dict[Place, dict[Watched | None, set[str]]]
 
 @dataclass(frozen=True)
 class Read:
-    """What each DAG names, and what could not be read, with the DAG if it is known."""
+    """What each DAG names, the assets that it gives watchers, and what could not be read, with the DAG if it is known."""
 
     named: Mapping[str, Sequence[Named]]
+    assets: Mapping[str, Sequence[WatchedAsset]]
     unread: Sequence[tuple[str, str]] = ()
 
 
@@ -44,9 +46,13 @@ class Read:
 )
 def check(args: Namespace) -> Rows:
     read = _in_files(args.files) if args.files else _parsed()
-    naming = naming_of(read.named)
+    naming, found = naming_of(read.named), clashes(read.assets)
     return [
-        *(_row(place, *told) for place in sorted(naming, key=str) for told in _told(place, naming[place])),
+        *(
+            _row(place, *told)
+            for place in sorted(naming, key=str)
+            for told in _told(place, naming[place], found)
+        ),
         *(_row(None, "", {dag_id}, why) for dag_id, why in read.unread),
     ]
 
@@ -63,7 +69,9 @@ def naming_of(named: Mapping[str, Iterable[Named]]) -> Naming:
     return found
 
 
-def _told(place: Place, feeds: Mapping[Watched | None, set[str]]) -> Iterator[tuple[str, set[str], str]]:
+def _told(
+    place: Place, feeds: Mapping[Watched | None, set[str]], found: Sequence[Clash]
+) -> Iterator[tuple[str, set[str], str]]:
     """Of each feed its name, the DAGs that name it, and what keeps it from being watched."""
     ordered = sorted(feeds.items(), key=lambda item: "" if item[0] is None else item[0].name)
     known: list[str] = []
@@ -78,7 +86,9 @@ def _told(place: Place, feeds: Mapping[Watched | None, set[str]]) -> Iterator[tu
     except (PgChangeError, psycopg.Error) as error:
         told = [str(error).strip()] * len(ordered)
     for (feed, dags), why in zip(ordered, told, strict=True):
-        yield "" if feed is None else feed.name, dags, without_secrets(why or "", known)
+        clashed = [clash.told() for clash in found if feed and clash.is_of(place.connection, feed)]
+        hindrances = [without_secrets(why, known)] if why else []
+        yield "" if feed is None else feed.name, dags, "; ".join(hindrances + clashed)
 
 
 def _row(place: Place | None, consumer: str, dags: set[str], why: str) -> dict[str, Any]:
@@ -95,13 +105,17 @@ def _row(place: Place | None, consumer: str, dags: set[str], why: str) -> dict[s
 def _parsed() -> Read:
     try:
         with create_session() as session:
-            return Read(ParsedDags().named(session))
+            parsed = ParsedDags().parsed(session)
     except DBAPIError as error:
         why = without_secrets(str(error.orig).strip(), ())
         raise InvalidArgument(
             f"Airflow's own database does not tell its DAGs: {why}; run airflow db migrate, or name DAG files: "
             "airflow pgchange check dags"
         ) from error
+    return Read(
+        {dag_id: dag.named for dag_id, dag in parsed.items()},
+        {dag_id: dag.assets for dag_id, dag in parsed.items()},
+    )
 
 
 def _in_files(files: Sequence[Path]) -> Read:
@@ -110,6 +124,7 @@ def _in_files(files: Sequence[Path]) -> Read:
         if not path.exists():
             raise InvalidArgument(f"{path} is not there: name DAG files, or folders of them")
     named: dict[str, list[Named]] = defaultdict(list)
+    assets: dict[str, list[WatchedAsset]] = defaultdict(list)
     unread: list[tuple[str, str]] = []
     for path in files:
         bag = _bag(path.absolute())
@@ -119,10 +134,13 @@ def _in_files(files: Sequence[Path]) -> Read:
         for dag_id, dag in bag.dags.items():
             # Whatever a DAG's own classes raise.
             try:
-                named[dag_id] += each_once(named_in(DagSerialization.to_dict(dag)))
+                found = ParsedDag.of(DagSerialization.to_dict(dag))
             except Exception as error:  # noqa: BLE001
                 unread.append((dag_id, f"{dag.fileloc}: {dag_id} cannot be serialized: {described(error)}"))
-    return Read(named, unread)
+            else:
+                named[dag_id] += found.named
+                assets[dag_id] += found.assets
+    return Read(named, assets, unread)
 
 
 def _bag(path: Path) -> DagBag:

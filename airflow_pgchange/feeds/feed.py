@@ -196,6 +196,8 @@ def progress_at(feed: Watched, results: T, source: T) -> T:
     return results if feed.progress == "results" else source
 
 
+CONDITIONS = ("min_changes", "max_age")
+"""The fields of an asset's URI that say when the asset is updated. No feed has fields of these names."""
 ENTRY_POINTS = "airflow_pgchange.feeds"
 """The group of entry points by which other packages name the classes of their feeds."""
 
@@ -205,8 +207,14 @@ _kinds: dict[str, type[Any]] = {}
 def kind_of_feed(feed: Kind) -> Kind:
     """The decorator of a class of feeds: what status, the command line, assets and triggers find by its ``kind``.
 
-    Raises InvalidArgument for names that begin with no prefix, or with that of another kind.
+    Raises InvalidArgument for names that begin with no prefix, or with that of another kind, and for a field of
+    ``CONDITIONS``.
     """
+    if taken := set(CONDITIONS) & set(getattr(feed, "__dataclass_fields__", ())):
+        raise InvalidArgument(
+            f"a {feed.kind} feed cannot have the field {', '.join(sorted(taken))}: the URI of its asset has a condition "
+            "of that name; choose another name"
+        )
     if hasattr(feed, "names"):
         _check_prefix(feed.kind, feed.names.prefix)
     _kinds[feed.kind] = feed
@@ -265,20 +273,26 @@ def from_json(data: Mapping[str, Any]) -> Watched:
     return feed
 
 
-def to_uri(feed: Watched, server: str) -> str:
-    """The feed as an asset URI, ``pgchange://<server>/<kind>?...``; ``server`` is the name of a connection."""
-    fields = {key: json.dumps(value) for key, value in sorted(asdict(feed).items())}  # type: ignore[call-overload]
+def to_uri(feed: Watched, server: str, conditions: Mapping[str, Any] | None = None) -> str:
+    """The feed as an asset URI, ``pgchange://<server>/<kind>?...``; ``server`` is the name of a connection.
+
+    ``conditions`` are those of ``CONDITIONS`` that are not the defaults: assets that differ in them are different assets.
+    """
+    given = {**asdict(feed), **(conditions or {})}  # type: ignore[call-overload]
+    fields = {key: json.dumps(value) for key, value in sorted(given.items())}
     return f"pgchange://{quote(server, safe='')}/{feed.kind}?{urlencode(fields)}"
 
 
 def from_uri(uri: str) -> tuple[Watched, str]:
-    """The feed and the connection's name that ``to_uri`` wrote. Raises InvalidArgument for any other."""
+    """The feed and the connection's name that ``to_uri`` wrote, without the conditions. Raises InvalidArgument for any
+    other."""
     try:
         parts = urlsplit(uri)
     except ValueError as error:
         raise InvalidArgument(f"{uri!r} is not the URI of a feed: {error}") from error
     try:
-        fields = {key: json.loads(value) for key, value in parse_qsl(parts.query)}
+        given = {key: json.loads(value) for key, value in parse_qsl(parts.query)}
     except json.JSONDecodeError as error:
         raise InvalidArgument(f"{uri!r}: its fields are not JSON: {error}") from error
+    fields = {key: value for key, value in given.items() if key not in CONDITIONS}
     return from_json({"kind": parts.path.strip("/"), **fields}), unquote(parts.netloc)

@@ -61,7 +61,10 @@ class Consumer(BaseModel):
 
 
 class Finding(BaseModel):
-    """A row of ``pgchange.health()``; ``told`` and ``call`` are for who may read the connection."""
+    """A row of ``pgchange.health()``, or of kind ``asset`` an asset that DAGs give different watchers.
+
+    ``told`` and ``call`` are for who may read the connection.
+    """
 
     connection: str
     kind: str

@@ -48,6 +48,7 @@ def overview(windows: Windows, places: Places, rights: Rights) -> datamodels.Ove
         found.databases.append(_database(name, look, rights))
         others = {place: looks[place] for place in wanted[name] if place.source is not None}
         found.consumers += _consumers(name, look, others, places, rights)
+        found.findings += _clashes(name, places, rights)
         if look.said is not None:
             found.findings += _findings(name, look.said, rights)
             found.watchers += _watchers(name, look.said, places, rights)
@@ -252,6 +253,17 @@ def _findings(name: str, said: Said, rights: Rights) -> Iterator[datamodels.Find
             told=one.told if may_read else None,
             call=one.call if may_read else None,
         )
+
+
+def _clashes(name: str, places: Places, rights: Rights) -> Iterator[datamodels.Finding]:
+    """The assets of a connection that DAGs give different watchers."""
+    may_read = rights.may("GET", [name])
+    for clash in places.clashes:
+        if clash.is_of(name):
+            told = clash.told(rights.readable(clash.dags)) if may_read else None
+            yield datamodels.Finding(
+                connection=name, kind="asset", severity="error", consumer=None, told=told, call=None
+            )
 
 
 def _watchers(name: str, said: Said, places: Places, rights: Rights) -> Iterator[datamodels.Watcher]:

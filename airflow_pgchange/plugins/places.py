@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +19,10 @@ from sqlalchemy.orm import Session
 
 from airflow_pgchange.feeds.errors import PgChangeError
 from airflow_pgchange.feeds.feed import Watched, from_uri
+from airflow_pgchange.plugins.watched_assets import Clash, WatchedAsset, clashes, unwrapped, watched_assets
 from airflow_pgchange.utils.arguments import watched_of
+
+log = logging.getLogger(__name__)
 
 OURS = "airflow_pgchange."
 Key = tuple[str, str]
@@ -49,12 +53,14 @@ class Named:
 @dataclass
 class Places:
     """``dags``: those that use a connection; ``consumers``: those that a place has, each with the DAGs that name it;
-    ``kinds``: those of which DAGs wait for every consumer of a place; ``paused``: those of them that do not run."""
+    ``kinds``: those of which DAGs wait for every consumer of a place; ``paused``: those of them that do not run;
+    ``clashes``: assets that DAGs give different watchers."""
 
     dags: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     consumers: dict[Place, dict[Key, set[str]]] = field(default_factory=lambda: defaultdict(dict))
     kinds: dict[tuple[Place, str], set[str]] = field(default_factory=lambda: defaultdict(set))
     paused: set[str] = field(default_factory=set)
+    clashes: list[Clash] = field(default_factory=list)
 
     def add(self, dag_id: str, named: Named) -> None:
         for connection in named.place.connections:
@@ -85,30 +91,54 @@ class Places:
         )
 
 
+@dataclass(frozen=True)
+class ParsedDag:
+    """What a DAG names, and the assets that it gives watchers."""
+
+    named: list[Named]
+    assets: list[WatchedAsset]
+
+    @classmethod
+    def of(cls, serialized: Any) -> ParsedDag:
+        return cls(each_once(named_in(serialized)), list(dict.fromkeys(watched_assets(serialized))))
+
+
 class ParsedDags:
     """What the parsed DAGs name; each is read again only when it has changed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: dict[str, tuple[str, list[Named]]] = {}
+        self._known: dict[str, tuple[str, ParsedDag]] = {}
+        self._logged: set[str] = set()
 
     def places(self, session: Session) -> Places:
         """Everything that is named now."""
         found = Places()
         for connection in conf.getlist("pgchange", "connections", fallback=[]):
             found.dags[connection] = set()
-        for dag_id, (all_named, is_paused) in self._read(session).items():
-            for named in all_named:
+        parsed = self._read(session)
+        for dag_id, (dag, is_paused) in parsed.items():
+            for named in dag.named:
                 found.add(dag_id, named)
-            if all_named and is_paused:
+            if dag.named and is_paused:
                 found.paused.add(dag_id)
+        found.clashes = clashes({dag_id: dag.assets for dag_id, (dag, _) in parsed.items()})
+        self._log(found.clashes)
         return found
 
-    def named(self, session: Session) -> dict[str, list[Named]]:
+    def parsed(self, session: Session) -> dict[str, ParsedDag]:
         """What each DAG names now."""
-        return {dag_id: all_named for dag_id, (all_named, _) in self._read(session).items()}
+        return {dag_id: dag for dag_id, (dag, _) in self._read(session).items()}
 
-    def _read(self, session: Session) -> dict[str, tuple[list[Named], bool]]:
+    def _log(self, found: list[Clash]) -> None:
+        """Log each clash once, and again if it comes back."""
+        now = {clash.told() for clash in found}
+        with self._lock:
+            new, self._logged = now - self._logged, now
+        for told in sorted(new):
+            log.warning("%s", told)
+
+    def _read(self, session: Session) -> dict[str, tuple[ParsedDag, bool]]:
         """What each DAG names now, and whether it is paused."""
         latest = {dag_id: row for dag_id, *row in session.execute(_latest())}
         with self._lock:
@@ -117,7 +147,7 @@ class ParsedDags:
             for dag_id, (number, digest, _) in latest.items():
                 if self._known.get(dag_id, ("",))[0] != digest:
                     row = session.get(SerializedDagModel, number)
-                    self._known[dag_id] = (digest, [] if row is None else each_once(named_in(row.data)))
+                    self._known[dag_id] = (digest, ParsedDag.of(None if row is None else row.data))
             return {dag_id: (self._known[dag_id][1], is_paused) for dag_id, (*_, is_paused) in latest.items()}
 
 
@@ -172,14 +202,6 @@ def _named(place: Place, feed: Watched | None) -> Named:
 def _feed(feed: Any) -> Watched | None:
     """A feed as Airflow has serialized it; None where that is none."""
     try:
-        return watched_of(_unwrapped(feed))
+        return watched_of(unwrapped(feed))
     except (PgChangeError, TypeError):
         return None
-
-
-def _unwrapped(value: Any) -> Any:
-    if isinstance(value, Mapping) and value.keys() == {"__var", "__type"}:
-        return _unwrapped(value["__var"])
-    if isinstance(value, Mapping):
-        return {key: _unwrapped(item) for key, item in value.items()}
-    return [_unwrapped(item) for item in value] if isinstance(value, list) else value

@@ -10,7 +10,7 @@ from airflow.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 
 from airflow_pgchange.feeds.checks import Seconds, patience, seconds
 from airflow_pgchange.feeds.errors import ConsumerBusy, Permanent, ServerUnavailable
-from airflow_pgchange.feeds.feed import Goal, progress_at, to_json
+from airflow_pgchange.feeds.feed import CONDITIONS, Goal, progress_at, to_json
 from airflow_pgchange.feeds.queue import QueueFeed
 from airflow_pgchange.triggers.poller import switchboard
 from airflow_pgchange.triggers.subscription import News, Recovered, Subscription, Trouble
@@ -19,6 +19,8 @@ from airflow_pgchange.utils.arguments import FeedLike, Number, count, feed_of, w
 
 POLL_INTERVAL = 0.1
 """Seconds between two questions."""
+DEFAULTS = {"min_changes": 1, "max_age": None}
+"""The conditions of a trigger that is given none."""
 
 
 class FeedTrigger(BaseEventTrigger):
@@ -49,6 +51,12 @@ class FeedTrigger(BaseEventTrigger):
         self.max_age = patience("max_age", max_age)
         self.poll_interval = seconds("poll_interval", poll_interval)
         self.once = once
+
+    @property
+    def conditions(self) -> dict[str, Any]:
+        """When it fires, without the conditions that are the defaults."""
+        given = {name: getattr(self, name) for name in CONDITIONS}
+        return {name: value for name, value in given.items() if value != DEFAULTS[name]}
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return f"{__name__}.FeedTrigger", {

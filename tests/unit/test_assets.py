@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import make_dataclass
 from datetime import timedelta
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -14,7 +16,7 @@ from airflow.triggers.base import BaseEventTrigger
 from airflow_pgchange.assets.pgchange import feed_asset, sanitize_uri
 from airflow_pgchange.feeds import AllTubes, CommitFeed, TopologyCondition, TubeFeed
 from airflow_pgchange.feeds.errors import InvalidArgument
-from airflow_pgchange.feeds.feed import Watched, from_uri, to_uri
+from airflow_pgchange.feeds.feed import Watched, from_uri, kind_of_feed, to_uri
 from airflow_pgchange.utils.arguments import feed_of
 
 FEED = CommitFeed("route_delay", 7, in_order=True)
@@ -56,6 +58,55 @@ def test_an_asset_brings_one_watcher_of_its_feed() -> None:
     (watcher,) = feed_asset(FEED, "airline", min_changes=5, max_age=timedelta(minutes=1)).watchers
     _, kwargs = watcher.trigger.serialize()
     assert (feed_of(kwargs["feed"]), kwargs["min_changes"], kwargs["max_age"]) == (FEED, 5, 60.0)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "told"),
+    [
+        ({"min_changes": 1000}, " (min_changes=1000)"),
+        ({"max_age": "10 min"}, " (max_age=600.0)"),
+        ({"min_changes": 1000, "max_age": "10 min"}, " (min_changes=1000, max_age=600.0)"),
+    ],
+)
+def test_conditions_make_another_asset_of_the_same_feed(conditions: dict[str, Any], told: str) -> None:
+    plain, conditional = feed_asset(FEED, "airline"), feed_asset(FEED, "airline", **conditions)
+    assert conditional.name == plain.name + told
+    assert conditional.uri != plain.uri
+    assert from_uri(conditional.uri) == from_uri(plain.uri) == (FEED, "airline")
+
+
+@pytest.mark.parametrize("given", [600, "600", "10 min", timedelta(minutes=10)])
+def test_the_same_conditions_make_the_same_asset_however_they_are_written(given: Any) -> None:
+    asset = feed_asset(FEED, "airline", min_changes="5", max_age=given)
+    assert asset == feed_asset(FEED, "airline", min_changes=5, max_age=600.0)
+
+
+@pytest.mark.parametrize("given", [{"min_changes": 1, "max_age": None}, {"poll_interval": 5}])
+def test_defaults_and_how_often_is_looked_make_no_other_asset(given: dict[str, Any]) -> None:
+    plain, other = feed_asset(FEED, "airline"), feed_asset(FEED, "airline", **given)
+    assert (other.name, other.uri) == (plain.name, plain.uri)
+
+
+def test_an_asset_with_a_name_of_the_users_has_its_conditions_in_the_uri() -> None:
+    asset = feed_asset(FEED, "airline", min_changes=5, name="delays")
+    assert (asset.name, asset.watchers[0].name) == ("delays", "delays")
+    assert asset.uri == feed_asset(FEED, "airline", min_changes=5).uri
+
+
+def test_a_name_that_is_given_two_sets_of_conditions_is_told_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    feed_asset(FEED, "airline", name="twice", min_changes=5)
+    feed_asset(FEED, "airline", name="twice", min_changes=5)
+    assert caplog.messages == []
+    feed_asset(FEED, "airline", name="twice", min_changes=6)
+    (told,) = caplog.messages
+    assert told.startswith("asset 'twice' cannot have two watchers")
+
+
+def test_a_feed_whose_field_is_called_as_a_condition_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="cannot have the field max_age"):
+        kind_of_feed(make_dataclass("Old", ["max_age"], namespace={"kind": "old"}))
 
 
 def test_the_watcher_is_the_same_at_every_parse() -> None:

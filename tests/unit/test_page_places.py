@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from airflow.sdk import DAG
+from airflow.sdk import DAG, Asset
 from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_pgchange.assets.pgchange import feed_asset
@@ -13,7 +13,8 @@ from airflow_pgchange.feeds import AllTubes, CommitFeed
 from airflow_pgchange.operators.batch import BatchOperator
 from airflow_pgchange.operators.maintenance import MaintenanceOperator
 from airflow_pgchange.plugins import datamodels, page
-from airflow_pgchange.plugins.places import Named, Place, Places, named_in
+from airflow_pgchange.plugins.places import Named, ParsedDag, Place, Places, named_in
+from airflow_pgchange.plugins.watched_assets import Clash, clashes
 
 FEED = CommitFeed("delays", 0)
 
@@ -60,6 +61,68 @@ def test_upkeep_names_its_connection() -> None:
     with DAG("kept") as dag:
         MaintenanceOperator(task_id="look_after", postgres_conn_id="airline")
     assert named(dag) == {Named(Place("airline"), None)}
+
+
+def clash(*assets: Asset) -> Clash | None:
+    """What is wrong with assets that are each of a DAG of its own: ``dag_0``, ``dag_1``."""
+    given = {}
+    for number, asset in enumerate(assets):
+        with DAG(f"dag_{number}", schedule=[asset]) as dag:
+            pass
+        given[dag.dag_id] = ParsedDag.of(DagSerialization.to_dict(dag)).assets
+    found = clashes(given)
+    return found[0] if found else None
+
+
+def test_an_asset_that_each_dag_gives_the_same_watcher_is_as_it_should_be() -> None:
+    assert (
+        clash(feed_asset(FEED, "airline", max_age=60), feed_asset(FEED, "airline", max_age="1 min")) is None
+    )
+    assert clash(feed_asset(FEED, "airline"), feed_asset(FEED, "airline", max_age=60)) is None
+    assert clash(Asset("mine"), feed_asset(FEED, "airline", name="mine")) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (
+            {"min_changes": 5},
+            "min_changes=1 by dag_0; min_changes=5 by dag_1; leave out its name, or give each",
+        ),
+        (
+            {"poll_interval": 5},
+            "poll_interval=0.1 by dag_0; poll_interval=5.0 by dag_1; give it the same poll_interval",
+        ),
+        (
+            {"source_conn_id": "flights"},
+            "source_conn_id='flights' by dag_1; source_conn_id=None by dag_0; give it the",
+        ),
+        (
+            {"feed": CommitFeed("copies", 0)},
+            "feed='commits:copies/0' by dag_1; feed='commits:delays/0' by dag_0; leave",
+        ),
+        (
+            {"postgres_conn_id": "railway"},
+            "postgres_conn_id='airline' by dag_0; postgres_conn_id='railway' by dag_1",
+        ),
+    ],
+)
+def test_an_asset_that_two_dags_give_different_watchers_is_told_with_both(
+    given: dict[str, Any], told: str
+) -> None:
+    plain = {"feed": FEED, "postgres_conn_id": "airline", "name": "mine"}
+    found = clash(feed_asset(**plain), feed_asset(**(plain | given)))
+    assert found is not None
+    assert told in found.told()
+
+
+def test_dags_that_a_person_may_not_read_are_not_named() -> None:
+    found = clash(
+        feed_asset(FEED, "airline", name="mine"), feed_asset(FEED, "airline", name="mine", max_age=1)
+    )
+    assert found is not None
+    told = found.told(["dag_1"])
+    assert "max_age=1.0 by dag_1; max_age=None by another DAG" in told
 
 
 def test_a_template_names_nothing_yet() -> None:

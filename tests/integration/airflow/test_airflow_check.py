@@ -169,6 +169,38 @@ def test_a_file_may_import_its_neighbour(check_files: Check, tmp_path: Path, con
     assert ([row["consumer"] for row in rows], code) == (["commits:delays/0"], 0)
 
 
+TWICE = "feed_asset(CommitFeed('delays', 0), 'airline', name='mine', {})"
+
+
+def test_a_name_with_two_sets_of_conditions_is_told_with_both_and_the_dags_that_give_them(
+    check_files: Check, tmp_path: Path, conn_id: str
+) -> None:
+    one = dag_file(tmp_path, TWICE.format("min_changes=2"))
+    other = dag_file(tmp_path, TWICE.format("min_changes=1000, max_age='10 min'"), name="other.py")
+    other.write_text(other.read_text().replace("woken", "seldom"))
+    ((row,), code) = check_files(one, other)
+    assert (row["consumer"], row["can be watched"], code) == ("commits:delays/0", "no", 1)
+    assert "DAGs give asset 'mine' different watchers" in row["hindrance"]
+    assert "min_changes=1000, max_age=600.0 by seldom" in row["hindrance"]
+    assert "min_changes=2, max_age=None by woken; leave out its name" in row["hindrance"]
+
+
+def test_an_asset_with_two_poll_intervals_is_told_to_have_one(
+    check: Check, conn_id: str, tmp_path: Path
+) -> None:
+    inlet = "Maintained(task_id='keep', postgres_conn_id='airline', inlets=[{}])"
+    asset = "feed_asset(CommitFeed('delays', 0), 'airline', poll_interval={})"
+    task = inlet.format(asset.format(5)).replace("Maintained", "MaintenanceOperator")
+    told = hindrance(lambda *assets: check(*assets, task=task), asset.format(1))
+    assert "give it the same poll_interval everywhere" in told
+
+
+def test_two_dags_on_a_feed_with_conditions_of_their_own_can_be_watched(check: Check, conn_id: str) -> None:
+    conditional = "feed_asset(CommitFeed('delays', 0), 'airline', min_changes=1000, max_age='10 min')"
+    ((row,), code) = check(GOOD, conditional)
+    assert (row["can be watched"], code) == ("yes", 0)
+
+
 def test_of_files_with_a_dag_of_the_same_name_each_is_looked_at(
     check_files: Check, tmp_path: Path, conn_id: str
 ) -> None:

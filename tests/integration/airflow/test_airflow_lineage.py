@@ -222,8 +222,9 @@ def test_a_column_is_told_to_be_of_that_whose_rows_were_copied_and_of_nothing_el
     assert columns_told(task) == {column: [(namespace, name, column)] for column in columns}
 
 
-def test_an_asset_of_a_feed_is_the_dataset_that_its_batches_read() -> None:
-    found = translate_airflow_asset(feed_asset(CommitFeed("audit", 0), "airline"), None)
+@pytest.mark.parametrize("conditions", [{}, {"min_changes": 1000, "max_age": 30}])
+def test_an_asset_of_a_feed_is_the_dataset_that_its_batches_read(conditions: dict[str, Any]) -> None:
+    found = translate_airflow_asset(feed_asset(CommitFeed("audit", 0), "airline", **conditions), None)
     assert (found.namespace, found.name) == FEED
 
 

@@ -16,7 +16,8 @@ from psycopg import sql
 
 from airflow_pgchange.admin import dead_letters
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
-from airflow_pgchange.plugins import looks, room
+from airflow_pgchange.plugins import looks, places, room
+from airflow_pgchange.plugins.watched_assets import Clash, WatchedAsset
 from tests import page
 from tests.airflow_home import uri
 from tests.ledger import Connect
@@ -311,6 +312,26 @@ def test_who_may_read_a_connection_sees_errors_and_what_mends_them(people: Peopl
         mended_by = [one["call"] for one in found["findings"]]
         assert mended_by == ["to give it up: airflow pgchange skip commits:delays/0"], role
         assert person.get(f"{AIRLINE}/letters").json()["letters"] == [], role
+
+
+def test_an_asset_that_dags_give_different_watchers_is_a_finding_and_in_the_log_once(
+    people: People, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = '{"postgres_conn_id": "airline", "min_changes": %s}'
+    watchers = {
+        WatchedAsset("mine", "", FEED, asked % 1): frozenset({"flight_delays"}),
+        WatchedAsset("mine", "", FEED, asked % 5): frozenset({"hidden"}),
+    }
+    monkeypatch.setattr(places, "clashes", lambda given: [Clash("mine", watchers)])
+    for role, told in (
+        ("op", "min_changes=1 by flight_delays; min_changes=5 by another DAG"),
+        ("viewer", None),
+    ):
+        (found,) = [one for one in page.overview(people(role))["findings"] if one["kind"] == "asset"]
+        assert (found["connection"], found["severity"]) == ("airline", "error")
+        assert found["told"] is None if told is None else told in found["told"], role
+    (logged,) = {message for message in caplog.messages if "'mine'" in message}
+    assert "min_changes=5 by hidden" in logged
 
 
 def test_who_may_not_edit_a_connection_changes_nothing(people: People) -> None:

@@ -1,0 +1,127 @@
+"""The assets that DAGs give watchers of feeds, and those that they give different watchers.
+
+Each time that Airflow parses a DAG file, it replaces the watcher that another file has given the asset. It then loses both
+until it parses one of the files again. So most of the time the asset has no watcher, and no DAG wakes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_pgchange.feeds.errors import PgChangeError
+from airflow_pgchange.feeds.feed import Watched
+from airflow_pgchange.utils.arguments import watched_of
+
+TRIGGER = "airflow_pgchange.triggers.feed.FeedTrigger"
+SHOWN = ("postgres_conn_id", "source_conn_id", "min_changes", "max_age", "poll_interval")
+"""The arguments by which watchers of one feed may differ."""
+SAME_EVERYWHERE = {"source_conn_id", "poll_interval"}
+"""Those of them that are not in the URI of the asset."""
+
+
+@dataclass(frozen=True)
+class WatchedAsset:
+    """An asset as a DAG has it. ``asked`` is what its watcher asks, as JSON."""
+
+    name: str
+    uri: str
+    feed: Watched
+    asked: str
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.asked)
+        return found
+
+
+@dataclass(frozen=True)
+class Clash:
+    """An asset that DAGs give different watchers: each of them, with the DAGs that give it."""
+
+    name: str
+    watchers: Mapping[WatchedAsset, frozenset[str]]
+
+    @property
+    def dags(self) -> set[str]:
+        return {dag_id for dags in self.watchers.values() for dag_id in dags}
+
+    def is_of(self, connection: str, feed: Watched | None = None) -> bool:
+        """Whether one of the watchers keeps its progress at a connection, and watches a feed if that is given."""
+        return any(
+            watcher.arguments.get("postgres_conn_id") == connection and feed in (None, watcher.feed)
+            for watcher in self.watchers
+        )
+
+    def told(self, readable: Iterable[str] | None = None) -> str:
+        """What is wrong, and what mends it. Only DAGs that are ``readable`` are named; None: all."""
+        shown = self.dags if readable is None else self.dags & set(readable)
+        differ = self._differ()
+        each = "; ".join(
+            sorted(_told(watcher, differ, dags & shown) for watcher, dags in self.watchers.items())
+        )
+        mend = "leave out its name, or give each of these a name of its own"
+        if set(differ) <= SAME_EVERYWHERE:
+            mend = f"give it the same {' and '.join(differ)} everywhere"
+        return (
+            f"DAGs give asset {self.name!r} different watchers, and Airflow can keep only one: {each}; {mend}"
+        )
+
+    def _differ(self) -> list[str]:
+        """The arguments in which the watchers differ."""
+        all_given = [watcher.arguments for watcher in self.watchers]
+        differ = [name for name in SHOWN if len({json.dumps(given.get(name)) for given in all_given}) > 1]
+        return differ if len({watcher.feed for watcher in self.watchers}) == 1 else ["feed", *differ]
+
+
+def _told(watcher: WatchedAsset, differ: list[str], dags: Iterable[str]) -> str:
+    given = {**watcher.arguments, "feed": watcher.feed.name}
+    by = ", ".join(sorted(dags)) or "another DAG"
+    return f"{', '.join(f'{name}={given.get(name)!r}' for name in differ)} by {by}"
+
+
+def clashes(given: Mapping[str, Iterable[WatchedAsset]]) -> list[Clash]:
+    """The assets to which DAGs, by their ids, give different watchers; in the order of their names."""
+    found: dict[str, dict[WatchedAsset, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for dag_id, assets in given.items():
+        for asset in assets:
+            found[asset.name][asset].add(dag_id)
+    return [
+        Clash(name, {watcher: frozenset(dags) for watcher, dags in watchers.items()})
+        for name, watchers in sorted(found.items())
+        if len(watchers) > 1
+    ]
+
+
+def watched_assets(node: Any) -> Iterator[WatchedAsset]:
+    """The assets with one watcher, that of a feed, in a serialized DAG or a part of it."""
+    if isinstance(node, Mapping):
+        watchers = node.get("watchers")
+        if isinstance(watchers, list) and len(watchers) == 1 and "uri" in node:
+            with suppress(PgChangeError, TypeError, KeyError):
+                yield from _of_feed(node, watchers[0]["trigger"])
+        for value in node.values():
+            yield from watched_assets(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from watched_assets(value)
+
+
+def _of_feed(asset: Mapping[str, Any], trigger: Mapping[str, Any]) -> Iterator[WatchedAsset]:
+    if trigger["classpath"] == TRIGGER:
+        given = unwrapped(trigger["kwargs"])
+        feed = watched_of(given.pop("feed"))
+        yield WatchedAsset(asset["name"], asset["uri"], feed, json.dumps(given, sort_keys=True))
+
+
+def unwrapped(value: Any) -> Any:
+    """A value as it was before Airflow serialized it."""
+    if isinstance(value, Mapping) and value.keys() == {"__var", "__type"}:
+        return unwrapped(value["__var"])
+    if isinstance(value, Mapping):
+        return {key: unwrapped(item) for key, item in value.items()}
+    return [unwrapped(item) for item in value] if isinstance(value, list) else value
