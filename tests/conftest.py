@@ -12,10 +12,11 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import sql
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from demo.postgres import Cluster
 from tests.pooler import pooler
+from tests.proxy import Proxy, proxy_before
 from tests.suite import clusters, java, room
 from tests.suite.clusters import TEMPLATE
 
@@ -111,6 +112,13 @@ class _closing:
 
     def __exit__(self, *_: object) -> None:
         self.connection.close()
+
+
+@pytest.fixture
+def proxy(db: str) -> Iterator[Proxy]:
+    """A proxy before the server of ``db``."""
+    with proxy_before(int(conninfo_to_dict(db)["port"])) as proxy:
+        yield proxy
 
 
 @dataclass(frozen=True)

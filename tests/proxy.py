@@ -1,4 +1,5 @@
-"""A TCP proxy before a server on this machine. To its clients the server is gone once a test closes the proxy."""
+"""A TCP proxy before a server on this machine. To its clients the server is gone once a test closes the proxy, or says
+nothing any more once the proxy falls silent."""
 
 from __future__ import annotations
 
@@ -17,6 +18,10 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
         self._open = [self._listener]
+        self._speaks = threading.Event()
+        self._speaks.set()
+        self._serves = threading.Event()
+        self._serves.set()
         threading.Thread(target=self._serve, daemon=True).start()
 
     def close(self) -> None:
@@ -25,21 +30,40 @@ class Proxy:
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
+        self._serves.set()
+        self._speaks.set()
+
+    def fall_silent(self, *, serve_new: bool = False) -> None:
+        """Pass nothing on any more, neither bytes nor the end of a connection. The kernel goes on to acknowledge bytes
+        and keepalives, and accepts connections; ``serve_new``: those work."""
+        if not serve_new:
+            self._serves.clear()
+        self._speaks.clear()
+        # Connections from now on have a gate of their own.
+        self._speaks = threading.Event()
+        if serve_new:
+            self._speaks.set()
 
     def _serve(self) -> None:
         with suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
+                self._open.append(client)
+                self._serves.wait()
                 server = socket.create_connection(("127.0.0.1", self._server_port))
-                self._open += [client, server]
+                self._open.append(server)
                 self.connections += 1
                 for pair in ((client, server), (server, client)):
-                    threading.Thread(target=_pass_on, args=pair, daemon=True).start()
+                    threading.Thread(target=_pass_on, args=(*pair, self._speaks), daemon=True).start()
 
 
-def _pass_on(sender: socket.socket, receiver: socket.socket) -> None:
+def _pass_on(sender: socket.socket, receiver: socket.socket, speaks: threading.Event) -> None:
     with suppress(OSError):
-        while data := sender.recv(65536):
+        while True:
+            data = sender.recv(65536)
+            speaks.wait()
+            if not data:
+                break
             receiver.sendall(data)
         receiver.shutdown(socket.SHUT_WR)
 

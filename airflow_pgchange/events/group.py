@@ -15,8 +15,9 @@ from airflow_pgchange.events.dispatch import dispatch
 from airflow_pgchange.events.event import Event, shown, text_of
 from airflow_pgchange.events.handler import RETRY
 from airflow_pgchange.events.subscriptions import heartbeat
-from airflow_pgchange.feeds.connect import connect
+from airflow_pgchange.feeds.connect import connect, keep_open
 from airflow_pgchange.feeds.errors import ConnectionLost, ConsumerBusy, ServerUnavailable, Stopped, translated
+from airflow_pgchange.feeds.guarded import server_patience
 from airflow_pgchange.feeds.queries import ask, call, records, rows, select
 from airflow_pgchange.feeds.retrying import succeeds
 
@@ -172,6 +173,8 @@ def held_group(
     connection = connect(conninfo, primary=True)
     with connection:
         try:
+            # The lock is the session's: the server ends a session whose heartbeat stops.
+            keep_open(connection, idle_session_timeout=server_patience(connection))
             _lock(connection, name, busy_timeout, stopped)
             try:
                 yield Group(connection, name)

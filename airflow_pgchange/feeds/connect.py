@@ -1,4 +1,4 @@
-"""Connections as feeds need them: dead peers noticed, nothing prepared (poolers), nothing left in session state."""
+"""Connections as feeds need them: dead servers noticed, nothing prepared (poolers), nothing left in session state."""
 
 from __future__ import annotations
 
@@ -13,14 +13,11 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import TransactionStatus
 from psycopg.types.json import set_json_loads
 
+from airflow_pgchange.feeds import guarded, silence
 from airflow_pgchange.feeds.errors import translated
 
 DEFAULTS: dict[str, Any] = {
-    "connect_timeout": 10,
     "keepalives": 1,
-    "keepalives_idle": 30,
-    "keepalives_interval": 10,
-    "keepalives_count": 3,
     "client_encoding": "UTF8",
     "fallback_application_name": "airflow_pgchange",
 }
@@ -33,26 +30,31 @@ LASTING = {"idle_session_timeout": "0", "default_transaction_isolation": "read c
 
 
 def complete(conninfo: str, *, primary: bool = False) -> str:
-    """``conninfo`` with our defaults where it says nothing; ``primary`` asks libpq for a server that takes writes."""
+    """``conninfo`` with our defaults where it says nothing; ``primary`` asks libpq for a server that takes writes.
+
+    ``tcp_user_timeout``, in milliseconds, is how long a server may give no sign of life; the keepalives follow from it.
+    """
     given = {key: value for key, value in conninfo_to_dict(conninfo).items() if value is not None}
     wanted = {"target_session_attrs": "read-write"} if primary else {}
-    return make_conninfo("", **{**DEFAULTS, **given, **wanted})
+    return make_conninfo("", **{**DEFAULTS, **silence.options(given), **given, **wanted})
 
 
 def connect(conninfo: str, *, primary: bool = False) -> psycopg.Connection[Any]:
     """A connection in autocommit whose statements are sent whole, without parameters or prepared statements.
 
     The extended protocol would keep a snapshot in a transaction that waits, and prepared statements break behind a
-    pooler in transaction mode. Raises ServerUnavailable.
+    pooler in transaction mode. A server that gives no sign of life ends the connection (``heartbeat.py``). Raises
+    ServerUnavailable.
     """
     with translated():
-        connection = psycopg.connect(
-            complete(conninfo, primary=primary),
+        connection = guarded.Connection.connect(
+            silence.for_libpq(complete(conninfo, primary=primary)),
             autocommit=True,
             prepare_threshold=None,
             cursor_factory=psycopg.ClientCursor,
         )
         set_json_loads(_loads, connection)
+        connection.guard(complete(conninfo))
         if not _is_readable(connection.info):
             connection.execute(READABLE)
         return connection
@@ -70,9 +72,11 @@ def both(
 
 
 def keep_open(connection: psycopg.Connection[Any], **settings: str) -> None:
-    """Let the session be idle as long as its work elsewhere takes, let each statement see what others have committed, and
-    set what else is given. Behind a pooler it is not ours: nothing is set."""
+    """Let the session be idle as long as its work elsewhere takes, let each statement see what others have committed,
+    and set what else is given. Behind a pooler it is not ours: nothing is set. From here on also a connection that the
+    user has opened is watched, as those of ``connect`` are."""
     with translated():
+        guarded.adopt(connection)
         connection.execute(lasting(connection.info, **settings))
 
 
@@ -104,27 +108,31 @@ def read_only(connection: psycopg.Connection[Any]) -> Iterator[None]:
 
 @contextmanager
 def begun(connection: psycopg.Connection[Any]) -> Iterator[None]:
-    """A transaction that may take as long as a batch does, and that sees what others commit meanwhile."""
-    settings = ["idle_in_transaction_session_timeout", "statement_timeout"]
+    """A transaction that may take as long as a batch does, and that sees what others commit meanwhile.
+
+    The server ends it when the heartbeat of this process stops, and not before.
+    """
+    settings = {guarded.IDLE: guarded.server_patience(connection), "statement_timeout": "0"}
     if connection.info.server_version >= 170000:
-        settings.append("transaction_timeout")
+        settings["transaction_timeout"] = "0"
     connection.isolation_level = IsolationLevel.READ_COMMITTED
     with connection.transaction():
-        for setting in settings:
-            connection.execute(sql.SQL("set local {} = 0").format(sql.Identifier(setting)))
+        for setting, value in settings.items():
+            connection.execute(sql.SQL("set local {} = {}").format(sql.Identifier(setting), value))
         yield
 
 
 async def connect_async(conninfo: str, *, primary: bool = False) -> psycopg.AsyncConnection[Any]:
     """What ``connect`` returns, for the event loop. Raises ServerUnavailable."""
     with translated():
-        connection = await psycopg.AsyncConnection.connect(
-            complete(conninfo, primary=primary),
+        connection = await guarded.AsyncConnection.connect(
+            silence.for_libpq(complete(conninfo, primary=primary)),
             autocommit=True,
             prepare_threshold=None,
             cursor_factory=psycopg.AsyncClientCursor,
         )
         set_json_loads(_loads, connection)
+        await connection.guard(complete(conninfo))
         if not _is_readable(connection.info):
             await connection.execute(READABLE)
         return connection

@@ -214,6 +214,7 @@ BY_SQLSTATE: dict[str, type[PgChangeError]] = {
     "PC012": LetterRefused,
     "PC013": DispatchEnded,
     "22023": InvalidArgument,
+    "25P03": ServerUnavailable,
     "42501": PermissionDenied,
     "3F000": SchemaMissing,
     "42P01": SchemaMissing,

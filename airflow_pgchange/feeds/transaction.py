@@ -32,7 +32,7 @@ from airflow_pgchange.feeds.progress import Progress
 from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.feeds.retrying import past_deadlocks, succeeds
 
-PING_EVERY = 30.0
+PING_EVERY = 10.0
 
 
 class ConsumerTransaction:

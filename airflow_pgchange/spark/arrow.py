@@ -7,24 +7,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import adbc_driver_postgresql
 import pyarrow as pa
 import pyarrow.compute as pc
-from adbc_driver_manager import AdbcConnection, AdbcStatement, StatementOptions
 from adbc_driver_manager import Error as AdbcError
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from adbc_driver_manager import StatementOptions
+from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange.feeds.batch import Partition
 from airflow_pgchange.feeds.connect import complete
 from airflow_pgchange.feeds.errors import BatchIncomplete, MergeRefused, ServerUnavailable
 from airflow_pgchange.feeds.reading import connected, expect
 from airflow_pgchange.results.staging import ATTEMPT, SCHEMA
-from airflow_pgchange.spark.installed import check_arrow_driver
 from airflow_pgchange.spark.misfits import Rows, bytes_named, nul_found, record, shown
-from airflow_pgchange.spark.types import Column, reading_query, session
+from airflow_pgchange.spark.types import SESSION, Column, reading_query
+from airflow_pgchange.spark.watched import transaction
 
 STANDBY_TRIES = 6
 LOST = ("08", "57P", "25006")
@@ -102,7 +100,8 @@ def write(results: str, table: str, attempt: int, batches: Iterator[pa.RecordBat
             if refused := nul_found(batch, rows):
                 raise refused
             yield _marked(batch, attempt)
-            batch = next(batches, None)
+            with staging.computing():
+                batch = next(batches, None)
 
     reader = pa.RecordBatchReader.from_batches(_marked(first, attempt).schema, marked())
     target = {
@@ -111,10 +110,10 @@ def write(results: str, table: str, attempt: int, batches: Iterator[pa.RecordBat
         StatementOptions.INGEST_MODE.value: "adbc.ingest.mode.append",
     }
     try:
-        with _transaction(complete(results, primary=True)) as statement:
-            statement.set_options(**target)
-            statement.bind_stream(reader)
-            statement.execute_update()
+        with transaction(complete(results, primary=True)) as staging:
+            staging.statement.set_options(**target)
+            staging.statement.bind_stream(reader)
+            staging.update()
     except AdbcError as error:
         if refused is not None:
             raise refused from None
@@ -125,53 +124,10 @@ def write(results: str, table: str, attempt: int, batches: Iterator[pa.RecordBat
 
 
 def _stream(server: str, query: str) -> Iterator[pa.RecordBatch]:
-    with _transaction(server) as statement:
-        _answer(statement, session(local=True))
-        statement.set_sql_query(query)
-        stream, _ = statement.execute_query()
-        with pa.RecordBatchReader.from_stream(stream) as reader:
-            yield from reader
-
-
-@contextmanager
-def _transaction(conninfo: str) -> Iterator[AdbcStatement]:
-    """A statement in a transaction that is committed at the end."""
-    check_arrow_driver()
-    with ExitStack() as opened:
-        connection = opened.enter_context(_connected(conninfo))
-        if _quotes_all(connection):
-            opened.close()
-            connection = opened.enter_context(_connected(_unquoted(conninfo)))
-        connection.set_autocommit(False)
-        with AdbcStatement(connection) as statement:
-            yield statement
-        connection.commit()
-
-
-@contextmanager
-def _connected(conninfo: str) -> Iterator[AdbcConnection]:
-    with adbc_driver_postgresql.connect(conninfo) as database, AdbcConnection(database) as connection:
-        yield connection
-
-
-def _quotes_all(connection: AdbcConnection) -> bool:
-    """Whether the session quotes all names. The driver finds types by names that it asks for when it connects, and does
-    not know them in quotes."""
-    with AdbcStatement(connection) as statement:
-        found = _answer(statement, "select pg_catalog.current_setting('quote_all_identifiers')")
-    return found.column(0)[0].as_py() in ("on", b"on")
-
-
-def _unquoted(conninfo: str) -> str:
-    options = conninfo_to_dict(conninfo).get("options") or ""
-    return make_conninfo(conninfo, options=f"{options} -c quote_all_identifiers=off".strip())
-
-
-def _answer(statement: AdbcStatement, query: str) -> pa.Table:
-    statement.set_sql_query(query)
-    stream, _ = statement.execute_query()
-    with pa.RecordBatchReader.from_stream(stream) as reader:
-        return reader.read_all()
+    with transaction(server) as reading:
+        for setting in SESSION:
+            reading.update(f"set local {setting}")
+        yield from reading.batches(query)
 
 
 def _read_whole(server: str, query: str) -> list[pa.RecordBatch]:

@@ -15,6 +15,7 @@ from typing import Any, Self
 from psycopg import errors, pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from airflow_pgchange.feeds import silence
 from airflow_pgchange.feeds.checks import Seconds, patience
 from airflow_pgchange.feeds.connect import complete
 from airflow_pgchange.feeds.errors import InvalidArgument, ServerUnavailable
@@ -47,6 +48,8 @@ class TopologyClient:
         self.topology = Topology() if topology is None else topology
         self._given = _asking(conninfo)
         self._patience = _patience(self._given)
+        self._deadlines = silence.deadlines(make_conninfo("", **self._given))
+        self._heard_at = self._asked_at = 0.0
         self._pgconn: pq.abc.PGconn | None = None
         self._heard: list[Event] = []
         self._farewell = ""
@@ -96,10 +99,12 @@ class TopologyClient:
                 return news
             left = None if until is None else until - time.monotonic()
             due = self.topology.due_in()
-            waits = [seconds for seconds in (left, due) if seconds is not None]
+            waits = [seconds for seconds in (left, due, self._next_beat()) if seconds is not None]
             ready = self._await(self._pgconn.socket, seconds=max(0, min(waits)) if waits else None)
             if ready:
                 self._consume(self._pgconn)
+            else:
+                self._beat(self._pgconn)
             self.topology.rebuild_if_due()
             # Not before: who waits for no time at all is to hear of what is there.
             if not ready and left is not None and left <= 0:
@@ -144,7 +149,7 @@ class TopologyClient:
     def _connected(self, server: str) -> pq.abc.PGconn:
         """A connection to one server, whose snapshot has been heard. Raises ServerUnavailable."""
         self._heard, self._farewell = [], ""
-        pgconn = pq.PGconn.connect_start(server.encode())
+        pgconn = pq.PGconn.connect_start(silence.for_libpq(server).encode())
         pgconn.notice_handler = self._hear
         try:
             self._establish(pgconn)
@@ -162,6 +167,7 @@ class TopologyClient:
                 )
             step = pgconn.connect_poll()
             if step == pq.PollingStatus.OK:
+                self._heard_at, self._asked_at = time.monotonic(), 0.0
                 return
             if step == pq.PollingStatus.FAILED:
                 continue
@@ -194,14 +200,49 @@ class TopologyClient:
 
     def _consume(self, pgconn: pq.abc.PGconn) -> None:
         """Read what has come. libpq takes notices apart when it is asked whether it is busy."""
+        self._heard_at, self._asked_at = time.monotonic(), 0.0
         try:
             pgconn.consume_input()
-            pgconn.is_busy()
+            # What a heartbeat gets for an answer.
+            while not pgconn.is_busy() and pgconn.get_result() is not None:
+                pass
         except errors.OperationalError as error:
             pgconn.is_busy()
             reason = self._farewell or str(error).strip()
             self._disconnect()
             raise ServerUnavailable(f"the relay ended the connection: {reason}: connect again") from error
+
+    def _next_beat(self) -> float | None:
+        """Seconds until the relay is sent a heartbeat, or must have answered it; None where it may be silent for ever."""
+        if self._deadlines is None:
+            return None
+        now = time.monotonic()
+        if self._asked_at:
+            return self._asked_at + self._deadlines.answer - now
+        return self._heard_at + self._deadlines.beat - now
+
+    def _beat(self, pgconn: pq.abc.PGconn) -> None:
+        """Send the relay an empty query if nothing has come for long. Raises ServerUnavailable where it does not answer:
+        nothing else tells that a relay is gone behind a proxy that keeps the connection."""
+        due = self._next_beat()
+        if due is None or due > 0:
+            return
+        try:
+            if not self._asked_at:
+                pgconn.send_query(b"")
+                pgconn.flush()
+                self._asked_at = time.monotonic()
+                return
+        except errors.OperationalError as error:
+            self._disconnect()
+            raise ServerUnavailable(
+                f"the relay cannot be asked: {str(error).strip()}: connect again"
+            ) from error
+        quiet = time.monotonic() - self._heard_at
+        self._disconnect()
+        raise ServerUnavailable(
+            f"the relay gave no sign of life for {quiet:.3g} s (tcp_user_timeout): check it, and connect again"
+        )
 
     def _take(self) -> list[Event]:
         heard, self._heard = self._heard, []

@@ -117,7 +117,7 @@ def test_a_task_that_hands_out_no_batch_begins_on_a_server_that_takes_writes(
 
     for name in ("SHOP", "HISTORY"):
         monkeypatch.setenv(f"AIRFLOW_CONN_{name}", "postgres://standby,primary/air")
-    monkeypatch.setattr(psycopg, "connect", connect)
+    monkeypatch.setattr(psycopg.Connection, "connect", connect)
     with pytest.raises(Connected, match="target_session_attrs=read-write"):
         kind(task_id="task", **ARGUMENTS[kind]).execute({})
 

@@ -69,7 +69,7 @@ def test_a_server_that_takes_writes_is_asked_for(
     async def connect_async(conninfo: str, **_: Any) -> None:
         raise Connected(conninfo)
 
-    monkeypatch.setattr(psycopg, "connect", connect)
+    monkeypatch.setattr(psycopg.Connection, "connect", connect)
     monkeypatch.setattr(psycopg.AsyncConnection, "connect", connect_async)
     with pytest.raises(Connected, match="target_session_attrs=read-write"):
         work()

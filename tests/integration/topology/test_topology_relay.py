@@ -22,7 +22,9 @@ import pytest
 
 from airflow_pgchange.feeds.errors import ServerUnavailable
 from airflow_pgchange.topology import Topology, TopologyClient
+from tests.proxy import proxy_before
 from tests.relay_process import relay_process
+from tests.silence import impatient
 from tests.topology import ORDER, kinds, notices, psql
 
 OPEN = Path("/proc/self/fd")
@@ -329,6 +331,32 @@ def test_a_server_that_is_silent_does_not_keep_a_client_from_the_next(relay, cat
             assert len(client.topology.instances) == 4
         silent.settimeout(30)
         silent.accept()[0].close()
+
+
+def test_a_client_whose_relay_falls_silent_takes_another_connection(relay, catalogue):
+    snapshots = threading.Semaphore(0)
+    with proxy_before(relay.port) as proxy:
+        client = TopologyClient(impatient(relay.conninfo(port=proxy.port)))
+        thread = threading.Thread(
+            target=client.follow, args=[lambda news: None if news else snapshots.release()]
+        )
+        thread.start()
+        assert snapshots.acquire(timeout=30)
+        masters = [each.master for each in client.topology.replicasets.values()]
+        proxy.fall_silent(serve_new=True)
+        catalogue.execute("select topology.set_master('r1', 'r1-i2')")
+        assert snapshots.acquire(timeout=10)
+        assert [each.master for each in client.topology.replicasets.values()] != masters
+        client.stop()
+        thread.join(30)
+        client.close()
+
+
+def test_a_client_stays_with_a_relay_that_answers_heartbeats(relay):
+    with TopologyClient(impatient(relay.conninfo(), 0.3)) as client:
+        assert client.receive(1) == []
+        relay.wait_for("in term")
+        assert client.receive(0) == []
 
 
 def test_of_several_servers_none_of_which_answers_each_is_named(relay):

@@ -17,6 +17,7 @@ from airflow_pgchange.feeds.connect import keep_open
 from airflow_pgchange.feeds.errors import InvalidArgument, PgChangeError, Stopped
 from airflow_pgchange.feeds.stopping import Stop
 from airflow_pgchange.tubes.backfills import LOOK_AGAIN
+from tests.silence import ended, through
 from tests.tubes import begin, chunk, one, touched
 from tests.waiting import sleeps, until, waits
 
@@ -206,3 +207,16 @@ def test_behind_a_pooler_nothing_is_set_for_others(pgbouncer):
         connection.execute("set idle_session_timeout = '1h'")
         keep_open(connection)
         assert one(connection, "show idle_session_timeout") == "1h"
+
+
+def test_a_backfill_of_a_server_that_falls_silent_ends_and_leaves_no_lock(item, db, proxy, connect_to):
+    """Also on a connection that is not ours."""
+    connection = connect_to(through(proxy, db))
+
+    def work():
+        tubes.backfill(
+            connection, "q", "public.item", chunk_size=100, told=lambda _: proxy.fall_silent(serve_new=True)
+        )
+
+    assert isinstance(ended(work), PgChangeError)
+    until(item, "select not exists (select from pg_locks where locktype = 'advisory')")

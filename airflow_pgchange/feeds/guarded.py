@@ -1,0 +1,200 @@
+"""psycopg's connections, watched while they wait for the server; those that are not for the event loop also at rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
+
+from airflow_pgchange.feeds import heartbeat, silence
+from airflow_pgchange.feeds.line import Deadlines, Line
+
+CHECK = "client_connection_check_interval"
+"""Some systems cannot look for the end of a connection while a statement runs: there PostgreSQL refuses this setting."""
+IDLE = "idle_in_transaction_session_timeout"
+LESSER = """
+    case when pg_catalog.current_setting({name})::interval > interval '0'
+          and pg_catalog.current_setting({name})::interval < {value}::interval
+         then pg_catalog.current_setting({name}) else {value} end
+"""
+"""What the database's owner has set is kept where it is shorter."""
+HEARTBEAT_NAME = "airflow_pgchange heartbeat"
+ADOPTED: WeakKeyDictionary[psycopg.Connection[Any], Line] = WeakKeyDictionary()
+
+
+class Connection(psycopg.Connection[Any]):
+    """A connection that ends, with OperationalError, if the server gives no sign of life. It is sent heartbeats."""
+
+    line: Line | None = None
+
+    def guard(self, conninfo: str) -> None:
+        """Watch this connection, which was opened by ``conninfo``, and have the server watch its client."""
+        deadlines = silence.deadlines(conninfo)
+        if deadlines is None:
+            return
+        # Before the first statement: that may be the first without an answer.
+        self.line = _watched(self, conninfo, deadlines, self)
+        settings = {IDLE: _milliseconds(deadlines.server), **settings_of(deadlines)}
+        try:
+            row = self.execute(_guards(self.info, settings)).fetchone()
+        except psycopg.errors.InvalidParameterValue:
+            del settings[CHECK]
+            row = self.execute(_guards(self.info, settings)).fetchone()
+        _learn(self.line, self.info, row)
+
+    def wait(self, *args: Any, **kwargs: Any) -> Any:
+        line = self.line
+        if line is None:
+            return super().wait(*args, **kwargs)
+        line.wait()
+        try:
+            return super().wait(*args, **kwargs)
+        except psycopg.OperationalError as error:
+            if line.error is None:
+                raise
+            raise line.error from error
+        finally:
+            line.rest()
+
+    def close(self) -> None:
+        if self.line is None:
+            super().close()
+            return
+        # Not while a heartbeat uses libpq's connection.
+        with self.line.mutex:
+            self.line.close()
+            super().close()
+
+
+class AsyncConnection(psycopg.AsyncConnection[Any]):
+    """The same for the event loop. It is sent no heartbeats, so that it is watched while it waits, and not at rest."""
+
+    line: Line | None = None
+
+    async def guard(self, conninfo: str) -> None:
+        """Watch this connection, which was opened by ``conninfo``, and have the server watch its client."""
+        deadlines = silence.deadlines(conninfo)
+        if deadlines is None:
+            return
+        self.line = _watched(self, conninfo, deadlines, None)
+        settings = settings_of(deadlines)
+        try:
+            cursor = await self.execute(_guards(self.info, settings))
+        except psycopg.errors.InvalidParameterValue:
+            del settings[CHECK]
+            cursor = await self.execute(_guards(self.info, settings))
+        _learn(self.line, self.info, await cursor.fetchone())
+
+    async def wait(self, *args: Any, **kwargs: Any) -> Any:
+        line = self.line
+        if line is None:
+            return await super().wait(*args, **kwargs)
+        line.wait()
+        try:
+            return await super().wait(*args, **kwargs)
+        except psycopg.OperationalError as error:
+            if line.error is None:
+                raise
+            raise line.error from error
+        finally:
+            line.rest()
+
+    async def close(self) -> None:
+        if self.line is not None:
+            self.line.close()
+        await super().close()
+
+
+def adopt(connection: psycopg.Connection[Any]) -> None:
+    """Watch a connection that somebody else has opened. Its server may have settings of its own."""
+    if isinstance(connection, Connection) or connection in ADOPTED or connection.closed:
+        return
+    info = connection.info
+    conninfo = make_conninfo(info.dsn, **({"password": info.password} if info.password else {}))
+    deadlines = silence.deadlines(conninfo)
+    if deadlines is None:
+        return
+    line = ADOPTED[connection] = _watched(connection, conninfo, deadlines, connection, is_adopted=True)
+    if connection.autocommit and info.transaction_status == TransactionStatus.IDLE:
+        with connection.cursor(row_factory=tuple_row) as cursor:
+            _learn(line, info, cursor.execute(_guards(info, {})).fetchone())
+
+
+def server_patience(connection: psycopg.Connection[Any]) -> str:
+    """For how long a server may keep a transaction, or a session, whose client sends nothing: a value for PostgreSQL's
+    settings; ``0``, which is for ever, where no heartbeat is sent."""
+    line = connection.line if isinstance(connection, Connection) else None
+    return "0" if line is None else _milliseconds(line.deadlines.server)
+
+
+def address_of(conninfo: str, deadlines: Deadlines) -> str:
+    """The connection string of another connection to the same server."""
+    return make_conninfo(
+        silence.for_libpq(conninfo),
+        target_session_attrs="any",
+        application_name=HEARTBEAT_NAME,
+        # A witness has a deadline of its own.
+        connect_timeout=max(2, round(2 * deadlines.timeout)),
+    )
+
+
+def _watched(
+    connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any],
+    conninfo: str,
+    deadlines: Deadlines,
+    idle: psycopg.Connection[Any] | None,
+    *,
+    is_adopted: bool = False,
+) -> Line:
+    info = connection.info
+    given = {**conninfo_to_dict(conninfo), "host": info.host, "hostaddr": info.hostaddr, "port": info.port}
+    there = make_conninfo("", **{name: value for name, value in given.items() if value != ""})
+    line = Line(
+        connection.pgconn.socket,
+        deadlines,
+        address_of(there, deadlines),
+        name=f"{info.host or 'the server'} port {info.port}",
+        connection=idle,
+        is_adopted=is_adopted,
+    )
+    heartbeat.watch(line)
+    return line
+
+
+def settings_of(deadlines: Deadlines) -> dict[str, str]:
+    """Settings by which a server notices that its client is gone, also while a statement runs."""
+    return {
+        "tcp_keepalives_idle": str(max(1, round(deadlines.timeout / 2))),
+        "tcp_keepalives_interval": str(max(1, round(deadlines.timeout / 6))),
+        "tcp_keepalives_count": str(silence.KEEPALIVES),
+        CHECK: _milliseconds(deadlines.beat),
+    }
+
+
+def _guards(info: psycopg.ConnectionInfo, settings: Mapping[str, str]) -> sql.Composed:
+    """What sets them for the session, and returns the server's time. Behind a pooler the session is not ours: it sets
+    nothing there, and returns no row."""
+    each = [
+        sql.SQL("pg_catalog.set_config({name}, {value}, false)").format(
+            name=name, value=sql.SQL(LESSER).format(name=name, value=value) if name == IDLE else value
+        )
+        for name, value in settings.items()
+    ]
+    return sql.SQL("select pg_catalog.clock_timestamp(), {} where pg_catalog.pg_backend_pid() = {}").format(
+        sql.SQL(", ").join(each) if each else sql.SQL("1"), info.backend_pid
+    )
+
+
+def _learn(line: Line, info: psycopg.ConnectionInfo, row: Any) -> None:
+    if row is not None:
+        line.opened_at, line.pid = row[0], info.backend_pid
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{max(1, round(seconds * 1000))}ms"

@@ -1,0 +1,225 @@
+"""Noticing a server that is gone although nothing says so: no FIN, no RST, and a proxy may still answer keepalives.
+
+One thread of this process watches all connections. An idle connection is sent an empty query now and then. A busy one
+cannot be asked, so a second connection to the same address (``witness.py``) proves that the server is there and still
+works on the statement. A connection without such proof is cut: its socket is shut down, so that the thread that waits
+on it goes on at once, with an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+from weakref import WeakSet
+
+import psycopg
+from psycopg.errors import error_from_result
+from psycopg.pq import ExecStatus, PipelineStatus, TransactionStatus
+
+from airflow_pgchange.feeds.line import Line
+from airflow_pgchange.feeds.witness import Found, Witness
+
+HEARTBEAT = b"/* airflow_pgchange: heartbeat */"
+"""An empty query: it takes no snapshot, and is answered in a failed transaction, too."""
+FIRST_LOOK, LONGEST_LOOK = 0.0005, 0.05
+"""Seconds between two looks for the answer to a heartbeat, which holds the connection's lock."""
+LINGER = 5.0
+"""Seconds that the thread stays when there is nothing to watch."""
+CAN_ASK = (TransactionStatus.IDLE, TransactionStatus.INTRANS, TransactionStatus.INERROR)
+
+log = logging.getLogger(__name__)
+
+
+class Watch:
+    """The thread that watches, started when there is something to watch."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin with nothing: in a forked process its parent's thread is not there, and its connections are not its
+        own."""
+        self._changed = threading.Lock()
+        self._lines: WeakSet[Line] = WeakSet()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._running = False
+        self._rest = LINGER
+        self._wake = asyncio.Event()
+        self._witnesses: dict[str, Witness] = {}
+        self._tasks: dict[Line, asyncio.Task[None]] = {}
+        self._endings: set[asyncio.Task[None]] = set()
+
+    def add(self, line: Line) -> None:
+        """Watch a line until it is closed or nobody refers to it any more."""
+        with self._changed:
+            self._lines.add(line)
+            if not self._running:
+                self._running = True
+                threading.Thread(target=self._run, name="pgchange-heartbeat", daemon=True).start()
+            elif self._loop is not None and line.deadlines.tick < self._rest:
+                self._loop.call_soon_threadsafe(self._wake.set)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._work())
+        except Exception:
+            log.exception("connections are not watched any more, until the next is opened")
+            with self._changed:
+                self._running, self._loop = False, None
+
+    async def _work(self) -> None:
+        self._wake = asyncio.Event()
+        with self._changed:
+            self._loop = asyncio.get_running_loop()
+        needed_at = time.monotonic()
+        while True:
+            with self._changed:
+                lines = [line for line in self._lines if line.is_open]
+            self._tasks = {line: task for line, task in self._tasks.items() if not task.done()}
+            for line in lines:
+                if line not in self._tasks:
+                    self._tasks[line] = asyncio.create_task(self._look(line))
+            await self._dismiss(lines)
+            if lines or self._endings:
+                needed_at = time.monotonic()
+            elif time.monotonic() - needed_at > LINGER:
+                with self._changed:
+                    if not any(line.is_open for line in self._lines):
+                        self._running, self._loop = False, None
+                        return
+            self._rest = min((line.deadlines.tick for line in lines), default=LINGER)
+            # A reference from here would keep a connection that nobody else refers to.
+            del lines
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), self._rest)
+            self._wake.clear()
+
+    async def _dismiss(self, lines: list[Line]) -> None:
+        """Close the witnesses that no waiting line needs."""
+        needed = {line.address for line in lines if line.quiet_for() >= line.deadlines.tick}
+        for address in [address for address in self._witnesses if address not in needed]:
+            await self._witnesses.pop(address).close()
+
+    async def _look(self, line: Line) -> None:
+        """Ask for proof of life where it is due, and cut the line where there is none."""
+        try:
+            line.look()
+            if line.waiting_since is not None:
+                await self._ask_witness(line)
+            elif time.monotonic() - line.heard_at >= line.deadlines.beat:
+                await _beat(line)
+        except Exception:
+            log.exception("a connection could not be watched")
+        if line.error is not None and line.is_open:
+            line.close()
+            log.warning("%s", line.error)
+            if line.is_cut and line.pid is not None:
+                ending = asyncio.create_task(_end_session(line))
+                self._endings.add(ending)
+                ending.add_done_callback(self._endings.discard)
+
+    async def _ask_witness(self, line: Line) -> None:
+        deadlines = line.deadlines
+        if line.quiet_for() < deadlines.doubt:
+            return
+        witness = self._witnesses.setdefault(line.address, Witness(line.address))
+        found = await witness.look(line.pid, within=deadlines.answer, settled=deadlines.doubt)
+        # The answer to the statement may have come meanwhile.
+        least = {Found.SILENCE: deadlines.doubt, Found.AT_REST: deadlines.quiet, Found.AT_WORK: math.inf}
+        if line.quiet_for() >= least[found]:
+            line.cut()
+
+
+async def _beat(line: Line) -> None:
+    """Send a heartbeat on an idle connection, and cut the line if the answer does not come in time."""
+    connection = line.idle_connection()
+    if connection is None or not connection.lock.acquire(blocking=False):
+        return
+    try:
+        # The pauses count, not the clock: this process may be stopped for a while.
+        waited, pause = 0.0, FIRST_LOOK
+        if not _send(line, connection):
+            return
+        while not _answered(line, connection):
+            if waited >= line.deadlines.answer:
+                line.cut()
+                # libpq is to know, too.
+                _answered(line, connection)
+                return
+            await asyncio.sleep(pause)
+            waited += pause
+            pause = min(2 * pause, LONGEST_LOOK)
+        line.hear()
+    except psycopg.Error as error:
+        line.lose(error)
+    finally:
+        connection.lock.release()
+
+
+def _send(line: Line, connection: psycopg.Connection[Any]) -> bool:
+    with line.mutex:
+        pgconn = connection.pgconn
+        if (
+            not line.is_open
+            or pgconn.transaction_status not in CAN_ASK
+            or pgconn.pipeline_status != PipelineStatus.OFF
+            # A pooler would have to lend a session for it, and may have none for long.
+            or (line.pid is None and pgconn.transaction_status == TransactionStatus.IDLE)
+        ):
+            return False
+        pgconn.send_query(HEARTBEAT)
+        pgconn.flush()
+        return True
+
+
+def _answered(line: Line, connection: psycopg.Connection[Any]) -> bool:
+    with line.mutex:
+        if not line.is_open:
+            return True
+        pgconn = connection.pgconn
+        pgconn.flush()
+        pgconn.consume_input()
+        while not pgconn.is_busy():
+            result = pgconn.get_result()
+            if result is None:
+                return True
+            if result.status == ExecStatus.FATAL_ERROR:
+                raise error_from_result(result)
+        return False
+
+
+async def _end_session(line: Line) -> None:
+    """End the session of a line that was cut, in case the server can be reached again by a new connection: else it may
+    hold its locks until its own timeouts. Best effort."""
+    ends = time.monotonic() + line.deadlines.timeout
+    while time.monotonic() < ends:
+        with suppress(psycopg.Error, TimeoutError, OSError):
+            async with asyncio.timeout(line.deadlines.answer):
+                connection = await psycopg.AsyncConnection.connect(
+                    line.address, autocommit=True, prepare_threshold=None
+                )
+                async with connection:
+                    await connection.execute(
+                        "select pg_catalog.pg_terminate_backend(a.pid) from pg_catalog.pg_stat_activity as a "
+                        "where a.pid = %s and a.backend_start <= %s",
+                        [line.pid, line.opened_at],
+                    )
+            return
+        await asyncio.sleep(line.deadlines.tick)
+
+
+WATCH = Watch()
+
+
+os.register_at_fork(after_in_child=WATCH.forget)
+
+
+def watch(line: Line) -> None:
+    """Watch a line in this process."""
+    WATCH.add(line)

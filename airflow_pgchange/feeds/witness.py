@@ -1,0 +1,104 @@
+"""A second connection to a server. It knows whether the server is there, and whether it still works on a statement."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from enum import Enum, auto
+from typing import Any
+
+import psycopg
+
+LOCK_TIMEOUT = "set lock_timeout = '1s'"
+"""A lock on a system catalogue must not look like silence."""
+STATE = """
+    select a.state, extract(epoch from clock_timestamp() - a.state_change)::float8
+    from pg_catalog.pg_stat_get_activity(%s) as a
+"""
+AT_REST = ("idle", "idle in transaction", "idle in transaction (aborted)")
+SLICES = 10
+"""The wait is cut into so many. If this process is stopped, it loses one of them at most, not the whole wait."""
+
+
+class Found(Enum):
+    """What a witness found."""
+
+    SILENCE = auto()
+    """Nothing came from the server."""
+    AT_REST = auto()
+    """The session has finished its statement, never got it, or has ended."""
+    AT_WORK = auto()
+    """The session works on its statement; or the server answered and did not say."""
+
+
+class Witness:
+    """Asks the server at ``address``, a connection string.
+
+    An answer of any kind proves that the server is there, a refusal too. Behind a pooler a query may wait for a session
+    to become free, so that there the answer to the login is the proof.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._connection: psycopg.AsyncConnection[Any] | None = None
+        self._asking = asyncio.Lock()
+        self._silences = 0
+        self._greeted = False
+
+    async def look(self, pid: int | None, *, within: float, settled: float) -> Found:
+        """Look at session ``pid``; None: at the server alone. It is at rest if it has been for ``settled`` seconds."""
+        silences = self._silences
+        async with self._asking:
+            if self._silences > silences:
+                return Found.SILENCE
+            self._greeted = False
+            state = asyncio.create_task(self._state(pid, settled))
+            for _ in range(SLICES):
+                done, _ = await asyncio.wait({state}, timeout=within / SLICES)
+                if done:
+                    break
+            else:
+                state.cancel()
+                await asyncio.wait({state}, timeout=within / SLICES)
+                await self.close()
+                if self._greeted:
+                    return Found.AT_WORK
+                self._silences += 1
+                return Found.SILENCE
+            try:
+                return state.result()
+            except (psycopg.Error, OSError):
+                await self.close()
+                return Found.AT_WORK
+
+    async def close(self) -> None:
+        """Let go of the connection."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(psycopg.Error, OSError):
+                await connection.close()
+
+    async def _state(self, pid: int | None, settled: float) -> Found:
+        if self._connection is None or self._connection.closed:
+            self._connection = await psycopg.AsyncConnection.connect(
+                self._address,
+                autocommit=True,
+                prepare_threshold=None,
+                cursor_factory=psycopg.AsyncClientCursor,
+            )
+            self._greeted = True
+            if pid is not None:
+                await self._connection.execute(LOCK_TIMEOUT)
+        if pid is None or not await self._is_direct(self._connection):
+            await self.close()
+            return Found.AT_WORK
+        cursor = await self._connection.execute(STATE, [pid])
+        row = await cursor.fetchone()
+        if row is None or (row[0] in AT_REST and row[1] >= settled):
+            return Found.AT_REST
+        return Found.AT_WORK
+
+    async def _is_direct(self, connection: psycopg.AsyncConnection[Any]) -> bool:
+        """Whether the session is ours alone: behind a pooler its number is another."""
+        cursor = await connection.execute("select pg_catalog.pg_backend_pid()")
+        return await cursor.fetchone() == (connection.info.backend_pid,)

@@ -1,0 +1,166 @@
+"""ADBC's connections, watched as ours are: a wait for a server that gives no sign of life ends.
+
+ADBC does not tell which socket it uses, so the socket that is new after it has connected is taken for it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import adbc_driver_postgresql
+import pyarrow as pa
+from adbc_driver_manager import AdbcConnection, AdbcStatement
+from adbc_driver_manager import Error as AdbcError
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from airflow_pgchange.feeds import guarded, heartbeat, silence
+from airflow_pgchange.feeds.errors import ADVICE, ServerUnavailable
+from airflow_pgchange.feeds.line import Deadlines, Line
+from airflow_pgchange.spark.installed import check_arrow_driver
+
+OPEN_FILES = Path("/dev/fd")
+
+
+class Watched:
+    """A statement in a transaction, whose line says that it waits as long as a call of the driver takes."""
+
+    def __init__(self, statement: AdbcStatement, line: Line | None) -> None:
+        self.statement = statement
+        self._line = line
+
+    def update(self, query: str | None = None) -> None:
+        """Execute a query, or what was prepared."""
+        if query is not None:
+            self.statement.set_sql_query(query)
+        with self.waiting():
+            self.statement.execute_update()
+
+    def batches(self, query: str) -> Iterator[pa.RecordBatch]:
+        """The rows of a query, streamed."""
+        self.statement.set_sql_query(query)
+        with self.waiting():
+            stream, _ = self.statement.execute_query()
+        with pa.RecordBatchReader.from_stream(stream) as reader:
+            while True:
+                try:
+                    with self.waiting():
+                        batch = reader.read_next_batch()
+                except StopIteration:
+                    return
+                yield batch
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """While the driver waits for the server. Raises ServerUnavailable where that has ended the connection."""
+        if self._line is None:
+            yield
+            return
+        self._line.wait()
+        try:
+            yield
+        except (AdbcError, OSError) as error:
+            if self._line.error is None:
+                raise
+            raise ServerUnavailable(f"{self._line.error}: {ADVICE[ServerUnavailable]}") from error
+        finally:
+            self._line.rest()
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Within ``waiting``: while the driver calls us, so that the server waits for us."""
+        if self._line is None:
+            yield
+            return
+        self._line.rest()
+        yield
+        self._line.wait()
+
+
+@contextmanager
+def transaction(conninfo: str) -> Iterator[Watched]:
+    """A statement in a transaction that is committed at the end."""
+    check_arrow_driver()
+    before = _sockets()
+    deadlines = silence.deadlines(conninfo)
+    with (
+        adbc_driver_postgresql.connect(silence.for_libpq(conninfo)) as database,
+        AdbcConnection(database) as connection,
+    ):
+        line = None if deadlines is None else _line(conninfo, deadlines, before)
+        try:
+            connection.set_autocommit(False)
+            with AdbcStatement(connection) as statement:
+                watched = Watched(statement, line)
+                if line is not None:
+                    _guard(watched, line)
+                yield watched
+            with watched.waiting():
+                connection.commit()
+        finally:
+            if line is not None:
+                line.close()
+
+
+def _line(conninfo: str, deadlines: Deadlines, before: dict[int, int]) -> Line | None:
+    """The line of the connection that was opened since, watched; None where it cannot be told."""
+    given = conninfo_to_dict(conninfo)
+    ports = str(given.get("port") or "5432").split(",")
+    found = {fd: peer for fd, peer in _peers(before).items() if str(peer[1]) in ports}
+    if len(found) != 1:
+        return None
+    [(fd, (address, port))] = found.items()
+    host = next(
+        (host for host in str(given.get("host") or "").split(",") if _is_of(host, address, port)), address
+    )
+    there = make_conninfo(conninfo, host=host, hostaddr=address, port=port)
+    line = Line(fd, deadlines, guarded.address_of(there, deadlines), name=f"{host} port {port}")
+    heartbeat.watch(line)
+    return line
+
+
+def _guard(watched: Watched, line: Line) -> None:
+    """Have the server look for its client for the time of this transaction, and learn which session it is."""
+    settings = ", ".join(
+        f"pg_catalog.set_config('{name}', '{value}', true)"
+        for name, value in guarded.settings_of(line.deadlines).items()
+        if name != guarded.CHECK
+    )
+    for batch in watched.batches(f"select pg_catalog.pg_backend_pid() as pid, {settings}"):
+        line.pid = batch.column(0)[0].as_py()
+
+
+def _sockets() -> dict[int, int]:
+    """The open sockets of this process, by what identifies each."""
+    found: dict[int, int] = {}
+    with suppress(OSError):
+        for entry in OPEN_FILES.iterdir():
+            with suppress(OSError, ValueError):
+                status = os.fstat(int(entry.name))
+                if stat.S_ISSOCK(status.st_mode):
+                    found[status.st_ino] = int(entry.name)
+    return found
+
+
+def _peers(before: dict[int, int]) -> dict[int, Any]:
+    """The sockets that are new since, and connected to a host."""
+    peers = {}
+    for identity, fd in _sockets().items():
+        if identity not in before:
+            with suppress(OSError), socket.socket(fileno=os.dup(fd)) as same:
+                if same.family in (socket.AF_INET, socket.AF_INET6):
+                    peers[fd] = same.getpeername()[:2]
+    return peers
+
+
+def _is_of(host: str, address: str, port: int) -> bool:
+    with suppress(OSError):
+        return any(
+            found[4][0] == address for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        )
+    return False

@@ -1,0 +1,174 @@
+"""Servers that fall silent, behind a proxy that keeps its connections; and healthy ones that only take their time."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import psycopg
+import pytest
+
+from airflow_pgchange.admin.maintenance import maintain
+from airflow_pgchange.feeds import ConsumerTransaction
+from airflow_pgchange.feeds.connect import begun
+from airflow_pgchange.feeds.connect import connect as connect_ours
+from airflow_pgchange.feeds.errors import ConnectionLost, ServerUnavailable, translated
+from tests.commits import FEED, commits
+from tests.silence import TIMEOUT, ended, impatient, through
+from tests.waiting import until
+
+NO_LOCK = """
+select not exists (
+    select from pg_locks where locktype = 'advisory' and granted
+    and database = (select oid from pg_database where datname = current_database()))
+"""
+
+
+LONG = 2.2 * TIMEOUT
+"""Seconds: longer than the server keeps a transaction whose client sends nothing."""
+
+
+@pytest.mark.parametrize(
+    ("phase", "serve_new"),
+    [("claim", False), ("claim", True), ("reading", True), ("write", False), ("write", True), ("ack", True)],
+)
+def test_a_batch_whose_server_falls_silent_ends_with_an_error_and_leaves_no_lock(
+    db, connect, proxy, phase, serve_new
+):
+    connection = connect()
+    commits(connection, 3)
+
+    def reached(place: str) -> None:
+        if place == phase:
+            proxy.fall_silent(serve_new=serve_new)
+
+    def write(results: psycopg.Connection) -> None:
+        reached("write")
+        results.execute("select 1")
+        reached("ack")
+
+    def work() -> None:
+        with ConsumerTransaction(FEED, through(proxy, db)) as consumer:
+            reached("claim")
+            consumer.claim(10)
+            reached("reading")
+            list(consumer.changes())
+            consumer.ack(write)
+
+    error = ended(work)
+    assert isinstance(error, ServerUnavailable | psycopg.OperationalError)
+    assert "no answer from 127.0.0.1" in str(error)
+    until(connection, NO_LOCK, patience=10)
+
+
+def test_a_job_is_ended_when_the_consumers_server_falls_silent(db, connect, proxy):
+    commits(connect())
+    lost = threading.Event()
+
+    def work() -> None:
+        with ConsumerTransaction(FEED, through(proxy, db)) as consumer:
+            consumer.claim(10)
+            proxy.fall_silent(serve_new=True)
+            with consumer.kept_alive(lost.set, poll_interval=0.1):
+                assert lost.wait(10)
+
+    assert isinstance(ended(work), ConnectionLost)
+
+
+def test_maintenance_of_a_server_that_falls_silent_ends(db, proxy):
+    with connect_ours(through(proxy, db)) as connection:
+        proxy.fall_silent(serve_new=True)
+        assert isinstance(ended(lambda: maintain(connection)), ServerUnavailable)
+
+
+def test_a_client_whose_heartbeat_has_stopped_holds_no_lock_for_long(db, connect, monkeypatch):
+    """Its server is alone: nothing ends the connection."""
+    monkeypatch.setattr("airflow_pgchange.feeds.heartbeat._beat", _never)
+    with (
+        connect_ours(impatient(db)) as connection,
+        pytest.raises(ServerUnavailable, match="idle-in-transaction timeout"),
+        translated(),
+        begun(connection),
+    ):
+        connection.execute("select pg_advisory_xact_lock(1)")
+        until(connect(), NO_LOCK, patience=2 * TIMEOUT)
+        connection.execute("select 1")
+
+
+async def _never(line: object) -> None:
+    pass
+
+
+@pytest.mark.parametrize("way", ["db", "pgbouncer"])
+@pytest.mark.parametrize("work", ["computing", "merging"])
+def test_a_healthy_batch_may_take_its_time(request, db, connect, way, work):
+    commits(connect())
+
+    def write(results: psycopg.Connection) -> None:
+        if work == "computing":
+            time.sleep(LONG)
+        else:
+            results.execute("select pg_sleep(%s)", [LONG])
+
+    with ConsumerTransaction(FEED, impatient(request.getfixturevalue(way))) as consumer:
+        consumer.claim(10)
+        consumer.ack(write)
+    with ConsumerTransaction(FEED, db) as consumer:
+        assert consumer.claim(10) is None
+
+
+def test_a_long_statement_goes_on_though_no_session_is_free_to_look_at_it(db, cluster, connect):
+    connection = connect_ours(impatient(db))
+    name = connection.info.dbname
+    connect().execute(f'alter database "{name}" connection limit 0')
+    role = connect()
+    role.execute("select 1")
+    with connection:
+        assert connection.execute("select pg_sleep(%s), 1", [LONG]).fetchone()[1] == 1
+
+
+def test_a_server_that_takes_no_bytes_for_long_is_not_given_up(db, connect):
+    holder, writer = connect(), connect_ours(impatient(db))
+    holder.execute(
+        "create table public.wide (t text); create function public.wait() returns trigger language plpgsql as "
+        "'begin perform pg_advisory_xact_lock_shared(1); return new; end'; "
+        "create trigger wait before insert on public.wide for each row execute function public.wait(); "
+        "select pg_advisory_lock(1)"
+    )
+
+    def let_go() -> None:
+        time.sleep(LONG)
+        holder.execute("select pg_advisory_unlock(1)")
+
+    thread = threading.Thread(target=let_go)
+    thread.start()
+    with writer, writer.cursor() as cursor:
+        with cursor.copy("copy public.wide from stdin") as copy:
+            for _ in range(20):
+                copy.write(b"x" * 1_000_000 + b"\n")
+        thread.join()
+        assert cursor.execute("select count(*) from public.wide").fetchone() == (20,)
+
+
+def test_a_client_that_reads_slowly_is_not_given_up(db):
+    rows = 0
+    with connect_ours(impatient(db)) as connection, connection.cursor() as cursor:
+        for _ in cursor.stream("select repeat('x', 1000000) from generate_series(1, 30)"):
+            if rows in (0, 20):
+                time.sleep(LONG / 2)
+            rows += 1
+    assert rows == 30
+
+
+def test_a_server_may_be_silent_for_ever_where_a_person_says_so(db, connect):
+    with connect_ours(impatient(db, 0)) as connection, begun(connection):
+        assert connection.execute("show idle_in_transaction_session_timeout").fetchone() == ("0",)
+
+
+def test_the_database_owners_shorter_timeout_stays(db, connect):
+    connection = connect()
+    connection.execute(
+        f"alter database {connection.info.dbname} set idle_in_transaction_session_timeout = '7s'"
+    )
+    with connect_ours(db) as ours:
+        assert ours.execute("show idle_in_transaction_session_timeout").fetchone() == ("7s",)

@@ -1,0 +1,41 @@
+"""Clients of servers that fall silent: connection strings with short deadlines, and what becomes of those who wait."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from psycopg.conninfo import make_conninfo
+
+from tests.proxy import Proxy
+
+TIMEOUT = 1.2
+"""Seconds that a server may be silent: a fiftieth of the default."""
+
+
+def impatient(conninfo: str, timeout: float = TIMEOUT) -> str:
+    """A connection string by which a server may be silent for so long."""
+    return make_conninfo(conninfo, tcp_user_timeout=round(timeout * 1000))
+
+
+def through(proxy: Proxy, conninfo: str, timeout: float = TIMEOUT) -> str:
+    """The same, through a proxy."""
+    return impatient(make_conninfo(conninfo, host="127.0.0.1", port=proxy.port), timeout)
+
+
+def ended(work: Callable[[], object], within: float = 15.0) -> BaseException | None:
+    """What ``work`` raises, None for nothing. Fails if it has not ended in time: nothing else would end it."""
+    raised: list[BaseException | None] = []
+
+    def run() -> None:
+        try:
+            work()
+            raised.append(None)
+        except BaseException as error:  # noqa: BLE001
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(within)
+    assert raised, f"the work did not end within {within:g} s"
+    return raised[0]
