@@ -18,6 +18,7 @@ from airflow_pgchange.events.subscriptions import Selection, subscribing
 from airflow_pgchange.feeds.connect import connect_async, lasting
 from airflow_pgchange.feeds.errors import InvalidArgument, ServerUnavailable, translated
 from airflow_pgchange.feeds.event import EPOCH
+from airflow_pgchange.feeds.guarded import server_patience
 
 ANSWER_WITHIN = 30.0
 """Seconds after which a database that does not answer is away."""
@@ -75,7 +76,9 @@ class StreamLog:
 
     async def connect(self) -> None:
         self._connection = await connect_async(self._conninfo, primary=True)
-        await self._rows(lasting(self._connection.info))
+        # Its transactions have no pauses: one that is idle for long has lost its client.
+        patience = server_patience(self._connection)
+        await self._rows(lasting(self._connection.info, idle_in_transaction_session_timeout=patience))
 
     async def disconnect(self) -> None:
         connection, self._connection = self._connection, None

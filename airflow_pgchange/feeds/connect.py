@@ -10,7 +10,6 @@ from typing import Any
 import psycopg
 from psycopg import IsolationLevel, sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.pq import TransactionStatus
 from psycopg.types.json import set_json_loads
 
 from airflow_pgchange.feeds import guarded, silence
@@ -115,10 +114,11 @@ def begun(connection: psycopg.Connection[Any]) -> Iterator[None]:
     settings = {guarded.IDLE: guarded.server_patience(connection), "statement_timeout": "0"}
     if connection.info.server_version >= 170000:
         settings["transaction_timeout"] = "0"
+    set_local = sql.SQL("set local {} = {}")
+    each = [set_local.format(sql.Identifier(setting), value) for setting, value in settings.items()]
     connection.isolation_level = IsolationLevel.READ_COMMITTED
     with connection.transaction():
-        for setting, value in settings.items():
-            connection.execute(sql.SQL("set local {} = {}").format(sql.Identifier(setting), value))
+        connection.execute(sql.SQL("; ").join(each))
         yield
 
 
@@ -162,5 +162,5 @@ def _is_readable(info: psycopg.ConnectionInfo) -> bool:
 
 def cancel(connection: psycopg.Connection[Any]) -> None:
     """End the statement that runs on a connection; from another thread, or from a signal's handler."""
-    if connection.info.transaction_status == TransactionStatus.ACTIVE:
+    if guarded.is_at_work(connection):
         connection.cancel_safe(timeout=CANCEL_WITHIN)

@@ -126,10 +126,17 @@ def adopt(connection: psycopg.Connection[Any]) -> None:
             _learn(line, info, cursor.execute(_guards(info, {})).fetchone())
 
 
-def server_patience(connection: psycopg.Connection[Any]) -> str:
+def is_at_work(connection: psycopg.Connection[Any]) -> bool:
+    """Whether a statement runs on a connection, a heartbeat not counted."""
+    line = connection.line if isinstance(connection, Connection) else ADOPTED.get(connection)
+    active = connection.info.transaction_status == TransactionStatus.ACTIVE
+    return active and (line is None or not line.is_beating)
+
+
+def server_patience(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> str:
     """For how long a server may keep a transaction, or a session, whose client sends nothing: a value for PostgreSQL's
-    settings; ``0``, which is for ever, where no heartbeat is sent."""
-    line = connection.line if isinstance(connection, Connection) else None
+    settings; ``0``, which is for ever, for a connection that is not watched."""
+    line = connection.line if isinstance(connection, Connection | AsyncConnection) else None
     return "0" if line is None else _milliseconds(line.deadlines.server)
 
 

@@ -31,6 +31,7 @@ FIRST_LOOK, LONGEST_LOOK = 0.0005, 0.05
 """Seconds between two looks for the answer to a heartbeat, which holds the connection's lock."""
 LINGER = 5.0
 """Seconds that the thread stays when there is nothing to watch."""
+ENDS = ("FATAL", "PANIC")
 CAN_ASK = (TransactionStatus.IDLE, TransactionStatus.INTRANS, TransactionStatus.INERROR)
 
 log = logging.getLogger(__name__)
@@ -159,6 +160,7 @@ async def _beat(line: Line) -> None:
     except psycopg.Error as error:
         line.lose(error)
     finally:
+        line.is_beating = False
         connection.lock.release()
 
 
@@ -173,6 +175,7 @@ def _send(line: Line, connection: psycopg.Connection[Any]) -> bool:
             or (line.pid is None and pgconn.transaction_status == TransactionStatus.IDLE)
         ):
             return False
+        line.is_beating = True
         pgconn.send_query(HEARTBEAT)
         pgconn.flush()
         return True
@@ -190,7 +193,10 @@ def _answered(line: Line, connection: psycopg.Connection[Any]) -> bool:
             if result is None:
                 return True
             if result.status == ExecStatus.FATAL_ERROR:
-                raise error_from_result(result)
+                error = error_from_result(result)
+                # Any other error is an answer, such as of a heartbeat that somebody cancelled.
+                if error.diag.severity_nonlocalized in ENDS:
+                    raise error
         return False
 
 

@@ -84,6 +84,7 @@ class Line:
         self.is_open = True
         self.is_adopted = is_adopted
         self.is_cut = False
+        self.is_beating = False
         self.error: psycopg.Error | None = None
         self.mutex = threading.RLock()
         self.waiting_since: float | None = None

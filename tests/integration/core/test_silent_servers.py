@@ -100,31 +100,40 @@ async def _never(line: object) -> None:
 
 
 @pytest.mark.parametrize("way", ["db", "pgbouncer"])
-@pytest.mark.parametrize("work", ["computing", "merging"])
+@pytest.mark.parametrize("work", ["computing", "merging", "waiting for a job"])
 def test_a_healthy_batch_may_take_its_time(request, db, connect, way, work):
     commits(connect())
 
     def write(results: psycopg.Connection) -> None:
         if work == "computing":
             time.sleep(LONG)
-        else:
+        elif work == "merging":
             results.execute("select pg_sleep(%s)", [LONG])
 
+    lost = threading.Event()
     with ConsumerTransaction(FEED, impatient(request.getfixturevalue(way))) as consumer:
         consumer.claim(10)
+        if work == "waiting for a job":
+            with consumer.kept_alive(lost.set):
+                assert not lost.wait(LONG)
         consumer.ack(write)
     with ConsumerTransaction(FEED, db) as consumer:
         assert consumer.claim(10) is None
 
 
-def test_a_long_statement_goes_on_though_no_session_is_free_to_look_at_it(db, cluster, connect):
-    connection = connect_ours(impatient(db))
-    name = connection.info.dbname
-    connect().execute(f'alter database "{name}" connection limit 0')
-    role = connect()
-    role.execute("select 1")
-    with connection:
-        assert connection.execute("select pg_sleep(%s), 1", [LONG]).fetchone()[1] == 1
+def test_a_long_statement_goes_on_though_its_role_may_open_no_second_connection(connection, role):
+    slow = role("slow")
+    with connect_ours(impatient(slow.conninfo)) as ours:
+        connection.execute(f"alter role {slow.name} connection limit 0")
+        assert ours.execute("select 1 from pg_sleep(%s)", [LONG]).fetchone() == (1,)
+
+
+def test_a_long_statement_goes_on_though_the_pooler_has_no_session_to_spare(pgbouncer, connect_to):
+    """The pooler of the tests has five."""
+    with connect_ours(impatient(pgbouncer)) as ours:
+        for _ in range(4):
+            connect_to(pgbouncer, autocommit=False).execute("select 1")
+        assert ours.execute("select 1 from pg_sleep(%s)", [LONG]).fetchone() == (1,)
 
 
 def test_a_server_that_takes_no_bytes_for_long_is_not_given_up(db, connect):

@@ -1,0 +1,73 @@
+"""Reads and writes of executors whose server falls silent behind a proxy, and healthy ones that take their time."""
+
+from __future__ import annotations
+
+import time
+
+import pyarrow as pa
+import pytest
+
+from airflow_pgchange.feeds.errors import ServerUnavailable
+from airflow_pgchange.results.staging import ATTEMPT, SCHEMA
+from airflow_pgchange.spark import arrow
+from airflow_pgchange.spark.misfits import Rows
+from airflow_pgchange.spark.watched import transaction
+from tests.silence import TIMEOUT, ended, impatient, through
+
+LONG = 1.5 * TIMEOUT
+ROWS = Rows("staged", ("id",))
+
+
+@pytest.fixture
+def staged(connection):
+    """The name of a staging table."""
+    connection.execute(f"create table {SCHEMA}.staged ({ATTEMPT} bigint, id bigint)")
+    return "staged"
+
+
+def batches(between):
+    """Two record batches, and what happens between them."""
+    yield pa.RecordBatch.from_pydict({"id": [1]})
+    between()
+    yield pa.RecordBatch.from_pydict({"id": [2]})
+
+
+def test_a_read_of_a_server_that_falls_silent_ends(db, proxy):
+    def read():
+        with transaction(through(proxy, db)) as reading:
+            list(reading.batches("select 1 as n"))
+            proxy.fall_silent()
+            list(reading.batches("select 2 as n"))
+
+    error = ended(read)
+    assert isinstance(error, ServerUnavailable)
+    assert "no answer from 127.0.0.1" in str(error)
+
+
+def test_a_write_to_a_server_that_falls_silent_ends(db, proxy, staged):
+    def write():
+        arrow.write(through(proxy, db), staged, 1, batches(proxy.fall_silent), rows=ROWS)
+
+    assert isinstance(ended(write), ServerUnavailable)
+
+
+@pytest.mark.parametrize("way", ["db", "pgbouncer"])
+def test_a_long_query_is_read_to_its_end(request, way):
+    with transaction(impatient(request.getfixturevalue(way))) as reading:
+        [batch] = reading.batches(f"select 1 as n from pg_sleep({LONG})")
+    assert batch.num_rows == 1
+
+
+def test_a_slow_reader_is_not_given_up(db):
+    read = 0
+    with transaction(impatient(db)) as reading:
+        for batch in reading.batches("select repeat('x', 1000000) as t from generate_series(1, 100)"):
+            if read == 0:
+                time.sleep(LONG)
+            read += batch.num_rows
+    assert read == 100
+
+
+def test_a_slow_writer_is_not_given_up(db, connection, staged):
+    assert arrow.write(impatient(db), staged, 1, batches(lambda: time.sleep(LONG)), rows=ROWS) == 2
+    assert connection.execute(f"select count(*) from {SCHEMA}.staged").fetchone() == (2,)
