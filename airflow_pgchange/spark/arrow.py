@@ -21,7 +21,7 @@ from airflow_pgchange.feeds.errors import BatchIncomplete, MergeRefused, ServerU
 from airflow_pgchange.feeds.reading import connected, expect
 from airflow_pgchange.results.staging import ATTEMPT, SCHEMA
 from airflow_pgchange.spark.misfits import Rows, bytes_named, nul_found, record, shown
-from airflow_pgchange.spark.types import SESSION, Column, reading_query
+from airflow_pgchange.spark.types import Column, reading_query, session
 from airflow_pgchange.spark.watched import transaction
 
 STANDBY_TRIES = 6
@@ -125,8 +125,8 @@ def write(results: str, table: str, attempt: int, batches: Iterator[pa.RecordBat
 
 def _stream(server: str, query: str) -> Iterator[pa.RecordBatch]:
     with transaction(server) as reading:
-        for setting in SESSION:
-            reading.update(f"set local {setting}")
+        for _ in reading.batches(session(local=True)):
+            pass
         yield from reading.batches(query)
 
 

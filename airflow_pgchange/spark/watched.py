@@ -9,7 +9,7 @@ import os
 import socket
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,28 @@ class Watched:
 def transaction(conninfo: str) -> Iterator[Watched]:
     """A statement in a transaction that is committed at the end."""
     check_arrow_driver()
+    with ExitStack() as opened:
+        watched = opened.enter_context(_opened(conninfo))
+        if _quotes_all(watched):
+            opened.close()
+            watched = opened.enter_context(_opened(_unquoted(conninfo)))
+        yield watched
+
+
+def _quotes_all(watched: Watched) -> bool:
+    """Whether the session quotes all names. The driver looks up types by their unquoted names when it connects, so it
+    would know no type of this session."""
+    (batch,) = watched.batches("select pg_catalog.current_setting('quote_all_identifiers')")
+    return batch.column(0)[0].as_py() in ("on", b"on")
+
+
+def _unquoted(conninfo: str) -> str:
+    options = conninfo_to_dict(conninfo).get("options") or ""
+    return make_conninfo(conninfo, options=f"{options} -c quote_all_identifiers=off".strip())
+
+
+@contextmanager
+def _opened(conninfo: str) -> Iterator[Watched]:
     before = _sockets()
     deadlines = silence.deadlines(conninfo)
     with (
