@@ -1,4 +1,4 @@
-"""The examples of the README and of the guides, run as they stand."""
+"""The examples of the README and of the guides, run as they stand, and links between our pages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tests.readme import ROOT, blocks
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def test_the_dag_is_the_one_in_dags():
