@@ -12,7 +12,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import dict_row, tuple_row
 from psycopg.types.json import Jsonb
 
-from airflow_pgchange.feeds.errors import SchemaMissing, translated
+from airflow_pgchange.feeds.errors import InvalidArgument, SchemaMissing, translated
 from airflow_pgchange.feeds.extensions import EXTENSIONS, advice, is_missing
 from airflow_pgchange.feeds.schemas import schema_in
 
@@ -105,10 +105,21 @@ def warned(connection: psycopg.Connection[Any], warn: Callable[[str], None]) -> 
 
 @contextmanager
 def _explained(connection: psycopg.Connection[Any]) -> Iterator[None]:
-    """The driver's errors as ours; of what is not here because the server cannot hold it, that it cannot."""
+    """The driver's errors as ours; of what is not here because the server cannot hold it, that it cannot. Raises
+    InvalidArgument for a text that PostgreSQL cannot hold, such as bytes of a command line that are not UTF-8."""
     try:
         with translated():
             yield
+    except UnicodeEncodeError as error:
+        unfit = error.object[error.start : error.end]
+        raise InvalidArgument(
+            f"the database was not asked, as a text holds {unfit!a:.30}, which is no character: write it in UTF-8"
+        ) from None
+    except psycopg.DataError as error:
+        # The driver raises this also for an answer that it cannot read: only the text tells them apart.
+        if "cannot contain NUL" not in str(error):
+            raise
+        raise InvalidArgument(f"the database was not asked: {error}") from error
     except SchemaMissing as error:
         extension = _needed(connection.info, error)
         if extension is not None and ask(connection, is_missing(extension)):

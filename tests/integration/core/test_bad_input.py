@@ -9,7 +9,7 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from airflow_pgchange.admin import consumers
+from airflow_pgchange.admin import consumers, dead_letters
 from airflow_pgchange.admin.maintenance import maintain
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, by_hand
 from airflow_pgchange.feeds.connect import connect as open_connection
@@ -26,6 +26,7 @@ from airflow_pgchange.feeds.errors import (
     translated,
 )
 from airflow_pgchange.feeds.lag import lag, position
+from airflow_pgchange.feeds.queries import ask, select
 from tests.commits import FEED, commits, drain
 from tests.conftest import database
 from tests.waiting import sleeps, until
@@ -113,6 +114,20 @@ def test_an_unknown_consumer_is_told_by_hand_too(unchanged, call):
 )
 def test_numbers_that_make_no_sense_are_refused(unchanged, call):
     assert isinstance(raised(unchanged, call), InvalidArgument)
+
+
+@pytest.mark.parametrize("text", ["\udcff", "\0"])
+@pytest.mark.parametrize(
+    "tool",
+    [
+        lambda c, text: by_hand.drop(c, c, CommitFeed(text, 0)),
+        lambda c, text: dead_letters.listed(c, consumer=text),
+        lambda c, text: ask(c, select("pgchange.check_reason", text)),
+    ],
+)
+def test_a_text_that_postgresql_cannot_hold_is_refused(unchanged, tool, text):
+    with pytest.raises(InvalidArgument):
+        tool(unchanged, text)
 
 
 def test_a_negative_limit_loses_nothing(db, connect):
