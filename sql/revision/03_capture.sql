@@ -78,9 +78,20 @@ $$;
 comment on function revision.is_captured(oid, oid) is
     'Whether a table is, or is a partition of, the table for which the capture was written whose number was root.';
 
-create function revision.note_departed(rel oid) returns void
-language sql security definer
+create function revision.note_fault(rel oid, commit_id bigint, message text) returns void
+language sql
 set search_path = pg_catalog, revision, pg_temp
+-- Asked by captures, whatever a writer has set.
+set row_security = on
+as $$
+    insert into revision.fault (tbl, commit_id, message) values (rel, note_fault.commit_id, note_fault.message)
+$$;
+comment on function revision.note_fault(oid, bigint, text) is 'Note a row that could not be placed in the queue.';
+
+create function revision.note_departed(rel oid) returns void
+language sql
+set search_path = pg_catalog, revision, pg_temp
+set row_security = on
 as $$
     insert into revision.fault (tbl, kind, message)
     select rel, 'missed', 'it was written while it was no partition of the tracked table'
@@ -217,7 +228,7 @@ begin
                     raise '%%', case when pgchange_key is null then 'the key column is gone' else 'its key is null' end;
                 end if;
             exception when others or assert_failure then
-                insert into revision.fault (tbl, commit_id, message) values (tg_relid, pgchange_commit, sqlerrm);
+                perform revision.note_fault(tg_relid, pgchange_commit, sqlerrm);
                 continue;
             end;
             insert into revision.commit_queue (commit_id, branch_id) values (pgchange_commit, %2$s);
@@ -270,7 +281,7 @@ begin
                     raise 'its key is null';
                 end if;
             exception when others or assert_failure then
-                insert into revision.fault (tbl, commit_id, message) values (tg_relid, pgchange_commit, sqlerrm);
+                perform revision.note_fault(tg_relid, pgchange_commit, sqlerrm);
                 continue;
             end;
             if pgchange_branch is not null then

@@ -24,7 +24,7 @@ begin
             revision.check_trackable(regclass, name), revision.capture_body(regclass, name, bigint, text),
             revision.check_expression(regclass, name, text), revision.place_function(regclass, name, bigint, text, text),
             revision.key_attribute(revision.tracked), revision.key_trouble(revision.tracked),
-            revision.is_captured(oid, oid), revision.note_departed(oid), revision.departed(revision.tracked),
+            revision.is_captured(oid, oid), revision.note_departed(oid), revision.note_fault(oid, bigint, text), revision.departed(revision.tracked),
             revision.mend_key(revision.tracked), revision.drop_departed(revision.tracked),
             revision.register(regclass, name, bigint, text, bigint), revision.unregister(regclass),
             revision.place_triggers(regclass, text), revision.full_xid(xid), revision.is_native(),

@@ -52,6 +52,21 @@ def test_a_row_without_a_key_is_a_fault_and_no_commit_and_the_others_of_its_stat
     assert faults == [(None, "its key is null")]
 
 
+@EXPRESSIONS
+def test_a_row_without_a_key_does_not_fail_the_write_of_a_session_without_row_security(
+    ledger, role, connect_to, expression
+):
+    owner = role("owner")
+    ledger.execute("select revision.grant_owner(%s::regrole)", [owner.name])
+    ledger.execute(f"grant create on schema public to {owner.name}; alter table ledger owner to {owner.name}")
+    session = connect_to(owner.conninfo)
+    track(session, expression)
+    session.execute(NULLABLE)
+    session.execute("set row_security = off")
+    session.execute("insert into ledger values (null)")
+    assert one(ledger, "select message from revision.fault") == "its key is null"
+
+
 def test_a_row_without_a_key_that_an_expression_puts_nowhere_is_no_fault(ledger):
     track(ledger, "case when id is not null then 0 end")
     ledger.execute(NULLABLE)

@@ -112,7 +112,7 @@ def test_a_table_whose_capture_cannot_be_mended_is_told_and_keeps_no_other_from_
             f"select revision.track('{table}');"
             f"create table {table}1 partition of {table} for values from (1) to (10)"
         )
-    connection.execute("drop trigger pgchange_capture on b; drop function pgchange_capture_b()")
+    connection.execute("drop trigger pgchange_capture on b; drop function pgchange_capture_b() cascade")
     told = {line for (line,) in connection.execute("select revision.recapture()")}
     assert told == {
         "public.a: capture put on 1 partitions",
