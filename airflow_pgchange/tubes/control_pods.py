@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import operator
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -19,7 +18,6 @@ from airflow_pgchange.feeds.connect import connect, keep_open
 from airflow_pgchange.feeds.errors import (
     BatchNotFinished,
     ConsumerBusy,
-    InvalidArgument,
     PgChangeError,
     Refused,
     Stopped,
@@ -28,7 +26,9 @@ from airflow_pgchange.feeds.errors import (
 from airflow_pgchange.feeds.queries import ask, call, records, select
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
 from airflow_pgchange.feeds.tube import TubeFeed
+from airflow_pgchange.results.attached import Attached
 from airflow_pgchange.tubes.backfills import BackfillProgress, chunks, committed
+from airflow_pgchange.tubes.given_ids import each_id
 
 CHUNK = 10_000
 """Ids that are touched in one go."""
@@ -45,9 +45,9 @@ log = logging.getLogger(__name__)
 class Control:
     """A control pod whose turn has come: all that was touched in its shard before it is done.
 
-    ``backfill_end``: of ``table`` the downstream gives up what it has not written since ``start_seq``. ``truncate``: all
-    that it had of ``table`` before ``seq``; of several whose turn has come it is asked for the last. Any other ``type``
-    is a user's own, and means what its ``payload`` says.
+    ``backfill_end``: of ``table`` the downstream gives up what it has not written since ``start_seq``; without a table it
+    is asked for each table in its shard. ``truncate``: all that it had of ``table`` before ``seq``; of several whose turn
+    has come it is asked for the last. Any other ``type`` is a user's own, and means what its ``payload`` says.
     """
 
     seq: int
@@ -215,16 +215,42 @@ class _Turn:
             return None
         touched = self.ended.get(seq, 0)
         asks_nothing = control.type in ("backfill_schedule", "backfill_start") or seq in self.covered
-        given: Any = (None if asks_nothing else self.downstream(control)) or ()
-        # An error that is kept would keep a source that was left in the middle, and its connections.
-        with closing(given) if hasattr(given, "close") else nullcontext():
-            held = _ids(given)
-            while ids := list(islice(held, CHUNK)):
-                if self.stopped():
-                    raise Stopped(f"{self.feed.name}: stopped, and nothing was given up")
-                touched += ask(connection, self._about("tube.collect", seq, ids))
+        if not asks_nothing:
+            touched += self._collect(connection, self._questions(connection, control))
         ask(connection, self._about("tube.control_done", seq))
         return WorkedOff(control, touched)
+
+    def _questions(self, connection: psycopg.Connection[Any], control: Control) -> list[Control]:
+        """What the downstream is asked. The end of a backfill without a table, as older tubes wrote it, is of each table
+        in its shard; raises Refused if there is none."""
+        if control.type != "backfill_end" or control.table:
+            return [control]
+        attached = Attached.all(self.feed.tube, ask(connection, self.feed.attached()))
+        tables = [each.table for each in attached if each.shard == control.shard]
+        if not tables:
+            raise Refused(f"it names no table, and none is attached under shard {control.shard}")
+        return [replace(control, table=table) for table in tables]
+
+    def _collect(self, connection: psycopg.Connection[Any], questions: list[Control]) -> int:
+        """Touch what the downstream gives; returns how many ids. A question that it refuses holds up no other; raises
+        Refused if it refuses all."""
+        touched, refusals = 0, list[Refused]()
+        for question in questions:
+            try:
+                given: Any = self.downstream(question) or ()
+                # An error that is kept would keep the source that it left, and its connections.
+                with closing(given) if hasattr(given, "close") else nullcontext():
+                    held = each_id(given)
+                    while ids := list(islice(held, CHUNK)):
+                        if self.stopped():
+                            raise Stopped(f"{self.feed.name}: stopped, and nothing was given up")
+                        touched += ask(connection, self._about("tube.collect", question.seq, ids))
+            except Refused as error:
+                refusals.append(error)
+                log.warning("%s: control pod %s: %s", self.feed.name, question.seq, error)
+        if len(refusals) == len(questions):
+            raise refusals[0]
+        return touched
 
     def _about(self, function: str, seq: int, *arguments: Any) -> sql.Composed:
         return select(function, self.feed.tube, self.feed.workers, self.feed.worker, seq, *arguments)
@@ -249,30 +275,18 @@ def _covered(due: list[dict[str, Any]]) -> set[int]:
     return truncations.keys() - last.values()
 
 
-def _ids(held: object) -> Iterator[int]:
-    """What a downstream gave, where it is ids. A text would be taken for its digits."""
-    if not isinstance(held, Iterable) or isinstance(held, (str, bytes, bytearray)):
-        raise InvalidArgument(f"{held!r:.100} is no list of ids: a downstream gives a list, or yields them")
-    return (_id(each) for each in held if each is not None)
-
-
-def _id(given: Any) -> int:
-    try:
-        number = int(given) if isinstance(given, str) else operator.index(given)
-    except (TypeError, ValueError):
-        number = None
-    if number is None or isinstance(given, bool) or not -(2**63) <= number < 2**63:
-        raise InvalidArgument(f"{given!r:.100} is no id: ids are whole numbers of 64 bits, as bigint is")
-    return number
-
-
 def _control(row: Mapping[str, Any]) -> Control:
     """What a control pod says; raises Refused where that means nothing."""
     payload = row["payload"]
     if not isinstance(payload, dict) or not isinstance(payload.get("type"), str) or not payload["type"]:
         raise Refused("its payload is no object with a type")
     kind, table, start = payload["type"], payload.get("tbl"), str(payload.get("start_seq", ""))
-    if kind in ("backfill_schedule", "backfill_end", "truncate") and not isinstance(table, str):
+    is_of_shard = kind == "backfill_end" and table is None
+    if (
+        kind in ("backfill_schedule", "backfill_end", "truncate")
+        and not isinstance(table, str)
+        and not is_of_shard
+    ):
         raise Refused("it names no table")
     if kind == "backfill_end" and not start.isdecimal():
         raise Refused(f"start_seq is {start!r}, and is to be the number of a pod")

@@ -178,11 +178,11 @@ begin
         'select exists (
             select from %s as l
             where l.ids = ''{}'' and %s = %s and l.shard = $1 and l.payload ->> ''type'' = any ($2)
-              and tube.table_named(l.payload ->> ''tbl'') = $3)',
+              and (tube.table_named(l.payload ->> ''tbl'') = $3 or l.payload ->> ''tbl'' is null))',
         known.pods, tube.belongs('l.shard', known.partitions), tube.belongs(format('(%s)', shard), known.partitions))
     using shard, types, tbl into found_one;
     return found_one;
 end
 $$;
 comment on function tube.has_control(tube.tube, regclass, integer, text[]) is
-    'Whether there is a control pod of one of some types for a table and shard.';
+    'Whether there is a control pod of one of some types for a table and shard. One that names no table is for all of its shard.';

@@ -96,6 +96,35 @@ def test_control_pods_that_can_never_be_done_hold_up_nobody_and_are_each_told(db
     assert any("were given up" in line and "clear_faults('q')" in line for line in maintain(item).attention)
 
 
+OLD_END = {"type": "backfill_end", "start_seq": "77"}
+"""The end of a backfill as older tubes wrote it: of a shard, without a table."""
+
+
+def test_the_end_of_a_backfill_that_names_no_table_is_of_each_table_in_its_shard(db, item):
+    item.execute(
+        "create table other (id bigint primary key); create table qs.other (like other, primary key (id))"
+    )
+    item.execute("create table bare (id bigint primary key); insert into qs.other values (8)")
+    attach(item, "other")
+    attach(item, "bare")
+    put(item, OLD_END, op="B")
+    (done,) = work_off(FEED, db, copies(db))
+    assert (done.given_up, done.touched) == (None, 2)
+    assert (touched(item), controls(item)) == ([7, 8], [])
+
+
+def test_the_end_of_a_backfill_of_a_shard_without_tables_is_given_up(db, item):
+    detach(item)
+    put(item, OLD_END, op="B")
+    (done,) = work_off(FEED, db, copies(db))
+    assert done.given_up == "it names no table, and none is attached under shard 0"
+
+
+def test_another_backfill_waits_for_the_end_of_one_that_names_no_table(item):
+    put(item, OLD_END, op="B")
+    assert one(item, "select tube.tube_backfill_schedule('q', 'id', 0, 0)") == 0
+
+
 def test_a_control_pod_that_was_given_up_is_told_once_and_is_no_fault_of_a_capture(db, item):
     put(item, {"type": "backfill_schedule", "tbl": "public.item", "order_col": "zzz"})
     work_off(FEED, db, copies(db))
