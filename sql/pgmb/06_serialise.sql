@@ -26,17 +26,23 @@ comment on function pgmb.serialise_record_for_event(oid, text, record) is
 create function pgmb.jsonb_diff(a jsonb, b jsonb) returns jsonb
 language plpgsql immutable
 set search_path = pg_catalog, pg_temp
+-- A plan for these very values would hold copies of them.
+set plan_cache_mode = force_generic_plan
 as $$
 begin
     if a = b then
         return null;
     end if;
     if jsonb_typeof(a) = 'object' and jsonb_typeof(b) = 'object' then
-        -- Only where b has keys that a lacks is there more to do than to look at those of a.
-        if b || a <> a then
-            a := (select jsonb_object_agg(o.key, null) from jsonb_object_keys(b) as o(key)) || a;
-        end if;
-        return (select jsonb_object_agg(n.key, n.value) from jsonb_each(a) as n where n.value is distinct from b -> n.key);
+        -- By their keys: what lists values too copies each of them, and some may be very large.
+        return (
+            select jsonb_object_agg(k.key, a -> k.key)
+            from (
+                select jsonb_object_keys(a)
+                union all
+                select o.key from jsonb_object_keys(b) as o(key) where not a ? o.key
+            ) as k(key)
+            where a -> k.key is distinct from b -> k.key or not b ? k.key);
     end if;
     return a;
 end
@@ -52,11 +58,14 @@ create function pgmb.serialised(tbl oid, op text, one record) returns pgmb.seria
 language plpgsql stable
 as $$
 declare
+    told pg_catalog.record;
     answer pgmb.serialised;
 begin
     begin
-        select s.serialised, s.emit into answer.serialised, answer.emit
-        from pgmb.serialise_record_for_event(tbl, op, one) as s;
+        -- An expression and no query: the plan of a query would hold a copy of the row.
+        told := pgmb.serialise_record_for_event(tbl, op, one);
+        answer.serialised := told.serialised;
+        answer.emit := told.emit;
     exception when others or assert_failure then
         answer.error := sqlerrm;
     end;

@@ -134,12 +134,10 @@ $body$, upper(op), case op when 'insert' then 'pgchange_added' else 'pgchange_re
 $$;
 comment on function pgmb.push_rows(regclass, text) is 'The statement that publishes inserted or deleted rows.';
 
-create function pgmb.push_update(tbl regclass) returns text
+create function pgmb.push_pairs(tbl regclass, pairs text) returns text
 language sql stable
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
-    -- The rows before and after are in the same order. A row that an update moves to a partition which refuses it is among the
-    -- former only: then it cannot be told which belongs to which.
     select format($body$
     insert into pgmb.events (topic, payload, metadata)
     select %L, m.changed, case when m.before is null then '{}' else jsonb_build_object('old', m.before) end
@@ -147,7 +145,36 @@ as $$
         select p.i, (p.a).serialised as after, (p.b).serialised as before, (p.a).emit or (p.b).emit as emit,
                coalesce((p.a).error, (p.b).error) as error,
                pgmb.jsonb_diff(coalesce((p.a).serialised, '{}'), coalesce((p.b).serialised, '{}')) as changed
-        from (
+        from (%s) as p
+        offset 0
+    ) as m
+    where case when m.error is null then m.emit and m.changed is not null
+               else pgmb.note_push_fault(pgchange.tbl, 'UPDATE', m.error, m.before, m.after) end$body$,
+        pgmb.topic_of(tbl, 'update'), pairs)
+$$;
+comment on function pgmb.push_pairs(regclass, text) is
+    'The statement that publishes updated rows: the columns that changed, and in the metadata the row as it was. pairs is the query '
+    'of the rows after and before, a and b, with their number i.';
+
+create function pgmb.push_update(tbl regclass) returns text
+language sql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    -- A single row is paired without being numbered, gathered and sorted, each of which would copy it, however large it is.
+    -- The rows before and after are in the same order. A row that an update moves to a partition which refuses it is among the
+    -- former only: then it cannot be told which belongs to which.
+    select format(E'    if (select count(*) from pgchange_added) = 1 and (select count(*) from pgchange_removed) = 1 then%s;\n'
+                  '        return null;\n    end if;%s\n    order by m.i;\n',
+        pgmb.push_pairs(tbl, $pair$
+            select 1 as i, a.s as a, b.s as b
+            from (
+                select pgmb.serialised(pgchange.tbl, 'UPDATE', pgchange_row.*) as s from pgchange_added as pgchange_row offset 0
+            ) as a
+            cross join (
+                select pgmb.serialised(pgchange.tbl, 'UPDATE', pgchange_row.*) as s from pgchange_removed as pgchange_row offset 0
+            ) as b
+        $pair$),
+        pgmb.push_pairs(tbl, $pairs$
             select s.i, (array_agg(s.s) filter (where s.is_new))[1] as a,
                    (array_agg(s.s) filter (where not s.is_new))[1] as b
             from (
@@ -159,16 +186,9 @@ as $$
                 where (select count(*) from pgchange_added) = (select count(*) from pgchange_removed)
             ) as s
             group by s.i
-        ) as p
-        offset 0
-    ) as m
-    where case when m.error is null then m.emit and m.changed is not null
-               else pgmb.note_push_fault(pgchange.tbl, 'UPDATE', m.error, m.before, m.after) end
-    order by m.i;
-$body$, pgmb.topic_of(tbl, 'update'))
+        $pairs$))
 $$;
-comment on function pgmb.push_update(regclass) is
-    'The statement that publishes updated rows: the columns that changed, and in the metadata the row as it was.';
+comment on function pgmb.push_update(regclass) is 'The statements that publish updated rows, a single one and many.';
 
 create function pgmb.push_body(tbl regclass, op text) returns text
 language sql stable
