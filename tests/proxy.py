@@ -44,6 +44,10 @@ class Proxy:
         if serve_new:
             self._speaks.set()
 
+    def send_new_to(self, server_port: int) -> None:
+        """Connect new clients to another server, as a load balancer does."""
+        self._server_port = server_port
+
     def _serve(self) -> None:
         with suppress(OSError):
             while True:

@@ -14,6 +14,7 @@ from psycopg.rows import tuple_row
 
 from airflow_pgchange.feeds import heartbeat, silence
 from airflow_pgchange.feeds.line import Deadlines, Line
+from airflow_pgchange.feeds.witness import SESSION
 
 CHECK = "client_connection_check_interval"
 """Some systems cannot look for the end of a connection while a statement runs: there PostgreSQL refuses this setting."""
@@ -46,7 +47,7 @@ class Connection(psycopg.Connection[Any]):
         except psycopg.errors.InvalidParameterValue:
             del settings[CHECK]
             row = self.execute(_guards(self.info, settings)).fetchone()
-        _learn(self.line, self.info, row)
+        _learn(self.line, row)
 
     def wait(self, *args: Any, **kwargs: Any) -> Any:
         line = self.line
@@ -89,7 +90,7 @@ class AsyncConnection(psycopg.AsyncConnection[Any]):
         except psycopg.errors.InvalidParameterValue:
             del settings[CHECK]
             cursor = await self.execute(_guards(self.info, settings))
-        _learn(self.line, self.info, await cursor.fetchone())
+        _learn(self.line, await cursor.fetchone())
 
     async def wait(self, *args: Any, **kwargs: Any) -> Any:
         line = self.line
@@ -123,7 +124,7 @@ def adopt(connection: psycopg.Connection[Any]) -> None:
     line = ADOPTED[connection] = _watched(connection, conninfo, deadlines, connection, is_adopted=True)
     if connection.autocommit and info.transaction_status == TransactionStatus.IDLE:
         with connection.cursor(row_factory=tuple_row) as cursor:
-            _learn(line, info, cursor.execute(_guards(info, {})).fetchone())
+            _learn(line, cursor.execute(_guards(info, {})).fetchone())
 
 
 def is_at_work(connection: psycopg.Connection[Any]) -> bool:
@@ -185,22 +186,23 @@ def settings_of(deadlines: Deadlines) -> dict[str, str]:
 
 
 def _guards(info: psycopg.ConnectionInfo, settings: Mapping[str, str]) -> sql.Composed:
-    """What sets them for the session, and returns the server's time. Behind a pooler the session is not ours: it sets
-    nothing there, and returns no row."""
+    """The query that makes settings for the session, and returns the server's time and the session. Behind a pooler the
+    session is not ours: it sets nothing there, and returns no row."""
     each = [
         sql.SQL("pg_catalog.set_config({name}, {value}, false)").format(
             name=name, value=sql.SQL(LESSER).format(name=name, value=value) if name == IDLE else value
         )
         for name, value in settings.items()
     ]
-    return sql.SQL("select pg_catalog.clock_timestamp(), {} where pg_catalog.pg_backend_pid() = {}").format(
-        sql.SQL(", ").join(each) if each else sql.SQL("1"), info.backend_pid
+    query = sql.SQL(
+        "select extract(epoch from pg_catalog.clock_timestamp())::float8, {} where pg_catalog.pg_backend_pid() = {}"
     )
+    return query.format(sql.SQL(", ").join([sql.SQL(SESSION), *each]), info.backend_pid)
 
 
-def _learn(line: Line, info: psycopg.ConnectionInfo, row: Any) -> None:
+def _learn(line: Line, row: Any) -> None:
     if row is not None:
-        line.opened_at, line.pid = row[0], info.backend_pid
+        line.opened_at, line.pid, line.server = row[0], row[1], row[2:5]
 
 
 def _milliseconds(seconds: float) -> str:

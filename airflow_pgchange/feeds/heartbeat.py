@@ -23,7 +23,7 @@ from psycopg.errors import error_from_result
 from psycopg.pq import ExecStatus, PipelineStatus, TransactionStatus
 
 from airflow_pgchange.feeds.line import Line
-from airflow_pgchange.feeds.witness import Found, Witness
+from airflow_pgchange.feeds.witness import Found, Server, Witness
 
 HEARTBEAT = b"/* airflow_pgchange: heartbeat */"
 """An empty query: it takes no snapshot, and is answered in a failed transaction, too."""
@@ -120,8 +120,8 @@ class Watch:
         if line.error is not None and line.is_open:
             line.close()
             log.warning("%s", line.error)
-            if line.is_cut and line.pid is not None:
-                ending = asyncio.create_task(_end_session(line))
+            if line.is_cut and line.pid is not None and line.server is not None and line.opened_at < math.inf:
+                ending = asyncio.create_task(_end_session(line, line.pid, line.server))
                 self._endings.add(ending)
                 ending.add_done_callback(self._endings.discard)
 
@@ -130,7 +130,9 @@ class Watch:
         if line.quiet_for() < deadlines.doubt:
             return
         witness = self._witnesses.setdefault(line.address, Witness(line.address))
-        found = await witness.look(line.pid, within=deadlines.answer, settled=deadlines.doubt)
+        found = await witness.look(
+            line.pid, line.server, opened_at=line.opened_at, within=deadlines.answer, settled=deadlines.doubt
+        )
         # The answer to the statement may have come meanwhile.
         least = {Found.SILENCE: deadlines.doubt, Found.AT_REST: deadlines.quiet, Found.AT_WORK: math.inf}
         if line.quiet_for() >= least[found]:
@@ -200,7 +202,7 @@ def _answered(line: Line, connection: psycopg.Connection[Any]) -> bool:
         return False
 
 
-async def _end_session(line: Line) -> None:
+async def _end_session(line: Line, pid: int, server: Server) -> None:
     """End the session of a line that was cut, in case the server can be reached again by a new connection: else it may
     hold its locks until its own timeouts. Best effort."""
     ends = time.monotonic() + line.deadlines.timeout
@@ -213,8 +215,9 @@ async def _end_session(line: Line) -> None:
                 async with connection:
                     await connection.execute(
                         "select pg_catalog.pg_terminate_backend(a.pid) from pg_catalog.pg_stat_activity as a "
-                        "where a.pid = %s and a.backend_start <= %s",
-                        [line.pid, line.opened_at],
+                        "where a.pid = %s and extract(epoch from a.backend_start) <= %s "
+                        "and extract(epoch from pg_catalog.pg_postmaster_start_time())::float8 = %s",
+                        [pid, line.opened_at, server[0]],
                     )
             return
         await asyncio.sleep(line.deadlines.tick)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import struct
@@ -10,12 +11,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 from weakref import ref
 
 import psycopg
 from psycopg.pq import TransactionStatus
+
+from airflow_pgchange.feeds.witness import Server
 
 PROGRESS = struct.Struct("=QQ")
 PROGRESS_AT = 120
@@ -62,8 +64,11 @@ class Deadlines:
 
 
 class Line:
-    """A socket to a server. ``address`` is the connection string of another connection to the same server; ``pid`` is the
-    server's process, None behind a pooler."""
+    """A socket to a server. ``address`` is the connection string of another connection to the same server.
+
+    ``pid`` is the server's process, and ``opened_at`` a time by the server's clock when it was there, in seconds of the
+    epoch. ``pid`` and ``server`` are None where the session is not known, as behind a pooler.
+    """
 
     def __init__(
         self,
@@ -72,15 +77,14 @@ class Line:
         address: str,
         *,
         name: str,
-        pid: int | None = None,
-        opened_at: datetime | None = None,
         connection: psycopg.Connection[Any] | None = None,
         is_adopted: bool = False,
     ) -> None:
         self.deadlines = deadlines
         self.address = address
-        self.pid = pid
-        self.opened_at = opened_at
+        self.pid: int | None = None
+        self.server: Server | None = None
+        self.opened_at = math.inf
         self.is_open = True
         self.is_adopted = is_adopted
         self.is_cut = False

@@ -11,6 +11,11 @@ import psycopg
 
 LOCK_TIMEOUT = "set lock_timeout = '1s'"
 """A lock on a system catalogue must not look like silence."""
+SESSION = """
+    pg_catalog.pg_backend_pid(), extract(epoch from pg_catalog.pg_postmaster_start_time())::float8,
+    pg_catalog.host(pg_catalog.inet_server_addr()), pg_catalog.inet_server_port()
+"""
+"""A session's process, and its server: since when it runs, and where. psycopg does not read times in every style."""
 STATE = """
     select a.state, extract(epoch from clock_timestamp() - a.state_change)::float8
     from pg_catalog.pg_stat_get_activity(%s) as a
@@ -18,6 +23,9 @@ STATE = """
 AT_REST = ("idle", "idle in transaction", "idle in transaction (aborted)")
 SLICES = 10
 """The wait is cut into so many. If this process is stopped, it loses one of them at most, not the whole wait."""
+
+
+Server = tuple[float, str | None, int | None]
 
 
 class Found(Enum):
@@ -45,14 +53,17 @@ class Witness:
         self._silences = 0
         self._greeted = False
 
-    async def look(self, pid: int | None, *, within: float, settled: float) -> Found:
-        """Look at session ``pid``; None: at the server alone. It is at rest if it has been for ``settled`` seconds."""
+    async def look(
+        self, pid: int | None, server: Server | None, *, opened_at: float, within: float, settled: float
+    ) -> Found:
+        """Look at session ``pid`` of ``server``; None: whether anything answers. A session is at rest if it has been for
+        ``settled`` seconds."""
         silences = self._silences
         async with self._asking:
             if self._silences > silences:
                 return Found.SILENCE
             self._greeted = False
-            state = asyncio.create_task(self._state(pid, settled))
+            state = asyncio.create_task(self._state(pid, server, opened_at, settled))
             for _ in range(SLICES):
                 done, _ = await asyncio.wait({state}, timeout=within / SLICES)
                 if done:
@@ -78,7 +89,7 @@ class Witness:
             with suppress(psycopg.Error, OSError):
                 await connection.close()
 
-    async def _state(self, pid: int | None, settled: float) -> Found:
+    async def _state(self, pid: int | None, server: Server | None, opened_at: float, settled: float) -> Found:
         if self._connection is None or self._connection.closed:
             self._connection = await psycopg.AsyncConnection.connect(
                 self._address,
@@ -89,7 +100,16 @@ class Witness:
             self._greeted = True
             if pid is not None:
                 await self._connection.execute(LOCK_TIMEOUT)
-        if pid is None or not await self._is_direct(self._connection):
+        if pid is None or server is None:
+            await self.close()
+            return Found.AT_WORK
+        cursor = await self._connection.execute(f"select {SESSION}")
+        ours, *there = await cursor.fetchone() or (None,)
+        if ours == self._connection.info.backend_pid and there[1:] == [*server[1:]] and there[0] > opened_at:
+            # The server was started anew, and its sessions ended.
+            return Found.AT_REST
+        if ours != self._connection.info.backend_pid or there != [*server]:
+            # A pooler, which has sessions of others for us, or a load balancer, which has another server.
             await self.close()
             return Found.AT_WORK
         cursor = await self._connection.execute(STATE, [pid])
@@ -97,8 +117,3 @@ class Witness:
         if row is None or (row[0] in AT_REST and row[1] >= settled):
             return Found.AT_REST
         return Found.AT_WORK
-
-    async def _is_direct(self, connection: psycopg.AsyncConnection[Any]) -> bool:
-        """Whether the session is ours alone: behind a pooler its number is another."""
-        cursor = await connection.execute("select pg_catalog.pg_backend_pid()")
-        return await cursor.fetchone() == (connection.info.backend_pid,)

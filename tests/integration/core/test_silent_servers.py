@@ -136,6 +136,22 @@ def test_a_long_statement_goes_on_though_the_pooler_has_no_session_to_spare(pgbo
         assert ours.execute("select 1 from pg_sleep(%s)", [LONG]).fetchone() == (1,)
 
 
+def test_a_long_statement_goes_on_behind_a_load_balancer_that_has_another_server(db, proxy, own_cluster):
+    """Also where the other server began later, and knows nothing of the statement."""
+    with connect_ours(through(proxy, db)) as ours:
+        own_cluster.stop()
+        own_cluster.start()
+        proxy.send_new_to(own_cluster.port)
+        assert ours.execute("select 1 from pg_sleep(%s)", [LONG]).fetchone() == (1,)
+
+
+@pytest.mark.parametrize("style", ["German, DMY", "SQL, MDY"])
+def test_a_connection_is_watched_whatever_the_style_of_times(db, connection, style):
+    connection.execute(f"alter database {connection.info.dbname} set datestyle = '{style}'")
+    with connect_ours(db) as ours:
+        assert ours.line.pid == ours.info.backend_pid
+
+
 def test_a_server_that_takes_no_bytes_for_long_is_not_given_up(db, connect):
     holder, writer = connect(), connect_ours(impatient(db))
     holder.execute(
