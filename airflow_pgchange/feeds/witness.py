@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 from enum import Enum, auto
 from typing import Any
@@ -52,6 +53,7 @@ class Witness:
         self._asking = asyncio.Lock()
         self._silences = 0
         self._greeted = False
+        self._login_at = 0.0
 
     async def look(
         self, pid: int | None, server: Server | None, *, opened_at: float, within: float, settled: float
@@ -62,6 +64,10 @@ class Witness:
         async with self._asking:
             if self._silences > silences:
                 return Found.SILENCE
+            if self._connection is None and time.monotonic() < self._login_at:
+                return Found.AT_WORK
+            # Not at each look, where each takes a login: servers log those, and poolers count them.
+            self._login_at = time.monotonic() + within / 2
             self._greeted = False
             state = asyncio.create_task(self._state(pid, server, opened_at, settled))
             for _ in range(SLICES):

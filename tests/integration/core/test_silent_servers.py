@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -134,6 +137,26 @@ def test_a_long_statement_goes_on_though_the_pooler_has_no_session_to_spare(pgbo
         for _ in range(4):
             connect_to(pgbouncer, autocommit=False).execute("select 1")
         assert ours.execute("select 1 from pg_sleep(%s)", [LONG]).fetchone() == (1,)
+
+
+STATEMENT = """
+import sys
+from airflow_pgchange.feeds.connect import connect
+with connect(sys.argv[1]) as connection:
+    print(connection.execute("select 1 from pg_sleep(3.5)").fetchone())
+"""
+
+
+def test_a_long_statement_goes_on_though_its_process_was_stopped_for_a_while(db, connection):
+    program = [sys.executable, "-c", STATEMENT, impatient(db)]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
+        until(connection, "select exists (select from pg_stat_activity where wait_event = 'PgSleep')")
+        # Until it asks about the statement.
+        time.sleep(TIMEOUT / 3)
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(1.5 * TIMEOUT)
+        process.send_signal(signal.SIGCONT)
+        assert process.communicate(timeout=30)[0] == "(1,)\n"
 
 
 def test_a_long_statement_goes_on_behind_a_load_balancer_that_has_another_server(db, proxy, own_cluster):

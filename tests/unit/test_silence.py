@@ -1,0 +1,54 @@
+"""By when a server that falls silent is noticed."""
+
+from __future__ import annotations
+
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from airflow_pgchange.feeds import silence
+from airflow_pgchange.feeds.connect import complete
+from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.feeds.line import Deadlines
+
+MINUTE = Deadlines(60)
+
+
+def test_a_silent_server_is_noticed_within_the_timeout_whenever_its_silence_begins():
+    idle = MINUTE.tick + MINUTE.beat + MINUTE.answer
+    login_again = MINUTE.answer / 2
+    busy = MINUTE.tick + max(MINUTE.doubt, login_again) + MINUTE.answer
+    at_rest = MINUTE.tick + MINUTE.quiet
+    assert max(idle, busy, at_rest) < MINUTE.timeout
+
+
+def test_a_server_frees_locks_within_twice_the_timeout_and_not_before_the_client_has_given_up():
+    assert MINUTE.timeout + MINUTE.beat < MINUTE.server < 2 * MINUTE.timeout
+
+
+def test_the_keepalives_of_tcp_end_with_the_timeout():
+    given = conninfo_to_dict(complete("tcp_user_timeout=120000"))
+    idle, interval, count = (int(given[f"keepalives_{name}"]) for name in ("idle", "interval", "count"))
+    assert idle + interval * count == 120
+
+
+def test_what_a_person_says_of_keepalives_and_connecting_wins():
+    given = conninfo_to_dict(complete("connect_timeout=33 keepalives_idle=7"))
+    assert (given["connect_timeout"], given["keepalives_idle"]) == ("33", "7")
+
+
+def test_the_kernel_is_not_told_the_timeout():
+    assert "tcp_user_timeout" not in silence.for_libpq(complete("dbname=x"))
+
+
+@pytest.mark.parametrize(("text", "timeout"), [("", 60.0), ("tcp_user_timeout=5000", 5.0)])
+def test_the_timeout_is_an_option_of_the_connection(text, timeout):
+    assert silence.deadlines(text) == Deadlines(timeout)
+
+
+def test_a_timeout_of_zero_is_none():
+    assert silence.deadlines("tcp_user_timeout=0") is None
+
+
+def test_a_timeout_that_is_no_number_is_refused():
+    with pytest.raises(InvalidArgument, match="whole number of milliseconds"):
+        complete("tcp_user_timeout=1min")
