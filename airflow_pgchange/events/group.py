@@ -17,7 +17,7 @@ from airflow_pgchange.events.handler import RETRY
 from airflow_pgchange.events.subscriptions import heartbeat
 from airflow_pgchange.feeds.connect import connect, keep_open
 from airflow_pgchange.feeds.errors import ConnectionLost, ConsumerBusy, ServerUnavailable, Stopped, translated
-from airflow_pgchange.feeds.guarded import server_patience
+from airflow_pgchange.feeds.guarded import session_patience
 from airflow_pgchange.feeds.queries import ask, call, records, rows, select
 from airflow_pgchange.feeds.retrying import succeeds
 
@@ -174,7 +174,7 @@ def held_group(
     with connection:
         try:
             # The lock is the session's: the server ends a session whose heartbeat stops.
-            keep_open(connection, idle_session_timeout=server_patience(connection))
+            keep_open(connection, idle_session_timeout=session_patience(connection))
             _lock(connection, name, busy_timeout, stopped)
             try:
                 yield Group(connection, name)

@@ -53,9 +53,13 @@ def connect(conninfo: str, *, primary: bool = False) -> psycopg.Connection[Any]:
             cursor_factory=psycopg.ClientCursor,
         )
         set_json_loads(_loads, connection)
-        connection.guard(complete(conninfo))
-        if not _is_readable(connection.info):
-            connection.execute(READABLE)
+        try:
+            connection.guard(complete(conninfo))
+            if not _is_readable(connection.info):
+                connection.execute(READABLE)
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
 
@@ -132,9 +136,13 @@ async def connect_async(conninfo: str, *, primary: bool = False) -> psycopg.Asyn
             cursor_factory=psycopg.AsyncClientCursor,
         )
         set_json_loads(_loads, connection)
-        await connection.guard(complete(conninfo))
-        if not _is_readable(connection.info):
-            await connection.execute(READABLE)
+        try:
+            await connection.guard(complete(conninfo))
+            if not _is_readable(connection.info):
+                await connection.execute(READABLE)
+        except BaseException:
+            await connection.close()
+            raise
         return connection
 
 

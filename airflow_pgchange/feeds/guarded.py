@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -25,6 +26,8 @@ LESSER = """
          then pg_catalog.current_setting({name}) else {value} end
 """
 """What the database's owner has set is kept where it is shorter."""
+REFUSED = (psycopg.errors.InvalidParameterValue, psycopg.errors.InsufficientPrivilege)
+"""Somebody may have revoked what the query calls. Then the session stays unknown, as behind a pooler."""
 HEARTBEAT_NAME = "airflow_pgchange heartbeat"
 ADOPTED: WeakKeyDictionary[psycopg.Connection[Any], Line] = WeakKeyDictionary()
 
@@ -42,12 +45,10 @@ class Connection(psycopg.Connection[Any]):
         # Before the first statement: that may be the first without an answer.
         self.line = _watched(self, conninfo, deadlines, self)
         settings = {IDLE: _milliseconds(deadlines.server), **settings_of(deadlines)}
-        try:
-            row = self.execute(_guards(self.info, settings)).fetchone()
-        except psycopg.errors.InvalidParameterValue:
-            del settings[CHECK]
-            row = self.execute(_guards(self.info, settings)).fetchone()
-        _learn(self.line, row)
+        for query in _guards(self.info, settings):
+            with suppress(*REFUSED):
+                _learn(self.line, self.execute(query).fetchone())
+                return
 
     def wait(self, *args: Any, **kwargs: Any) -> Any:
         line = self.line
@@ -84,13 +85,11 @@ class AsyncConnection(psycopg.AsyncConnection[Any]):
         if deadlines is None:
             return
         self.line = _watched(self, conninfo, deadlines, None)
-        settings = settings_of(deadlines)
-        try:
-            cursor = await self.execute(_guards(self.info, settings))
-        except psycopg.errors.InvalidParameterValue:
-            del settings[CHECK]
-            cursor = await self.execute(_guards(self.info, settings))
-        _learn(self.line, await cursor.fetchone())
+        for query in _guards(self.info, settings_of(deadlines)):
+            with suppress(*REFUSED):
+                cursor = await self.execute(query)
+                _learn(self.line, await cursor.fetchone())
+                return
 
     async def wait(self, *args: Any, **kwargs: Any) -> Any:
         line = self.line
@@ -123,8 +122,8 @@ def adopt(connection: psycopg.Connection[Any]) -> None:
         return
     line = ADOPTED[connection] = _watched(connection, conninfo, deadlines, connection, is_adopted=True)
     if connection.autocommit and info.transaction_status == TransactionStatus.IDLE:
-        with connection.cursor(row_factory=tuple_row) as cursor:
-            _learn(line, cursor.execute(_guards(info, {})).fetchone())
+        with connection.cursor(row_factory=tuple_row) as cursor, suppress(*REFUSED):
+            _learn(line, cursor.execute(_guards(info, {})[0]).fetchone())
 
 
 def is_at_work(connection: psycopg.Connection[Any]) -> bool:
@@ -135,10 +134,16 @@ def is_at_work(connection: psycopg.Connection[Any]) -> bool:
 
 
 def server_patience(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> str:
-    """For how long a server may keep a transaction, or a session, whose client sends nothing: a value for PostgreSQL's
-    settings; ``0``, which is for ever, for a connection that is not watched."""
+    """For how long a server may keep a transaction whose client sends nothing: a value for PostgreSQL's settings;
+    ``0``, which is for ever, for a connection that is not watched."""
     line = connection.line if isinstance(connection, Connection | AsyncConnection) else None
     return "0" if line is None else _milliseconds(line.deadlines.server)
+
+
+def session_patience(connection: psycopg.Connection[Any]) -> str:
+    """The same for a session, which is sent heartbeats outside of transactions only if it is known."""
+    line = connection.line if isinstance(connection, Connection) else None
+    return "0" if line is None or line.pid is None else server_patience(connection)
 
 
 def address_of(conninfo: str, deadlines: Deadlines) -> str:
@@ -185,19 +190,23 @@ def settings_of(deadlines: Deadlines) -> dict[str, str]:
     }
 
 
-def _guards(info: psycopg.ConnectionInfo, settings: Mapping[str, str]) -> sql.Composed:
-    """The query that makes settings for the session, and returns the server's time and the session. Behind a pooler the
-    session is not ours: it sets nothing there, and returns no row."""
-    each = [
-        sql.SQL("pg_catalog.set_config({name}, {value}, false)").format(
-            name=name, value=sql.SQL(LESSER).format(name=name, value=value) if name == IDLE else value
-        )
-        for name, value in settings.items()
-    ]
+def _guards(info: psycopg.ConnectionInfo, settings: Mapping[str, str]) -> list[sql.Composed]:
+    """Queries that make settings for the session, and return the server's time and the session; each is for a server
+    that refuses those before it. Behind a pooler the session is not ours: they set nothing there, and return no row."""
     query = sql.SQL(
         "select extract(epoch from pg_catalog.clock_timestamp())::float8, {} where pg_catalog.pg_backend_pid() = {}"
     )
-    return query.format(sql.SQL(", ").join([sql.SQL(SESSION), *each]), info.backend_pid)
+    each = {
+        name: sql.SQL("pg_catalog.set_config({name}, {value}, false)").format(
+            name=name, value=sql.SQL(LESSER).format(name=name, value=value) if name == IDLE else value
+        )
+        for name, value in settings.items()
+    }
+    without_check = [setting for name, setting in each.items() if name != CHECK]
+    return [
+        query.format(sql.SQL(", ").join([sql.SQL(SESSION), *chosen]), info.backend_pid)
+        for chosen in (each.values(), without_check)
+    ]
 
 
 def _learn(line: Line, row: Any) -> None:

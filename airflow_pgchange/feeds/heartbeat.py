@@ -31,6 +31,8 @@ FIRST_LOOK, LONGEST_LOOK = 0.0005, 0.05
 """Seconds between two looks for the answer to a heartbeat, which holds the connection's lock."""
 LINGER = 5.0
 """Seconds that the thread stays when there is nothing to watch."""
+AGAIN = 1.0
+"""Seconds until heartbeats begin anew after a failure of ours."""
 ENDS = ("FATAL", "PANIC")
 CAN_ASK = (TransactionStatus.IDLE, TransactionStatus.INTRANS, TransactionStatus.INERROR)
 
@@ -67,12 +69,16 @@ class Watch:
                 self._loop.call_soon_threadsafe(self._wake.set)
 
     def _run(self) -> None:
-        try:
-            asyncio.run(self._work())
-        except Exception:
-            log.exception("connections are not watched any more, until the next is opened")
-            with self._changed:
-                self._running, self._loop = False, None
+        while True:
+            try:
+                asyncio.run(self._work())
+            except Exception:
+                # Without heartbeats servers would end healthy work.
+                log.exception("the heartbeat of connections failed, and begins anew")
+                self._witnesses, self._tasks, self._endings = {}, {}, set()
+                time.sleep(AGAIN)
+            else:
+                return
 
     async def _work(self) -> None:
         self._wake = asyncio.Event()

@@ -175,6 +175,13 @@ def test_a_connection_is_watched_whatever_the_style_of_times(db, connection, sty
         assert ours.line.pid == ours.info.backend_pid
 
 
+def test_a_connection_is_opened_though_its_server_does_not_say_since_when_it_runs(connection, role):
+    anybody = role("anybody")
+    connection.execute("revoke execute on function pg_postmaster_start_time() from public")
+    with connect_ours(anybody.conninfo) as ours:
+        assert ours.execute("select 1").fetchone() == (1,)
+
+
 def test_a_server_that_takes_no_bytes_for_long_is_not_given_up(db, connect):
     holder, writer = connect(), connect_ours(impatient(db))
     holder.execute(
