@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import psycopg
 
-from airflow_pgchange.admin.versions import STAGING
+from airflow_pgchange.admin.versions import SEALED, STAGING
 from airflow_pgchange.feeds.queries import ask, rows
 
 _INSIDE = """
@@ -35,7 +36,8 @@ _OUTSIDE = """
               where (e.classid, e.objid, e.deptype) = (d.classid, d.objid, 'e'))
         union
         select d.classid, d.objid, d.objsubid,
-               d.deptype = 'i' or coalesce(coalesce(i.schema, a.object_names[1]) in (%(name)s::text, 'pg_toast'), false)
+               d.deptype = 'i'
+                   or coalesce(coalesce(i.schema, a.object_names[1]) = any (%(ours)s::text[] || 'pg_toast'::text), false)
         from reached as r
         join pg_catalog.pg_depend as d on (d.refclassid, d.refobjid) = (r.classid, r.objid) and d.deptype <> 'e'
         cross join lateral pg_catalog.pg_identify_object(d.classid, d.objid, d.objsubid) as i
@@ -52,16 +54,19 @@ _OUTSIDE = """
 """
 
 
-def strangers(connection: psycopg.Connection[Any], schema: str) -> list[str]:
+def strangers(connection: psycopg.Connection[Any], schema: str, beside: Sequence[str] = ()) -> list[str]:
     """The names of what others have put into a schema of ours, and of what they have elsewhere that depends on it.
+
+    ``beside`` are schemas that go with it: what is in them is ours, too.
 
     All of ours has a comment, what is staged one that says so, or is a partition, a sequence or another part of what has
     one. An extension stands for all that belongs to it. Where a restore left the comments out, nobody can say what in the
     schema is ours.
     """
-    found = {name for (name,) in rows(connection, _OUTSIDE, {"name": schema})}
+    found = {name for (name,) in rows(connection, _OUTSIDE, {"name": schema, "ours": [schema, *beside]})}
+    whole = schema.removesuffix(SEALED)
     told = "select pg_catalog.obj_description(pg_catalog.to_regclass(%s), 'pg_class') is not null"
-    ours, there = "%", f"{schema}.installed"
+    ours, there = "%", f"{whole}.installed"
     if schema == STAGING:
         told = "select pg_catalog.obj_description(pg_catalog.to_regnamespace(%s), 'pg_namespace') is not null"
         ours, there = "pgchange {%", schema

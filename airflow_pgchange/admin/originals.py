@@ -76,9 +76,11 @@ def _triggers(connection: psycopg.Connection[Any], schema: str) -> list[_Trigger
     return [_Trigger(*row) for row in rows(connection, sql.SQL(_TRIGGERS).format(schema=schema))]
 
 
-def foreign(connection: psycopg.Connection[Any], systems: Sequence[System]) -> Refused:
-    """What to say where schemas are there by the names of ours and are not ours."""
-    names = ", ".join(system.schema for system in systems)
+def foreign(
+    connection: psycopg.Connection[Any], systems: Sequence[System], schemas: Sequence[str]
+) -> Refused:
+    """What to say where ``schemas``, which these systems would make, are there and are not ours."""
+    names = ", ".join(schemas)
     by_them = [trigger for system in systems for trigger in _triggers(connection, system.schema)]
     used = f"; triggers that use it: {', '.join(map(str, by_them))}" if by_them else ""
     first = f"these triggers (`{_dropped(by_them)}`) and then " if by_them else ""

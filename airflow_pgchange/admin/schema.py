@@ -11,7 +11,7 @@ from psycopg import sql
 
 from airflow_pgchange.admin import originals, versions
 from airflow_pgchange.admin.foreign_objects import strangers
-from airflow_pgchange.admin.versions import STAGING, Installed, System
+from airflow_pgchange.admin.versions import SEALED, STAGING, Installed, System
 from airflow_pgchange.feeds.errors import (
     InvalidArgument,
     PermissionDenied,
@@ -90,10 +90,12 @@ def _lacking(connection: psycopg.Connection[Any], system: System) -> str | None:
 def _refuse_foreign(connection: psycopg.Connection[Any], systems: Sequence[System]) -> None:
     """Refuse to make a schema where somebody else's has the name. It is what ours are called by, so ours has no other."""
     query = "select nspname::text from pg_catalog.pg_namespace where nspname = any (%s)"
-    there = {name for (name,) in rows(connection, query, [[system.schema for system in systems]])}
-    foreign = [system for system in systems if system.schema in there]
+    ours = {name for system in systems for name in (system.schema, system.schema + SEALED)}
+    there = {name for (name,) in rows(connection, query, [list(ours)])}
+    there -= {name for system in systems for name in versions.sealed(connection, system)}
+    foreign = [system for system in systems if there & {system.schema, system.schema + SEALED}]
     if foreign:
-        raise originals.foreign(connection, foreign)
+        raise originals.foreign(connection, foreign, sorted(there))
     if versions.holds_staging(connection) is False:
         raise Refused(
             f"schema {STAGING} is there and is not ours: install into another database, or drop or rename that schema; "
@@ -199,7 +201,7 @@ def _take_out(connection: psycopg.Connection[Any], system: System) -> None:
         raise _used(system.schema, system, [error.diag.message_detail or str(error)]) from error
     if system.needs and "core" in versions.present(connection):
         connection.execute("select pgchange.unregister(%s)", [system.schema])
-    _drop(connection, system, [system.schema, *_staging_of(connection, system)])
+    _drop(connection, system, [system.schema, *_beside(connection, system)])
 
 
 def _sweep_up(connection: psycopg.Connection[Any], system: System) -> None:
@@ -207,21 +209,23 @@ def _sweep_up(connection: psycopg.Connection[Any], system: System) -> None:
     if not ask(connection, "select pg_catalog.to_regnamespace(%s) is not null", [system.schema]):
         for path in sorted((versions.sql_folder() / system.folder / "dropped_by_hand").glob("*.sql")):
             connection.execute(path.read_bytes(), prepare=False)
-        _drop(connection, system, _staging_of(connection, system))
+        _drop(connection, system, _beside(connection, system))
 
 
-def _staging_of(connection: psycopg.Connection[Any], system: System) -> list[str]:
-    """The schema of what is staged, if it is ours, with the core, which made it."""
-    return [STAGING] if system.folder == "core" and versions.holds_staging(connection) else []
+def _beside(connection: psycopg.Connection[Any], system: System) -> list[str]:
+    """The schemas that a system made beside its own: its sealed schema, and the core's schema of what is staged."""
+    staging = [STAGING] if system.folder == "core" and versions.holds_staging(connection) else []
+    return versions.sealed(connection, system) + staging
 
 
 def _drop(connection: psycopg.Connection[Any], system: System, schemas: Sequence[str]) -> None:
     for schema in schemas:
-        theirs = strangers(connection, schema)
+        theirs = strangers(connection, schema, schemas)
         if theirs:
             raise _used(schema, system, theirs)
-    for schema in schemas:
-        connection.execute(sql.SQL("drop schema {} cascade").format(sql.Identifier(schema)))
+    if schemas:
+        names = sql.SQL(", ").join(sql.Identifier(schema) for schema in schemas)
+        connection.execute(sql.SQL("drop schema {} cascade").format(names))
 
 
 def _used(schema: str, system: System, theirs: Sequence[str]) -> Refused:

@@ -39,6 +39,9 @@ SYSTEMS: tuple[System, ...] = (
 STAGING = "pgchange_staging"
 """The schema that the core makes beside its own: consumers create in it, and in no other."""
 
+SEALED = "_sealed"
+"""What ends the name of a schema that a system may make beside its own, for functions that are told who calls them."""
+
 
 @dataclass(frozen=True)
 class Installed:
@@ -102,6 +105,19 @@ def holds_staging(connection: psycopg.Connection[Any]) -> bool | None:
         where n.nspname = 'pgchange_staging'
     """
     return next((ours for (ours,) in rows(connection, query)), None)
+
+
+def sealed(connection: psycopg.Connection[Any], system: System) -> list[str]:
+    """The sealed schema of a system, where it is there and ours: by its comment, and by its owner."""
+    query = """
+        select n.nspname::text
+        from pg_catalog.pg_namespace as n
+        join pg_catalog.pg_roles as o on o.oid = n.nspowner
+        left join pg_catalog.pg_namespace as h on h.nspname = %s
+        where n.nspname = %s and (o.rolsuper or o.oid = coalesce(h.nspowner, current_user::regrole))
+          and (h.oid is not null or pg_catalog.obj_description(n.oid, 'pg_namespace') like 'pgchange: %%')
+    """
+    return [name for (name,) in rows(connection, query, [system.schema, system.schema + SEALED])]
 
 
 def installed(connection: psycopg.Connection[Any]) -> list[Installed]:

@@ -1,29 +1,29 @@
 -- For people: what became of batches, and what watchers of feeds see.
 
-create function pgchange.keeps(kind text) returns boolean
+create function pgchange.keeps(caller name, kind text) returns boolean
 language sql stable
 set search_path = pg_catalog, pgchange, pg_temp
 as $$
-    select pg_has_role(session_user, home.nspowner, 'usage')
+    select pg_has_role(caller, home.nspowner, 'usage')
         or exists (
             select from pgchange.registered as r
             join pg_namespace as n on n.nspname = r.schema
             join pg_proc as f on f.pronamespace = n.oid and f.proname = 'adopt_mark'
             join pg_roles as o on o.oid = f.proowner
-            where r.kind = keeps.kind and has_function_privilege(session_user, f.oid, 'execute')
+            where r.kind = keeps.kind and has_function_privilege(caller, f.oid, 'execute')
               -- Not one that somebody else has made there since.
               and (o.oid = home.nspowner or o.rolsuper))
     from pg_namespace as home where home.nspname = 'pgchange'
 $$;
-comment on function pgchange.keeps(text) is
-    'Whether who logged in owns this schema, or looks after all consumers of a kind, as who may repair them does.';
+comment on function pgchange.keeps(name, text) is
+    'Whether a role owns this schema, or looks after all consumers of a kind, as a role that may repair them does.';
 
-create function pgchange.batches(of_consumer text default null, most integer default 100) returns setof pgchange.batch
+create function pgchange_sealed.batches(caller pgchange.caller, of_consumer text default null, most integer default 100) returns setof pgchange.batch
 language plpgsql stable security definer
 set search_path = pg_catalog, pgchange, pg_temp
 as $$
 declare
-    kept constant text[] := array(select r.kind from pgchange.registered as r where pgchange.keeps(r.kind));
+    kept constant text[] := array(select r.kind from pgchange.registered as r where pgchange.keeps(caller, r.kind));
 begin
     if of_consumer is null then
         return query
@@ -38,12 +38,12 @@ begin
     end if;
 end
 $$;
-comment on function pgchange.batches(text, integer) is
-    'The latest attempts on batches, of one consumer or of all, the last first; of the feeds that who logged in looks after.';
+comment on function pgchange_sealed.batches(pgchange.caller, text, integer) is
+    'The latest attempts on batches, of one consumer or of all, the last first; of the feeds that the caller looks after.';
 
 create table pgchange.watcher (
     feed text,
-    watched_by name default session_user,
+    watched_by name default current_user,
     kind text,
     since timestamptz not null default clock_timestamp(),
     looked_at timestamptz not null default clock_timestamp(),
@@ -58,7 +58,7 @@ comment on table pgchange.watcher is
 
 create index watcher_looked on pgchange.watcher (looked_at);
 
-create function pgchange.note_watchers(watched jsonb) returns void
+create function pgchange_sealed.note_watchers(caller pgchange.caller, watched jsonb) returns void
 language plpgsql security definer
 set search_path = pg_catalog, pgchange, pg_temp
 set lock_timeout = '1s'
@@ -66,7 +66,7 @@ as $$
 begin
     insert into pgchange.watcher as w (feed, watched_by, kind, error, ready, woke_at)
     -- A key must fit into an index. Several watchers may look at one feed: an error is what a person should see.
-    select distinct on (x.kind, left(x.feed, 600)) left(x.feed, 600), session_user, x.kind, left(x.error, 4000), x.ready,
+    select distinct on (x.kind, left(x.feed, 600)) left(x.feed, 600), caller, x.kind, left(x.error, 4000), x.ready,
            clock_timestamp() - make_interval(secs => x.woke)
     from jsonb_to_recordset(watched) as x(feed text, kind text, error text, ready bigint, woke double precision)
     order by x.kind, left(x.feed, 600), x.error
@@ -76,21 +76,23 @@ begin
         since = case when (w.error is null) = (excluded.error is null) then w.since else excluded.since end;
 end
 $$;
-comment on function pgchange.note_watchers(jsonb) is
-    'Note what watchers of who logged in have seen: [{feed, kind, error or null, ready or null, woke: seconds since they woke '
+comment on function pgchange_sealed.note_watchers(pgchange.caller, jsonb) is
+    'Note what the watchers of the caller have seen: [{feed, kind, error or null, ready or null, woke: seconds since they woke '
     'somebody, if they did since they last said so}, ...].';
 
-create function pgchange.watchers() returns setof pgchange.watcher
+create function pgchange_sealed.watchers(caller pgchange.caller) returns setof pgchange.watcher
 language sql stable security definer
 set search_path = pg_catalog, pgchange, pg_temp
 as $$
     select w.* from pgchange.watcher as w
-    where w.watched_by = session_user
-       or w.kind in (select k.kind from (select distinct o.kind from pgchange.watcher as o) as k where pgchange.keeps(k.kind))
+    where w.watched_by = caller
+       or w.kind in (select k.kind from (select distinct o.kind from pgchange.watcher as o) as k where pgchange.keeps(caller, k.kind))
     order by w.feed, w.kind, w.watched_by
 $$;
-comment on function pgchange.watchers() is
-    'The watchers of who logged in, and those of the feeds that he looks after.';
+comment on function pgchange_sealed.watchers(pgchange.caller) is
+    'The watchers of the caller, and those of the feeds that the caller looks after.';
+
+select pgchange.show_sealed('pgchange');
 
 create function pgchange.trim_watchers(keep interval default '7 days') returns setof text
 language sql security definer

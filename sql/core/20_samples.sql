@@ -2,7 +2,7 @@
 -- consumers do depends on it.
 
 create table pgchange.sample (
-    sampled_by name default session_user,
+    sampled_by name default current_user,
     kind text,
     consumer text,
     at timestamptz,
@@ -19,7 +19,7 @@ comment on table pgchange.sample is 'What pgchange.status() said in the last hou
 create index sample_at on pgchange.sample (at);
 create index sample_number on pgchange.sample (sampled_by, number);
 
-create function pgchange.note_samples(seen jsonb) returns bigint
+create function pgchange_sealed.note_samples(caller pgchange.caller, seen jsonb) returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pgchange, pg_temp
 as $$
@@ -28,15 +28,15 @@ declare
     -- Those of an hour of over a thousand consumers: who makes up more of them fills no disk.
     most constant bigint := 1000000;
     newest bigint := coalesce((
-        select s.number from pgchange.sample as s where s.sampled_by = session_user order by s.number desc limit 1), 0);
+        select s.number from pgchange.sample as s where s.sampled_by = caller order by s.number desc limit 1), 0);
     noted bigint;
 begin
     -- Of several who look at the same time one notes.
-    if not pg_try_advisory_xact_lock(hashtextextended('pgchange.note_samples ' || session_user, 0)) then
+    if not pg_try_advisory_xact_lock(hashtextextended('pgchange.note_samples ' || caller, 0)) then
         return 0;
     end if;
-    insert into pgchange.sample (kind, consumer, at, ready, ready_exact, waiting, oldest_seconds, number)
-    select n.kind, n.consumer, noted_at, n.ready, n.ready_exact, n.waiting, n.oldest_seconds, newest + row_number() over ()
+    insert into pgchange.sample (sampled_by, kind, consumer, at, ready, ready_exact, waiting, oldest_seconds, number)
+    select caller, n.kind, n.consumer, noted_at, n.ready, n.ready_exact, n.waiting, n.oldest_seconds, newest + row_number() over ()
     from (
         -- One key is no longer than an index takes, and a look no larger than a page is.
         select distinct on (left(x.kind, 100), left(x.consumer, 600))
@@ -49,43 +49,43 @@ begin
     ) as n
     where not exists (
         select from pgchange.sample as s
-        where (s.sampled_by, s.kind, s.consumer) = (session_user, n.kind, n.consumer)
+        where (s.sampled_by, s.kind, s.consumer) = (caller, n.kind, n.consumer)
           and s.at > noted_at - interval '4.5 seconds' and s.at <= noted_at);
     get diagnostics noted = row_count;
     delete from pgchange.sample as s
     where s.ctid = any (array(
         select o.ctid from pgchange.sample as o where o.at < noted_at - interval '1 hour' for update skip locked));
-    delete from pgchange.sample as s where s.sampled_by = session_user and s.number <= newest + noted - most;
+    delete from pgchange.sample as s where s.sampled_by = caller and s.number <= newest + noted - most;
     return noted;
 end
 $$;
-comment on function pgchange.note_samples(jsonb) is
-    'Note what pgchange.status() has just said to who logged in, [{kind, consumer, ready, ready_exact, waiting, oldest_seconds}, '
+comment on function pgchange_sealed.note_samples(pgchange.caller, jsonb) is
+    'Note what pgchange.status() has just said to the caller, [{kind, consumer, ready, ready_exact, waiting, oldest_seconds}, '
     '...], of consumers of whom nobody did in the last seconds; forgets what is older than an hour, and all but the latest million '
-    'of his. Returns how many were noted.';
+    'of the caller''s. Returns how many were noted.';
 
-create function pgchange.samples(of_kind text, of_consumer text) returns setof pgchange.sample
+create function pgchange_sealed.samples(caller pgchange.caller, of_kind text, of_consumer text) returns setof pgchange.sample
 language sql stable security definer
 set search_path = pg_catalog, pgchange, pg_temp
 as $$
     select s.* from pgchange.sample as s
-    where s.sampled_by = session_user and s.kind = of_kind and s.consumer = left(of_consumer, 600) and s.at > now() - interval '1 hour'
+    where s.sampled_by = caller and s.kind = of_kind and s.consumer = left(of_consumer, 600) and s.at > now() - interval '1 hour'
     order by s.at
 $$;
-comment on function pgchange.samples(text, text) is
-    'How far behind a consumer was in the last hour, the oldest first, as far as who logged in has noted it.';
+comment on function pgchange_sealed.samples(pgchange.caller, text, text) is
+    'How far behind a consumer was in the last hour, the oldest first, as far as the caller has noted it.';
 
-create function pgchange.trends(lately interval default '5 minutes')
+create function pgchange_sealed.trends(caller pgchange.caller, lately interval default '5 minutes')
 returns table (kind text, consumer text, rate_in double precision, rate_out double precision, ready bigint[])
 language sql stable security definer
 set search_path = pg_catalog, pgchange, pg_temp
 set jit = off
 as $$
     with kept as materialized (
-        select array(select r.kind from pgchange.registered as r where pgchange.keeps(r.kind)) as kinds
+        select array(select r.kind from pgchange.registered as r where pgchange.keeps(caller, r.kind)) as kinds
     ), known as materialized (
         select distinct s.kind, s.consumer from pgchange.sample as s
-        where s.sampled_by = session_user and s.at > now() - interval '1 minute'
+        where s.sampled_by = caller and s.at > now() - interval '1 minute'
     ), seen as materialized (
         select k.kind, k.consumer, a.at as since, z.at as upto,
                nullif(extract(epoch from z.at - a.at), 0)::double precision as seconds,
@@ -93,12 +93,12 @@ as $$
         from known as k
         cross join lateral (
             select s.* from pgchange.sample as s
-            where (s.sampled_by, s.kind, s.consumer) = (session_user, k.kind, k.consumer) and s.at > now() - lately
+            where (s.sampled_by, s.kind, s.consumer) = (caller, k.kind, k.consumer) and s.at > now() - lately
             order by s.at limit 1
         ) as a
         cross join lateral (
             select s.* from pgchange.sample as s
-            where (s.sampled_by, s.kind, s.consumer) = (session_user, k.kind, k.consumer)
+            where (s.sampled_by, s.kind, s.consumer) = (caller, k.kind, k.consumer)
             order by s.at desc limit 1
         ) as z
     ), flown as materialized (
@@ -113,7 +113,7 @@ as $$
         select m.number, s.kind, s.consumer, max(s.ready) as ready
         from generate_series(0, 29) as m(number)
         join pgchange.sample as s
-            on s.sampled_by = session_user
+            on s.sampled_by = caller
             and s.at > now() - make_interval(secs => 120 * m.number + 10) and s.at <= now() - make_interval(secs => 120 * m.number)
         group by m.number, s.kind, s.consumer
     ), drawn as materialized (
@@ -132,7 +132,9 @@ as $$
     ) as r(out)
     left join drawn as d on (d.kind, d.consumer) = (s.kind, s.consumer)
 $$;
-comment on function pgchange.trends(interval) is
-    'Of each consumer that who logged in has noted: changes a second that came and that were processed lately, of the feeds that '
-    'who logged in looks after, null where that is not known exactly; and what was ready every two minutes of the last hour, the '
+comment on function pgchange_sealed.trends(pgchange.caller, interval) is
+    'Of each consumer that the caller has noted: changes a second that came and that were processed lately, of the feeds that '
+    'the caller looks after, null where that is not known exactly; and what was ready every two minutes of the last hour, the '
     'last one last, null where nobody looked.';
+
+select pgchange.show_sealed('pgchange');

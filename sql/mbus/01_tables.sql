@@ -24,6 +24,8 @@ $$;
 create schema mbus;
 comment on schema mbus is 'Message queues: publish and subscribe, delays, order between messages, request and reply.';
 
+select pgchange.make_sealed('mbus');
+
 select pgchange.keep_versions('mbus', version => 1);
 
 create type mbus.qt_model as (
@@ -240,8 +242,8 @@ create table mbus.temporary (
     made_at timestamptz not null default clock_timestamp()
 );
 comment on table mbus.temporary is
-    'Temporary queues and consumers. One lives as long as its session holds the advisory lock on its name. through: the consumers by whom '
-    'the maker of a consumer could consume.';
+    'Temporary queues and consumers. One lives as long as its session holds the advisory lock on its name. made_by: who was logged '
+    'in, which gives no right. through: the consumers by whom the maker of a consumer could consume.';
 
 create type mbus.picked as (id bigint, part integer, due timestamptz, expires timestamptz, after text, ok boolean);
 comment on type mbus.picked is 'A message of the log that a consumer comes upon: ok is null where the selector failed.';

@@ -1,45 +1,47 @@
--- Who may do what with a queue. Every check asks for the session's user, as the functions run as the owner of this schema.
+-- Who may do what with a queue. Every check asks for the caller, whom PostgreSQL tells to the public face of a function; never for
+-- session_user, who may be a superuser while the code of another runs.
 
-create function mbus.is_owner() returns boolean
+create function mbus.is_owner(caller name) returns boolean
 language plpgsql stable
 set search_path from current
 as $$
 begin
-    return (select pg_has_role(session_user, n.nspowner, 'member') from pg_namespace as n where n.nspname = 'mbus');
+    return coalesce((select pg_has_role(caller, n.nspowner, 'usage') from pg_namespace as n where n.nspname = 'mbus'), false);
 end
 $$;
-comment on function mbus.is_owner() is 'Whether the session is that of the owner of this schema, and so of every queue.';
+comment on function mbus.is_owner(name) is 'Whether the caller is the owner of this schema, and so of every queue, or has the rights of that role.';
 
 create function mbus.role_of(kind text, qname text default null, cname text default null) returns oid
 language plpgsql stable
 as $$
 begin
     return (
-        select r.oid from pg_roles as r join pg_shdescription as d on d.objoid = r.oid and d.classoid = 'pg_authid'::regclass
-        where r.rolname = mbus.role_name(kind, qname, cname) and d.description = mbus.role_mark(kind, qname, cname));
+        select d.objoid from pg_shdescription as d
+        where d.objoid = to_regrole(quote_ident(mbus.role_name(kind, qname, cname))) and d.classoid = 'pg_authid'::regclass
+          and d.description = mbus.role_mark(kind, qname, cname));
 end
 $$;
 comment on function mbus.role_of(text, text, text) is
     'A role of this database, of a queue or of a consumer; null for none, also where it is another database that has one so named.';
 
-create function mbus.has_role(kind text, qname text default null, cname text default null) returns boolean
+create function mbus.has_role(caller name, kind text, qname text default null, cname text default null) returns boolean
 language plpgsql stable
 as $$
 begin
-    return coalesce(pg_has_role(session_user, mbus.role_of(kind, qname, cname), 'member'), false);
+    return coalesce(pg_has_role(caller, mbus.role_of(kind, qname, cname), 'usage'), false);
 end
 $$;
-comment on function mbus.has_role(text, text, text) is 'Whether the session''s user is a member of a role of ours.';
+comment on function mbus.has_role(name, text, text, text) is 'Whether the caller has the rights of a role of ours: a member that does not inherit needs `set role`.';
 
-create function mbus.is_admin() returns boolean
+create function mbus.is_admin(caller name) returns boolean
 language sql stable
 set search_path from current
 as $$
-    select mbus.is_owner() or mbus.has_role('admin')
+    select mbus.is_owner(caller) or mbus.has_role(caller, 'admin')
 $$;
-comment on function mbus.is_admin() is 'Whether the session may make, clear and drop queues and consumers.';
+comment on function mbus.is_admin(name) is 'Whether the caller may make, clear and drop queues and consumers.';
 
-create function mbus.may(what text, qname text, cname text default null) returns boolean
+create function mbus.may(caller name, what text, qname text, cname text default null) returns boolean
 language plpgsql stable
 set search_path from current
 as $$
@@ -47,21 +49,21 @@ declare
     known mbus.queue := (select q from mbus.queue as q where q.qname = may.qname);
     each_name text;
 begin
-    if mbus.is_owner() then
+    if mbus.is_owner(caller) then
         return true;
     elsif exists (select from mbus.temporary as t where t.name = qname || ' ' || cname) then
-        return mbus.may_still(qname, cname);
+        return mbus.may_still(caller, qname, cname);
     end if;
     if known.is_roles_security_model then
-        if mbus.has_role('admin') or mbus.has_role('admin', qname) then
+        if mbus.has_role(caller, 'admin') or mbus.has_role(caller, 'admin', qname) then
             return true;
         elsif what = 'post' then
-            return mbus.has_role('post', qname);
+            return mbus.has_role(caller, 'post', qname);
         elsif cname is not null then
-            return mbus.has_role('consume', qname, cname);
+            return mbus.has_role(caller, 'consume', qname, cname);
         end if;
         for each_name in select c.name from mbus.consumer as c where c.qname = may.qname loop
-            if mbus.has_role('consume', qname, each_name) then
+            if mbus.has_role(caller, 'consume', qname, each_name) then
                 return true;
             end if;
         end loop;
@@ -75,53 +77,102 @@ begin
                        select mbus.function_name('consume', c.qname, c.name) from mbus.consumer as c
                        where c.qname = may.qname and not c.temporary))
                    else p.proname = mbus.function_name('consume', qname, cname) end
-          and has_function_privilege(session_user, p.oid, 'execute'));
+          and has_function_privilege(caller, p.oid, 'execute'));
 end
 $$;
-comment on function mbus.may(text, text, text) is
-    'Whether the session may post to a queue, or consume from it (by one consumer, or by any): by roles where the queue is under them, '
+comment on function mbus.may(name, text, text, text) is
+    'Whether the caller may post to a queue, or consume from it (by one consumer, or by any): by roles where the queue is under them, '
     'else by EXECUTE on the queue''s own functions. Who may consume may do so by the temporary consumers that it made.';
 
-create function mbus.may_still(qname text, cname text) returns boolean
+create function mbus.may_still(caller name, qname text, cname text) returns boolean
 language sql stable
 set search_path from current
 as $$
-    select mbus.is_admin() or mbus.has_role('admin', qname) or exists (
+    select mbus.is_admin(caller) or mbus.has_role(caller, 'admin', qname) or exists (
         select from mbus.temporary as t
         join mbus.consumer as c on c.qname = may_still.qname and c.name = may_still.cname
         cross join lateral (
             select x.id, x.selector from mbus.consumer as x
-            where x.qname = c.qname and not x.temporary and mbus.may('consume', x.qname, x.name)
+            where x.qname = c.qname and not x.temporary and mbus.may(caller, 'consume', x.qname, x.name)
         ) as own
-        where t.name = may_still.qname || ' ' || may_still.cname and t.made_by = session_user
+        where t.name = may_still.qname || ' ' || may_still.cname
+          and has_function_privilege(caller, format('mbus.%I()', mbus.function_name('consume', may_still.qname, may_still.cname)), 'execute')
         group by t.name, t.through, c.selector
         having case when c.selector is null then bool_or(own.selector is null) else t.through <@ array_agg(own.id) end)
 $$;
-comment on function mbus.may_still(text, text) is
-    'Whether the session may consume by a temporary consumer: which it made, by rights that it has still.';
+comment on function mbus.may_still(name, text, text) is
+    'Whether the caller may consume by a temporary consumer: which it made, so that it may execute its functions, by rights that it has '
+    'still.';
 
-create function mbus.demand(what text, qname text, cname text default null) returns void
+create function mbus.demand(caller name, what text, qname text, cname text default null) returns void
 language plpgsql stable
 set search_path from current
 as $$
 begin
-    if mbus.may(what, qname, cname) is not true then
-        perform mbus.deny();
+    if mbus.may(caller, what, qname, cname) is not true then
+        perform mbus.deny(qname);
     end if;
 end
 $$;
-comment on function mbus.demand(text, text, text) is 'Refuse who may not.';
+comment on function mbus.demand(name, text, text, text) is 'Refuse who may not.';
 
-create function mbus.deny() returns void
+create function mbus.way_in(qname text default null) returns text
+language plpgsql stable
+set search_path from current
+as $$
+declare
+    known mbus.queue := (select q from mbus.queue as q where q.qname = way_in.qname);
+    -- Without a right to make roles the owner of this schema has none of them.
+    roles text := (
+        select string_agg(quote_ident(r.rolname), ' and ' order by r.rolname) from pg_roles as r
+        where r.oid in (mbus.role_of('admin'), case when known.is_roles_security_model then mbus.role_of('admin', known.qname) end));
+    owner name := (select pg_get_userbyid(n.nspowner) from pg_namespace as n where n.nspname = 'mbus');
+begin
+    return case
+        when known.id is not null and not known.is_roles_security_model
+            then format('queue %s is not under roles: %s, the owner of schema mbus, grants execute on its functions, such as mbus.%I',
+                        known.qname, owner, mbus.function_name('post', known.qname))
+        when roles is not null then format('roles are granted by members of %s; a member that does not inherit needs `set role`', roles)
+        else format('ask %s, the owner of schema mbus', owner)
+    end;
+end
+$$;
+comment on function mbus.way_in(text) is 'Who can grant a right to a queue, or to all of them.';
+
+create function mbus.guard(kind text, qname text, cname text default null) returns text
+language sql immutable
+set search_path from current
+as $$
+    -- Mostly the caller has the one role that this takes.
+    select format(
+        'if not mbus.has_role(caller, %1$L, %2$L, %3$L) then perform mbus.demand(caller, %1$L, %2$L, %3$L); end if;', kind, qname, cname)
+$$;
+comment on function mbus.guard(text, text, text) is 'How a function of a queue asks for the right of its caller.';
+
+create function mbus.deny(qname text default null) returns void
 language plpgsql
 set search_path from current
 as $$
 begin
-    raise insufficient_privilege using message = 'Access denied',
-        hint = 'roles are granted by members of ' || mbus.role_name('admin') || ' and of the queue''s own admin role';
+    raise insufficient_privilege using message = 'Access denied', hint = mbus.way_in(qname);
 end
 $$;
-comment on function mbus.deny() is 'Refuse.';
+comment on function mbus.deny(text) is 'Refuse, and say who can grant the right.';
+
+create function mbus.demand_execute(called regprocedure) returns void
+language plpgsql stable
+set search_path from current
+as $$
+begin
+    if not has_function_privilege(called, 'execute') then
+        raise insufficient_privilege using message = 'Access denied', hint = format(
+            'a selector is SQL that runs with the rights of %s, the owner of schema mbus: only that role sets one',
+            (select pg_get_userbyid(n.nspowner) from pg_namespace as n where n.nspname = 'mbus'));
+    end if;
+end
+$$;
+comment on function mbus.demand_execute(regprocedure) is
+    'Refuse a selector in our words where PostgreSQL would in its own: only the owner of the queues may call what takes one.';
 
 create function mbus.can_make_roles() returns boolean
 language sql stable
@@ -208,9 +259,6 @@ declare
     each_consumer record;
     made integer := 0;
 begin
-    if not mbus.is_owner() then
-        perform mbus.deny();
-    end if;
     perform mbus.demand_role_making('queues');
     perform mbus.make_role('admin');
     for each_consumer in select q.qname, c.name from mbus.queue as q left join mbus.consumer as c using (qname) where c.temporary is not true loop
@@ -244,14 +292,14 @@ end
 $$;
 comment on function mbus.let_call(text[], text) is 'Grant a role, or public, the functions of these names.';
 
-create function mbus.list() returns table (qname text, consumers text[])
+create function mbus_sealed.list(caller pgchange.caller) returns table (qname text, consumers text[])
 language sql stable security definer
 set search_path from current
 as $$
     select q.qname, array(
-        select c.name from mbus.consumer as c where c.qname = q.qname and mbus.may('consume', q.qname, c.name) order by c.name)
+        select c.name from mbus.consumer as c where c.qname = q.qname and mbus.may(caller, 'consume', q.qname, c.name) order by c.name)
     from mbus.queue as q
-    where mbus.is_admin() or mbus.may('post', q.qname) or mbus.may('consume', q.qname)
+    where mbus.is_admin(caller) or mbus.may(caller, 'post', q.qname) or mbus.may(caller, 'consume', q.qname)
     order by q.qname
 $$;
-comment on function mbus.list() is 'The queues with which this session may do something, and by which of their consumers it may consume.';
+comment on function mbus_sealed.list(pgchange.caller) is 'The queues with which the caller may do something, and by which of their consumers it may consume.';

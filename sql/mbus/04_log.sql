@@ -53,23 +53,47 @@ $$;
 comment on function mbus.make_log(mbus.queue) is 'Make the tables of a queue.';
 
 create function mbus.place(
-    name text, arguments text, returned text, options text, body text, note text, pinned boolean default true
+    name text, arguments text, returned text, options text, body text, note text, pinned boolean default true,
+    place_in name default 'mbus'
 ) returns void
 language plpgsql
 set search_path from current
 as $$
 declare
-    signature text := format('mbus.%I(%s)', mbus.check_length(name), regexp_replace(arguments, ' default [^,]*', '', 'g'));
+    signature text := format('%I.%I(%s)', place_in, mbus.check_length(name), regexp_replace(arguments, ' default [^,]*', '', 'g'));
 begin
-    execute format('create or replace function mbus.%I(%s) returns %s %s %s as %L',
-        name, arguments, returned, options,
+    execute format('create or replace function %I.%I(%s) returns %s %s %s as %L',
+        place_in, name, arguments, returned, options,
         case when pinned then format('set search_path = %s', current_setting('search_path')) end, body);
     execute format('comment on function %s is %L', signature, note);
     execute format('revoke all on function %s from public', signature);
 end
 $$;
-comment on function mbus.place(text, text, text, text, text, text, boolean) is
+comment on function mbus.place(text, text, text, text, text, text, boolean, name) is
     'Write one of the functions of a queue, anew if it is there; not pinned, it has the settings of those who call it, search_path too.';
+
+create function mbus.place_asking(asks boolean, name text, arguments text, returned text, options text, body text, note text) returns void
+language plpgsql
+set search_path from current
+as $$
+declare
+    sealed regproc := to_regproc(format('mbus_sealed.%I', name));
+begin
+    if asks then
+        perform mbus.place(
+            name, concat_ws(', ', 'caller pgchange.caller', nullif(arguments, '')), returned, options, body, note, place_in => 'mbus_sealed');
+        perform pgchange.show(to_regproc(format('mbus_sealed.%I', name))::oid::regprocedure);
+    else
+        perform mbus.place(name, arguments, returned, options, body, note);
+        if sealed is not null then
+            execute format('drop function %s', sealed);
+        end if;
+    end if;
+end
+$$;
+comment on function mbus.place_asking(boolean, text, text, text, text, text, text) is
+    'Write one of the functions of a queue that users call. One that asks for the rights of its caller stands in the sealed schema, and its '
+    'public face tells it who that is; any other asks for nothing but EXECUTE.';
 
 create function mbus.as_receiver(options text) returns text
 language sql immutable

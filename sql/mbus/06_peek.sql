@@ -1,6 +1,6 @@
 -- Looking at messages, which stay where they are.
 
-create function mbus.is_msg_exists(msgiid text) returns boolean
+create function mbus_sealed.is_msg_exists(caller pgchange.caller, msgiid text) returns boolean
 language plpgsql stable security definer
 set search_path from current
 as $$
@@ -8,18 +8,18 @@ declare
     known mbus.queue := mbus.queue_of(msgiid);
 begin
     if known.id is not null then
-        perform mbus.demand('consume', known.qname);
+        perform mbus.demand(caller, 'consume', known.qname);
         if exists (select from mbus.entries(known, msgiid) as e where not e.gone) then
             return true;
         end if;
     end if;
-    return exists (select from mbus.dmq as d where d.iid = msgiid and mbus.is_admin())
+    return exists (select from mbus.dmq as d where d.iid = msgiid and mbus.is_admin(caller))
         or exists (select from mbus.tempq as t where t.iid = msgiid);
 end
 $$;
-comment on function mbus.is_msg_exists(text) is 'Whether a message is in its queue, or in the dmq.';
+comment on function mbus_sealed.is_msg_exists(pgchange.caller, text) is 'Whether a message is in its queue, or in the dmq.';
 
-create function mbus.peek(msgiid text) returns mbus.qt_model
+create function mbus_sealed.peek(caller pgchange.caller, msgiid text) returns mbus.qt_model
 language plpgsql stable security definer
 set search_path from current
 as $$
@@ -28,7 +28,7 @@ declare
     message mbus.qt_model;
 begin
     if known.id is not null then
-        perform mbus.demand('consume', known.qname);
+        perform mbus.demand(caller, 'consume', known.qname);
         select m.* into message
         from mbus.entries(known, msgiid) as e cross join mbus.message_of(known, e.id, e.received) as m
         where not e.gone order by e.id limit 1;
@@ -37,7 +37,7 @@ begin
         end if;
     end if;
     select d.id, d.added, d.iid, d.delayed_until, d.expires, d.received, d.headers, d.properties, d.data into message
-    from mbus.dmq as d where d.iid = msgiid and mbus.is_admin() order by d.id limit 1;
+    from mbus.dmq as d where d.iid = msgiid and mbus.is_admin(caller) order by d.id limit 1;
     if message.id is null then
         select t.id, t.added, t.iid, t.delayed_until, t.expires, t.received, t.headers, t.properties, t.data into message
         from mbus.tempq as t where t.iid = msgiid;
@@ -45,14 +45,14 @@ begin
     return message;
 end
 $$;
-comment on function mbus.peek(text) is 'A message by its id, which stays where it is; null where there is none. Delay and expiry do not matter.';
+comment on function mbus_sealed.peek(pgchange.caller, text) is 'A message by its id, which stays where it is; null where there is none. Delay and expiry do not matter.';
 
 create function mbus.make_peek_function(known mbus.queue) returns void
 language plpgsql
 set search_path from current
 as $$
 begin
-    perform mbus.place('peek_' || known.qname, 'msgid text default null', 'boolean',
+    perform mbus.place_asking(known.is_roles_security_model, 'peek_' || known.qname, 'msgid text default null', 'boolean',
         mbus.as_receiver('language plpgsql stable security definer'),
         format($body$
 begin
@@ -62,14 +62,14 @@ begin
     end if;
     return exists (select from mbus.entries(mbus.queue_named(%3$L), msgid) as e where not e.gone);
 end
-$body$, case when known.is_roles_security_model then format('perform mbus.demand(''consume'', %L);', known.qname) else '' end,
+$body$, case when known.is_roles_security_model then format('perform mbus.demand(caller, ''consume'', %L);', known.qname) else '' end,
             'any$' || known.id, known.qname),
         format('Whether a message is in queue %s, or any is.', known.qname));
 end
 $$;
 comment on function mbus.make_peek_function(mbus.queue) is 'Write peek_<queue>.';
 
-create function mbus.estimated_messages(qname text) returns bigint
+create function mbus_sealed.estimated_messages(caller pgchange.caller, qname text) returns bigint
 language plpgsql stable security definer
 set search_path from current
 as $$
@@ -81,7 +81,7 @@ begin
         raise notice 'Queue % does not exists', qname;
         return null;
     end if;
-    perform mbus.demand('consume', known.qname);
+    perform mbus.demand(caller, 'consume', known.qname);
     execute format('select count(*) from (select from mbus.%I limit 10000) as m', 'qt$' || known.qname) into counted;
     if counted = 10000 then
         counted := greatest(counted, (
@@ -91,5 +91,5 @@ begin
     return counted;
 end
 $$;
-comment on function mbus.estimated_messages(text) is 'How many messages are in a queue: exact up to ten thousand, an estimate above; null, with a notice, where there '
+comment on function mbus_sealed.estimated_messages(pgchange.caller, text) is 'How many messages are in a queue: exact up to ten thousand, an estimate above; null, with a notice, where there '
     'is none.';

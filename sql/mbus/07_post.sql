@@ -131,10 +131,10 @@ language plpgsql
 set search_path from current
 as $$
 declare
-    guard text := case when known.is_roles_security_model then format('perform mbus.demand(''post'', %L);', known.qname) else '' end;
+    guard text := case when known.is_roles_security_model then mbus.guard('post', known.qname) else '' end;
     texts regtype := pg_typeof((null::mbus.qt_model).data);
 begin
-    perform mbus.place('post_' || known.qname,
+    perform mbus.place_asking(known.is_roles_security_model, 'post_' || known.qname,
         format('data %1$s, headers %1$s default null, properties %1$s default null, delayed_until timestamp default null, '
             'expires timestamp default null, iid text default null', texts),
         'text', 'language plpgsql security definer',
@@ -166,7 +166,7 @@ end
 $body$, guard, known.qname, 'log$' || known.qname, known.qname || '.'),
         format('Post a message to queue %s; returns its iid.', known.qname));
 
-    perform mbus.place('postn_' || known.qname,
+    perform mbus.place_asking(known.is_roles_security_model, 'postn_' || known.qname,
         format('data %1$s[], headers %1$s[] default null, properties %1$s[] default null, delayed_until timestamp[] default null, '
             'expires timestamp[] default null, iid text[] default null', texts),
         'text[]', 'language plpgsql security definer',
@@ -188,7 +188,7 @@ begin
     end if;
     if iid is not null then
         return array(
-            select mbus.%5$I(u.data, u.headers, u.properties, u.delayed_until, u.expires, u.iid)
+            select %5$s(%6$su.data, u.headers, u.properties, u.delayed_until, u.expires, u.iid)
             from unnest(data, headers, properties, delayed_until, expires, iid)
                 as u(data, headers, properties, delayed_until, expires, iid));
     end if;
@@ -201,7 +201,9 @@ begin
     select coalesce(array_agg(%4$L || posted.id), '{}') into made from posted;
     return made;
 end
-$body$, guard, known.qname, 'log$' || known.qname, known.qname || '.', 'post_' || known.qname),
+$body$, guard, known.qname, 'log$' || known.qname, known.qname || '.',
+            format('%s.%I', case when known.is_roles_security_model then 'mbus_sealed' else 'mbus' end, 'post_' || known.qname),
+            case when known.is_roles_security_model then 'caller, ' else '' end),
         format('Post messages to queue %s, one for each element of data; returns their iids in that order.', known.qname));
 end
 $$;

@@ -1,7 +1,7 @@
 -- Posting by the name of a queue, to a temporary one, or among the dead messages.
 
-create function mbus.post_dmq(
-    data hstore, headers hstore default null, properties hstore default null,
+create function mbus_sealed.post_dmq(
+    caller pgchange.caller, data hstore, headers hstore default null, properties hstore default null,
     delayed_until timestamp default null, expires timestamp default null, iid text default null
 ) returns text
 language plpgsql security definer
@@ -13,9 +13,9 @@ declare
     recipients integer[];
 begin
     -- By its iid it holds up others, and is sent again to that queue.
-    if not mbus.is_admin() and not exists (
+    if not mbus.is_admin(caller) and not exists (
         select from mbus.queue as q
-        where coalesce(q.qname = whose, true) and (mbus.may('post', q.qname) or mbus.may('consume', q.qname)))
+        where coalesce(q.qname = whose, true) and (mbus.may(caller, 'post', q.qname) or mbus.may(caller, 'consume', q.qname)))
     then
         perform mbus.deny();
     end if;
@@ -32,7 +32,7 @@ begin
     return coalesce(iid, 'dmq.' || number);
 end
 $$;
-comment on function mbus.post_dmq(hstore, hstore, hstore, timestamp, timestamp, text) is
+comment on function mbus_sealed.post_dmq(pgchange.caller, hstore, hstore, hstore, timestamp, timestamp, text) is
     'Put a message that nobody can process among the dead ones, under its own iid; who waits for it goes on waiting. For who may post '
     'to the queue of that iid, or consume from it.';
 
@@ -63,33 +63,33 @@ $$;
 comment on function mbus.post(text, hstore, hstore, hstore, timestamp, timestamp, text) is
     'Post a message to a queue, also a temporary one; returns its iid.';
 
-create function mbus.get_iid(qname text) returns text
+create function mbus_sealed.get_iid(caller pgchange.caller, qname text) returns text
 language plpgsql security definer
 set search_path from current
 as $$
 declare
     known mbus.queue := mbus.queue_named(qname, 'No such queue: %s');
 begin
-    perform mbus.demand('post', qname);
+    perform mbus.demand(caller, 'post', qname);
     return known.qname || '.' || nextval(known.seq);
 end
 $$;
-comment on function mbus.get_iid(text) is 'An id for a message that is to be posted to a queue.';
+comment on function mbus_sealed.get_iid(pgchange.caller, text) is 'An id for a message that is to be posted to a queue.';
 
-create function mbus.can_post(qname text) returns boolean
+create function mbus_sealed.can_post(caller pgchange.caller, qname text) returns boolean
 language sql stable security definer
 set search_path from current
 as $$
-    select coalesce(mbus.may('post', qname) and exists (select from mbus.queue as q where q.qname = can_post.qname), false)
+    select coalesce(mbus.may(caller, 'post', qname) and exists (select from mbus.queue as q where q.qname = can_post.qname), false)
 $$;
-comment on function mbus.can_post(text) is 'Whether this session may post to a queue.';
+comment on function mbus_sealed.can_post(pgchange.caller, text) is 'Whether the caller may post to a queue.';
 
-create function mbus.can_consume(qname text, cname text default 'default') returns boolean
+create function mbus_sealed.can_consume(caller pgchange.caller, qname text, cname text default 'default') returns boolean
 language sql stable security definer
 set search_path from current
 as $$
     select coalesce(
-        mbus.may('consume', qname, cname)
+        mbus.may(caller, 'consume', qname, cname)
         and exists (select from mbus.consumer as c where c.qname = can_consume.qname and c.name = cname), false)
 $$;
-comment on function mbus.can_consume(text, text) is 'Whether this session may consume from a queue by a consumer.';
+comment on function mbus_sealed.can_consume(pgchange.caller, text, text) is 'Whether the caller may consume from a queue by a consumer.';

@@ -143,7 +143,7 @@ language plpgsql
 set search_path from current
 as $$
 begin
-    perform mbus.place('clear_queue_' || known.qname, '', 'void', 'language plpgsql security definer',
+    perform mbus.place_asking(known.is_roles_security_model, 'clear_queue_' || known.qname, '', 'void', 'language plpgsql security definer',
         format($body$
 declare
     known mbus.queue := mbus.queue_named(%1$L);
@@ -154,7 +154,7 @@ begin
     perform mbus.sweep(known, true);
 end
 $body$, known.qname, case when known.is_roles_security_model
-            then format('if not mbus.is_admin() and not mbus.has_role(''admin'', %L) then perform mbus.deny(); end if;', known.qname)
+            then format('if not mbus.is_admin(caller) and not mbus.has_role(caller, ''admin'', %1$L) then perform mbus.deny(%1$L); end if;', known.qname)
             else '' end),
         format('Delete from queue %s what expired, what no selector matches, and what everybody has received.', known.qname));
 end

@@ -96,8 +96,9 @@ set search_path from current
 as $$
 declare
     -- The right to call a temporary consumer's function may be older than those that it was made by.
-    guard text := case when known.is_roles_security_model or c.temporary
-                       then format('perform mbus.demand(''consume'', %L, %L);', known.qname, c.name) else '' end;
+    asks boolean := known.is_roles_security_model or c.temporary;
+    guard text := case when asks
+                       then mbus.guard('consume', known.qname, c.name) else '' end;
     options text := mbus.as_receiver('language plpgsql security definer');
     -- What is read of l, a message of the log.
     message text := format($sql$
@@ -148,14 +149,14 @@ begin
 end
 $body$, known.qname, c.id, message, guard);
 begin
-    perform mbus.place(mbus.function_name('consumen', known.qname, c.name), 'amt integer', 'setof mbus.qt_model', options, body,
+    perform mbus.place_asking(asks, mbus.function_name('consumen', known.qname, c.name), 'amt integer', 'setof mbus.qt_model', options, body,
         format('Receive up to amt messages of queue %s for consumer %s.', known.qname, c.name));
-    perform mbus.place(mbus.function_name('consume', known.qname, c.name), '', 'setof mbus.qt_model', options, single,
+    perform mbus.place_asking(asks, mbus.function_name('consume', known.qname, c.name), '', 'setof mbus.qt_model', options, single,
         format('Receive a message of queue %s for consumer %s.', known.qname, c.name));
     perform mbus.place('receive$' || c.id, '', 'setof mbus.qt_model', options, case when guard = '' then single else replace(single, guard, '') end,
         format('Receive a message of queue %s for consumer %s, for whom a view lets.', known.qname, c.name));
 
-    perform mbus.place(mbus.function_name('take_from', known.qname, c.name), 'msgid text', 'mbus.qt_model',
+    perform mbus.place_asking(asks, mbus.function_name('take_from', known.qname, c.name), 'msgid text', 'mbus.qt_model',
         'language plpgsql security definer',
         format($body$
 begin
@@ -190,7 +191,7 @@ end
 $$;
 comment on function mbus.consume(text, text) is 'Receive a message of a queue, also a temporary one, for a consumer.';
 
-create function mbus.take(msgiid text) returns mbus.qt_model
+create function mbus_sealed.take(caller pgchange.caller, msgiid text) returns mbus.qt_model
 language plpgsql security definer
 set search_path from current
 as $$
@@ -199,10 +200,10 @@ declare
     message mbus.qt_model;
 begin
     if known.id is not null then
-        perform mbus.demand('consume', known.qname);
+        perform mbus.demand(caller, 'consume', known.qname);
         message := mbus.take_for(known, msgiid, null);
     end if;
-    if message.id is null and mbus.is_admin() then
+    if message.id is null and mbus.is_admin(caller) then
         delete from mbus.dmq as d where d.id = (select min(x.id) from mbus.dmq as x where x.iid = msgiid)
         returning d.id, d.added, d.iid, d.delayed_until, d.expires, d.received, d.headers, d.properties, d.data into message;
     end if;
@@ -213,11 +214,11 @@ begin
     return message;
 end
 $$;
-comment on function mbus.take(text) is
+comment on function mbus_sealed.take(pgchange.caller, text) is
     'Remove a message by its id for every consumer, and return it; null where there is none. Delay and expiry do not matter. Waits for '
     'who holds it.';
 
-create function mbus.retry_faults(qname text, cname text default 'default') returns bigint
+create function mbus_sealed.retry_faults(caller pgchange.caller, qname text, cname text default 'default') returns bigint
 language plpgsql security definer
 set search_path from current
 set timezone = 'UTC'
@@ -229,7 +230,7 @@ declare
     matching bigint[];
     others bigint[];
 begin
-    perform mbus.demand('consume', qname, cname);
+    perform mbus.demand(caller, 'consume', qname, cname);
     failed := array(select a.id from mbus.apart as a where a.consumer = c.id and a.failed);
     execute format(
         'select coalesce(array_agg(m.id) filter (where v.matches), ''{}''), coalesce(array_agg(m.id) filter (where not v.matches), ''{}'') '
@@ -249,5 +250,5 @@ begin
     return cardinality(matching);
 end
 $$;
-comment on function mbus.retry_faults(text, text) is
+comment on function mbus_sealed.retry_faults(pgchange.caller, text, text) is
     'Evaluate a consumer''s selector again on the messages on which it failed; returns how many match now, and can be received.';

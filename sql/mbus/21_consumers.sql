@@ -11,7 +11,7 @@ begin
     perform mbus.make_find_function(known, c);
     perform mbus.make_single_function(known, c);
     perform mbus.make_consume_functions(known, c);
-    if known.is_roles_security_model then
+    if known.is_roles_security_model and not c.temporary then
         perform mbus.let_call((mbus.consumer_functions(known, c))[1:3], 'public');
     end if;
 end
@@ -120,26 +120,61 @@ end
 $$;
 comment on function mbus.add_consumer(mbus.queue, text, text, boolean) is 'Make a consumer, which receives what is in the queue and what comes.';
 
-create function mbus.create_consumer(cname text, qname text, p_selector text default null, noindex boolean default false) returns void
+create function mbus.tell_index(qname text, selector text) returns void
+language plpgsql
+set search_path from current
+as $$
+begin
+    -- An index knows no alias, and is of use only with the operators that the selector has.
+    raise notice E'set search_path to %;\ncreate index concurrently on mbus.% (id)%;\nreset search_path;', current_setting('search_path'), quote_ident('log$' || qname),
+        case when selector is null then '' else format(E' where (%s\n)', regexp_replace(selector, '[[:<:]]t[.]', '', 'g')) end;
+end
+$$;
+comment on function mbus.tell_index(text, text) is 'Say how an index is made for a consumer.';
+
+create function mbus_sealed.create_plain_consumer(caller pgchange.caller, cname text, qname text, noindex boolean) returns void
 language plpgsql security definer
 set search_path from current
 as $$
 declare
     known mbus.queue := mbus.queue_named(qname, 'Wrong queue name:%s');
 begin
-    if not mbus.is_admin() and not (known.is_roles_security_model and mbus.has_role('admin', qname)) then
-        perform mbus.deny();
+    if not mbus.is_admin(caller) and not (known.is_roles_security_model and mbus.has_role(caller, 'admin', qname)) then
+        perform mbus.deny(qname);
     end if;
-    -- A selector is SQL, and runs with the rights of the owner of the queues.
-    if p_selector is not null and not mbus.is_owner() then
-        perform mbus.deny();
-    end if;
-    known := mbus.queue_to_change(qname);
-    perform mbus.add_consumer(known, cname, p_selector, false);
+    perform mbus.add_consumer(mbus.queue_to_change(qname), cname, null, false);
     if noindex then
-        -- An index knows no alias, and is of use only with the operators that the selector has.
-        raise notice E'set search_path to %;\ncreate index concurrently on mbus.% (id)%;\nreset search_path;', current_setting('search_path'), quote_ident('log$' || qname),
-            case when p_selector is null then '' else format(E' where (%s\n)', regexp_replace(p_selector, '[[:<:]]t[.]', '', 'g')) end;
+        perform mbus.tell_index(qname, null);
+    end if;
+end
+$$;
+comment on function mbus_sealed.create_plain_consumer(pgchange.caller, text, text, boolean) is 'Make a consumer of a queue, which receives every message.';
+
+create function mbus.create_selecting_consumer(cname text, qname text, selector text, noindex boolean) returns void
+language plpgsql security definer
+set search_path from current
+as $$
+begin
+    perform mbus.queue_named(qname, 'Wrong queue name:%s');
+    perform mbus.add_consumer(mbus.queue_to_change(qname), cname, selector, false);
+    if noindex then
+        perform mbus.tell_index(qname, selector);
+    end if;
+end
+$$;
+comment on function mbus.create_selecting_consumer(text, text, text, boolean) is
+    'Make a consumer with a selector. That is SQL and runs with the rights of the owner of the queues, so nobody else is granted this.';
+
+create function mbus.create_consumer(cname text, qname text, p_selector text default null, noindex boolean default false) returns void
+language plpgsql
+set search_path from current
+as $$
+begin
+    if p_selector is null then
+        perform mbus.create_plain_consumer(cname, qname, noindex);
+    else
+        perform mbus.demand_execute('mbus.create_selecting_consumer(text, text, text, boolean)');
+        perform mbus.create_selecting_consumer(cname, qname, p_selector, noindex);
     end if;
 end
 $$;

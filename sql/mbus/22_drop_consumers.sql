@@ -21,7 +21,7 @@ set search_path from current
 as $$
     select array(
         select p.oid::regprocedure from pg_proc as p
-        where p.pronamespace = 'mbus'::regnamespace and p.proname like 'seen$' || c.id || '$%')
+        where p.pronamespace = 'mbus_sealed'::regnamespace and p.proname like 'seen$' || c.id || '$%')
 $$;
 comment on function mbus.receivers(mbus.consumer) is 'The functions by which views receive for a consumer.';
 
@@ -48,7 +48,7 @@ declare
 begin
     with own(class, id) as (
         select 'pg_proc'::regclass::oid, p.oid from pg_proc as p
-        where p.pronamespace = 'mbus'::regnamespace
+        where p.pronamespace in ('mbus'::regnamespace, 'mbus_sealed'::regnamespace)
           and (p.proname = any (functions) or exists (
               select from unnest(consumers) as c where p.proname ~ format('^(seen|view)[$]%s[$]', c.id)))
         union all
@@ -101,8 +101,10 @@ begin
     delete from mbus.fault as f where f.qname = known.qname and f.consumer = c.name;
     for function in
         select p.oid::regprocedure from pg_proc as p
-        where p.pronamespace = 'mbus'::regnamespace
+        where p.pronamespace in ('mbus'::regnamespace, 'mbus_sealed'::regnamespace)
           and (p.proname = any (mbus.consumer_functions(known, c)) or p.proname ~ format('^(seen|view)[$]%s[$]', c.id))
+        -- A public face before what it shows.
+        order by p.pronamespace = 'mbus_sealed'::regnamespace
     loop
         execute format('drop function %s', function);
     end loop;
@@ -135,18 +137,18 @@ end
 $$;
 comment on function mbus.remove_consumer(mbus.queue, mbus.consumer) is 'Remove a consumer from a queue that stays.';
 
-create function mbus.drop_consumer(cname text, qname text) returns void
+create function mbus_sealed.drop_consumer(caller pgchange.caller, cname text, qname text) returns void
 language plpgsql security definer
 set search_path from current
 as $$
 declare
     known mbus.queue := mbus.queue_named(qname);
 begin
-    if not mbus.is_admin() and not (known.is_roles_security_model and mbus.has_role('admin', qname)) then
-        perform mbus.deny();
+    if not mbus.is_admin(caller) and not (known.is_roles_security_model and mbus.has_role(caller, 'admin', qname)) then
+        perform mbus.deny(qname);
     end if;
     known := mbus.queue_to_change(qname);
     perform mbus.remove_consumer(known, mbus.consumer_named(qname, cname));
 end
 $$;
-comment on function mbus.drop_consumer(text, text) is 'Drop a consumer. Messages that only it was to receive stay, as those that no selector matches.';
+comment on function mbus_sealed.drop_consumer(pgchange.caller, text, text) is 'Drop a consumer. Messages that only it was to receive stay, as those that no selector matches.';

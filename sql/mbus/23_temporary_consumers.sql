@@ -1,40 +1,84 @@
 -- Temporary consumers, which live as long as the session that made them, and what clears away after those that are gone.
 
-create function mbus.bound_to(known mbus.queue) returns text
+create function mbus.bound_to(caller name, known mbus.queue) returns text
 language sql stable
 set search_path from current
 as $$
-    select case when bool_and(c.selector is not null) and not mbus.is_admin() and not mbus.has_role('admin', known.qname)
+    select case when bool_and(c.selector is not null) and not mbus.is_admin(caller) and not mbus.has_role(caller, 'admin', known.qname)
                 then string_agg(distinct format(E'(%s\n)', c.selector), ' or ') end
-    from mbus.consumer as c where c.qname = known.qname and not c.temporary and mbus.may('consume', known.qname, c.name)
+    from mbus.consumer as c where c.qname = known.qname and not c.temporary and mbus.may(caller, 'consume', known.qname, c.name)
 $$;
-comment on function mbus.bound_to(mbus.queue) is
-    'The selectors of the consumers by whom the session may consume from a queue, as one; null where one of them receives everything, as '
+comment on function mbus.bound_to(name, mbus.queue) is
+    'The selectors of the consumers by whom the caller may consume from a queue, as one; null where one of them receives everything, as '
     'for an admin.';
 
-create function mbus.create_temporary_consumer(qname text, p_selector text default null) returns text
-language plpgsql security definer
+create function mbus.add_temporary_consumer(caller name, qname text, p_selector text) returns text
+language plpgsql
 set search_path from current
 as $$
 declare
-    known mbus.queue := mbus.queue_named(qname);
+    known mbus.queue;
     -- Of a length that any queue's functions can have with it.
     cname text := 'temp_' || left(mbus.temporary_name(), 12);
+    keeper oid;
 begin
-    perform mbus.demand('consume', qname);
-    if p_selector is not null and not mbus.is_owner() then
-        perform mbus.deny();
-    end if;
+    perform mbus.queue_named(qname);
+    perform mbus.demand(caller, 'consume', qname);
     known := mbus.queue_to_change(qname);
-    perform mbus.add_consumer(known, cname, coalesce(p_selector, mbus.bound_to(known)), true);
-    if not known.is_roles_security_model then
-        perform mbus.let_call((mbus.consumer_functions(known, mbus.consumer_named(qname, cname)))[1:3], quote_ident(session_user));
-    end if;
+    perform mbus.add_consumer(known, cname, coalesce(p_selector, mbus.bound_to(caller, known)), true);
+    -- What lets its maker consume by it is EXECUTE on its functions, which nobody else has but who may do everything.
+    foreach keeper in array array_remove(array[
+        caller::regrole, case when known.is_roles_security_model then mbus.role_of('admin') end,
+        case when known.is_roles_security_model then mbus.role_of('admin', qname) end], null)
+    loop
+        perform mbus.let_call((mbus.consumer_functions(known, mbus.consumer_named(qname, cname)))[1:3], keeper::regrole::text);
+    end loop;
     perform pg_advisory_lock(mbus.temporary_key(qname || ' ' || cname));
     insert into mbus.temporary (name, is_queue, through) values (qname || ' ' || cname, false, array(
         select c.id from mbus.consumer as c
-        where c.qname = known.qname and not c.temporary and mbus.may('consume', c.qname, c.name)));
+        where c.qname = known.qname and not c.temporary and mbus.may(caller, 'consume', c.qname, c.name)));
     return cname;
+end
+$$;
+comment on function mbus.add_temporary_consumer(name, text, text) is
+    'Make a consumer that lives as long as this session, and let its maker consume by it.';
+
+create function mbus_sealed.create_plain_temporary_consumer(caller pgchange.caller, qname text) returns text
+language plpgsql security definer
+set search_path from current
+as $$
+begin
+    return mbus.add_temporary_consumer(caller, qname, null);
+end
+$$;
+comment on function mbus_sealed.create_plain_temporary_consumer(pgchange.caller, text) is
+    'Make a consumer that lives as long as this session, and receives what the caller may.';
+
+create function mbus_sealed.create_selecting_temporary_consumer(caller pgchange.caller, qname text, selector text) returns text
+language plpgsql security definer
+set search_path from current
+as $$
+begin
+    if not mbus.is_owner(caller) then
+        perform mbus.deny();
+    end if;
+    return mbus.add_temporary_consumer(caller, qname, selector);
+end
+$$;
+comment on function mbus_sealed.create_selecting_temporary_consumer(pgchange.caller, text, text) is
+    'Make a consumer with a selector that lives as long as this session. That is SQL and runs with the rights of the owner of the queues, '
+    'so nobody else is granted this.';
+
+create function mbus.create_temporary_consumer(qname text, p_selector text default null) returns text
+language plpgsql
+set search_path from current
+as $$
+begin
+    if p_selector is null then
+        return mbus.create_plain_temporary_consumer(qname);
+    end if;
+    perform mbus.demand_execute('mbus.create_selecting_temporary_consumer(text, text)');
+    return mbus.create_selecting_temporary_consumer(qname, p_selector);
 end
 $$;
 comment on function mbus.create_temporary_consumer(text, text) is

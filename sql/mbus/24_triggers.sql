@@ -53,52 +53,89 @@ end
 $$;
 comment on function mbus.make_copy_function(mbus.queue) is 'Write the trigger of a queue''s log that copies to other queues.';
 
-create function mbus.create_trigger(src text, dst text, selector text default null) returns void
-language plpgsql security definer
+create function mbus.add_trigger(src text, dst text, selector text) returns void
+language plpgsql
 set search_path from current
 as $$
 declare
-    source mbus.queue := mbus.queue_named(src);
-    target mbus.queue := mbus.queue_named(dst);
+    source mbus.queue;
 begin
-    -- A selector is SQL, and runs with the rights of the owner of the queues.
-    if not mbus.is_admin() or selector is not null and not mbus.is_owner() then
-        perform mbus.deny();
-    end if;
+    perform mbus.queue_named(src), mbus.queue_named(dst);
     source := mbus.queue_to_change(src);
-    target := mbus.queue_named(dst);
+    perform mbus.queue_named(dst);
     perform mbus.check_selector(selector);
     if exists (
         with recursive reached as (
-            select create_trigger.dst as qname
+            select add_trigger.dst as qname
             union
             select t.dst from reached as r join mbus.trigger as t on t.src = r.qname
         )
-        select from reached as r where r.qname = create_trigger.src
+        select from reached as r where r.qname = add_trigger.src
     ) then
         raise invalid_parameter_value using message = 'Loop detected',
             detail = format('messages of queue %s would come back to it from queue %s', src, dst);
     end if;
-    insert into mbus.trigger (src, dst, selector) values (create_trigger.src, create_trigger.dst, create_trigger.selector)
+    insert into mbus.trigger (src, dst, selector) values (add_trigger.src, add_trigger.dst, add_trigger.selector)
     on conflict on constraint trigger_pkey do update set selector = excluded.selector;
     perform mbus.make_copy_function(source);
+end
+$$;
+comment on function mbus.add_trigger(text, text, text) is 'Copy what is posted to src to dst, but refuse a loop.';
+
+create function mbus_sealed.create_plain_trigger(caller pgchange.caller, src text, dst text) returns void
+language plpgsql security definer
+set search_path from current
+as $$
+begin
+    perform mbus.queue_named(src), mbus.queue_named(dst);
+    if not mbus.is_admin(caller) then
+        perform mbus.deny();
+    end if;
+    perform mbus.add_trigger(src, dst, null);
+end
+$$;
+comment on function mbus_sealed.create_plain_trigger(pgchange.caller, text, text) is 'Copy all that is posted to src to dst.';
+
+create function mbus.create_selecting_trigger(src text, dst text, selector text) returns void
+language plpgsql security definer
+set search_path from current
+as $$
+begin
+    perform mbus.add_trigger(src, dst, selector);
+end
+$$;
+comment on function mbus.create_selecting_trigger(text, text, text) is
+    'Copy what is posted to src and matches a selector to dst. That is SQL and runs with the rights of the owner of the queues, so nobody '
+    'else is granted this.';
+
+create function mbus.create_trigger(src text, dst text, selector text default null) returns void
+language plpgsql
+set search_path from current
+as $$
+begin
+    if selector is null then
+        perform mbus.create_plain_trigger(src, dst);
+    else
+        perform mbus.demand_execute('mbus.create_selecting_trigger(text, text, text)');
+        perform mbus.create_selecting_trigger(src, dst, selector);
+    end if;
 end
 $$;
 comment on function mbus.create_trigger(text, text, text) is
     'Copy data, headers and properties of what is posted to src, and matches a selector, to dst. A loop is refused.';
 
-create function mbus.drop_trigger(src text, dst text) returns void
+create function mbus_sealed.drop_trigger(caller pgchange.caller, src text, dst text) returns void
 language plpgsql security definer
 set search_path from current
 as $$
 declare
     source mbus.queue := mbus.queue_named(src);
 begin
-    if not mbus.is_admin() then
+    if not mbus.is_admin(caller) then
         perform mbus.deny();
     end if;
     delete from mbus.trigger as t where t.src = drop_trigger.src and t.dst = drop_trigger.dst;
     perform mbus.make_copy_function(source);
 end
 $$;
-comment on function mbus.drop_trigger(text, text) is 'Copy no more from src to dst.';
+comment on function mbus_sealed.drop_trigger(pgchange.caller, text, text) is 'Copy no more from src to dst.';

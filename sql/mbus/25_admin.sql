@@ -1,17 +1,14 @@
 -- Views for people and other roles, what is done with messages by SQL, and putting them back.
 
-create function mbus.columns_through(receiver regprocedure) returns integer[]
+create function mbus.may_receive(caller name, receiver regprocedure) returns boolean
 language sql stable
 set search_path from current
 as $$
-    select array(
-        select n
-        from mbus.receiving_views(array[receiver]) as v cross join generate_series(1, 8) as n
-        where has_column_privilege(session_user, v, n::smallint, 'select'))
+    select exists (
+        select from mbus.receiving_views(array[receiver]) as v where has_any_column_privilege(caller, v, 'select'))
 $$;
-comment on function mbus.columns_through(regprocedure) is
-    'Which columns who logged in may select from a view that receives by this function, by their numbers; none where there is no '
-    'such view.';
+comment on function mbus.may_receive(name, regprocedure) is
+    'Whether the caller may select from a view that receives by this function, and that is still the owner''s of the queues.';
 
 create function mbus.create_view(qname text, cname text default 'default', sname text default 'public', viewname text default null)
 returns void
@@ -26,32 +23,22 @@ declare
     seen text := 'seen$' || key;
     function text := 'view$' || key;
 begin
-    if not mbus.is_owner() then
-        perform mbus.deny();
-    end if;
     -- Who may write the view posts with the rights of its owner, and not as one that has the queue's role.
-    perform mbus.place(seen, '', 'setof mbus.qt_model', 'language plpgsql security definer',
+    -- Only the view names it: its body was parsed as its owner, and passes who selects.
+    perform mbus.place(seen, 'caller pgchange.caller', 'setof mbus.qt_model', 'language plpgsql security definer',
         format($body$
-declare
-    shown integer[] := mbus.columns_through('mbus.%1$I()');
 begin
-    if shown = '{}' then
+    if not mbus.may_receive(caller, 'mbus_sealed.%1$I(pgchange.caller)') then
         perform mbus.deny();
     end if;
-    -- Whoever calls this without the view sees no more of a message than through it.
-    return query
-        select case when 7 = any (shown) then m.id end, case when 8 = any (shown) then m.added end,
-               case when 6 = any (shown) then m.iid end, case when 4 = any (shown) then m.delayed_until end,
-               case when 5 = any (shown) then m.expires end, null::integer[], case when 2 = any (shown) then m.headers end,
-               case when 3 = any (shown) then m.properties end, case when 1 = any (shown) then m.data end
-        from mbus.%2$I() as m;
+    return query select * from mbus.%2$I();
 end
 $body$, seen, 'receive$' || c.id),
-        format('Receives a message for who selects from view %s.', named));
-    execute format('grant execute on function mbus.%I() to public', seen);
+        format('Receives a message for who selects from view %s.', named), place_in => 'mbus_sealed');
+    execute format('grant execute on function mbus_sealed.%I(pgchange.caller) to public', seen);
     execute format(
         'create view %1$I.%2$I as select m.data, m.headers, m.properties, m.delayed_until, m.expires, m.iid, m.id, m.added '
-        'from mbus.%3$I() as m',
+        'from mbus_sealed.%3$I((current_user collate "default")::pgchange.caller) as m',
         coalesce(sname, 'public'), named, seen);
     perform mbus.place(function, '', 'trigger', 'language plpgsql security definer',
         format($body$
@@ -92,9 +79,6 @@ as $$
 declare
     known mbus.queue := mbus.queue_named(qname);
 begin
-    if not mbus.is_owner() then
-        perform mbus.deny();
-    end if;
     perform mbus.place('run_on_' || qname, 'exec text', 'integer', 'language plpgsql',
         format($body$
 declare
@@ -122,7 +106,7 @@ end
 $$;
 comment on function mbus.create_run_function(text) is 'Make the function run_on_<queue>(exec).';
 
-create function mbus.try_again(msgiid text, delay interval default interval '1 minute', error text default null) returns integer
+create function mbus_sealed.try_again(caller pgchange.caller, msgiid text, delay interval default interval '1 minute', error text default null) returns integer
 language plpgsql security definer
 set search_path from current
 as $$
@@ -136,7 +120,7 @@ begin
     if known.id is null then
         raise undefined_object using message = format('Unknown queue:%s', msgiid), hint = 'a message is named by its iid';
     end if;
-    perform mbus.demand('consume', known.qname);
+    perform mbus.demand(caller, 'consume', known.qname);
     execute format('select l.data, l.headers, l.properties, l.expires from mbus.%I as l where l.id = $1', 'log$' || known.qname)
     into message using (select max(e.id) from mbus.entries(known, msgiid) as e);
     got_now := mbus.got_now(known, msgiid);
@@ -157,6 +141,6 @@ begin
     return tries;
 end
 $$;
-comment on function mbus.try_again(text, interval, text) is
+comment on function mbus_sealed.try_again(pgchange.caller, text, interval, text) is
     'Put a message back that this transaction received, under its id, to come again after a delay; its property tries counts, error says '
     'what it failed on. Returns which try the next one is.';

@@ -29,7 +29,7 @@ as $$
 $$;
 comment on function mbus.feed_locked(text, text) is 'Whether any worker of a consumer''s feed is at work.';
 
-create function mbus.feed_consumer(qname text, cname text) returns mbus.consumer
+create function mbus.feed_consumer(caller name, qname text, cname text) returns mbus.consumer
 language plpgsql stable
 set search_path from current
 as $$
@@ -42,11 +42,11 @@ begin
                            then format('unknown consumer:%s', cname) else format('Unknown queue:%s', qname) end,
             hint = 'mbus.create_queue() and mbus.create_consumer() make them, mbus.queue and mbus.consumer list them';
     end if;
-    perform mbus.demand('consume', qname, cname);
+    perform mbus.demand(caller, 'consume', qname, cname);
     return c;
 end
 $$;
-comment on function mbus.feed_consumer(text, text) is 'The consumer of a feed, by whom this session may consume; any other is refused.';
+comment on function mbus.feed_consumer(name, text, text) is 'The consumer of a feed, by whom the caller may consume; any other is refused.';
 
 create function mbus.feed_position(qname text, cname text) returns jsonb
 language plpgsql stable security definer

@@ -38,8 +38,8 @@ $$;
 comment on function mbus.set_by(mbus.queue, mbus.consumer, integer, bigint[]) is
     'Keep messages that were just claimed as a batch: nobody else has them, and they are not received yet.';
 
-create function mbus.feed_claim(
-    qname text, cname text, "position" jsonb, max_changes integer, max_attempts integer default null
+create function mbus_sealed.feed_claim(
+    caller pgchange.caller, qname text, cname text, "position" jsonb, max_changes integer, max_attempts integer default null
 ) returns jsonb
 language plpgsql security definer
 set search_path from current
@@ -53,7 +53,7 @@ set max_parallel_workers_per_gather = 0
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    c mbus.consumer := mbus.feed_consumer(qname, cname);
+    c mbus.consumer := mbus.feed_consumer(caller, qname, cname);
     known mbus.queue := mbus.queue_named(qname);
     my_slot integer := "position" ->> 'slot';
     mark mbus.batch;
@@ -81,11 +81,11 @@ begin
     return batch;
 end
 $$;
-comment on function mbus.feed_claim(text, text, jsonb, integer, integer) is
+comment on function mbus_sealed.feed_claim(pgchange.caller, text, text, jsonb, integer, integer) is
     'Record and return the next batch of a consumer, or one that was claimed and never acked, with the attempt counted; null when '
     'nothing is ready. Call it in a transaction of its own, while the transaction of "position" holds a lock of the feed.';
 
-create function mbus.feed_changes(qname text, cname text, batch jsonb, "after" bigint, upto bigint)
+create function mbus_sealed.feed_changes(caller pgchange.caller, qname text, cname text, batch jsonb, "after" bigint, upto bigint)
 returns table (
     id text, number bigint, data jsonb, properties jsonb, headers jsonb, added timestamptz
 )
@@ -95,7 +95,7 @@ set enable_seqscan = off
 set jit = off
 as $$
 declare
-    c mbus.consumer := mbus.feed_consumer(qname, cname);
+    c mbus.consumer := mbus.feed_consumer(caller, qname, cname);
 begin
     return query execute format($query$
         select coalesce(l.iid, %2$L || l.id), l.id, hstore_to_jsonb(l.data), hstore_to_jsonb(l.properties),
@@ -109,17 +109,17 @@ begin
     using c.id, (batch ->> 'number')::bigint, "after", upto;
 end
 $$;
-comment on function mbus.feed_changes(text, text, jsonb, bigint, bigint) is
+comment on function mbus_sealed.feed_changes(pgchange.caller, text, text, jsonb, bigint, bigint) is
     'The messages of a batch, by the bounds that it was claimed with, behind one number in the log up to another, in that order.';
 
-create function mbus.feed_ack(qname text, cname text, batch jsonb) returns bigint
+create function mbus_sealed.feed_ack(caller pgchange.caller, qname text, cname text, batch jsonb) returns bigint
 language plpgsql security definer
 set search_path from current
 set enable_seqscan = off
 set jit = off
 as $$
 declare
-    c mbus.consumer := mbus.feed_consumer(qname, cname);
+    c mbus.consumer := mbus.feed_consumer(caller, qname, cname);
     mark mbus.batch;
     ids bigint[];
 begin
@@ -152,27 +152,27 @@ begin
     return mark.number;
 end
 $$;
-comment on function mbus.feed_ack(text, text, jsonb) is
+comment on function mbus_sealed.feed_ack(pgchange.caller, text, text, jsonb) is
     'Receive the messages of a batch, in the transaction that holds the lock of its worker and writes the results. That transaction '
     'may have taken some of them by their ids; a batch of which another transaction took one is refused.';
 
-create function mbus.feed_in_work(qname text, cname text, "position" jsonb) returns jsonb
+create function mbus_sealed.feed_in_work(caller pgchange.caller, qname text, cname text, "position" jsonb) returns jsonb
 language sql stable security definer
 set search_path from current
 as $$
     select b.batch || jsonb_build_object('attempt', b.attempt, 'error', b.error, 'claimed_at', b.claimed_at)
-    from mbus.pending(qname, mbus.feed_consumer(qname, cname), ("position" ->> 'slot')::integer) as b
+    from mbus.pending(qname, mbus.feed_consumer(caller, qname, cname), ("position" ->> 'slot')::integer) as b
     limit 1
 $$;
-comment on function mbus.feed_in_work(text, text, jsonb) is
+comment on function mbus_sealed.feed_in_work(pgchange.caller, text, text, jsonb) is
     'The batch that was claimed, is not acked and not at work, with its attempts and the error of the last one; null for none.';
 
-create function mbus.feed_note_failure(qname text, cname text, batch jsonb, error text) returns void
+create function mbus_sealed.feed_note_failure(caller pgchange.caller, qname text, cname text, batch jsonb, error text) returns void
 language plpgsql security definer
 set search_path from current
 as $$
 declare
-    c mbus.consumer := mbus.feed_consumer(qname, cname);
+    c mbus.consumer := mbus.feed_consumer(caller, qname, cname);
 begin
     update mbus.batch as b set error = feed_note_failure.error
     where b.number = (feed_note_failure.batch ->> 'version')::bigint and b.attempt = (feed_note_failure.batch ->> 'attempt')::integer
@@ -182,4 +182,4 @@ begin
     end if;
 end
 $$;
-comment on function mbus.feed_note_failure(text, text, jsonb, text) is 'Note what the attempt on a batch failed on, for its dead letter.';
+comment on function mbus_sealed.feed_note_failure(pgchange.caller, text, text, jsonb, text) is 'Note what the attempt on a batch failed on, for its dead letter.';

@@ -113,40 +113,40 @@ $$;
 comment on function mbus.lag_of(mbus.consumer, integer) is
     'What mbus.feed_lag() tells of a consumer, and how many of those that wait are delayed; the others wait for another message.';
 
-create function mbus.feed_lag(qname text, cname text, upto integer) returns jsonb
+create function mbus_sealed.feed_lag(caller pgchange.caller, qname text, cname text, upto integer) returns jsonb
 language plpgsql volatile security definer
 set search_path from current
 as $$
 begin
-    return mbus.lag_of(mbus.feed_consumer(qname, cname), upto) - 'delayed';
+    return mbus.lag_of(mbus.feed_consumer(caller, qname, cname), upto) - 'delayed';
 end
 $$;
-comment on function mbus.feed_lag(text, text, integer) is
+comment on function mbus_sealed.feed_lag(pgchange.caller, text, text, integer) is
     'How many messages a claim of this consumer would find now, and how many wait: for their time or for another message. Batches at '
     'work count as neither.';
 
-create function mbus.feed_point(qname text) returns jsonb
+create function mbus_sealed.feed_point(caller pgchange.caller, qname text) returns jsonb
 language plpgsql stable security definer
 set search_path from current
 as $$
 declare
     known mbus.queue := mbus.queue_named(qname);
 begin
-    perform mbus.demand('consume', qname);
+    perform mbus.demand(caller, 'consume', qname);
     return jsonb_build_object(
         'snapshot', pg_current_snapshot(), 'upto', coalesce(pg_sequence_last_value(known.seq), 0));
 end
 $$;
-comment on function mbus.feed_point(text) is 'All messages that are in a queue now, as a goal.';
+comment on function mbus_sealed.feed_point(pgchange.caller, text) is 'All messages that are in a queue now, as a goal.';
 
-create function mbus.feed_passed(qname text, cname text, goal jsonb) returns jsonb
+create function mbus_sealed.feed_passed(caller pgchange.caller, qname text, cname text, goal jsonb) returns jsonb
 language plpgsql volatile security definer
 set search_path from current
 set enable_seqscan = off
 set jit = off
 as $$
 declare
-    c mbus.consumer := mbus.feed_consumer(qname, cname);
+    c mbus.consumer := mbus.feed_consumer(caller, qname, cname);
     known mbus.queue := mbus.queue_named(qname);
     upto bigint := goal ->> 'upto';
     seen mbus.seen;
@@ -162,4 +162,4 @@ begin
     return jsonb_build_object('goal', goal, 'passed', not found_one);
 end
 $$;
-comment on function mbus.feed_passed(text, text, jsonb) is 'Whether a consumer has received all that was in its queue at some point.';
+comment on function mbus_sealed.feed_passed(pgchange.caller, text, text, jsonb) is 'Whether a consumer has received all that was in its queue at some point.';

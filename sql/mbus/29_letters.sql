@@ -76,12 +76,12 @@ $$;
 comment on function mbus.shrink(mbus.batch) is
     'Leave out of a batch that is given up the messages that others have taken since it was claimed; refused where none is left.';
 
-create function mbus.feed_skip(qname text, cname text, batch jsonb, reason text) returns bigint
+create function mbus_sealed.feed_skip(caller pgchange.caller, qname text, cname text, batch jsonb, reason text) returns bigint
 language plpgsql security definer
 set search_path from current
 as $$
 declare
-    c mbus.consumer := mbus.feed_consumer(qname, cname);
+    c mbus.consumer := mbus.feed_consumer(caller, qname, cname);
     mark mbus.batch;
     letter bigint;
 begin
@@ -106,16 +106,16 @@ begin
         order by a.id
         $query$, 'log$' || qname, qname || '.')
     using mark.consumer, mark.number, mark.lowest, letter, mark.highest;
-    perform mbus.feed_ack(qname, cname, batch);
+    perform mbus_sealed.feed_ack(caller, qname, cname, batch);
     perform pgchange.note_end('queue', mbus.name_of(qname, cname), batch, skipped => true);
     return letter;
 end
 $$;
-comment on function mbus.feed_skip(text, text, jsonb, text) is
+comment on function mbus_sealed.feed_skip(pgchange.caller, text, text, jsonb, text) is
     'Give up a claimed batch, as mbus.feed_in_work() has it: its messages go to the dmq, so that who waits for them goes on waiting, '
     'under one dead letter, whose number is returned.';
 
-create function mbus.skip_batch(qname text, cname text, reason text) returns uuid
+create function mbus_sealed.skip_batch(caller pgchange.caller, qname text, cname text, reason text) returns uuid
 language plpgsql security definer
 set search_path from current
 as $$
@@ -125,25 +125,25 @@ begin
     if not mbus.feed_lock(qname, cname) then
         raise lock_not_available using message = format('all places of queue:%s/%s are taken', qname, cname), hint = 'try again later';
     end if;
-    batch := mbus.feed_in_work(qname, cname, mbus.feed_position(qname, cname));
+    batch := mbus_sealed.feed_in_work(caller, qname, cname, mbus.feed_position(qname, cname));
     if batch is null then
         raise exception using errcode = 'PC009', message = format('queue:%s/%s has no batch in work', qname, cname),
             hint = 'only a batch that was claimed, is not acked and not at work can be skipped';
     end if;
-    perform mbus.feed_skip(qname, cname, batch, reason);
+    perform mbus_sealed.feed_skip(caller, qname, cname, batch, reason);
     return (batch ->> 'id')::uuid;
 end
 $$;
-comment on function mbus.skip_batch(text, text, text) is 'Give up the batch that a consumer claimed and cannot finish; returns its id.';
+comment on function mbus_sealed.skip_batch(pgchange.caller, text, text, text) is 'Give up the batch that a consumer claimed and cannot finish; returns its id.';
 
-create function mbus.letter_rights(address jsonb) returns text[]
+create function mbus_sealed.letter_rights(caller pgchange.caller, address jsonb) returns text[]
 language sql stable security definer
 set search_path from current
 as $$
-    select case when mbus.is_admin() or mbus.may('consume', address ->> 'queue', address ->> 'consumer') then '{see,keep}'::text[]
+    select case when mbus.is_admin(caller) or mbus.may(caller, 'consume', address ->> 'queue', address ->> 'consumer') then '{see,keep}'::text[]
                 else '{}' end
 $$;
-comment on function mbus.letter_rights(jsonb) is 'Who may consume from a queue may see and keep its dead letters.';
+comment on function mbus_sealed.letter_rights(pgchange.caller, jsonb) is 'Who may consume from a queue may see and keep its dead letters.';
 
 create function mbus.unmatched(letter bigint, qname text, cname text, out iid text, out consumer text)
 language plpgsql stable
@@ -177,14 +177,14 @@ comment on function mbus.unmatched(bigint, text, text) is
     'The first message of a dead letter that does not match the selector of a consumer to which it would go: of this one, or of those that '
     'gave it up.';
 
-create function mbus.check_letter(address jsonb, content jsonb) returns void
+create function mbus_sealed.check_letter(caller pgchange.caller, address jsonb, content jsonb) returns void
 language plpgsql stable security definer
 set search_path from current
 as $$
 declare
     lost record;
 begin
-    if 'see' <> all (mbus.letter_rights(address)) then
+    if 'see' <> all (mbus_sealed.letter_rights(caller, address)) then
         perform mbus.deny();
     end if;
     if not exists (select from mbus.queue as q where q.qname = address ->> 'queue') then
@@ -217,7 +217,7 @@ begin
     end if;
 end
 $$;
-comment on function mbus.check_letter(jsonb, jsonb) is 'Refuse a dead letter whose queue or consumer is gone, or that nobody would receive.';
+comment on function mbus_sealed.check_letter(pgchange.caller, jsonb, jsonb) is 'Refuse a dead letter whose queue or consumer is gone, or that nobody would receive.';
 
 create function mbus.shown(held hstore) returns jsonb
 language sql stable
@@ -230,7 +230,7 @@ as $$
 $$;
 comment on function mbus.shown(hstore) is 'A part of a message, for people: where it is long, that it is left out.';
 
-create function mbus.letter_content(address jsonb, content jsonb) returns jsonb
+create function mbus_sealed.letter_content(caller pgchange.caller, address jsonb, content jsonb) returns jsonb
 language plpgsql stable security definer
 set search_path from current
 as $$
@@ -239,7 +239,7 @@ declare
     holds jsonb := '[]';
     size bigint := 0;
 begin
-    if 'see' <> all (mbus.letter_rights(address)) then
+    if 'see' <> all (mbus_sealed.letter_rights(caller, address)) then
         perform mbus.deny();
     end if;
     -- Whoever asks may write anything there: it is looked at where it is the letter of this address.
@@ -261,11 +261,11 @@ begin
     return content || jsonb_build_object('holds', holds);
 end
 $$;
-comment on function mbus.letter_content(jsonb, jsonb) is
+comment on function mbus_sealed.letter_content(pgchange.caller, jsonb, jsonb) is
     'What a dead letter holds: what it says itself, and its messages in the dmq, the first hundred of them, or as many as are '
     '200 kB together; of each what is longer than 20 kB is left out.';
 
-create function mbus.redrive(letter bigint) returns void
+create function mbus_sealed.redrive(caller pgchange.caller, letter bigint) returns void
 language plpgsql security definer
 set search_path from current
 as $$
@@ -277,10 +277,10 @@ begin
     if not found then
         perform pgchange.letter_gone(letter);
     end if;
-    if 'keep' <> all (mbus.letter_rights(address)) then
+    if 'keep' <> all (mbus_sealed.letter_rights(caller, address)) then
         perform mbus.deny();
     end if;
-    perform mbus.check_letter(address, content);
+    perform mbus_sealed.check_letter(caller, address, content);
     execute format($query$
         with moved as (
             delete from mbus.dmq as d where d.letter = $1 returning d.*
@@ -296,6 +296,6 @@ begin
     using letter, address ->> 'queue', address ->> 'consumer';
 end
 $$;
-comment on function mbus.redrive(bigint) is
+comment on function mbus_sealed.redrive(pgchange.caller, bigint) is
     'Post the messages of a dead letter once more under their ids, at once and without an expiry: for the consumers that gave them up, '
     'or else for all. The letter goes in the same transaction.';

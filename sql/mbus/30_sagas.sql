@@ -86,13 +86,13 @@ end
 $$;
 comment on function mbus.saga_post(bigint, text, text, text, hstore, text[], hstore, text) is 'Post a message of a saga, and note whose it is.';
 
-create function mbus.start_saga(description jsonb, data hstore) returns bigint
+create function mbus_sealed.start_saga(caller pgchange.caller, description jsonb, data hstore) returns bigint
 language plpgsql security definer
 set search_path from current
 as $$
 declare
-    bung text := mbus.get_iid(description ->> 'bungs');
-    final text := mbus.get_iid(description ->> 'end');
+    bung text := mbus_sealed.get_iid(caller, description ->> 'bungs');
+    final text := mbus_sealed.get_iid(caller, description ->> 'end');
     known bigint;
     each_step record;
     steps jsonb := '{}';
@@ -100,7 +100,7 @@ declare
     rolled_back text;
     last_ones text[];
 begin
-    perform mbus.demand('post', q)
+    perform mbus.demand(caller, 'post', q)
     from (
         select description ->> 'rolled_back' as q
         union select s ->> k from jsonb_array_elements(description -> 'steps') as s, unnest(array['queue', 'compensation']) as k
@@ -136,6 +136,6 @@ begin
     return known;
 end
 $$;
-comment on function mbus.start_saga(jsonb, hstore) is
+comment on function mbus_sealed.start_saga(pgchange.caller, jsonb, hstore) is
     'Post the messages of a saga, each with data; returns its number. The description is {name, bungs, end, rolled_back: queues, '
     'within: seconds or null, steps: [{name, queue, compensation: queue or null, after: [names]}]}, each step behind those that it comes after.';

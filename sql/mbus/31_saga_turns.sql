@@ -83,7 +83,7 @@ as $$
 $$;
 comment on function mbus.overdue(mbus.saga) is 'Why a saga is to be rolled back, if steps of it are not done; null before its deadline.';
 
-create function mbus.saga_turn(msgiid text) returns jsonb
+create function mbus_sealed.saga_turn(caller pgchange.caller, msgiid text) returns jsonb
 language plpgsql stable security definer
 set search_path from current
 as $$
@@ -92,7 +92,7 @@ declare
     known mbus.saga;
     lost text;
 begin
-    perform mbus.demand('consume', (mbus.queue_of(msgiid)).qname);
+    perform mbus.demand(caller, 'consume', (mbus.queue_of(msgiid)).qname);
     select m.* into message from mbus.saga_message as m where m.iid = msgiid and not m.done;
     select s.* into known from mbus.saga as s where s.id = message.saga and s.state = mbus.turn_of(message.kind);
     if known.id is null then
@@ -107,10 +107,10 @@ begin
             where x.saga = known.id and x.kind = 'step' and x.step = message.step and x.done));
 end
 $$;
-comment on function mbus.saga_turn(text) is
+comment on function mbus_sealed.saga_turn(pgchange.caller, text) is
     'What the message of a saga that was received asks for; null where its turn is over, or it is no saga''s: then there is nothing to do.';
 
-create function mbus.saga_done(msgiid text) returns boolean
+create function mbus_sealed.saga_done(caller pgchange.caller, msgiid text) returns boolean
 language plpgsql security definer
 set search_path from current
 as $$
@@ -118,7 +118,7 @@ declare
     message mbus.saga_message;
     known mbus.saga;
 begin
-    perform mbus.demand('consume', (mbus.queue_of(msgiid)).qname);
+    perform mbus.demand(caller, 'consume', (mbus.queue_of(msgiid)).qname);
     select m.* into message from mbus.saga_message as m where m.iid = msgiid;
     if message.kind in ('end', 'rolled back') then
         update mbus.saga as s set
@@ -140,16 +140,16 @@ begin
     return found or message.kind = 'end';
 end
 $$;
-comment on function mbus.saga_done(text) is
+comment on function mbus_sealed.saga_done(pgchange.caller, text) is
     'Note that what the message of a saga asks for is done, in the transaction that receives it; false where its turn is over, so that '
     'nothing of it may be kept.';
 
-create function mbus.saga_try_again(msgiid text, delay interval, error text) returns boolean
+create function mbus_sealed.saga_try_again(caller pgchange.caller, msgiid text, delay interval, error text) returns boolean
 language plpgsql security definer
 set search_path from current
 as $$
 declare
-    turn jsonb := mbus.saga_turn(msgiid);
+    turn jsonb := mbus_sealed.saga_turn(caller, msgiid);
 begin
     if turn is null then
         return false;
@@ -158,21 +158,21 @@ begin
     update mbus.saga_message as m set
         tries = (turn ->> 'tries')::integer + case when turn ->> 'lost' is null then 1 else 0 end, error = saga_try_again.error, changed_at = clock_timestamp()
     where m.iid = msgiid;
-    perform mbus.try_again(msgiid, delay, saga_try_again.error);
+    perform mbus_sealed.try_again(caller, msgiid, delay, saga_try_again.error);
     return true;
 end
 $$;
-comment on function mbus.saga_try_again(text, interval, text) is
+comment on function mbus_sealed.saga_try_again(pgchange.caller, text, interval, text) is
     'Put the message of a saga back, in the transaction that received it, to come again after a delay; false where its turn is over.';
 
-create function mbus.saga_roll_back(msgiid text, reason text) returns boolean
+create function mbus_sealed.saga_roll_back(caller pgchange.caller, msgiid text, reason text) returns boolean
 language plpgsql security definer
 set search_path from current
 as $$
 declare
     known bigint;
 begin
-    perform mbus.demand('consume', (mbus.queue_of(msgiid)).qname);
+    perform mbus.demand(caller, 'consume', (mbus.queue_of(msgiid)).qname);
     update mbus.saga as s set state = 'rolling back', reason = saga_roll_back.reason, changed_at = clock_timestamp()
     from mbus.saga_message as m
     where m.iid = msgiid and s.id = m.saga and s.state = 'forward' and mbus.turn_of(m.kind) = s.state
@@ -185,7 +185,7 @@ begin
     return true;
 end
 $$;
-comment on function mbus.saga_roll_back(text, text) is
+comment on function mbus_sealed.saga_roll_back(pgchange.caller, text, text) is
     'Roll back the saga of a step''s message: take the bung, which starts the compensations, and the rest of its steps, but for that '
     'message, which was received. False where somebody else has done it, or the saga is complete.';
 

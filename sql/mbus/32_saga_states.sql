@@ -54,49 +54,49 @@ comment on view mbus.sagas is
     'Every saga with its steps that are done, to be done, undone and to be undone; stuck is why it does not get on without a person, and '
     'null where it does.';
 
-create function mbus.sees_saga(known bigint) returns boolean
+create function mbus.sees_saga(caller name, known bigint) returns boolean
 language sql stable
 set search_path from current
 as $$
-    select mbus.is_admin() or exists (
+    select mbus.is_admin(caller) or exists (
         select from (
             select distinct (mbus.queue_of(m.iid)).qname from mbus.saga_message as m where m.saga = known offset 0
         ) as q
-        where mbus.may('post', q.qname) or mbus.may('consume', q.qname))
+        where mbus.may(caller, 'post', q.qname) or mbus.may(caller, 'consume', q.qname))
 $$;
-comment on function mbus.sees_saga(bigint) is 'Whether the session may post to one of the queues of a saga, or consume from it.';
+comment on function mbus.sees_saga(name, bigint) is 'Whether the caller may post to one of the queues of a saga, or consume from it.';
 
-create function mbus.saga_state(saga bigint) returns jsonb
+create function mbus_sealed.saga_state(caller pgchange.caller, saga bigint) returns jsonb
 language plpgsql stable security definer
 set search_path from current
 as $$
 declare
     known mbus.sagas := (select s from mbus.sagas as s where s.id = saga);
 begin
-    if known.id is not null and not mbus.sees_saga(saga) then
+    if known.id is not null and not mbus.sees_saga(caller, saga) then
         perform mbus.deny();
     end if;
     return case when known.id is not null then to_jsonb(known) end;
 end
 $$;
-comment on function mbus.saga_state(bigint) is
+comment on function mbus_sealed.saga_state(pgchange.caller, bigint) is
     'A saga, as mbus.sagas has it, for who may use a queue of it; null where there is none, or it was forgotten.';
 
-create function mbus.watches_sagas() returns boolean
+create function mbus.watches_sagas(caller name) returns boolean
 language sql stable
 set search_path from current
 as $$
-    select mbus.is_admin() or has_table_privilege(session_user, 'mbus.sagas', 'select')
+    select mbus.is_admin(caller) or has_table_privilege(caller, 'mbus.sagas', 'select')
 $$;
-comment on function mbus.watches_sagas() is 'Whether the session may see all sagas.';
+comment on function mbus.watches_sagas(name) is 'Whether the caller may see all sagas.';
 
-create function mbus.watches_saga(known bigint) returns boolean
+create function mbus.watches_saga(caller name, known bigint) returns boolean
 language sql stable
 set search_path from current
 as $$
-    select mbus.watches_sagas() or mbus.sees_saga(known)
+    select mbus.watches_sagas(caller) or mbus.sees_saga(caller, known)
 $$;
-comment on function mbus.watches_saga(bigint) is 'Whether the session may see all sagas, or this one.';
+comment on function mbus.watches_saga(name, bigint) is 'Whether the caller may see all sagas, or this one.';
 
 create function mbus.saga_at(known mbus.saga) returns text[]
 language sql stable
@@ -137,7 +137,7 @@ as $$
 $$;
 comment on function mbus.latest_ended_of(text[], integer) is 'Of the latest sagas that went through each of these queues those that ended.';
 
-create function mbus.latest_sagas(most integer default 100)
+create function mbus_sealed.latest_sagas(caller pgchange.caller, most integer default 100)
 returns table (
     id bigint, name text, state text, steps bigint, done bigint, undone bigint, at text[], reason text, stuck text,
     started_at timestamptz, changed_at timestamptz, deadline timestamptz
@@ -147,9 +147,9 @@ set search_path from current
 as $$
 #variable_conflict use_column
 declare
-    sees_all boolean := mbus.watches_sagas();
+    sees_all boolean := mbus.watches_sagas(caller);
     queues text[] := case when not sees_all then array(
-        select q.qname from mbus.queue as q where mbus.may('post', q.qname) or mbus.may('consume', q.qname)) end;
+        select q.qname from mbus.queue as q where mbus.may(caller, 'post', q.qname) or mbus.may(caller, 'consume', q.qname)) end;
 begin
     return query
         with not_ended as not materialized (
@@ -180,16 +180,16 @@ begin
                    count(*) filter (where m.kind = 'compensation' and m.done) as undone, max(m.changed_at) as changed_at
             from mbus.saga_message as m where m.saga = (l.s).id
         ) as m
-        where mbus.watches_saga((l.s).id)
+        where mbus.watches_saga(caller, (l.s).id)
         order by l.is_open desc, case when l.is_open then (l.s).started_at else (l.s).changed_at end desc;
 end
 $$;
-comment on function mbus.latest_sagas(integer) is
-    'Of the sagas that the session may see those that have not ended, of many the oldest and the newest, and then the latest that ended: how '
+comment on function mbus_sealed.latest_sagas(pgchange.caller, integer) is
+    'Of the sagas that the caller may see those that have not ended, of many the oldest and the newest, and then the latest that ended: how '
     'many steps each has, and how many are done and undone; at which it is; why it is rolled back, and why it does not get on. Its cost does '
     'not grow with the number of those that ended.';
 
-create function mbus.saga_steps(saga bigint)
+create function mbus_sealed.saga_steps(caller pgchange.caller, saga bigint)
 returns table (
     step text, "after" text[], qname text, iid text, compensation text, state text, tries integer, error text, changed_at timestamptz
 )
@@ -207,7 +207,7 @@ declare
         where not is_forward and m.saga = known.id and m.kind = 'step' and not m.done and m.error = known.reason
         order by m.changed_at desc limit 1);
 begin
-    if known.id is not null and not mbus.watches_saga(known.id) then
+    if known.id is not null and not mbus.watches_saga(caller, known.id) then
         perform mbus.deny();
     end if;
     return query
@@ -234,12 +234,12 @@ begin
         order by length(m.iid), m.iid;
 end
 $$;
-comment on function mbus.saga_steps(bigint) is
+comment on function mbus_sealed.saga_steps(pgchange.caller, bigint) is
     'The steps of a saga, for who may see it, each with those that it comes after. state: waiting, ready (its turn has come), in work, done, '
     'refused (it is a dead letter, or what it was refused for had the saga rolled back), to compensate, compensated, or left out: not done when '
     'the saga was rolled back. error is what its last try failed on.';
 
-create function mbus.saga_data(saga bigint) returns jsonb
+create function mbus_sealed.saga_data(caller pgchange.caller, saga bigint) returns jsonb
 language sql stable security definer
 set search_path from current
 as $$
@@ -249,23 +249,23 @@ as $$
         where x.saga = saga_data.saga order by x.kind <> 'bung', x.iid offset 0
     ) as m
     cross join lateral mbus.entries(m.known, m.iid) as e
-    where (m.known).id is not null and mbus.may('consume', (m.known).qname) and (not e.gone or mbus.is_admin())
+    where (m.known).id is not null and mbus.may(caller, 'consume', (m.known).qname) and (not e.gone or mbus.is_admin(caller))
     limit 1
 $$;
-comment on function mbus.saga_data(bigint) is
-    'What a saga was started with, as a message of it has it from whose queue the session may consume, and that is not '
+comment on function mbus_sealed.saga_data(pgchange.caller, bigint) is
+    'What a saga was started with, as a message of it has it from whose queue the caller may consume, and that is not '
     'received, but for who may make queues; null where none is kept any more. Where it is long, that it is left out.';
 
-create function mbus.stuck_sagas() returns setof text
+create function mbus_sealed.stuck_sagas(caller pgchange.caller) returns setof text
 language sql stable security definer
 set search_path from current
 as $$
     select format('saga %s %s is stuck: %s', s.name, s.id, s.stuck)
     from mbus.sagas as s
-    where s.state in ('forward', 'rolling back') and s.stuck is not null and mbus.sees_saga(s.id)
+    where s.state in ('forward', 'rolling back') and s.stuck is not null and mbus.sees_saga(caller, s.id)
     order by s.id
 $$;
-comment on function mbus.stuck_sagas() is 'The sagas that do not get on without a person, of those in whose queues the session may do something; a line for each.';
+comment on function mbus_sealed.stuck_sagas(pgchange.caller) is 'The sagas that do not get on without a person, of those in whose queues the caller may do something; a line for each.';
 
 create function mbus.forget_sagas(older_than interval) returns bigint
 language plpgsql security definer

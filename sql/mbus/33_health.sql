@@ -6,7 +6,7 @@ begin
 end
 $$;
 
-create function mbus.standings(upto integer)
+create function mbus.standings(caller pgchange.caller, upto integer)
 returns table (qname text, cname text, at jsonb, lag jsonb, batch jsonb, trouble text)
 language plpgsql volatile
 set search_path from current
@@ -15,15 +15,15 @@ declare
     advice text;
 begin
     for qname, cname in
-        select l.qname, x.name from mbus.list() as l cross join lateral unnest(l.consumers) as x(name) order by l.qname, x.name
+        select l.qname, x.name from mbus_sealed.list(caller) as l cross join lateral unnest(l.consumers) as x(name) order by l.qname, x.name
     loop
         lag := null;
         batch := null;
         trouble := null;
         begin
             at := mbus.feed_position(qname, cname);
-            lag := mbus.lag_of(mbus.feed_consumer(qname, cname), upto);
-            batch := mbus.feed_in_work(qname, cname, at);
+            lag := mbus.lag_of(mbus.feed_consumer(caller, qname, cname), upto);
+            batch := mbus_sealed.feed_in_work(caller, qname, cname, at);
         exception
             -- It was dropped meanwhile.
             when sqlstate 'PC002' then
@@ -36,25 +36,25 @@ begin
     end loop;
 end
 $$;
-comment on function mbus.standings(integer) is
-    'How every consumer stands by whom the session may consume; trouble is why its lag cannot be told, and what a person does about it.';
+comment on function mbus.standings(pgchange.caller, integer) is
+    'How every consumer stands by whom the caller may consume; trouble is why its lag cannot be told, and what a person does about it.';
 
-create function mbus.status(upto integer default 1000) returns setof pgchange.consumer_status
+create function mbus_sealed.status(caller pgchange.caller, upto integer default 1000) returns setof pgchange.consumer_status
 language plpgsql volatile security definer
 set search_path from current
 as $$
 begin
     return query
         select s.*
-        from mbus.standings(upto) as x
+        from mbus.standings(caller, upto) as x
         cross join lateral pgchange.standing(
             'queue', mbus.name_of(x.qname, x.cname), jsonb_build_object('queue', x.qname, 'consumer', x.cname),
             x.at || jsonb_build_object('updated_at', x.batch -> 'claimed_at'), x.lag,
             x.batch || jsonb_build_object('batch_id', x.batch -> 'id'), mbus.feed_locked(x.qname, x.cname), x.trouble, null) as s;
 end
 $$;
-comment on function mbus.status(integer) is
-    'Every consumer by whom the session may consume, as pgchange.status() shows it; the batch is the oldest that was claimed and is '
+comment on function mbus_sealed.status(pgchange.caller, integer) is
+    'Every consumer by whom the caller may consume, as pgchange.status() shows it; the batch is the oldest that was claimed and is '
     'neither acked nor at work.';
 
 create function mbus.dead_in(qname text, upto integer) returns bigint
@@ -66,7 +66,7 @@ as $$
 $$;
 comment on function mbus.dead_in(text, integer) is 'How many messages of a queue are in the dmq, counted up to a number and one more.';
 
-create function mbus.queues(upto integer default 1000)
+create function mbus_sealed.queues(caller pgchange.caller, upto integer default 1000)
 returns table (
     qname text, consumer text, parts integer, selector text, ready bigint, delayed bigint, waiting bigint, in_work bigint,
     exact boolean, oldest_seconds double precision, dead bigint, dead_exact boolean, trouble text
@@ -84,7 +84,7 @@ begin
                    greatest((x.lag ->> 'ready_age')::double precision, (x.lag ->> 'waiting_age')::double precision,
                             extract(epoch from clock_timestamp() - w.oldest)::double precision) end,
                least(d.messages, upto), d.messages <= upto, x.trouble
-        from mbus.standings(upto) as x
+        from mbus.standings(caller, upto) as x
         join mbus.queue as q on q.qname = x.qname
         join mbus.consumer as c on c.qname = x.qname and c.name = x.cname
         cross join lateral (
@@ -96,8 +96,8 @@ begin
         order by x.qname, x.cname;
 end
 $$;
-comment on function mbus.queues(integer) is
-    'The queues by whose consumers the session may consume, a row for each consumer, as each gets its own copy of a message: how many are '
+comment on function mbus_sealed.queues(pgchange.caller, integer) is
+    'The queues by whose consumers the caller may consume, a row for each consumer, as each gets its own copy of a message: how many are '
     'ready for it, delayed, waiting for another message, and in batches at work, exact or at least so many; how old the oldest of them is; '
     'and how many of the queue are dead, whoever gave them up. trouble is why that cannot be told.';
 

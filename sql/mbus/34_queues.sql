@@ -1,14 +1,14 @@
 -- Making and dropping queues, of all that stands before. Each has a log, a sequence, two views, and functions of its own that carry
 -- its name.
 
-create function mbus.create_queue(qname text, consumers_cnt integer, is_roles_security_model boolean default null) returns void
+create function mbus_sealed.create_queue(caller pgchange.caller, qname text, consumers_cnt integer, is_roles_security_model boolean default null) returns void
 language plpgsql security definer
 set search_path from current
 as $$
 declare
     known mbus.queue;
 begin
-    if not mbus.is_admin() then
+    if not mbus.is_admin(caller) then
         perform mbus.deny();
     end if;
     perform mbus.check_queue_name(qname);
@@ -48,11 +48,11 @@ begin
     end if;
 end
 $$;
-comment on function mbus.create_queue(text, integer, boolean) is
+comment on function mbus_sealed.create_queue(pgchange.caller, text, integer, boolean) is
     'Make a queue with so many parts that can be consumed at once, and its consumer default. A queue that is there keeps its '
     'messages, and gets its functions anew.';
 
-create function mbus.drop_queue(qname text) returns void
+create function mbus_sealed.drop_queue(caller pgchange.caller, qname text) returns void
 language plpgsql security definer
 set search_path from current
 as $$
@@ -62,7 +62,7 @@ declare
     each_name text;
     each_function regprocedure;
 begin
-    if not mbus.is_admin() then
+    if not mbus.is_admin(caller) then
         perform mbus.deny();
     end if;
     known := mbus.queue_to_change(qname);
@@ -73,7 +73,7 @@ begin
         array(select kind || known.qname from unnest(array['qt$', 'all$', 'log$']) as kind));
     -- First, as who posts locks the queue that is copied from before this one.
     for each_name in select t.src from mbus.trigger as t where t.dst = known.qname loop
-        perform mbus.drop_trigger(each_name, known.qname);
+        perform mbus_sealed.drop_trigger(caller, each_name, known.qname);
     end loop;
     execute format('drop view mbus.%I, mbus.%I', 'qt$' || known.qname, 'all$' || known.qname);
     perform mbus.drop_views(c) from mbus.consumer as c where c.qname = known.qname;
@@ -82,7 +82,9 @@ begin
     perform mbus.forget_consumer(known, c) from mbus.consumer as c where c.qname = known.qname;
     for each_function in
         select p.oid::regprocedure from pg_proc as p
-        where p.pronamespace = 'mbus'::regnamespace and p.proname = any (mbus.queue_functions(known))
+        where p.pronamespace in ('mbus'::regnamespace, 'mbus_sealed'::regnamespace) and p.proname = any (mbus.queue_functions(known))
+        -- A public face before what it shows.
+        order by p.pronamespace = 'mbus_sealed'::regnamespace
     loop
         execute format('drop function %s', each_function);
     end loop;
@@ -94,7 +96,7 @@ begin
     perform mbus.drop_role('admin', known.qname);
 end
 $$;
-comment on function mbus.drop_queue(text) is 'Drop a queue with its messages, consumers, functions and roles, and nobody else''s. The sequence of its ids stays.';
+comment on function mbus_sealed.drop_queue(pgchange.caller, text) is 'Drop a queue with its messages, consumers, functions and roles, and nobody else''s. The sequence of its ids stays.';
 
 create function mbus.open_door() returns void
 language plpgsql
@@ -110,7 +112,7 @@ begin
         mbus.drop_consumer(text, text), mbus.create_temporary_queue(), mbus.create_temporary_consumer(text, text), mbus.clear_tempq(),
         mbus.post_temp, mbus.consume_temp(text),
         mbus.post_dmq, mbus.create_trigger(text, text, text),
-        mbus.drop_trigger(text, text), mbus.create_view(text, text, text, text), mbus.create_run_function(text),
+        mbus.drop_trigger(text, text),
         mbus.feed_lock(text, text), mbus.feed_locked(text, text), mbus.feed_position(text, text),
         mbus.feed_claim(text, text, jsonb, integer, integer), mbus.feed_changes(text, text, jsonb, bigint, bigint),
         mbus.feed_ack(text, text, jsonb), mbus.feed_in_work(text, text, jsonb),

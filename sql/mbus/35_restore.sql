@@ -37,9 +37,6 @@ declare
     known mbus.queue;
     rebased integer := 0;
 begin
-    if not mbus.is_owner() then
-        perform mbus.deny();
-    end if;
     perform pgchange.check_isolation();
     perform mbus.hold_queues();
     if mbus.is_native() then

@@ -1,6 +1,8 @@
 -- What people ask and do: status, groups and who reads them, partitions and who has not read them, and dropping a group.
 
-create function pgmb.status(upto integer default 1000) returns setof pgchange.consumer_status
+select pgchange.make_sealed('pgmb');
+
+create function pgmb_sealed.status(caller pgchange.caller, upto integer default 1000) returns setof pgchange.consumer_status
 language plpgsql volatile security definer
 set search_path = pg_catalog, pgmb, pg_temp
 set jit = off
@@ -36,14 +38,14 @@ begin
             case when known.claimed > known.version then known.batch_id end,
             case when known.claimed > known.version then known.attempt end,
             -- It may quote what an event holds.
-            case when known.claimed > known.version and has_table_privilege(session_user, 'pgmb.events', 'select') then known.error end,
+            case when known.claimed > known.version and has_table_privilege(caller, 'pgmb.events', 'select') then known.error end,
             case when known.claimed > known.version then known.claimed_at end,
             known.updated_at::timestamptz, null::text,
             case when known.elsewhere then 'progress' when known.unknown then 'changes' end;
     end loop;
 end
 $$;
-comment on function pgmb.status(integer) is
+comment on function pgmb_sealed.status(pgchange.caller, integer) is
     'Every group, as pgchange.status() shows it: what is ready for it and how old, what waits to be dispatched for any group, its '
     'faults, whether it is being read, and the batch that it claimed last and has not acked. For a group whose cursor is elsewhere, '
     'only the last claim tells, so a batch that is done can be shown as in work.';
@@ -70,7 +72,7 @@ comment on function pgmb.dispatching() is
     'process dispatches now, what was done after a restore in the last day, how many faults there are, and how many of those, '
     'astray, are for a subscription that is gone; each counted up to a thousand.';
 
-create function pgmb.groups()
+create function pgmb_sealed.groups(caller pgchange.caller)
 returns table (
     group_id pgmb.group_id, subscriptions bigint, topics text[], parts text[], read_upto timestamptz, moved_at timestamptz, reader integer
 )
@@ -103,14 +105,16 @@ begin
             -- They may name what the caller may not read.
             select array(
                 select s.params from pgmb.subscriptions as s
-                where s.group_id = c.group_id and has_table_privilege(session_user, 'pgmb.subscriptions', 'select') limit 10) as params
+                where s.group_id = c.group_id and has_table_privilege(caller, 'pgmb.subscriptions', 'select') limit 10) as params
         ) as w
         order by c.group_id;
 end
 $$;
-comment on function pgmb.groups() is
+comment on function pgmb_sealed.groups(pgchange.caller) is
     'Every group: how many subscriptions it has, up to a thousand, topics and parts that the params of some of them name, up to when it '
     'has read, when it last moved, and which process reads it now. Who may not read pgmb.subscriptions is told no topic and no part.';
+
+select pgchange.show_sealed('pgmb');
 
 create function pgmb.spans() returns table (partition regclass, lower timestamptz, upper timestamptz, state text)
 language plpgsql stable security definer

@@ -100,7 +100,11 @@ $$;
 comment on function tube.slices(text, integer, jsonb) is
     'The slices of a batch, each of one shard and, where parts are that small, of about 20,000 ids.';
 
-create function tube.note_attempt(became text, tube text, worker integer, batch jsonb, error text default null) returns void
+select pgchange.make_sealed('tube');
+
+create function tube_sealed.note_attempt(
+    caller pgchange.caller, became text, tube text, worker integer, batch jsonb, error text default null
+) returns void
 language plpgsql security definer
 set search_path = pg_catalog, tube, pg_temp
 as $$
@@ -108,7 +112,7 @@ declare
     consumer constant text := tube.name_of(tube, worker);
 begin
     if not exists (
-        select from tube.tube as t where t.name = note_attempt.tube and has_table_privilege(session_user, t.pods, 'delete'))
+        select from tube.tube as t where t.name = note_attempt.tube and has_table_privilege(caller, t.pods, 'delete'))
     then
         return;
     end if;
@@ -119,9 +123,11 @@ begin
     end case;
 end
 $$;
-comment on function tube.note_attempt(text, text, integer, jsonb, text) is
-    'Note in pgchange.batch what became of an attempt on a batch: claimed, failed, acked or skipped; by whom logged in may work the '
+comment on function tube_sealed.note_attempt(pgchange.caller, text, text, integer, jsonb, text) is
+    'Note in pgchange.batch what became of an attempt on a batch: claimed, failed, acked or skipped; if the caller may work the '
     'tube, else nothing.';
+
+select pgchange.show_sealed('tube');
 
 create function tube.claim(
     tube text, workers integer, worker integer, "position" jsonb, max_changes integer, max_attempts integer default null

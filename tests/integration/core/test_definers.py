@@ -36,7 +36,7 @@ where p.pronamespace::regnamespace::text = any (%s) and p.oid::regprocedure::tex
 """
 DEFINERS = """
 select n.nspname || '.' || p.proname, p.prorettype = 'trigger'::regtype, p.prosrc,
-       has_function_privilege('public', p.oid, 'execute'),
+       has_function_privilege('public', p.oid, 'execute'), n.nspname like '%%\\_sealed',
        array(select r from unnest(%s::text[]) as r where has_function_privilege(r, p.oid, 'execute') order by r)
 from pg_proc as p join pg_namespace as n on n.oid = p.pronamespace
 where p.prosecdef
@@ -66,7 +66,11 @@ def granted(connection, role) -> dict[str, str]:
     return roles
 
 
-def callers(granted: dict[str, str], is_trigger: bool, is_public: bool, roles: list[str]) -> str:
+def callers(
+    granted: dict[str, str], is_trigger: bool, is_public: bool, is_sealed: bool, roles: list[str]
+) -> str:
+    if is_sealed:
+        return "sealed"
     if is_public:
         return "public"
     if roles:
@@ -82,8 +86,10 @@ def entries() -> list[tuple[str, str, str]]:
 
 def test_every_function_that_runs_as_its_owner_is_entered_with_who_may_call_it(connection, granted):
     found = {
-        OWN.sub("$", name): callers(granted, is_trigger, is_public, roles)
-        for name, is_trigger, _, is_public, roles in connection.execute(DEFINERS, [list(granted)]).fetchall()
+        OWN.sub("$", name): callers(granted, is_trigger, is_public, is_sealed, roles)
+        for name, is_trigger, _, is_public, is_sealed, roles in connection.execute(
+            DEFINERS, [list(granted)]
+        ).fetchall()
     }
     assert set(found.items()) ^ {(name, callers) for name, callers, _ in entries()} == set()
     assert len(entries()) == len(found)
@@ -91,7 +97,7 @@ def test_every_function_that_runs_as_its_owner_is_entered_with_who_may_call_it(c
 
 def test_every_function_asks_what_its_entry_says(connection, granted):
     sources = defaultdict(list)
-    for name, _, source, _, _ in connection.execute(DEFINERS, [list(granted)]).fetchall():
+    for name, _, source, _, _, _ in connection.execute(DEFINERS, [list(granted)]).fetchall():
         sources[OWN.sub("$", name)].append(source)
     not_asking = [
         name for name, _, by in entries() if not all(re.search(by, source) for source in sources[name])
@@ -103,5 +109,5 @@ def test_no_function_that_fires_by_itself_can_be_called_or_put_on_another_table(
     """Who may execute one can have it fire for a table of his own, with whatever he writes there."""
     rows = connection.execute(DEFINERS, [list(granted)]).fetchall()
     assert [
-        name for name, is_trigger, _, is_public, roles in rows if is_trigger and (is_public or roles)
+        name for name, is_trigger, _, is_public, _, roles in rows if is_trigger and (is_public or roles)
     ] == []

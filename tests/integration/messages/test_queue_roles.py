@@ -40,17 +40,19 @@ def test_an_admin_hands_on_the_roles_of_queues(owner, role, connect_to):
     assert drain(owner) == ["1"]
 
 
-def test_what_counts_is_who_logged_in_and_not_set_role(owner, role, connect_to):
+def test_what_counts_is_the_current_role_and_not_who_logged_in(owner, role, connect_to):
     who, nobody = role("user"), role("nobody")
     owner.execute(f"grant mbus_{owner.info.dbname}_post_q, {nobody.name} to {who.name}")
     session = connect_to(who.conninfo)
-    session.execute(f"set role {nobody.name}")
     session.execute("select mbus.post_q('n=>1')")
+    session.execute(f"set role {nobody.name}")
     with pytest.raises(psycopg.Error, match=DENIED):
-        session.execute("select mbus.consume_q_by_default()")
+        session.execute("select mbus.post_q('n=>2')")
     owner.execute(f"set role {nobody.name}")
-    assert drain(owner) == ["1"]
+    with pytest.raises(psycopg.Error, match=DENIED):
+        drain(owner)
     owner.execute("reset role")
+    assert drain(owner) == ["1"]
 
 
 def test_a_view_lends_the_rights_of_its_queue(owner, role, connect_to):
@@ -83,6 +85,26 @@ def test_a_queue_without_roles_follows_execute_on_its_functions(connect, role, c
     with pytest.raises(psycopg.errors.InsufficientPrivilege, match=DENIED):
         session.execute("select mbus.take('q.1')")
     assert drain(connection) == ["1", "2"]
+
+
+def test_who_is_refused_is_told_of_roles_only_where_there_are_some(connect, role, connect_to):
+    connection, who = connect(), role("user")
+    make(connection)
+    owner = connection.info.user
+    connection.execute(f"grant usage on schema mbus to {who.name}")
+    connection.execute(f"grant execute on function mbus.get_iid, mbus.create_queue to {who.name}")
+    session = connect_to(who.conninfo)
+    hints = {}
+    for call in ("get_iid('q')", "create_queue('new', 2)"):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege, match=DENIED) as refused:
+            session.execute(f"select mbus.{call}")
+        hints[call] = refused.value.diag.message_hint
+    assert hints == {
+        "get_iid('q')": f"queue q is not under roles: {owner}, the owner of schema mbus, grants execute on its "
+        "functions, such as mbus.post_q",
+        "create_queue('new', 2)": f"roles are granted by members of mbus_{connection.info.dbname}_admin; a member "
+        "that does not inherit needs `set role`",
+    }
 
 
 def test_nobody_makes_a_dead_letter_of_the_message_of_a_queue_that_is_not_its_own(owner, role, connect_to):
@@ -139,7 +161,7 @@ def test_who_may_consume_has_temporary_consumers_of_its_own(owner, role, connect
     post(owner, 1)
     assert drain(session, name) == ["1"]
     post(owner, 2)
-    with pytest.raises(psycopg.Error, match=DENIED):
+    with pytest.raises(psycopg.Error, match="permission denied"):
         drain(connect_to(other.conninfo), name)
     owner.execute(f"revoke {right} from {who.name}")
     with pytest.raises(psycopg.Error, match=DENIED):

@@ -1,0 +1,87 @@
+-- Who calls a function that runs as its owner. There PostgreSQL tells session_user and the owner, and neither is the caller: in an
+-- autovacuum worker, during a DBA's analyze, or in somebody's security definer function, who logged in is not whose code runs.
+--
+-- So a function that asks for rights takes the caller as its first argument, a pgchange.caller. PostgreSQL checks such a value where it
+-- is made, which is before the function becomes its owner: nobody can make one of another role. Such functions stand in schemas of
+-- their own, <schema>_sealed, which nobody is granted. The public face of each is a function of the same name in the schema itself: it
+-- runs as its caller and passes current_user. As its body was parsed when its owner made it, who calls it needs no right to the sealed
+-- schema. Members of pg_read_all_data can name what is in there all the same, as themselves: so a sealed function does for its caller
+-- only what it has asked the rights for, whoever may execute its face.
+
+create domain pgchange.caller as name not null constraint is_the_current_user check (value = current_user);
+comment on domain pgchange.caller is
+    'Who calls a function, as a value that only that role can make.';
+-- Nobody keeps one in a table, for use as another role.
+revoke all on type pgchange.caller from public;
+
+create function pgchange.make_sealed(of_schema name) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    sealed name := of_schema || '_sealed';
+    granted record;
+begin
+    -- One that was left over, by a schema that was dropped by hand, goes. One that is not ours is refused.
+    if obj_description(to_regnamespace(quote_ident(sealed)), 'pg_namespace') like 'pgchange: %'
+       and pgchange.ours(sealed, tell => false)
+    then
+        execute format('drop schema %I cascade', sealed);
+    end if;
+    execute format('create schema %I', sealed);
+    execute format(
+        'comment on schema %I is %L', sealed,
+        format('pgchange: functions of schema %s that are told who calls them. Nobody is granted USAGE here: others call the functions '
+               'of the same names in schema %1$s.', of_schema));
+    -- The default privileges of a database may open every new schema.
+    for granted in
+        select case when a.grantee = 0 then 'public' else a.grantee::regrole::text end as grantee
+        from pg_namespace as n cross join lateral aclexplode(n.nspacl) as a
+        where n.nspname = sealed and a.grantee <> n.nspowner
+    loop
+        execute format('revoke all on schema %I from %s', sealed, granted.grantee);
+    end loop;
+end
+$$;
+comment on function pgchange.make_sealed(name) is 'Make the sealed schema of a schema of ours.';
+
+create function pgchange.show(sealed_function regprocedure) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    known pg_proc := (select p from pg_proc as p where p.oid = sealed_function);
+    shown_in name := regexp_replace(known.pronamespace::regnamespace::text, '_sealed$', '');
+    -- All but the first, which is the caller.
+    arguments text := regexp_replace(pg_get_function_arguments(known.oid), '^caller pgchange.caller(, )?', '');
+    types text := (select string_agg(format_type(t, null), ', ' order by n) from unnest(known.proargtypes) with ordinality as a(t, n) where n > 1);
+    -- Of a name the function would take over the collation C for all its texts, and use no index of them.
+    called text := format(
+        '%s.%I(%s)', known.pronamespace::regnamespace, known.proname,
+        array_to_string(array['(current_user collate "default")::pgchange.caller'] || array(select '$' || i from generate_series(1, known.pronargs - 1) as i), ', '));
+begin
+    execute format(
+        'create or replace function %I.%I(%s) returns %s language sql %s %s begin atomic select %s; end',
+        shown_in, known.proname, arguments, pg_get_function_result(known.oid),
+        case known.provolatile when 'i' then 'immutable' when 's' then 'stable' else 'volatile' end,
+        case when known.proretset then 'rows ' || known.prorows end,
+        case when known.proretset then '* from ' || called else called end);
+    execute format('comment on function %I.%I(%s) is %L', shown_in, known.proname, types, obj_description(known.oid, 'pg_proc'));
+    execute format('revoke all on function %I.%I(%s) from public', shown_in, known.proname, types);
+    execute format('grant execute on function %s to public', sealed_function);
+end
+$$;
+comment on function pgchange.show(regprocedure) is
+    'Make the public face of a function of a sealed schema: it runs as its caller and passes who that is. Nobody is granted it yet.';
+
+create function pgchange.show_sealed(of_schema name) returns void
+language plpgsql
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+begin
+    perform pgchange.show(p.oid::regprocedure) from pg_proc as p where p.pronamespace = to_regnamespace(quote_ident(of_schema || '_sealed'));
+end
+$$;
+comment on function pgchange.show_sealed(name) is 'Make the public faces of all functions of a sealed schema.';
+
+select pgchange.make_sealed('pgchange');
