@@ -84,3 +84,35 @@ def due(connection: psycopg.Connection[Any], queue: str) -> None:
     """Whatever was put back is due."""
     connection.execute(f'update mbus."log${queue}" set delayed_until = now() where delayed_until is not null')
     connection.execute("update mbus.apart set due = now() where due > now() and batch is null")
+
+
+Act = tuple[str, str | None]
+
+
+def in_order(steps: Sequence[str | None]) -> bool:
+    """Whether each step comes behind those that it is after."""
+    place = {step: n for n, step in enumerate(steps)}
+    return all(
+        before in place and place[before] < place[step.name]
+        for step in TOUR.steps
+        if step.name in place
+        for before in step.after
+    )
+
+
+def is_right(state: str, acts: Sequence[Act], refused: str | None) -> bool:
+    """Whether a saga did all its steps, or undid all because one was refused: each once, and in a right order."""
+    kinds = [kind for kind, _ in acts]
+    steps = [step for kind, step in acts if kind == "step"]
+    undone = [step for kind, step in acts if kind == "compensation"]
+    if not in_order(steps) or len(set(steps)) < len(steps) or refused in steps:
+        return False
+    if refused is None:
+        return state == "complete" and set(steps) == STEPS and kinds == ["step"] * 5 + ["end"]
+    ended = ["step"] * len(steps) + ["compensation"] * 5 + ["rolled back"]
+    return state == "rolled back" and set(undone) == STEPS and kinds == ended
+
+
+def refused_step(saga: int) -> str | None:
+    """Of six sagas in a row five are refused, each at another step."""
+    return dict(enumerate(sorted(STEPS))).get(saga % 6)

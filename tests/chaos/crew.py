@@ -1,7 +1,6 @@
 """Processes of a campaign that are killed at their work, and replaced.
 
-Each notes its batches in a table ``work``, whose columns ``process``, ``ended`` (a number of the sequence ``moment``) and
-``how`` are those that are named here.
+Consumers note their batches in the table ``work``. ``began`` and ``ended`` are numbers of the sequence ``moment``.
 """
 
 from __future__ import annotations
@@ -15,19 +14,33 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psycopg
 
 from tests.chaos.kills import ROOT, until
 from tests.suite.processes import runs, state
 
+WORK = """
+create sequence if not exists moment;
+create table if not exists work (
+    n bigint generated always as identity primary key, process integer, feed text, workers integer,
+    shards integer[], ids bigint[], seqs bigint[], tables jsonb,
+    began bigint default nextval('moment'), ended bigint, how text
+);
+"""
+
 
 @dataclass
 class Crew:
-    """Processes of one campaign: each is started anew when it was killed, and none may end by itself."""
+    """Processes of one campaign: each is started anew when it was killed, and none may end by itself.
+
+    ``ends`` is SQL for the moment at which the batch of a killed process ended.
+    """
 
     source: str
     folder: Path
+    ends: str = "nextval('moment')"
     commands: list[list[str]] = field(default_factory=list)
     running: list[subprocess.Popen[bytes]] = field(default_factory=list)
     kills: Counter[str] = field(default_factory=Counter)
@@ -67,10 +80,7 @@ class Crew:
         notes, while it still holds its lock. Whether it was killed."""
         process = self.freeze(number)
         with psycopg.connect(self.source, autocommit=True) as connection:
-            at_work = connection.execute(
-                "update work set ended = nextval('moment'), how = 'killed' where process = %s and ended is null",
-                [process.pid],
-            ).rowcount
+            at_work = end_work(connection, process.pid, "killed", self.ends)
         if only_at_work and not at_work:
             os.kill(process.pid, signal.SIGCONT)
             return False
@@ -78,8 +88,12 @@ class Crew:
         assert process.wait() == -signal.SIGKILL
         assert not runs(process.pid)
         self.kills["at work" if at_work else "between batches"] += 1
-        self.running[number] = self.start(self.commands[number])
+        self.replace(number)
         return True
+
+    def replace(self, number: int) -> None:
+        """Start a process in the place of one that is gone."""
+        self.running[number] = self.start(self.commands[number])
 
     def stop(self) -> None:
         """Ask all to end, and expect that they were at work until now."""
@@ -91,10 +105,20 @@ class Crew:
             assert process.wait() in (0, -signal.SIGTERM), self.told()
 
 
+def end_work(
+    connection: psycopg.Connection[Any], process: int, how: str, ends: str = "nextval('moment')"
+) -> int:
+    """Note how the batch of a process ended. Return how many batches the process had in work."""
+    query = f"update work set ended = {ends}, how = %s where process = %s and ended is null"
+    return connection.execute(query, [how, process]).rowcount
+
+
 @contextmanager
-def crew(source: str, folder: Path, commands: Sequence[list[str]] = ()) -> Iterator[Crew]:
+def crew(
+    source: str, folder: Path, commands: Sequence[list[str]] = (), ends: str = "nextval('moment')"
+) -> Iterator[Crew]:
     """The processes, started; none is left when the block ends."""
-    made = Crew(source, folder)
+    made = Crew(source, folder, ends)
     try:
         for command in commands:
             made.add(command)

@@ -16,6 +16,7 @@ from typing import Any
 import psycopg
 
 from airflow_pgchange.feeds import EventFeed
+from tests.chaos.crew import WORK
 from tests.chaos.event_publishers import publish
 from tests.chaos.event_worker import Consumer, keep, read_by_id_alone
 from tests.chaos.harness import SEED, consume_once, one
@@ -40,10 +41,7 @@ GROUPS: Mapping[str, Sequence[tuple[str, Mapping[str, Any]]]] = {
 
 TABLES = """
 create table ledger (like pgmb.events);
-create sequence moment;
-create table work (
-    n bigint generated always as identity primary key, process integer, group_id text, ended bigint, how text);
-create table naive (group_id text primary key, id text);
+create table naive_reader (group_id text primary key, id text);
 """
 RESULTS = """
 create table effect (
@@ -54,7 +52,7 @@ create table effect (
 def set_up(source: str, results: str) -> None:
     """The groups with their subscriptions, partitions of a second that live for two more, and the ledger."""
     with psycopg.connect(source, autocommit=True) as connection:
-        connection.execute(TABLES)
+        connection.execute(WORK + TABLES)
         for group, subscriptions in GROUPS.items():
             for conditions, params in subscriptions:
                 subscribe(connection, group, conditions, params)
@@ -123,7 +121,8 @@ def judge(source: str, results: str, acknowledged: Sequence[str]) -> Verdict:
     expected: set[tuple[str, str]] = set()
     with psycopg.connect(source) as connection:
         for sid, group, conditions in connection.execute(
-            "select id, group_id, conditions_sql from pgmb.subscriptions"
+            "select id, group_id, conditions_sql from pgmb.subscriptions where group_id = any (%s)",
+            [[*GROUPS]],
         ):
             query = EXPECTED.format(conditions=conditions.replace("%", "%%"))
             expected |= {(group, row[0]) for row in connection.execute(query, [sid])}

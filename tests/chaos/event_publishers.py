@@ -15,7 +15,7 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from tests.chaos.event_worker import PAUSE, cut_off
-from tests.chaos.harness import Campaign
+from tests.chaos.harness import Campaign, commit_in_two_phases
 from tests.chaos.kills import until
 
 Connection = psycopg.Connection[Any]
@@ -117,9 +117,7 @@ class Publisher:
             self.done["rolled back"] += 1
             return
         if prepared:
-            name = f"publisher {self.number} {chance.random()}"
-            connection.execute(f"prepare transaction '{name}'")
-            connection.execute(f"commit prepared '{name}'")
+            commit_in_two_phases(connection, chance, 0)
         else:
             connection.execute("commit")
         self.acknowledged += ids

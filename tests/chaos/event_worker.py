@@ -14,13 +14,15 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import psycopg
 
 from airflow_pgchange.feeds import Change, EventFeed
 from airflow_pgchange.feeds.connect import connect
 from airflow_pgchange.feeds.errors import ConnectionLost, ServerUnavailable
+from airflow_pgchange.feeds.feed import Feed
+from tests.chaos.crew import end_work
 from tests.chaos.harness import ConsumerFailed, consume_once
 
 Connection = psycopg.Connection[Any]
@@ -40,9 +42,35 @@ class Consumer:
     fault: str = ""
 
 
+class Failing(Protocol):
+    """Where a consumer works, and which part of its batches fails."""
+
+    @property
+    def source(self) -> str: ...
+    @property
+    def results(self) -> str: ...
+    @property
+    def failures(self) -> float: ...
+
+
 def cut_off(error: psycopg.Error) -> bool:
     """Whether the server went away, or is not back yet; everything else is an error of ours."""
     return error.sqlstate is None or error.sqlstate.startswith(("08", "57P"))
+
+
+def through_faults(
+    work: Callable[[], None], stopped: Callable[[], bool], also: tuple[type[Exception], ...] = ()
+) -> None:
+    """Begin to work anew whenever the server went away, or ``work`` raised one of the other errors."""
+    while not stopped():
+        try:
+            work()
+        except (ServerUnavailable, ConnectionLost, *also):
+            time.sleep(PAUSE)
+        except psycopg.OperationalError as error:
+            if not cut_off(error):
+                raise
+            time.sleep(PAUSE)
 
 
 def keep(group: str) -> Callable[[Connection, Sequence[Change]], None]:
@@ -66,16 +94,41 @@ def read_by_id_alone(consumer: Consumer, group: str) -> int:
         connection.execute("select pg_advisory_xact_lock(hashtextextended('naive ' || %s, 0))", [group])
         rows = connection.execute(
             "select event_id, min(id) from pgmb.subscription_events where group_id = %s and event_id > coalesce("
-            "(select id from naive where group_id = %s), '') group by 1 order by 1 limit 1000",
+            "(select id from naive_reader where group_id = %s), '') group by 1 order by 1 limit 1000",
             [group, group],
         ).fetchall()
         if rows:
             keep(group)(connection, [Change(row[0], row[1], None, {}) for row in rows])
             connection.execute(
-                "insert into naive values (%s, %s) on conflict (group_id) do update set id = excluded.id",
+                "insert into naive_reader values (%s, %s) on conflict (group_id) do update set id = excluded.id",
                 [group, rows[-1][0]],
             )
     return len(rows)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch of a feed, noted in ``work``. It fails now and then."""
+
+    feed: Feed
+    keep: Callable[[Connection, Sequence[Change]], None]
+    limit: int
+
+    def work(self, log: Connection, consumer: Failing, chance: random.Random) -> int:
+        """Return how many changes the batch had; 1 if it failed."""
+
+        def fails() -> bool:
+            log.execute("insert into work (process, feed) values (%s, %s)", [os.getpid(), self.feed.name])
+            time.sleep(chance.random() * 0.03)
+            return chance.random() < consumer.failures
+
+        try:
+            count = consume_once(self.feed, consumer.results, consumer.source, self.limit, fails, self.keep)
+        except ConsumerFailed:
+            end_work(log, os.getpid(), "failed")
+            return 1
+        end_work(log, os.getpid(), "acked")
+        return count
 
 
 class Process:
@@ -86,17 +139,12 @@ class Process:
         self.chance = random.Random(consumer.seed)
 
     def run(self, stopped: Callable[[], bool]) -> None:
-        while not stopped():
-            try:
-                with connect(self.consumer.source) as log:
-                    self.end(log, "cut off")
-                    self.rounds(log, stopped)
-            except (ServerUnavailable, ConnectionLost):
-                time.sleep(PAUSE)
-            except psycopg.OperationalError as error:
-                if not cut_off(error):
-                    raise
-                time.sleep(PAUSE)
+        def work() -> None:
+            with connect(self.consumer.source) as log:
+                end_work(log, os.getpid(), "cut off")
+                self.rounds(log, stopped)
+
+        through_faults(work, stopped)
 
     def rounds(self, log: Connection, stopped: Callable[[], bool]) -> None:
         while not stopped():
@@ -109,27 +157,8 @@ class Process:
         if self.consumer.fault:
             return read_by_id_alone(self.consumer, group)
 
-        def fails() -> bool:
-            log.execute("insert into work (process, group_id) values (%s, %s)", [os.getpid(), group])
-            time.sleep(self.chance.random() * 0.03)
-            return self.chance.random() < self.consumer.failures
-
-        limit = self.chance.choice([1, 7, 50, 1000])
-        try:
-            count = consume_once(
-                EventFeed(group), self.consumer.results, self.consumer.source, limit, fails, keep(group)
-            )
-        except ConsumerFailed:
-            self.end(log, "failed")
-            return 1
-        self.end(log, "acked")
-        return count
-
-    def end(self, log: Connection, how: str) -> None:
-        log.execute(
-            "update work set ended = nextval('moment'), how = %s where process = %s and ended is null",
-            [how, os.getpid()],
-        )
+        one = Batch(EventFeed(group), keep(group), self.chance.choice([1, 7, 50, 1000]))
+        return one.work(log, self.consumer, self.chance)
 
 
 def command(consumer: Consumer) -> list[str]:

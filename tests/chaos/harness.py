@@ -50,26 +50,41 @@ def write(source: str, campaign: Campaign, number: int, deadline: float) -> None
     chance = random.Random(f"{campaign.seed} writer {number}")
     with psycopg.connect(source, autocommit=True) as connection:
         while time.monotonic() < deadline:
-            connection.execute("begin")
-            connection.execute(
-                "insert into revision.commit select from generate_series(1, %s)", [chance.randint(1, 20)]
-            )
-            if chance.random() < 0.3:
-                connection.execute("savepoint s")
-                connection.execute("insert into revision.commit default values")
-                if chance.random() < 0.5:
-                    connection.execute("rollback to s")
-            if chance.random() < 0.3:
-                time.sleep(chance.random() * campaign.delay)
-            if chance.random() < campaign.rollbacks:
-                connection.execute("rollback")
-            elif chance.random() < 0.1:
-                name = f"writer {number} {chance.random()}"
-                connection.execute(f"prepare transaction '{name}'")
-                time.sleep(chance.random() * campaign.delay)
-                connection.execute(f"commit prepared '{name}'")
-            else:
-                connection.execute("commit")
+            write_some(connection, campaign, chance)
+
+
+def write_some(connection: psycopg.Connection[Any], campaign: Campaign, chance: random.Random) -> None:
+    """Write one transaction of a few commits."""
+    connection.execute("begin")
+    connection.execute(
+        "insert into revision.commit select from generate_series(1, %s)", [chance.randint(1, 20)]
+    )
+    if chance.random() < 0.3:
+        connection.execute("savepoint s")
+        connection.execute("insert into revision.commit default values")
+        if chance.random() < 0.5:
+            connection.execute("rollback to s")
+    if chance.random() < 0.3:
+        time.sleep(chance.random() * campaign.delay)
+    if chance.random() < campaign.rollbacks:
+        connection.execute("rollback")
+    elif chance.random() < 0.1:
+        commit_in_two_phases(connection, chance, campaign.delay)
+    else:
+        connection.execute("commit")
+
+
+def commit_in_two_phases(connection: psycopg.Connection[Any], chance: random.Random, delay: float) -> None:
+    """Prepare the transaction, wait up to ``delay`` seconds, and commit it. Its name begins with this process's id."""
+    name = f"{os.getpid()} {connection.info.dbname} {chance.random()}"
+    connection.execute(f"prepare transaction '{name}'")
+    time.sleep(chance.random() * delay)
+    connection.execute(f"commit prepared '{name}'")
+
+
+def harmed(changes: Sequence[Change], fault: str) -> list[Change]:
+    """The changes as a faulty consumer processes them: it ``skips`` the first, or ``doubles`` it."""
+    return [*changes[fault == "skips" :], *changes[: fault == "doubles"]]
 
 
 def keep_commits(connection: psycopg.Connection[Any], changes: Sequence[Change]) -> None:

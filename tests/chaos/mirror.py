@@ -13,6 +13,7 @@ from airflow_pgchange import tubes
 from airflow_pgchange.feeds.connect import connect
 from airflow_pgchange.feeds.errors import ConsumerBusy
 from airflow_pgchange.feeds.retrying import past_deadlocks
+from tests.chaos.crew import WORK
 from tests.chaos.harness import one
 from tests.chaos.kills import until
 from tests.chaos.mirror_worker import MOVED, TABLES, TUBES, attached_to
@@ -26,13 +27,8 @@ LATE, LATE_MOVED = 9901, 9902
 """Ids that a transaction touches which commits late, or a table that moves with its pods undone: once, by nobody else."""
 
 SOURCE = """
-create table work (
-    n bigint generated always as identity primary key, process integer, tube text, workers integer,
-    shards integer[], ids bigint[], seqs bigint[], tables jsonb,
-    began bigint default nextval('moment'), ended bigint, how text
-);
 create table told (what text);
-create table naive (tube text, worker integer, seq bigint, primary key (tube, worker));
+create table naive_worker (tube text, worker integer, seq bigint, primary key (tube, worker));
 """
 RESULTS = """
 create table mirror (
@@ -44,7 +40,7 @@ create table mirror (
 def set_up(source: str, results: str, workers: int) -> None:
     """Tables with rows that no pod tells of, tubes, and mirrors with nothing but ghosts."""
     with connect(source) as connection:
-        connection.execute("create sequence moment;" + SOURCE)
+        connection.execute(WORK + SOURCE)
         for shard in range(1, 5):
             connection.execute(f"create schema sh{shard:04}")
         for table in TABLES:
@@ -123,15 +119,15 @@ class Verdict:
 
 
 RIGHT = Verdict(frozenset(), 0, 0, 0)
-AT_WORK_UNDER = "select count(distinct tube) from work where how = 'acked' and workers = %s"
+AT_WORK_UNDER = "select count(distinct feed) from work where how = 'acked' and workers = %s"
 PASSED = """
 select exists (
     select from work cross join unnest(shards, seqs) as w(shard, seq)
-    where how = 'acked' and tube = %s and w.shard = %s and w.seq > %s)
+    where how = 'acked' and feed = %s and w.shard = %s and w.seq > %s)
 """
 OVERLAPS = """
 select count(*) from (
-    select w.began, max(w.ended) over (partition by w.tube, {key} order by w.began rows between unbounded preceding and
+    select w.began, max(w.ended) over (partition by w.feed, {key} order by w.began rows between unbounded preceding and
         1 preceding) as before
     from (select work.*, t.shard, t.id from work cross join unnest(shards, ids) as t(shard, id)) as w {join}
 ) as w where w.began < w.before

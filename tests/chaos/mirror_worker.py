@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,12 +21,12 @@ import psycopg
 from psycopg import errors, sql
 
 from airflow_pgchange import tubes
-from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed
+from airflow_pgchange.feeds import Change, ConsumerTransaction, TubeFeed
 from airflow_pgchange.feeds.connect import connect
 from airflow_pgchange.feeds.errors import ConsumerBusy, Refused, StaleClaim
 from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.results.attached import Attached
-from tests.chaos.harness import ConsumerFailed
+from tests.chaos.harness import ConsumerFailed, harmed
 
 Connection = psycopg.Connection[Any]
 TABLES = ("sh0001.item", "sh0002.item", "sh0002.part", "sh0003.item", "sh0004.item")
@@ -44,7 +44,7 @@ def attached_to(tube: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Worker:
-    """What a worker's process is told. ``fault``: none, or one of FAULTS."""
+    """What a worker's process is told. ``fault``: none, ``unlocked``, ``by seq alone``, or a fault of ``harmed``."""
 
     source: str
     results: str
@@ -61,19 +61,23 @@ class Unlocked(TubeFeed):
         return sql.SQL("select {}").format(True)
 
 
-def replay(worker: Worker, feed: TubeFeed, log: Connection, chance: random.Random) -> bool:
+Also = Callable[[Connection, TubeFeed, Sequence[Change]], None]
+"""What else is written for a batch, in its transaction."""
+
+
+def replay(worker: Worker, feed: TubeFeed, log: Connection, chance: random.Random, also: Also) -> bool:
     """One batch, mirrored; whether there was one."""
     with ConsumerTransaction(feed, worker.results, worker.source) as consumer:
         if consumer.busy or consumer.claim(chance.choice([1, 50, 500])) is None:
             return False
-        changes = list(consumer.changes())
+        changes = harmed(list(consumer.changes()), worker.fault)
         tables: dict[int, list[str]] = defaultdict(list)
         for each in Attached.all(feed.tube, ask(log, feed.attached())):
             tables[each.shard].append(each.table)
         shards, ids = [change.data["shard"] for change in changes], [change.id for change in changes]
         seqs = [None if change.data["backfill"] else int(change.position) for change in changes]
         row = log.execute(
-            "insert into work (process, tube, workers, shards, ids, seqs, tables) "
+            "insert into work (process, feed, workers, shards, ids, seqs, tables) "
             "values (%s, %s, %s, %s, %s, %s, %s) returning n",
             [os.getpid(), feed.tube, feed.workers, shards, ids, seqs, json.dumps(tables)],
         ).fetchone()
@@ -87,7 +91,12 @@ def replay(worker: Worker, feed: TubeFeed, log: Connection, chance: random.Rando
             # Of writers that truncate tables; of all in it PostgreSQL may choose any to fail.
             failed = True
         if not failed:
-            consumer.ack(lambda connection: _store(connection, feed.tube, wanted))
+
+            def write(connection: Connection) -> None:
+                _store(connection, feed.tube, wanted)
+                also(connection, feed, changes)
+
+            consumer.ack(write)
         log.execute(
             "update work set ended = nextval('moment'), how = %s where n = %s and ended is null",
             ["failed" if failed else "acked", row[0]],
@@ -136,7 +145,7 @@ def _store(connection: Connection, tube: str, wanted: Wanted) -> None:
 def replay_by_seq_alone(worker: Worker, feed: TubeFeed, log: Connection) -> bool:
     """The planted fault: a worker as many would write it, that goes on behind the last seq it has seen."""
     at = log.execute(
-        "select seq from naive where (tube, worker) = (%s, %s)", [feed.tube, feed.worker]
+        "select seq from naive_worker where (tube, worker) = (%s, %s)", [feed.tube, feed.worker]
     ).fetchone()
     pods = log.execute(
         f"select seq, shard, ids from {feed.tube} where mod(shard, %s) = %s and seq > %s order by seq limit 20",
@@ -155,11 +164,11 @@ def replay_by_seq_alone(worker: Worker, feed: TubeFeed, log: Connection) -> bool
     with log.transaction():
         log.execute(f"delete from {feed.tube} where seq = any (%s)", [[seq for seq, _, _ in pods]])
         log.execute(
-            "insert into naive values (%s, %s, %s) on conflict (tube, worker) do update set seq = excluded.seq",
+            "insert into naive_worker values (%s, %s, %s) on conflict (tube, worker) do update set seq = excluded.seq",
             [feed.tube, feed.worker, pods[-1][0]],
         )
         log.execute(
-            "insert into work (process, tube, workers, shards, ids, seqs, ended, how) "
+            "insert into work (process, feed, workers, shards, ids, seqs, ended, how) "
             "values (%s, %s, %s, %s, %s, %s, nextval('moment'), 'acked')",
             [os.getpid(), feed.tube, feed.workers, shards, ids, seqs],
         )
@@ -183,8 +192,9 @@ def held(worker: Worker, feed: TubeFeed) -> tubes.Downstream:
 class Process:
     """A worker at work: its feeds are made anew when the number of workers has changed."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, also: Also = lambda *_: None) -> None:
         self.worker = worker
+        self.also = also
         self.log = connect(worker.source)
         self.chance = random.Random(worker.seed)
         self.feeds = {tube: self.made(tube) for tube in TUBES}
@@ -201,7 +211,7 @@ class Process:
         try:
             if self.worker.fault == "by seq alone":
                 return replay_by_seq_alone(self.worker, feed, self.log)
-            if replay(self.worker, feed, self.log, self.chance) and self.chance.random() < 0.8:
+            if replay(self.worker, feed, self.log, self.chance, self.also) and self.chance.random() < 0.8:
                 return True
             done = tubes.work_off(feed, self.worker.source, held(self.worker, feed))
             for one in done:

@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 from psycopg import errors
 
-from tests.chaos.harness import SEED
+from tests.chaos.harness import SEED, commit_in_two_phases
 from tests.chaos.mirror_worker import PAUSE, TABLES, TUBES
 
 Connection = psycopg.Connection[Any]
@@ -58,23 +58,28 @@ def write(
     chance = random.Random(seed)
     with psycopg.connect(source, autocommit=True) as connection:
         while not stopping.is_set():
-            made: Counter[str] = Counter()
-            connection.execute("begin")
-            try:
-                for _ in range(chance.randint(1, 4)):
-                    _change_in_savepoint(connection, chance, truncates, made)
-            except (errors.DeadlockDetected, errors.UniqueViolation) as error:
-                connection.execute("rollback")
-                done[type(error).__name__] += 1
-                continue
-            if chance.random() < 0.3:
-                time.sleep(chance.random() * 0.1)
-            done.update(_end(connection, chance, made))
-            while paced and _crowded(connection) and not stopping.is_set():
+            done.update(write_some(connection, chance, truncates))
+            while paced and crowded(connection) and not stopping.is_set():
                 time.sleep(PAUSE)
 
 
-def _crowded(connection: Connection) -> bool:
+def write_some(connection: Connection, chance: random.Random, truncates: bool) -> Counter[str]:
+    """Write one transaction. Return what it kept, or the error for which it was rolled back."""
+    made: Counter[str] = Counter()
+    connection.execute("begin")
+    try:
+        for _ in range(chance.randint(1, 4)):
+            _change_in_savepoint(connection, chance, truncates, made)
+    except (errors.DeadlockDetected, errors.UniqueViolation) as error:
+        connection.execute("rollback")
+        return Counter({type(error).__name__: 1})
+    if chance.random() < 0.3:
+        time.sleep(chance.random() * 0.1)
+    return _end(connection, chance, made)
+
+
+def crowded(connection: Connection) -> bool:
+    """Whether a tube has so many pods that its writers wait."""
     return any(
         connection.execute(f"select exists (select from {tube} offset {CROWDED})").fetchone() == (True,)
         for tube in TUBES
@@ -132,10 +137,7 @@ def _end(connection: Connection, chance: random.Random, made: Counter[str]) -> C
         connection.execute("rollback")
         return Counter({"rolled back": 1, "undone truncate": made["truncate"]})
     if end < 0.3:
-        name = f"{connection.info.dbname} {chance.random()}"
-        connection.execute(f"prepare transaction '{name}'")
-        time.sleep(chance.random() * 0.05)
-        connection.execute(f"commit prepared '{name}'")
+        commit_in_two_phases(connection, chance, 0.05)
         return made + Counter({"prepared": 1})
     connection.execute("commit")
     return made + Counter({"committed": 1})

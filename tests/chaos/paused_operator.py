@@ -23,6 +23,7 @@ import psycopg  # noqa: E402
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction  # noqa: E402
 from airflow_pgchange.feeds.connect import connect  # noqa: E402
 from airflow_pgchange.operators import spark, spark_connect  # noqa: E402
+from tests.chaos.steps import follow_batches  # noqa: E402
 
 given = json.loads(sys.argv[1])
 FOLDER = Path(given["folder"])
@@ -61,18 +62,10 @@ def commit_results_first(transaction: ConsumerTransaction, write: Any) -> None:
     acknowledge(transaction)
 
 
-def leave(transaction: ConsumerTransaction, *raised: Any) -> None:
-    """Stop right behind the commit, before the next claim tells the source of it."""
-    end(transaction, *raised)
-    if transaction._acked:
-        reached("committed")
-
-
 # The test takes the place of the worker, which keeps the fork server for all of its tasks.
 spark_connect.keeper = os.getppid
-acknowledge, end = ConsumerTransaction.ack, ConsumerTransaction.__exit__
-ConsumerTransaction.__exit__ = leave  # type: ignore[method-assign, assignment]
-ConsumerTransaction.ack = stopping_at("acked", acknowledge)  # type: ignore[method-assign]
+acknowledge = ConsumerTransaction.ack
+follow_batches(reached, ("acked", "committed"))
 if given["separately"]:
     ConsumerTransaction.ack = commit_results_first  # type: ignore[method-assign, assignment]
 else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -18,7 +17,7 @@ from airflow_pgchange.feeds.draining import Plan, drain
 from airflow_pgchange.feeds.errors import PgChangeError
 from airflow_pgchange.messages import RollBack, TryAgain, handle, start
 from tests import queues
-from tests.sagas import STEPS, TOUR, WORKED, note, prepare, ready
+from tests.sagas import STEPS, TOUR, WORKED, Act, is_right, note, prepare, ready, refused_step
 
 pytestmark = pytest.mark.hstore
 
@@ -85,38 +84,6 @@ class Worker:
         """A handler at work, whichever comes first."""
         if not self.killed[moment] or self.chance.random() < 0.03:
             self.killed[moment] += queues.one(self.watch, KILL)
-
-
-Act = tuple[str, str | None]
-
-
-def in_order(steps: Sequence[str | None]) -> bool:
-    """Whether each step comes behind those that it is after."""
-    place = {step: n for n, step in enumerate(steps)}
-    return all(
-        before in place and place[before] < place[step.name]
-        for step in TOUR.steps
-        if step.name in place
-        for before in step.after
-    )
-
-
-def is_right(state: str, acts: Sequence[Act], refused: str | None) -> bool:
-    """Whether a saga did all its steps, or undid all because one was refused: each once, and in a right order."""
-    kinds = [kind for kind, _ in acts]
-    steps = [step for kind, step in acts if kind == "step"]
-    undone = [step for kind, step in acts if kind == "compensation"]
-    if not in_order(steps) or len(set(steps)) < len(steps) or refused in steps:
-        return False
-    if refused is None:
-        return state == "complete" and set(steps) == STEPS and kinds == ["step"] * 5 + ["end"]
-    ended = ["step"] * len(steps) + ["compensation"] * 5 + ["rolled back"]
-    return state == "rolled back" and set(undone) == STEPS and kinds == ended
-
-
-def refused_step(saga: int) -> str | None:
-    """Of six sagas in a row five are refused, each at another step."""
-    return dict(enumerate(sorted(STEPS))).get(saga % 6)
 
 
 @pytest.mark.parametrize(
