@@ -1,7 +1,7 @@
 """The assets that DAGs give watchers of feeds, and those that they give different watchers.
 
-Each time that Airflow parses a DAG file, it replaces the watcher that another file has given the asset. Then it loses both
-until it parses one of the files again. So most of the time the asset has no watcher, and no DAG wakes.
+Each time that Airflow parses a DAG file, it replaces the watcher that another file has given the asset. Then it loses
+both until it parses one of the files again. So most of the time the asset has no watcher, and no DAG wakes.
 """
 
 from __future__ import annotations
