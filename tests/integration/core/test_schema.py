@@ -124,6 +124,21 @@ def test_an_empty_schema_by_one_of_our_names_is_not_taken_for_ours(bare_db, conn
     assert schemas(connection) == {"pgmb"}
 
 
+def test_a_sealed_schema_of_others_is_refused_and_one_that_is_left_over_is_made_anew(bare_db, connect_to):
+    connection = connect_to(bare_db)
+    connection.execute("create schema tube_sealed")
+    with pytest.raises(Refused, match="schema tube_sealed is there and is not ours"):
+        schema.install(connection, ["tube"])
+    connection.execute("drop schema tube_sealed")
+    schema.install(connection, ["tube"])
+    connection.execute("drop schema tube cascade")
+    schema.install(connection, ["tube"])
+    connection.execute("drop schema tube cascade")
+    assert schema.uninstall(connection) == ["core"]
+    left = "select nspname from pg_namespace where nspname ~ '_sealed$'"
+    assert connection.execute(left).fetchall() == []
+
+
 def test_the_others_are_used_beside_a_schema_of_others(geometry):
     held = [state.system for state in schema.install(geometry, without=["topology"]) if not state.left_out]
     assert held == [system.folder for system in possible(geometry) if system.folder != "topology"]
