@@ -83,17 +83,24 @@ comment on function pgchange.check_captured_once(regclass, name, name) is
     'Refuse a table on which a trigger of an original is, one that writes into a schema that is ours now: its function uses what is '
     'called sign, or lies beside it.';
 
-create function pgchange.key_check(rel oid, commit_id name, number smallint) returns text
+create function pgchange.is_named(rel oid, number smallint, name name) returns boolean
+language sql immutable
+as $$
+    select coalesce(
+        (pg_catalog.pg_identify_object_as_address(1259, rel, number)).object_names[3] operator(pg_catalog.=) name::pg_catalog.text, false)
+$$;
+comment on function pgchange.is_named(oid, smallint, name) is
+    'Whether the column of a table with that number has that name. It is called immutable, so that a plan has its answer; PostgreSQL '
+    'makes new plans of what reads the table, or rows that were written to it, once its columns have changed.';
+
+create function pgchange.key_check(rel oid, key name, number smallint) returns text
 language sql immutable
 set search_path = pg_catalog, pg_temp
 as $$
-    select format(
-        'select from pg_catalog.pg_attribute as pgchange_a where pgchange_a.attrelid operator(pg_catalog.=) %s::pg_catalog.oid '
-        'and pgchange_a.attnum operator(pg_catalog.=) %s and pgchange_a.attname operator(pg_catalog.=) %L::pg_catalog.name',
-        rel, number, commit_id)
+    select format('pgchange.is_named(%s::pg_catalog.oid, %s::smallint, %L::pg_catalog.name)', rel, number, key)
 $$;
 comment on function pgchange.key_check(oid, name, smallint) is
-    'The query in a trigger function that finds a row as long as the key column has the name by which the function reads it.';
+    'The condition in a trigger function that holds as long as the key column has the name by which the function reads it.';
 
 create function pgchange.place_bar(tbl regclass, bar name, function text) returns void
 language plpgsql

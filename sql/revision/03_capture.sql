@@ -213,7 +213,7 @@ begin
     end if;
     begin
         if exists (select from added where pg_catalog.int8up(%1$I) is null)
-            or not exists (%7$s)
+            or not %7$s
                and coalesce(revision.key_column(tg_relid) operator(pg_catalog.<>) %8$L::pg_catalog.name, true)
         then
             raise 'each row is to be looked at';
@@ -247,6 +247,7 @@ declare
     pgchange_branch bigint;
     pgchange_commits bigint[];
     pgchange_branches bigint[];
+    pgchange_is_named boolean;
 begin
     -- Dropped with all that it held: nobody waits for commits.
     if pg_catalog.to_regnamespace('revision') is null then
@@ -257,12 +258,12 @@ begin
         return null;
     end if;
     begin
-        select pg_catalog.array_agg(e.commit_id), pg_catalog.array_agg(e.branch_id)
-        into pgchange_commits, pgchange_branches
+        select pg_catalog.array_agg(e.commit_id), pg_catalog.array_agg(e.branch_id), %7$s
+        into pgchange_commits, pgchange_branches, pgchange_is_named
         from (select %1$I, pg_catalog.int8up((%3$s)) from added as %4$I) as e(commit_id, branch_id)
         where e.branch_id is not null;
         if pg_catalog.array_position(pgchange_commits, null) is not null
-            or not exists (%7$s) and coalesce(revision.key_column(tg_relid) <> %8$L::pg_catalog.name, true)
+            or not pgchange_is_named and coalesce(revision.key_column(tg_relid) <> %8$L::pg_catalog.name, true)
         then
             raise 'each row is to be looked at';
         end if;

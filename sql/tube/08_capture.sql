@@ -37,6 +37,15 @@ as $$
 $$;
 comment on function tube.may_put(text, text[]) is 'Whether the caller may write these columns of a table of pods.';
 
+create function tube.note_fault(tube text, tbl oid, ids bigint, message text) returns void
+language sql
+set search_path = pg_catalog, tube, pg_temp
+set row_security = on
+as $$
+    insert into tube.fault (tube, tbl, ids, message) values (tube, tbl, ids, message)
+$$;
+comment on function tube.note_fault(text, oid, bigint, text) is 'Note rows for which a capture failed, whatever a writer has set.';
+
 create function tube.truncate_body(attached tube.attachment) returns text
 language sql stable
 set search_path = pg_catalog, pg_temp
@@ -75,8 +84,7 @@ begin
     if open is not true then
         raise warning 'the truncation of %% is not captured: tube %% cannot be written', tg_relid::regclass, %2$L;
         begin
-            insert into tube.fault (tube, tbl, ids, message)
-            values (%2$L, tg_relid, 0, 'a truncation is lost: the owner of the table may not write the pods');
+            perform tube.note_fault(%2$L, tg_relid, 0, 'a truncation is lost: the owner of the table may not write the pods');
         exception when others or assert_failure then
             null; -- Who may not note it either has warned already.
         end;
@@ -129,9 +137,9 @@ as $$
             if pgchange_open is not true then
                 raise warning 'a change of %% is not captured: tube %% cannot be written', tg_relid::pg_catalog.regclass, %2$L;
                 begin
-                    insert into tube.fault (tube, tbl, ids, message)
-                    select %2$L, tg_relid, pg_catalog.count(*), 'rows are lost: the owner of the table may not write the pods'
-                    from (%3$s) as pgchange_lost_rows;
+                    perform tube.note_fault(
+                        %2$L, tg_relid, (select pg_catalog.count(*) from (%3$s) as pgchange_lost_rows),
+                        'rows are lost: the owner of the table may not write the pods');
                 exception when others or assert_failure then
                     null; -- Who may not note it either has warned already.
                 end;
@@ -169,11 +177,11 @@ as $$
             end if;
             begin
                 if pgchange_failed operator(pg_catalog.>) 0 then
-                    insert into tube.fault (tube, tbl, ids, message) values (%2$L, tg_relid, pgchange_failed, pgchange_message);
+                    perform tube.note_fault(%2$L, tg_relid, pgchange_failed, pgchange_message);
                 end if;
                 if pgchange_lost operator(pg_catalog.>) 0 then
-                    insert into tube.fault (tube, tbl, ids, message)
-                    values (%2$L, tg_relid, pgchange_lost, 'ids could not be told: the column of ids is gone or is not a number');
+                    perform tube.note_fault(
+                        %2$L, tg_relid, pgchange_lost, 'ids could not be told: the column of ids is gone or is not a number');
                 end if;
             exception when others or assert_failure then
                 raise warning 'a fault of the capture of %% could not be noted: %%', tg_relid::pg_catalog.regclass, sqlerrm;
@@ -249,7 +257,7 @@ $body$,
                'and pg_catalog.has_sequence_privilege(''tube.seq''::pg_catalog.regclass, ''usage'')',
                tube.full_name(pods), pods::oid, 'tube.seq'::regclass::oid)
             -- Nor are ids read from a column that has got the name of the column of ids.
-            || format(E'\n            and (exists (%s)\n                 or coalesce(tube.id_column(tg_relid, %L) operator(pg_catalog.=) %L::pg_catalog.name, false))',
+            || format(E'\n            and (%s\n                 or coalesce(tube.id_column(tg_relid, %L) operator(pg_catalog.=) %L::pg_catalog.name, false))',
                       pgchange.key_check(attached.tbl, attached.id_column, (
                           select a.attnum from pg_attribute as a where a.attrelid = attached.tbl and a.attname = attached.id_column)),
                       attached.tube, attached.id_column),

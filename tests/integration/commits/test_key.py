@@ -90,11 +90,14 @@ def test_rows_without_a_key_are_told_until_the_owner_has_dealt_with_them(ledger)
 @EXPRESSIONS
 def test_a_key_that_was_renamed_is_captured_though_another_column_got_its_name(ledger, expression):
     track(ledger, expression)
+    often = range(10, 20)  # PostgreSQL keeps a plan after some.
+    for key in often:
+        ledger.execute("insert into ledger values (%s)", [key])
     ledger.execute(REPLACED)
     ledger.execute("insert into ledger (old_id) values (1)")
     assert refresh(ledger) == ["public.ledger: its key is captured as old_id"]
     ledger.execute("insert into ledger (old_id) values (2)")
-    assert captured(ledger) == [1, 2]
+    assert captured(ledger) == [*often, 1, 2]
     assert found(ledger) == []
 
 

@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 
+from tests.tube_writers import make_owner
 from tests.tubes import attach, begin, faults, make, one, pods, run, steps, touched
 
 PREDICATES = pytest.mark.parametrize("predicate", [None, "kind <> 'never'"])
@@ -49,12 +50,15 @@ def test_ids_that_were_renamed_are_touched_though_another_column_got_their_name(
     connection.execute(f"create table item (id bigint {key}, kind text not null default 'a')")
     make(connection, predicate=predicate)
     attach(connection)
+    for _ in range(10):  # PostgreSQL keeps a plan after some.
+        connection.execute("insert into item values (1); delete from item")
+    connection.execute("truncate q; truncate item")
     connection.execute("alter table item rename id to old_id; alter table item add id bigint default 7")
     connection.execute("insert into item (old_id) values (1)")
     assert one(connection, "select stale from tube.attachments()") is True
     connection.execute("select tube.recapture()")
     connection.execute("update item set kind = 'b'; delete from item")
-    assert touched(connection) == [1, 1, 1]
+    assert set(touched(connection)) == {1}
     assert faults(connection) == []
     assert one(connection, "select stale from tube.attachments()") is False
 
@@ -126,6 +130,14 @@ def test_a_restored_dump_touches_by_the_same_column(db, bare_db, connect_to, clu
     restored.execute("insert into item values (4, 400)")
     assert touched(restored, "q") == [3, 4]
     assert touched(restored, "judged") == [3, 4]
+
+
+def test_a_fault_is_noted_where_a_session_has_turned_row_security_off(connect, role, connect_to):
+    connection = connect()
+    session = connect_to(make_owner(connection, role).conninfo)
+    session.execute("set search_path = own; alter table item drop column id; set row_security = off")
+    session.execute("insert into item values ('a')")
+    assert [count for count, _ in faults(connection)] == [1]
 
 
 LOOSE = "create table item (id bigint, day date, kind text not null default 'a')"
