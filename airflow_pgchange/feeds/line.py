@@ -149,7 +149,7 @@ class Line:
                 f"(tcp_user_timeout is {self.deadlines.timeout * 1000:.0f} ms)"
             )
         )
-        with suppress(OSError), self._socket() as same:
+        with suppress(OSError), socket_of(self._fd, self._inode) as same:
             same.shutdown(socket.SHUT_RDWR)
 
     def lose(self, error: psycopg.Error) -> None:
@@ -162,17 +162,28 @@ class Line:
 
     def _bytes(self) -> tuple[int, int]:
         """Bytes that the peer has acknowledged and sent; always the same if the system does not tell."""
-        with suppress(OSError, AttributeError, struct.error), self._socket() as same:
-            info = same.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
-            acknowledged, received = PROGRESS.unpack_from(info, PROGRESS_AT)
-            return acknowledged, received
+        with suppress(OSError, AttributeError, struct.error):
+            try:
+                with socket_of(self._fd, self._inode) as same:
+                    info = same.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
+                    acknowledged, received = PROGRESS.unpack_from(info, PROGRESS_AT)
+                    return acknowledged, received
+            except ConnectionAbortedError:
+                self.close()
         return 0, 0
 
-    @contextmanager
-    def _socket(self) -> Iterator[socket.socket]:
-        """The connection's socket, by a number of its own, so that it cannot become another one meanwhile. Raises OSError
-        if the connection is closed."""
-        with socket.socket(fileno=os.dup(self._fd)) as same:
-            if os.fstat(same.fileno()).st_ino != self._inode:
-                raise OSError("the connection is closed")
-            yield same
+
+@contextmanager
+def socket_of(fd: int, inode: int) -> Iterator[socket.socket]:
+    """A socket by a number of its own, so that it cannot become another one meanwhile. Raises ConnectionAbortedError
+    if ``fd`` is not this socket any more, as the connection was closed."""
+    copy = os.dup(fd)
+    try:
+        if os.fstat(copy).st_ino != inode:
+            raise ConnectionAbortedError("the connection is closed")
+        same = socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
+    with same:
+        yield same

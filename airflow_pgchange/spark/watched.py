@@ -21,7 +21,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_pgchange.feeds import guarded, heartbeat, silence
 from airflow_pgchange.feeds.errors import ADVICE, ServerUnavailable
-from airflow_pgchange.feeds.line import Deadlines, Line
+from airflow_pgchange.feeds.line import Deadlines, Line, socket_of
 from airflow_pgchange.feeds.witness import SESSION
 from airflow_pgchange.spark.installed import check_arrow_driver
 
@@ -176,7 +176,7 @@ def _peers(before: dict[int, int]) -> dict[int, Any]:
     peers = {}
     for identity, fd in _sockets().items():
         if identity not in before:
-            with suppress(OSError), socket.socket(fileno=os.dup(fd)) as same:
+            with suppress(OSError), socket_of(fd, identity) as same:
                 if same.family in (socket.AF_INET, socket.AF_INET6):
                     peers[fd] = same.getpeername()[:2]
     return peers

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import socket
+from pathlib import Path
+
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange.feeds import silence
 from airflow_pgchange.feeds.connect import complete
 from airflow_pgchange.feeds.errors import InvalidArgument
-from airflow_pgchange.feeds.line import Deadlines
+from airflow_pgchange.feeds.line import Deadlines, Line
 
 MINUTE = Deadlines(60)
+OPEN = Path("/proc/self/fd")
 
 
 def test_a_silent_server_is_noticed_within_the_timeout_whenever_its_silence_begins():
@@ -38,6 +43,24 @@ def test_what_a_person_says_of_keepalives_and_connecting_wins():
 
 def test_the_kernel_is_not_told_the_timeout():
     assert "tcp_user_timeout" not in silence.for_libpq(complete("dbname=x"))
+
+
+def test_a_line_leaves_alone_what_has_the_number_of_its_closed_socket():
+    ours, theirs = socket.socketpair()
+    number = ours.fileno()
+    line = Line(number, MINUTE, "", name="a server")
+    line.wait()
+    ours.close()
+    reader, writer = os.pipe()
+    os.dup2(reader, number)
+    before = len(list(OPEN.iterdir()))
+    assert line.quiet_for() < 60
+    line.cut()
+    assert len(list(OPEN.iterdir())) == before
+    assert not line.is_open
+    for each in {reader, writer, number}:
+        os.close(each)
+    theirs.close()
 
 
 @pytest.mark.parametrize(("text", "timeout"), [("", 60.0), ("tcp_user_timeout=5000", 5.0)])
