@@ -86,26 +86,30 @@ class Watch:
             self._loop = asyncio.get_running_loop()
         needed_at = time.monotonic()
         while True:
-            with self._changed:
-                lines = [line for line in self._lines if line.is_open]
-            self._tasks = {line: task for line, task in self._tasks.items() if not task.done()}
-            for line in lines:
-                if line not in self._tasks:
-                    self._tasks[line] = asyncio.create_task(self._look(line))
-            await self._dismiss(lines)
-            if lines or self._endings:
+            self._rest = await self._look_at_all()
+            if self._rest < math.inf or self._endings:
                 needed_at = time.monotonic()
             elif time.monotonic() - needed_at > LINGER:
                 with self._changed:
                     if not any(line.is_open for line in self._lines):
                         self._running, self._loop = False, None
                         return
-            self._rest = min((line.deadlines.tick for line in lines), default=LINGER)
-            # A reference from here would keep a connection that nobody else refers to.
-            del lines
+            self._rest = min(self._rest, LINGER)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), self._rest)
             self._wake.clear()
+
+    async def _look_at_all(self) -> float:
+        """Begin a look at each line; returns the seconds until the next, infinite if there are no lines. Keeps no
+        reference to them: a line lives as long as its connection."""
+        with self._changed:
+            lines = [line for line in self._lines if line.is_open]
+        self._tasks = {line: task for line, task in self._tasks.items() if not task.done()}
+        for line in lines:
+            if line not in self._tasks:
+                self._tasks[line] = asyncio.create_task(self._look(line))
+        await self._dismiss(lines)
+        return min((line.deadlines.tick for line in lines), default=math.inf)
 
     async def _dismiss(self, lines: list[Line]) -> None:
         """Close the witnesses that no waiting line needs."""
@@ -117,6 +121,8 @@ class Watch:
         """Ask for proof of life where it is due, and cut the line where there is none."""
         try:
             line.look()
+            if not line.is_open:
+                return
             if line.waiting_since is not None:
                 await self._ask_witness(line)
             elif time.monotonic() - line.heard_at >= line.deadlines.beat:

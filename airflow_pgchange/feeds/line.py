@@ -110,15 +110,16 @@ class Line:
         self.hear()
 
     def look(self) -> None:
-        """Of a connection that does not say when it waits: see whether a statement runs on it."""
-        connection = self.idle_connection()
-        if not self.is_adopted or connection is None:
+        """Close the line if nobody has its connection any more. Of a connection that does not say when it waits, see
+        whether a statement runs on it."""
+        if self._connection is None:
             return
-        if connection.closed:
+        connection = self._connection()
+        if connection is None or connection.closed:
             self.close()
-        elif connection.pgconn.transaction_status != TransactionStatus.ACTIVE:
+        elif self.is_adopted and connection.pgconn.transaction_status != TransactionStatus.ACTIVE:
             self.waiting_since = None
-        elif self.waiting_since is None:
+        elif self.is_adopted and self.waiting_since is None:
             self.wait()
 
     def hear(self) -> None:

@@ -6,6 +6,7 @@ import os
 import socket
 from pathlib import Path
 
+import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
@@ -61,6 +62,15 @@ def test_a_line_leaves_alone_what_has_the_number_of_its_closed_socket():
     for each in {reader, writer, number}:
         os.close(each)
     theirs.close()
+
+
+def test_a_line_whose_connection_nobody_has_any_more_is_closed():
+    connection = psycopg.Connection(psycopg.pq.PGconn.connect_start(b"host=127.0.0.1 port=1"))
+    with socket.socket() as ours:
+        line = Line(ours.fileno(), MINUTE, "", name="a server", connection=connection)
+    del connection
+    line.look()
+    assert not line.is_open
 
 
 @pytest.mark.parametrize(("text", "timeout"), [("", 60.0), ("tcp_user_timeout=5000", 5.0)])
