@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 
@@ -20,6 +20,7 @@ from airflow_pgchange.feeds.feed import Feed
 FULL = os.environ.get("CHAOS") == "full"
 FEED = CommitFeed("chaos", 0)
 SEED = int(os.environ.get("SEED", "20130101"))
+Each = TypeVar("Each")
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def commit_in_two_phases(connection: psycopg.Connection[Any], chance: random.Ran
     connection.execute(f"commit prepared '{name}'")
 
 
-def harmed(changes: Sequence[Change], fault: str) -> list[Change]:
+def harmed(changes: Sequence[Each], fault: str) -> list[Each]:
     """The changes as a faulty consumer processes them: it ``skips`` the first, or ``doubles`` it."""
     return [*changes[fault == "skips" :], *changes[: fault == "doubles"]]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -35,6 +36,8 @@ HANDLED = "handled"
 """The group of the event log that handlers read."""
 COMMITS = "mixed"
 RETRIES = (0.1,) * 50
+RUNS = itertools.count(1)
+"""The numbers of this process's runs of handlers. A consumer that begins anew after a fault goes on with them."""
 
 
 @dataclass(frozen=True)
@@ -207,29 +210,29 @@ class Handlers:
     def __init__(self, place: Place, log: Connection, reached: Reached) -> None:
         self.place, self.reached, self.chance = place, reached, place.chance
         self.notes = Notes.of(place, "handlers")
-        self.runs = 0
+        self.run = 0
         self.until: Any = 0.5
 
     def handler(self, name: str, **options: Any) -> Handler:
         def called(delivery: Delivery) -> None:
             events = [event.id for event in delivery.events]
             if self.chance.random() < self.place.failures / 2:
-                self.notes.write(run=self.runs, handler=name, failed=events)
+                self.notes.write(run=self.run, handler=name, failed=events)
                 raise ConsumerFailed
             self.reached("called")
             ids = {"": events, "skips": events[1:], "doubles": [*events, events[0]]}[self.place.fault]
-            self.notes.write(run=self.runs, handler=name, attempt=delivery.attempt, ids=ids)
+            self.notes.write(run=self.run, handler=name, attempt=delivery.attempt, ids=ids)
             self.reached("noted")
 
         return Handler(name, called, retries=RETRIES, timeout=60, **options)
 
     def round(self) -> int:
-        self.runs += 1
+        self.run = next(RUNS)
         each = [self.handler("all"), self.handler("keyed", key=lambda event: event.topic, threads=2)]
         handlers = EventHandlers(HANDLED, each, self.place.source, limit=50, poll_interval=0.05)
         with suppress(ConsumerBusy):
             done = handlers.run(self.until)
-            self.notes.write(run=self.runs, finished=True)
+            self.notes.write(run=self.run, finished=True)
             return done.batches
         time.sleep(0.1)
         return 0

@@ -179,7 +179,7 @@ def judge_clients(place: Place, known: Any) -> dict[str, Count]:
     total, pictures = Count(0), 0
     for noted in Notes.read(Path(place.folder), "client"):
         for at, heard in _connections(noted):
-            last = heard[-1] if heard else at
+            last = max(heard, default=at)
             found = compared([each for each in logged if at < each <= last], heard)
             total = Count(
                 total.expected + found.expected,

@@ -17,13 +17,14 @@ from tests.chaos import mixed
 from tests.chaos.crew import crew
 from tests.chaos.event_log import GROUPS
 from tests.chaos.faults import Faults
-from tests.chaos.harness import FULL, SEED
+from tests.chaos.harness import FULL, SEED, harmed
 from tests.chaos.kills import until
-from tests.chaos.mixed_consumers import Place
-from tests.chaos.mixed_verdict import judge, judge_clients
+from tests.chaos.mixed_consumers import Notes, Place
+from tests.chaos.mixed_verdict import Count, judge, judge_clients
 from tests.chaos.mixed_worker import Member
 from tests.chaos.mixed_writers import WRITERS
 from tests.suite.servers import has_hstore
+from tests.topology import make_catalogue
 
 pytestmark = pytest.mark.release(
     "every run has campaigns of the event log and of mirrors, and tests of each other feed"
@@ -130,3 +131,25 @@ def test_the_campaign_catches_a_consumer_that_skips_or_doubles_a_change(db, tmp_
         any(count.lost for count in found),
         any(count.twice for count in found),
     ]
+
+
+@pytest.mark.parametrize(
+    ("fault", "known", "expected"),
+    [
+        ("", "right", Count(7)),
+        ("skips", "right", Count(7, lost=1)),
+        ("doubles", "right", Count(7, twice=1, disordered=1)),
+        ("", "wrong", Count(7, lost=1)),
+    ],
+)
+def test_the_campaign_catches_a_client_that_misses_or_repeats_a_change(db, tmp_path, fault, known, expected):
+    with psycopg.connect(db, autocommit=True) as connection:
+        make_catalogue(connection)
+        first, *changes = connection.execute("select term, index from topology.log order by 1, 2").fetchall()
+    place = Place(db, db, str(tmp_path), "one")
+    notes = Notes.of(place, "client")
+    notes.write(snapshot=first)
+    for change in harmed(changes, fault):
+        notes.write(event=change)
+    notes.write(picture=known)
+    assert judge_clients(place, "right") == {"topology clients": expected}
