@@ -140,12 +140,18 @@ $$;
 comment on function mbus.way_in(text) is 'Who can grant a right to a queue, or to all of them.';
 
 create function mbus.guard(kind text, qname text, cname text default null) returns text
-language sql immutable
+language sql stable
 set search_path from current
 as $$
-    -- Mostly the caller has the one role that this takes.
-    select format(
-        'if not mbus.has_role(caller, %1$L, %2$L, %3$L) then perform mbus.demand(caller, %1$L, %2$L, %3$L); end if;', kind, qname, cname)
+    -- Mostly the caller has the one role that this takes: that is asked without a call, as it is for each message.
+    select format($body$
+    if not exists (
+        select from pg_shdescription as d
+        where d.objoid = to_regrole(%4$L) and d.classoid = 'pg_authid'::regclass and d.description = mbus.role_mark(%1$L, %2$L, %3$L)
+          and pg_has_role(caller, d.objoid, 'usage'))
+    then
+        perform mbus.demand(caller, %1$L, %2$L, %3$L);
+    end if;$body$, kind, qname, cname, quote_ident(mbus.role_name(kind, qname, cname)))
 $$;
 comment on function mbus.guard(text, text, text) is 'How a function of a queue asks for the right of its caller.';
 
