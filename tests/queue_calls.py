@@ -38,7 +38,6 @@ LOOK = {
     "mbus.estimated_messages('q')",
     "mbus.create_temporary_consumer('q')",
     "mbus.try_again('q.1', '0')",
-    "mbus.create_plain_temporary_consumer('q')",
     "mbus.feed_point('q')",
     "mbus.saga_turn('q.1')",
     "mbus.saga_done('q.1')",
@@ -54,7 +53,6 @@ OTHER = {
 KEEP = {
     "mbus.clear_queue_q()",
     "mbus.create_consumer('new', 'q')",
-    "mbus.create_plain_consumer('new', 'q', false)",
     "mbus.drop_consumer('other', 'q')",
 }
 MAKE = {
@@ -62,7 +60,6 @@ MAKE = {
     "mbus.drop_queue('q')",
     "mbus.create_trigger('q', 'r')",
     "mbus.drop_trigger('q', 'r')",
-    "mbus.create_plain_trigger('q', 'r')",
 }
 OWNER = {
     "mbus.create_consumer('new', 'q', 'true')",
@@ -75,7 +72,6 @@ UNOPENED = {"create_view", "create_run_function"}
 DMQ = {"mbus.post_dmq('n=>1')", "mbus.post_dmq('n=>1', iid => 'q.1')"}
 FREE = {
     "mbus.list()",
-    "mbus.demand_execute('mbus.list()')",
     "mbus.can_post('q')",
     "mbus.can_consume('q')",
     "mbus.create_temporary_queue()",

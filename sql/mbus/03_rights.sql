@@ -165,20 +165,20 @@ end
 $$;
 comment on function mbus.deny(text) is 'Refuse, and say who can grant the right.';
 
-create function mbus.demand_execute(called regprocedure) returns void
+create function mbus.demand_selector(caller name) returns void
 language plpgsql stable
 set search_path from current
 as $$
 begin
-    if not has_function_privilege(called, 'execute') then
+    if not mbus.is_owner(caller) then
         raise insufficient_privilege using message = 'Access denied', hint = format(
             'a selector is SQL that runs with the rights of %s, the owner of schema mbus: only that role sets one',
             (select pg_get_userbyid(n.nspowner) from pg_namespace as n where n.nspname = 'mbus'));
     end if;
 end
 $$;
-comment on function mbus.demand_execute(regprocedure) is
-    'Refuse a selector in our words where PostgreSQL would in its own: only the owner of the queues may call what takes one.';
+comment on function mbus.demand_selector(name) is
+    'Refuse a selector of anybody but the owner of the queues, with whose rights it runs.';
 
 create function mbus.can_make_roles() returns boolean
 language sql stable

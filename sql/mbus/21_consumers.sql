@@ -132,52 +132,26 @@ end
 $$;
 comment on function mbus.tell_index(text, text) is 'Say how an index is made for a consumer.';
 
-create function mbus_sealed.create_plain_consumer(caller pgchange.caller, cname text, qname text, noindex boolean) returns void
+create function mbus_sealed.create_consumer(
+    caller pgchange.caller, cname text, qname text, p_selector text default null, noindex boolean default false
+) returns void
 language plpgsql security definer
 set search_path from current
 as $$
 declare
     known mbus.queue := mbus.queue_named(qname, 'Wrong queue name:%s');
 begin
-    if not mbus.is_admin(caller) and not (known.is_roles_security_model and mbus.has_role(caller, 'admin', qname)) then
+    if p_selector is not null then
+        perform mbus.demand_selector(caller);
+    elsif not mbus.is_admin(caller) and not (known.is_roles_security_model and mbus.has_role(caller, 'admin', qname)) then
         perform mbus.deny(qname);
     end if;
-    perform mbus.add_consumer(mbus.queue_to_change(qname), cname, null, false);
+    perform mbus.add_consumer(mbus.queue_to_change(qname), cname, p_selector, false);
     if noindex then
-        perform mbus.tell_index(qname, null);
+        perform mbus.tell_index(qname, p_selector);
     end if;
 end
 $$;
-comment on function mbus_sealed.create_plain_consumer(pgchange.caller, text, text, boolean) is 'Make a consumer of a queue, which receives every message.';
-
-create function mbus.create_selecting_consumer(cname text, qname text, selector text, noindex boolean) returns void
-language plpgsql security definer
-set search_path from current
-as $$
-begin
-    perform mbus.queue_named(qname, 'Wrong queue name:%s');
-    perform mbus.add_consumer(mbus.queue_to_change(qname), cname, selector, false);
-    if noindex then
-        perform mbus.tell_index(qname, selector);
-    end if;
-end
-$$;
-comment on function mbus.create_selecting_consumer(text, text, text, boolean) is
-    'Make a consumer with a selector. That is SQL and runs with the rights of the owner of the queues, so nobody else is granted this.';
-
-create function mbus.create_consumer(cname text, qname text, p_selector text default null, noindex boolean default false) returns void
-language plpgsql
-set search_path from current
-as $$
-begin
-    if p_selector is null then
-        perform mbus.create_plain_consumer(cname, qname, noindex);
-    else
-        perform mbus.demand_execute('mbus.create_selecting_consumer(text, text, text, boolean)');
-        perform mbus.create_selecting_consumer(cname, qname, p_selector, noindex);
-    end if;
-end
-$$;
-comment on function mbus.create_consumer(text, text, text, boolean) is
+comment on function mbus_sealed.create_consumer(pgchange.caller, text, text, text, boolean) is
     'Make a consumer of a queue. Its selector, SQL that only the owner of the queues may set, runs with that owner''s rights. No index is '
     'made for it; with noindex a NOTICE gives the text of one, for a selector that few messages match.';

@@ -43,45 +43,18 @@ $$;
 comment on function mbus.add_temporary_consumer(name, text, text) is
     'Make a consumer that lives as long as this session, and let its maker consume by it.';
 
-create function mbus_sealed.create_plain_temporary_consumer(caller pgchange.caller, qname text) returns text
+create function mbus_sealed.create_temporary_consumer(caller pgchange.caller, qname text, p_selector text default null) returns text
 language plpgsql security definer
 set search_path from current
 as $$
 begin
-    return mbus.add_temporary_consumer(caller, qname, null);
-end
-$$;
-comment on function mbus_sealed.create_plain_temporary_consumer(pgchange.caller, text) is
-    'Make a consumer that lives as long as this session, and receives what the caller may.';
-
-create function mbus_sealed.create_selecting_temporary_consumer(caller pgchange.caller, qname text, selector text) returns text
-language plpgsql security definer
-set search_path from current
-as $$
-begin
-    if not mbus.is_owner(caller) then
-        perform mbus.deny();
+    if p_selector is not null then
+        perform mbus.demand_selector(caller);
     end if;
-    return mbus.add_temporary_consumer(caller, qname, selector);
+    return mbus.add_temporary_consumer(caller, qname, p_selector);
 end
 $$;
-comment on function mbus_sealed.create_selecting_temporary_consumer(pgchange.caller, text, text) is
-    'Make a consumer with a selector that lives as long as this session. That is SQL and runs with the rights of the owner of the queues, '
-    'so nobody else is granted this.';
-
-create function mbus.create_temporary_consumer(qname text, p_selector text default null) returns text
-language plpgsql
-set search_path from current
-as $$
-begin
-    if p_selector is null then
-        return mbus.create_plain_temporary_consumer(qname);
-    end if;
-    perform mbus.demand_execute('mbus.create_selecting_temporary_consumer(text, text)');
-    return mbus.create_selecting_temporary_consumer(qname, p_selector);
-end
-$$;
-comment on function mbus.create_temporary_consumer(text, text) is
+comment on function mbus_sealed.create_temporary_consumer(pgchange.caller, text, text) is
     'Make a consumer that lives as long as this session, whose user may consume by it; returns its name. It receives what its maker '
     'may, as long as it may: who consumes by selectors only is bound to them here too. A selector may be set by the owner of the queues only.';
 

@@ -82,46 +82,21 @@ end
 $$;
 comment on function mbus.add_trigger(text, text, text) is 'Copy what is posted to src to dst, but refuse a loop.';
 
-create function mbus_sealed.create_plain_trigger(caller pgchange.caller, src text, dst text) returns void
+create function mbus_sealed.create_trigger(caller pgchange.caller, src text, dst text, selector text default null) returns void
 language plpgsql security definer
 set search_path from current
 as $$
 begin
     perform mbus.queue_named(src), mbus.queue_named(dst);
-    if not mbus.is_admin(caller) then
+    if selector is not null then
+        perform mbus.demand_selector(caller);
+    elsif not mbus.is_admin(caller) then
         perform mbus.deny();
     end if;
-    perform mbus.add_trigger(src, dst, null);
-end
-$$;
-comment on function mbus_sealed.create_plain_trigger(pgchange.caller, text, text) is 'Copy all that is posted to src to dst.';
-
-create function mbus.create_selecting_trigger(src text, dst text, selector text) returns void
-language plpgsql security definer
-set search_path from current
-as $$
-begin
     perform mbus.add_trigger(src, dst, selector);
 end
 $$;
-comment on function mbus.create_selecting_trigger(text, text, text) is
-    'Copy what is posted to src and matches a selector to dst. That is SQL and runs with the rights of the owner of the queues, so nobody '
-    'else is granted this.';
-
-create function mbus.create_trigger(src text, dst text, selector text default null) returns void
-language plpgsql
-set search_path from current
-as $$
-begin
-    if selector is null then
-        perform mbus.create_plain_trigger(src, dst);
-    else
-        perform mbus.demand_execute('mbus.create_selecting_trigger(text, text, text)');
-        perform mbus.create_selecting_trigger(src, dst, selector);
-    end if;
-end
-$$;
-comment on function mbus.create_trigger(text, text, text) is
+comment on function mbus_sealed.create_trigger(pgchange.caller, text, text, text) is
     'Copy data, headers and properties of what is posted to src, and matches a selector, to dst. A loop is refused.';
 
 create function mbus_sealed.drop_trigger(caller pgchange.caller, src text, dst text) returns void

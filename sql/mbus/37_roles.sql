@@ -45,9 +45,3 @@ revoke all on all routines in schema mbus from public;
 revoke all on all tables in schema mbus from public;
 revoke all on type mbus.qt_model, mbus.picked, mbus.obstacle from public;
 revoke all on schema mbus from public;
-
--- Public functions that take a selector run as their caller and call these, which ask for themselves.
-grant execute on function
-    mbus.create_plain_consumer(text, text, boolean), mbus.create_plain_temporary_consumer(text), mbus.create_plain_trigger(text, text),
-    mbus.demand_execute(regprocedure)
-    to public;
