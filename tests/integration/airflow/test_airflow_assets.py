@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,6 +29,16 @@ OFTEN, SELDOM = "", ", min_changes=1000, max_age='10 min'"
 pytestmark = pytest.mark.usefixtures("metadata")
 
 
+@pytest.fixture
+def forgotten() -> Iterator[None]:
+    """The DAGs are forgotten after the test: tests of the page in this process read all that Airflow knows."""
+    from airflow.api.common.delete_dag import delete_dag
+
+    yield
+    for dag_id in ("often", "seldom"):
+        delete_dag(dag_id)
+
+
 def parse(file: Path, conditions: str, inlet: str) -> None:
     """Parse a DAG file as Airflow's DAG processor does."""
     from airflow.dag_processing.bundles.manager import DagBundlesManager
@@ -52,6 +62,7 @@ def watched() -> dict[str, int]:
         }
 
 
+@pytest.mark.usefixtures("forgotten")
 @pytest.mark.parametrize("inlet", ["", "feed_asset(F, 'airline')"], ids=["alone", "with an inlet"])
 def test_two_dags_on_a_feed_keep_their_watchers_however_often_they_are_parsed(
     tmp_path: Path, inlet: str
