@@ -72,7 +72,7 @@ def test_a_step_of_maintenance_that_fails_stops_no_other(db, connect, role):
         connection.execute(f"grant select on {name}.installed to {keeper.name}")
     with psycopg.connect(keeper.conninfo, autocommit=True) as as_keeper:
         report = maintain(as_keeper)
-    assert len(report.failed) == (25 if "mbus" in held(connection) else 21)
+    assert len(report.failed) == (26 if "mbus" in held(connection) else 22)
 
 
 def test_maintenance_mends_the_capture_of_partitions_that_came_later(db, connect):
