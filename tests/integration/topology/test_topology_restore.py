@@ -95,7 +95,7 @@ def test_a_catalogue_that_was_restored_in_its_place_begins_a_new_term(db, catalo
 def test_a_catalogue_that_was_restored_elsewhere_and_put_in_its_place_begins_a_new_term(
     db, bare_db, catalogue, dump, psql, swap
 ):
-    psql(dump("pgchange"), bare_db)
+    psql(dump("pgchange", "pgchange_sealed"), bare_db)
     with relay_process(db) as relay, TopologyClient(relay.conninfo()) as client:
         catalogue.execute(OFFLINE)
         client.receive(30)
