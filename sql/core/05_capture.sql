@@ -93,6 +93,25 @@ comment on function pgchange.is_named(oid, smallint, name) is
     'Whether the column of a table with that number has that name. It is called immutable, so that a plan has its answer; PostgreSQL '
     'makes new plans of what reads the table, or rows that were written to it, once its columns have changed.';
 
+create function pgchange.key_now(rel oid, seen name, seen_number smallint, name name, number smallint) returns name
+language sql stable
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+    select case when pgchange.is_named(rel, seen_number, seen) then seen else (
+        select c.name from (values
+            (1, (pg_identify_object_as_address('pg_class'::regclass, rel, number)).object_names[3]::name), (2, key_now.name)
+        ) as c(rank, name)
+        where exists (
+            select from generate_series(1, 32) as n
+            where pg_get_indexdef(pg_get_replica_identity_index(rel), n, false) = quote_ident(c.name))
+        order by c.rank
+        limit 1) end
+$$;
+comment on function pgchange.key_now(oid, name, smallint, name, smallint) is
+    'Today''s name of a key column that a query of pg_attribute has found, with the name and the number that were noted of it. A '
+    'repeatable read transaction sees the catalogues as they were when it began, and writes into the table as it is now. If the column '
+    'was renamed meanwhile, the key is the column of the two that is in the replica identity, which no snapshot hides. Null if neither is.';
+
 create function pgchange.key_check(rel oid, key name, number smallint) returns text
 language sql immutable
 set search_path = pg_catalog, pg_temp

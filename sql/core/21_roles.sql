@@ -79,7 +79,7 @@ begin
             pgchange.pinned_settings(),
             pgchange.refuse(text, text), pgchange.check_owner(regclass, text), pgchange.check_capturable(regclass, text, name[]),
             pgchange.check_captured_once(regclass, name, name),
-            pgchange.is_named(oid, smallint, name), pgchange.key_check(oid, name, smallint), pgchange.foreign_child(regclass), pgchange.place_bar(regclass, name, text),
+            pgchange.is_named(oid, smallint, name), pgchange.key_now(oid, name, smallint, name, smallint), pgchange.key_check(oid, name, smallint), pgchange.foreign_child(regclass), pgchange.place_bar(regclass, name, text),
             pgchange.came_with_rows(regclass[]), pgchange.told_missed(regclass, regclass, text),
             pgchange.bring_missed(regclass, name, name), pgchange.tell_missed(regclass, regclass[], text, name, name),
             pgchange.unseen(), pgchange.may_wait(interval), pgchange.patience(interval),

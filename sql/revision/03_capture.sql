@@ -36,7 +36,11 @@ as $$
         union
         select i.inhparent from line join pg_inherits as i on i.inhrelid = line.relid
     )
-    select (revision.key_attribute(t)).attname from line join revision.tracked as t on t.tbl = line.relid limit 1
+    select pgchange.key_now(t.tbl, k.attname, k.attnum, t.commit_id, case when t.key_of = t.tbl::oid then t.key_number end)
+    from line
+    join revision.tracked as t on t.tbl = line.relid
+    cross join lateral (select (revision.key_attribute(t)).*) as k
+    limit 1
 $$;
 comment on function revision.key_column(oid) is 'Today''s name of the key column of a tracked table or of a partition of it.';
 

@@ -173,7 +173,9 @@ create function tube.id_column(rel oid, tube text) returns name
 language sql stable
 set search_path = pg_catalog, tube, pg_temp
 as $$
-    select (tube.id_attribute(tube.attachment_of(rel, tube))).attname
+    select pgchange.key_now(a.tbl, k.attname, k.attnum, a.id_column, case when a.number_of = a.tbl::oid then a.id_number end)
+    from (select (tube.attachment_of(rel, tube)).*) as a
+    cross join lateral (select (tube.id_attribute(a::tube.attachment)).*) as k
 $$;
 comment on function tube.id_column(oid, text) is
     'Today''s name of the column of ids of an attached table or of a partition of it.';

@@ -101,6 +101,55 @@ def test_a_key_that_was_renamed_is_captured_though_another_column_got_its_name(l
     assert found(ledger) == []
 
 
+MEANWHILE = {
+    "another column got its name": (
+        "alter table ledger add n bigint",
+        "alter table ledger rename id to old_id; alter table ledger rename n to id",
+        "old_id",
+    ),
+    "another column took its place": (
+        "alter table ledger add n bigint not null default 0",
+        "alter table ledger drop constraint ledger_pkey; alter table ledger rename id to old_id; "
+        "alter table ledger rename n to id; alter table ledger alter old_id set default -1; "
+        "alter table ledger add primary key (id)",
+        "id",
+    ),
+    "it was renamed": ("", "alter table ledger rename id to old_id", "old_id"),
+}
+
+
+@EXPRESSIONS
+@pytest.mark.parametrize("meanwhile", MEANWHILE)
+def test_a_repeatable_read_transaction_captures_the_key_by_the_name_that_it_has_now(
+    ledger, connect, expression, meanwhile
+):
+    before, changed, key = MEANWHILE[meanwhile]
+    ledger.execute(before)
+    track(ledger, expression)
+    writer = connect(autocommit=False)
+    writer.execute("set transaction isolation level repeatable read")
+    writer.execute("select from revision.tracked")
+    ledger.execute(changed)
+    writer.execute(f"insert into ledger ({key}) values (1)")
+    writer.commit()
+    assert captured(ledger) == [1]
+
+
+def test_a_key_that_a_repeatable_read_transaction_cannot_tell_is_a_fault(ledger, connect):
+    ledger.execute(
+        "alter table ledger drop constraint ledger_pkey; alter table ledger add unique (id); alter table ledger add n bigint"
+    )
+    track(ledger)
+    writer = connect(autocommit=False)
+    writer.execute("set transaction isolation level repeatable read")
+    writer.execute("select from revision.tracked")
+    ledger.execute("alter table ledger rename id to old_id; alter table ledger rename n to id")
+    writer.execute("insert into ledger (old_id, id) values (1, 777)")
+    writer.commit()
+    assert captured(ledger) == []
+    assert one(ledger, "select message from revision.fault") == "the key column is gone"
+
+
 @EXPRESSIONS
 def test_a_column_that_took_the_place_of_the_key_is_the_key(ledger, expression):
     """Keys become bigint in this way without a rewrite."""

@@ -44,6 +44,22 @@ def test_a_column_that_took_the_place_of_the_ids_holds_them(connect, predicate, 
 
 
 @PREDICATES
+def test_a_repeatable_read_transaction_touches_ids_by_the_name_that_their_column_has_now(connect, predicate):
+    connection = connect()
+    connection.execute("create table item (id bigint primary key, n bigint, kind text not null default 'a')")
+    make(connection, predicate=predicate)
+    attach(connection)
+    writer = connect(autocommit=False)
+    writer.execute("set transaction isolation level repeatable read")
+    writer.execute("select from tube.attachment")
+    connection.execute("alter table item rename id to old_id; alter table item rename n to id")
+    writer.execute("insert into item (old_id, id) values (1, 777)")
+    writer.commit()
+    assert touched(connection) == [1]
+    assert faults(connection) == []
+
+
+@PREDICATES
 @pytest.mark.parametrize("key", ["primary key", "not null"])
 def test_ids_that_were_renamed_are_touched_though_another_column_got_their_name(connect, predicate, key):
     connection = connect()
