@@ -28,7 +28,8 @@ begin
     perform mbus.add_consumer(known, cname, coalesce(p_selector, mbus.bound_to(caller, known)), true);
     -- What lets its maker consume by it is EXECUTE on its functions, which nobody else has but who may do everything.
     foreach keeper in array array_remove(array[
-        caller::regrole, case when known.is_roles_security_model then mbus.role_of('admin') end,
+        -- Quoted: regrole folds a name to lower case, and reads digits as the number of a role.
+        to_regrole(quote_ident(caller)), case when known.is_roles_security_model then mbus.role_of('admin') end,
         case when known.is_roles_security_model then mbus.role_of('admin', qname) end], null)
     loop
         perform mbus.let_call((mbus.consumer_functions(known, mbus.consumer_named(qname, cname)))[1:3], keeper::regrole::text);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import psycopg
 import pytest
+from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_pgchange.admin import schema
@@ -49,6 +50,45 @@ def test_roles_come_and_go_with_their_queues_and_consumers(connect):
     connection.execute("select mbus.restore_roles()")
     assert roles() == ["admin", "admin_q_more", "consume_q_more_by_default", "post_q_more"]
     connection.execute("select mbus.drop_queue('q_more')")
+
+
+@pytest.fixture
+def other_names(connection, cluster):
+    """A function: make login roles of these very names, which are dropped in the end."""
+    made = []
+
+    def make_roles(*names):
+        for name in names:
+            connection.execute(sql.SQL("create role {} login").format(sql.Identifier(name)))
+            made.append(name)
+
+    yield make_roles
+    connection.execute("select mbus.clear_tempq()")
+    for name in made:
+        connection.execute(sql.SQL("drop owned by {0} cascade; drop role {0}").format(sql.Identifier(name)))
+
+
+@pytest.mark.parametrize("name", ["Reader", "12345", "a reader"])
+def test_who_makes_a_temporary_consumer_consumes_by_it_whatever_the_role_is_called(
+    connection, connect_to, db, other_names, name
+):
+    """A role of the same name in lower case gets no right by it."""
+    other_names(*{name, name.lower()})
+    make(connection)
+    connection.execute(
+        sql.SQL(
+            "grant usage on schema mbus to {0}; grant execute on function mbus.consume_q_by_default(), "
+            "mbus.consume(text, text), mbus.create_temporary_consumer(text, text) to {0}"
+        ).format(sql.Identifier(name))
+    )
+    session = connect_to(make_conninfo(db, user=name))
+    cname = one(session, "select mbus.create_temporary_consumer('q')")
+    post(connection, 1)
+    assert one(session, "select data -> 'n' from mbus.consume('q', %s)", cname) == "1"
+    if name != name.lower():
+        called = f"mbus.consume_q_by_{cname}()"
+        assert one(connection, "select has_function_privilege(%s, %s, 'execute')", name.lower(), called) is False
+    session.close()
 
 
 def test_a_role_name_that_passes_63_bytes_is_refused(connect):
