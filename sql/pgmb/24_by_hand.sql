@@ -109,6 +109,7 @@ declare
     found_events bigint;
 begin
     perform pgmb.check_group(gid);
+    peek := coalesce(peek, false);
     if coalesce(chunk_size, 0) < 1 then
         raise invalid_parameter_value using message = 'chunk_size must be at least 1 event';
     end if;

@@ -40,6 +40,15 @@ def test_a_reader_names_the_cursor_that_it_sets_as_the_manual_does_or_as_it_is_c
     assert read(other, peek=False) == []
 
 
+def test_a_read_whose_peek_is_null_is_no_peek(connect):
+    connection, other = connect(), connect()
+    subscribe(connection)
+    publish(connection, "a")
+    poll_all(connection)
+    assert len(read(connection, peek=False)) == 1
+    assert read(other, peek=None) == []
+
+
 @pytest.mark.parametrize("cursor", ["'{}'", "'{}'::text", "'{}'::varchar", "'{}'::pgmb.event_id"])
 def test_a_cursor_of_any_type_of_text_is_set(connect, cursor):
     connection = connect()
