@@ -74,6 +74,20 @@ $$;
 comment on function pgchange.show(regprocedure) is
     'Make the public face of a function of a sealed schema: it runs as its caller and passes who that is. Nobody is granted it yet.';
 
+create function pgchange.check_face(caller name, face regprocedure) returns void
+language plpgsql stable
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+begin
+    if has_function_privilege(caller, face, 'execute') is not true then
+        raise insufficient_privilege using message = format('permission denied for function %s', face);
+    end if;
+end
+$$;
+comment on function pgchange.check_face(name, regprocedure) is
+    'Refuse a caller that may not execute the public face of a sealed function. Members of pg_read_all_data can name the sealed function '
+    'itself, and a role that may read is not to write.';
+
 create function pgchange.show_sealed(of_schema name) returns void
 language plpgsql
 set search_path = pg_catalog, pgchange, pg_temp

@@ -64,6 +64,7 @@ set search_path = pg_catalog, pgchange, pg_temp
 set lock_timeout = '1s'
 as $$
 begin
+    perform pgchange.check_face(caller, 'pgchange.note_watchers(jsonb)');
     insert into pgchange.watcher as w (feed, watched_by, kind, error, ready, woke_at)
     -- A key must fit into an index. Several watchers may look at one feed: an error is what a person should see.
     select distinct on (x.kind, left(x.feed, 600)) left(x.feed, 600), caller, x.kind, left(x.error, 4000), x.ready,

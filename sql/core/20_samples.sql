@@ -31,6 +31,7 @@ declare
         select s.number from pgchange.sample as s where s.sampled_by = caller order by s.number desc limit 1), 0);
     noted bigint;
 begin
+    perform pgchange.check_face(caller, 'pgchange.note_samples(jsonb)');
     -- Of several who look at the same time one notes.
     if not pg_try_advisory_xact_lock(hashtextextended('pgchange.note_samples ' || caller, 0)) then
         return 0;

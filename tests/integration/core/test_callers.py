@@ -131,6 +131,15 @@ def test_who_may_read_all_data_calls_nothing_as_another_role(connection, role, c
     assert session.execute(query.format("current_user")).fetchall() == []
 
 
+@pytest.mark.parametrize("note", ["note_watchers", "note_samples"])
+def test_who_may_read_all_data_notes_nothing_without_the_right_to(connection, role, connect_to, note):
+    who = role("reader")
+    connection.execute(f"grant pg_read_all_data to {who.name}")
+    session = connect_to(who.conninfo)
+    with pytest.raises(psycopg.errors.InsufficientPrivilege, match=f"permission denied for function .*{note}"):
+        session.execute(f"select pgchange_sealed.{note}(current_user, '[]')")
+
+
 def test_nobody_keeps_a_caller_for_another_role_to_use(connection, role, connect_to):
     who = role("keeper")
     connection.execute(
