@@ -104,6 +104,29 @@ $$;
 comment on function revision.note_missed(regclass, regclass[]) is
     'Note which of the partitions that the capture came to late have rows that may be in no commit, and say so.';
 
+create function revision.bar(tbl regclass) returns name
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select t.tgname from pg_trigger as t
+    where t.tgrelid = tbl and t.tgparentid = 0 and t.tgconstraint <> 0 and t.tgname ~ '^pgchange_capture_bar_[0-9a-f]{12}$'
+    limit 1
+$$;
+comment on function revision.bar(regclass) is
+    'The trigger that keeps a tracked partitioned table from getting a foreign partition; null if the table has none.';
+
+create function revision.drop_bar(tbl regclass) returns void
+language plpgsql
+set search_path = pg_catalog, revision, pg_temp
+as $$
+begin
+    if revision.bar(tbl) is not null then
+        execute format('drop trigger %I on %s', revision.bar(tbl), tbl);
+    end if;
+end
+$$;
+comment on function revision.drop_bar(regclass) is 'Take the bar off a table that is tracked no more.';
+
 create function revision.place_triggers(tbl regclass, function text) returns integer
 language plpgsql
 set search_path = pg_catalog, revision, pg_temp
@@ -125,7 +148,13 @@ begin
             'for each statement execute function %s()', part, function);
         placed := placed || part;
     end loop;
-    perform pgchange.place_bar(tbl, 'pgchange_capture_bar', function);
+    -- PostgreSQL asks whoever makes a partition for EXECUTE on what the bar calls, so it calls what everybody may. Its name is of this
+    -- table alone: a partition that is tracked itself has a bar of its own.
+    if revision.bar(tbl) is null then
+        perform pgchange.place_bar(
+            tbl, 'pgchange_capture_bar_' || left(md5(concat(tbl::oid, clock_timestamp(), random())), 12),
+            'pg_catalog.suppress_redundant_updates_trigger');
+    end if;
     if exists (select from revision.tracked as t where t.tbl = place_triggers.tbl) then
         perform revision.note_missed(tbl, array_remove(placed, tbl));
     end if;
@@ -277,6 +306,7 @@ begin
     for part in select d.relid from pgchange.descendants(tbl) as d(relid) loop
         execute format('drop trigger if exists pgchange_capture on %s', part);
     end loop;
+    perform revision.drop_bar(tbl);
     perform revision.drop_capture(known.function);
     perform revision.unregister(tbl);
 end

@@ -15,7 +15,7 @@ begin
         grant insert (type, tbl) on revision.branch to %1$s;
         grant insert (tbl, kind, commit_id, message), delete on revision.fault to %1$s;
         grant execute on function
-            revision.track(regclass, name, text), revision.untrack(regclass), revision.drop_capture(text),
+            revision.track(regclass, name, text), revision.untrack(regclass), revision.drop_capture(text), revision.bar(regclass), revision.drop_bar(regclass),
             revision.tracking(),
             revision.replay_faults(regclass), revision.recapture(),
             revision.key_column(oid), revision.own_branch(regclass),

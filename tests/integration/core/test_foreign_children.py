@@ -72,6 +72,29 @@ def test_a_partition_leaves_and_comes_back(parted):
     connection.execute("insert into item values (2); delete from item")
 
 
+def test_who_owns_a_tracked_table_now_makes_partitions_of_it(connection, role, connect_to):
+    former, now = role("former"), role("now")
+    for who in (former, now):
+        connection.execute(
+            f"select revision.grant_owner('{who.name}'::regrole); grant create on schema public to {who.name}"
+        )
+    connect_to(former.conninfo).execute(
+        "create table item (id bigint primary key) partition by range (id); select revision.track('item')"
+    )
+    connection.execute(f"alter table item owner to {now.name}")
+    connect_to(now.conninfo).execute("create table low partition of item for values from (0) to (100)")
+
+
+def test_a_tracked_table_becomes_a_partition_of_another_one(connection):
+    for table in ("item", "part"):
+        connection.execute(
+            f"create table {table} (id bigint primary key) partition by range (id); select revision.track('{table}')"
+        )
+    connection.execute("alter table item attach partition part for values from (0) to (100)")
+    connection.execute("alter table item detach partition part; select revision.untrack('part')")
+    assert one(connection, "select count(*) from pg_trigger where tgrelid = 'part'::regclass") == 0
+
+
 @pytest.fixture
 def tree():
     """A captured table on a server that has foreign tables, with a child of that kind in which there is a row."""
