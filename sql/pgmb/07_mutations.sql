@@ -79,7 +79,8 @@ as $$
     from pg_trigger as t
     join pg_proc as f on f.oid = t.tgfoid
     join pg_class as c on c.oid = t.tgrelid and c.relowner = f.proowner
-    where t.tgrelid = tbl and t.tgparentid = 0 and t.tgconstraint <> 0 and t.tgname = 'pgmb_push_bar'
+    where t.tgrelid = tbl and t.tgparentid = 0 and t.tgconstraint <> 0 and t.tgname ~ '^pgmb_push_bar_[0-9a-f]{12}$'
+    limit 1
 $$;
 comment on function pgmb.push_bar(regclass) is
     'The trigger that keeps a partitioned table from getting a foreign partition, which could not be inserted into; null where it '

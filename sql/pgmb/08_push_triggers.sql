@@ -68,14 +68,17 @@ create function pgmb.drop_bar(tbl regclass, functions oid[]) returns void
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
+declare
+    bar name;
 begin
-    if exists (
-        select from pg_trigger as t
-        where t.tgrelid = tbl and t.tgname = 'pgmb_push_bar' and t.tgparentid = 0 and (t.tgfoid = any (functions) or pgmb.push_bar(tbl) is null))
-    then
+    for bar in
+        select t.tgname from pg_trigger as t
+        where t.tgrelid = tbl and t.tgname ~ '^pgmb_push_bar_[0-9a-f]{12}$' and t.tgparentid = 0
+          and (t.tgfoid = any (functions) or pgmb.push_bar(tbl) is distinct from t.tgname)
+    loop
         perform pgchange.lock_family(tbl, 'access exclusive');
-        execute format('drop trigger pgmb_push_bar on %s', tbl);
-    end if;
+        execute format('drop trigger %I on %s', bar, tbl);
+    end loop;
 end
 $$;
 comment on function pgmb.drop_bar(regclass, oid[]) is
@@ -106,7 +109,11 @@ begin
         perform pgmb.place_guard(tbl, calls);
     end if;
     perform pgmb.drop_bar(tbl, functions => '{}');
-    perform pgchange.place_bar(tbl, 'pgmb_push_bar', calls);
+    -- A partition that publishes by itself has a bar of its own, so no two have the same name.
+    if pgmb.push_bar(tbl) is null then
+        perform pgchange.place_bar(
+            tbl, 'pgmb_push_bar_' || left(md5(concat(tbl::oid, clock_timestamp(), random())), 12), calls);
+    end if;
     return placed;
 end
 $$;

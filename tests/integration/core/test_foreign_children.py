@@ -85,13 +85,20 @@ def test_who_owns_a_tracked_table_now_makes_partitions_of_it(connection, role, c
     connect_to(now.conninfo).execute("create table low partition of item for values from (0) to (100)")
 
 
-def test_a_tracked_table_becomes_a_partition_of_another_one(connection):
+ENDS = {
+    "revision.track": "revision.untrack",
+    "pgmb.push_table_mutations": "pgmb.stop_table_mutations_push",
+}
+
+
+@pytest.mark.parametrize("begin", ENDS)
+def test_a_captured_table_becomes_a_partition_of_another_one(connection, begin):
     for table in ("item", "part"):
         connection.execute(
-            f"create table {table} (id bigint primary key) partition by range (id); select revision.track('{table}')"
+            f"create table {table} (id bigint primary key) partition by range (id); select {begin}('{table}')"
         )
     connection.execute("alter table item attach partition part for values from (0) to (100)")
-    connection.execute("alter table item detach partition part; select revision.untrack('part')")
+    connection.execute(f"alter table item detach partition part; select {ENDS[begin]}('part')")
     assert one(connection, "select count(*) from pg_trigger where tgrelid = 'part'::regclass") == 0
 
 
