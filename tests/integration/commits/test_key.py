@@ -137,7 +137,8 @@ def test_a_repeatable_read_transaction_captures_the_key_by_the_name_that_it_has_
 
 def test_a_key_that_a_repeatable_read_transaction_cannot_tell_is_a_fault(ledger, connect):
     ledger.execute(
-        "alter table ledger drop constraint ledger_pkey; alter table ledger add unique (id); alter table ledger add n bigint"
+        "alter table ledger drop constraint ledger_pkey; alter table ledger add unique (id); "
+        "alter table ledger add n bigint"
     )
     track(ledger)
     writer = connect(autocommit=False)

@@ -136,7 +136,9 @@ def test_who_may_read_all_data_notes_nothing_without_the_right_to(connection, ro
     who = role("reader")
     connection.execute(f"grant pg_read_all_data to {who.name}")
     session = connect_to(who.conninfo)
-    with pytest.raises(psycopg.errors.InsufficientPrivilege, match=f"permission denied for function .*{note}"):
+    with pytest.raises(
+        psycopg.errors.InsufficientPrivilege, match=f"permission denied for function .*{note}"
+    ):
         session.execute(f"select pgchange_sealed.{note}(current_user, '[]')")
 
 

@@ -87,7 +87,9 @@ def test_who_makes_a_temporary_consumer_consumes_by_it_whatever_the_role_is_call
     assert one(session, "select data -> 'n' from mbus.consume('q', %s)", cname) == "1"
     if name != name.lower():
         called = f"mbus.consume_q_by_{cname}()"
-        assert one(connection, "select has_function_privilege(%s, %s, 'execute')", name.lower(), called) is False
+        assert (
+            one(connection, "select has_function_privilege(%s, %s, 'execute')", name.lower(), called) is False
+        )
     session.close()
 
 
