@@ -6,6 +6,7 @@ asyncio's own servers log a traceback for each connection that waits while no mo
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Sequence
@@ -27,24 +28,39 @@ Welcome = Callable[[socket.socket], Awaitable[None]]
 
 
 async def listen(host: str, port: int) -> list[socket.socket]:
-    """Listen on every address of ``host``. Raises OSError."""
+    """Listen on every address of ``host`` that this machine has. Raises OSError if it has none, or if one is in use."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets = list[socket.socket]()
+    lacking: OSError | None = None
     try:
         for family, kind, protocol, _, address in dict.fromkeys(found):
-            sock = socket.socket(family, kind, protocol)
+            try:
+                sock = socket.socket(family, kind, protocol)
+            except OSError as error:
+                lacking = error
+                continue
             sockets.append(sock)
             sock.setblocking(False)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 # The IPv4 address of the same name has a socket of its own.
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            sock.bind(address)
+            try:
+                sock.bind(address)
+            except OSError as error:
+                # A host's name often has an IPv6 address where IPv6 is switched off, as in many containers.
+                if error.errno != errno.EADDRNOTAVAIL:
+                    raise
+                lacking = error
+                sockets.pop().close()
+                continue
             sock.listen(BACKLOG)
     except BaseException:
         close(sockets)
         raise
+    if not sockets and lacking is not None:
+        raise lacking
     return sockets
 
 
