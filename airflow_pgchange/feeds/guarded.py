@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -50,13 +50,12 @@ class Connection(psycopg.Connection[Any]):
                 _learn(self.line, self.execute(query).fetchone())
                 return
 
-    def wait(self, *args: Any, **kwargs: Any) -> Any:
+    def wait(self, gen: Generator[Any, Any, Any], *args: Any, **kwargs: Any) -> Any:
         line = self.line
         if line is None:
-            return super().wait(*args, **kwargs)
-        line.wait()
+            return super().wait(gen, *args, **kwargs)
         try:
-            return super().wait(*args, **kwargs)
+            return super().wait(_noted(line, gen), *args, **kwargs)
         except psycopg.OperationalError as error:
             if line.error is None:
                 raise
@@ -91,13 +90,12 @@ class AsyncConnection(psycopg.AsyncConnection[Any]):
                 _learn(self.line, await cursor.fetchone())
                 return
 
-    async def wait(self, *args: Any, **kwargs: Any) -> Any:
+    async def wait(self, gen: Generator[Any, Any, Any], *args: Any, **kwargs: Any) -> Any:
         line = self.line
         if line is None:
-            return await super().wait(*args, **kwargs)
-        line.wait()
+            return await super().wait(gen, *args, **kwargs)
         try:
-            return await super().wait(*args, **kwargs)
+            return await super().wait(_noted(line, gen), *args, **kwargs)
         except psycopg.OperationalError as error:
             if line.error is None:
                 raise
@@ -109,6 +107,23 @@ class AsyncConnection(psycopg.AsyncConnection[Any]):
         if self.line is not None:
             self.line.close()
         await super().close()
+
+
+def _noted(line: Line, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    """A generator of psycopg's, noting on the line when it waits. While it runs it may compute for long, as
+    ``executemany`` does with the parameters that a caller's iterator makes: then the server waits for us."""
+    try:
+        wanted = next(gen)
+        while True:
+            if line.waiting_since is None:
+                line.wait()
+            ready = yield wanted
+            # psycopg also goes on now and then without a sign of the server.
+            if ready:
+                line.rest()
+            wanted = gen.send(ready)
+    except StopIteration as end:
+        return end.value
 
 
 def adopt(connection: psycopg.Connection[Any]) -> None:

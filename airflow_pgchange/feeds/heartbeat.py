@@ -63,8 +63,9 @@ class Watch:
         with self._changed:
             self._lines.add(line)
             if not self._running:
-                self._running = True
+                # Raises if the system has no thread to give: the next line tries again.
                 threading.Thread(target=self._run, name="pgchange-heartbeat", daemon=True).start()
+                self._running = True
             elif self._loop is not None and line.deadlines.tick < self._rest:
                 self._loop.call_soon_threadsafe(self._wake.set)
 
@@ -75,6 +76,9 @@ class Watch:
             except Exception:
                 # Without heartbeats servers would end healthy work.
                 log.exception("the heartbeat of connections failed, and begins anew")
+                # The loop is closed, and cannot be woken.
+                with self._changed:
+                    self._loop = None
                 self._witnesses, self._tasks, self._endings = {}, {}, set()
                 time.sleep(AGAIN)
             else:

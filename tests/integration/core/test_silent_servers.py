@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 
 import psycopg
 import pytest
 
 from airflow_pgchange.admin.maintenance import maintain
-from airflow_pgchange.feeds import ConsumerTransaction
+from airflow_pgchange.feeds import ConsumerTransaction, heartbeat
 from airflow_pgchange.feeds.connect import begun
 from airflow_pgchange.feeds.connect import connect as connect_ours
 from airflow_pgchange.feeds.errors import ConnectionLost, ServerUnavailable, translated
@@ -215,6 +217,18 @@ def test_a_client_that_reads_slowly_is_not_given_up(db):
     assert rows == 30
 
 
+def test_a_caller_that_computes_the_parameters_of_a_statement_is_not_given_up(db, connect):
+    connect().execute("create table public.numbers (n int)")
+
+    def numbers() -> Iterator[tuple[int]]:
+        time.sleep(TIMEOUT)
+        yield (1,)
+
+    with connect_ours(impatient(db)) as connection, connection.cursor() as cursor:
+        cursor.executemany("insert into public.numbers values (%s)", numbers())
+        assert cursor.execute("select n from public.numbers").fetchone() == (1,)
+
+
 def test_a_server_may_be_silent_for_ever_where_a_person_says_so(db, connect):
     with connect_ours(impatient(db, 0)) as connection, begun(connection):
         assert connection.execute("show idle_in_transaction_session_timeout").fetchone() == ("0",)
@@ -227,3 +241,45 @@ def test_the_database_owners_shorter_timeout_stays(db, connect):
     )
     with connect_ours(db) as ours:
         assert ours.execute("show idle_in_transaction_session_timeout").fetchone() == ("7s",)
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> heartbeat.Watch:
+    """The watch of this process, which has no thread yet."""
+    watch = heartbeat.Watch()
+    monkeypatch.setattr(heartbeat, "WATCH", watch)
+    return watch
+
+
+def test_a_connection_is_watched_though_none_was_before_for_want_of_a_thread(db, watch, monkeypatch):
+    with monkeypatch.context() as crowded:
+        crowded.setattr(threading.Thread, "start", _no_thread)
+        with pytest.raises(RuntimeError, match="new thread"):
+            connect_ours(impatient(db))
+    with connect_ours(impatient(db)) as connection, begun(connection):
+        time.sleep(LONG)
+        assert connection.execute("select 1").fetchone() == (1,)
+
+
+def _no_thread(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_connection_is_opened_while_the_heartbeat_waits_to_begin_anew(db, watch, monkeypatch):
+    loops: list[asyncio.AbstractEventLoop] = []
+    work = watch._work
+
+    async def failing_once() -> None:
+        if loops:
+            await work()
+            return
+        watch._loop = asyncio.get_running_loop()
+        loops.append(watch._loop)
+        raise OSError("Too many open files")
+
+    monkeypatch.setattr(watch, "_work", failing_once)
+    with connect_ours(impatient(db)):
+        while not (loops and loops[0].is_closed()):
+            time.sleep(0.01)
+        with connect_ours(impatient(db)) as connection:
+            assert connection.execute("select 1").fetchone() == (1,)
