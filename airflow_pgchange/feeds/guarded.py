@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import psycopg
 from psycopg import sql
@@ -51,17 +52,9 @@ class Connection(psycopg.Connection[Any]):
                 return
 
     def wait(self, gen: Generator[Any, Any, Any], *args: Any, **kwargs: Any) -> Any:
-        line = self.line
-        if line is None:
+        if self.line is None:
             return super().wait(gen, *args, **kwargs)
-        try:
-            return super().wait(_noted(line, gen), *args, **kwargs)
-        except psycopg.OperationalError as error:
-            if line.error is None:
-                raise
-            raise line.error from error
-        finally:
-            line.rest()
+        return _waited(self.line, super().wait, gen, *args, **kwargs)
 
     def close(self) -> None:
         if self.line is None:
@@ -126,6 +119,20 @@ def _noted(line: Line, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any
         return end.value
 
 
+def _waited(
+    line: Line, wait: Callable[..., Any], gen: Generator[Any, Any, Any], *args: Any, **kwargs: Any
+) -> Any:
+    """Have psycopg wait. Raises OperationalError with the reason where the heartbeat has ended the connection."""
+    try:
+        return wait(_noted(line, gen), *args, **kwargs)
+    except psycopg.OperationalError as error:
+        if line.error is None:
+            raise
+        raise line.error from error
+    finally:
+        line.rest()
+
+
 def adopt(connection: psycopg.Connection[Any]) -> None:
     """Watch a connection that somebody else has opened. Its server may have settings of its own."""
     if isinstance(connection, Connection) or connection in ADOPTED or connection.closed:
@@ -135,7 +142,17 @@ def adopt(connection: psycopg.Connection[Any]) -> None:
     deadlines = silence.deadlines(conninfo)
     if deadlines is None:
         return
-    line = ADOPTED[connection] = _watched(connection, conninfo, deadlines, connection, is_adopted=True)
+    line = ADOPTED[connection] = _watched(connection, conninfo, deadlines, connection)
+    # A strong reference would keep the connection open until garbage is collected.
+    wait, this = type(connection).wait, ref(connection)
+
+    def noted_wait(gen: Generator[Any, Any, Any], *args: Any, **kwargs: Any) -> Any:
+        adopted = this()
+        assert adopted is not None
+        return _waited(line, partial(wait, adopted), gen, *args, **kwargs)
+
+    # Its class has no line.
+    vars(connection)["wait"] = noted_wait
     if connection.autocommit and info.transaction_status == TransactionStatus.IDLE:
         with connection.cursor(row_factory=tuple_row) as cursor, suppress(*REFUSED):
             _learn(line, cursor.execute(_guards(info, {})[0]).fetchone())
@@ -177,8 +194,6 @@ def _watched(
     conninfo: str,
     deadlines: Deadlines,
     idle: psycopg.Connection[Any] | None,
-    *,
-    is_adopted: bool = False,
 ) -> Line:
     info = connection.info
     given = {**conninfo_to_dict(conninfo), "host": info.host, "hostaddr": info.hostaddr, "port": info.port}
@@ -189,7 +204,6 @@ def _watched(
         address_of(there, deadlines),
         name=f"{info.host or 'the server'} port {info.port}",
         connection=idle,
-        is_adopted=is_adopted,
     )
     heartbeat.watch(line)
     return line

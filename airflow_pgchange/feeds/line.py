@@ -15,7 +15,6 @@ from typing import Any
 from weakref import ref
 
 import psycopg
-from psycopg.pq import TransactionStatus
 
 from airflow_pgchange.feeds.witness import Server
 
@@ -78,7 +77,6 @@ class Line:
         *,
         name: str,
         connection: psycopg.Connection[Any] | None = None,
-        is_adopted: bool = False,
     ) -> None:
         self.deadlines = deadlines
         self.address = address
@@ -86,7 +84,6 @@ class Line:
         self.server: Server | None = None
         self.opened_at = math.inf
         self.is_open = True
-        self.is_adopted = is_adopted
         self.is_cut = False
         self.is_beating = False
         self.error: psycopg.Error | None = None
@@ -110,17 +107,12 @@ class Line:
         self.hear()
 
     def look(self) -> None:
-        """Close the line if nobody has its connection any more. Of a connection that does not say when it waits, see
-        whether a statement runs on it."""
+        """Close the line if nobody has its connection any more."""
         if self._connection is None:
             return
         connection = self._connection()
         if connection is None or connection.closed:
             self.close()
-        elif self.is_adopted and connection.pgconn.transaction_status != TransactionStatus.ACTIVE:
-            self.waiting_since = None
-        elif self.is_adopted and self.waiting_since is None:
-            self.wait()
 
     def hear(self) -> None:
         """The server has answered."""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 
 import psycopg
@@ -15,7 +16,7 @@ import pytest
 
 from airflow_pgchange.admin.maintenance import maintain
 from airflow_pgchange.feeds import ConsumerTransaction, heartbeat
-from airflow_pgchange.feeds.connect import begun
+from airflow_pgchange.feeds.connect import begun, keep_open
 from airflow_pgchange.feeds.connect import connect as connect_ours
 from airflow_pgchange.feeds.errors import ConnectionLost, ServerUnavailable, translated
 from tests.commits import FEED, commits
@@ -215,6 +216,37 @@ def test_a_client_that_reads_slowly_is_not_given_up(db):
                 time.sleep(LONG / 2)
             rows += 1
     assert rows == 30
+
+
+@pytest.mark.parametrize("way", ["stream", "copy"])
+def test_a_slow_reader_over_a_connection_of_its_own_is_not_given_up(db, way):
+    query = "select generate_series(1, 2)"
+    with psycopg.connect(impatient(db), autocommit=True) as connection, connection.cursor() as cursor:
+        keep_open(connection)
+        if way == "stream":
+            for _ in cursor.stream(query):
+                time.sleep(TIMEOUT)
+        else:
+            with cursor.copy(f"copy ({query}) to stdout") as copy:
+                for _ in copy.rows():
+                    time.sleep(TIMEOUT)
+        assert cursor.execute("select 1").fetchone() == (1,)
+
+
+def test_a_connection_of_the_callers_own_is_ended_when_its_server_falls_silent(db, proxy):
+    with psycopg.connect(through(proxy, db), autocommit=True) as connection:
+        keep_open(connection)
+        proxy.fall_silent(serve_new=True)
+        assert "no answer from" in str(ended(lambda: connection.execute("select 1")))
+
+
+def test_a_watched_connection_of_the_callers_own_lives_no_longer_than_its_last_reference(db):
+    connection = psycopg.connect(db, autocommit=True)
+    keep_open(connection)
+    connection.close()
+    reference = weakref.ref(connection)
+    del connection
+    assert reference() is None
 
 
 def test_a_caller_that_computes_the_parameters_of_a_statement_is_not_given_up(db, connect):
