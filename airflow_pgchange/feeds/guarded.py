@@ -27,6 +27,8 @@ LESSER = """
          then pg_catalog.current_setting({name}) else {value} end
 """
 """What the database's owner has set is kept where it is shorter."""
+OPENED = f"extract(epoch from pg_catalog.clock_timestamp())::float8, {SESSION}"
+"""What a line is to know of its session."""
 REFUSED = (psycopg.errors.InvalidParameterValue, psycopg.errors.InsufficientPrivilege)
 """Somebody may have revoked what the query calls. Then the session stays unknown, as behind a pooler."""
 HEARTBEAT_NAME = "airflow_pgchange heartbeat"
@@ -48,7 +50,7 @@ class Connection(psycopg.Connection[Any]):
         settings = {IDLE: _milliseconds(deadlines.server), **settings_of(deadlines)}
         for query in _guards(self.info, settings):
             with suppress(*REFUSED):
-                _learn(self.line, self.execute(query).fetchone())
+                learn(self.line, self.execute(query).fetchone())
                 return
 
     def wait(self, gen: Generator[Any, Any, Any], *args: Any, **kwargs: Any) -> Any:
@@ -80,7 +82,7 @@ class AsyncConnection(psycopg.AsyncConnection[Any]):
         for query in _guards(self.info, settings_of(deadlines)):
             with suppress(*REFUSED):
                 cursor = await self.execute(query)
-                _learn(self.line, await cursor.fetchone())
+                learn(self.line, await cursor.fetchone())
                 return
 
     async def wait(self, gen: Generator[Any, Any, Any], *args: Any, **kwargs: Any) -> Any:
@@ -155,7 +157,7 @@ def adopt(connection: psycopg.Connection[Any]) -> None:
     vars(connection)["wait"] = noted_wait
     if connection.autocommit and info.transaction_status == TransactionStatus.IDLE:
         with connection.cursor(row_factory=tuple_row) as cursor, suppress(*REFUSED):
-            _learn(line, cursor.execute(_guards(info, {})[0]).fetchone())
+            learn(line, cursor.execute(_guards(info, {})[0]).fetchone())
 
 
 def is_at_work(connection: psycopg.Connection[Any]) -> bool:
@@ -222,9 +224,7 @@ def settings_of(deadlines: Deadlines) -> dict[str, str]:
 def _guards(info: psycopg.ConnectionInfo, settings: Mapping[str, str]) -> list[sql.Composed]:
     """Queries that make settings for the session, and return the server's time and the session; each is for a server
     that refuses those before it. Behind a pooler the session is not ours: they set nothing there, and return no row."""
-    query = sql.SQL(
-        "select extract(epoch from pg_catalog.clock_timestamp())::float8, {} where pg_catalog.pg_backend_pid() = {}"
-    )
+    query = sql.SQL("select {} where pg_catalog.pg_backend_pid() = {}")
     each = {
         name: sql.SQL("pg_catalog.set_config({name}, {value}, false)").format(
             name=name, value=sql.SQL(LESSER).format(name=name, value=value) if name == IDLE else value
@@ -233,14 +233,16 @@ def _guards(info: psycopg.ConnectionInfo, settings: Mapping[str, str]) -> list[s
     }
     without_check = [setting for name, setting in each.items() if name != CHECK]
     return [
-        query.format(sql.SQL(", ").join([sql.SQL(SESSION), *chosen]), info.backend_pid)
+        query.format(sql.SQL(", ").join([sql.SQL(OPENED), *chosen]), info.backend_pid)
         for chosen in (each.values(), without_check)
     ]
 
 
-def _learn(line: Line, row: Any) -> None:
+def learn(line: Line, row: Any, *, is_own: bool = True) -> None:
+    """Note the session of a line, as a query for ``OPENED`` found it, or None. ``is_own``: it is no pooler's."""
     if row is not None:
         line.opened_at, line.pid, line.server = row[0], row[1], row[2:5]
+        line.has_session = is_own
 
 
 def _milliseconds(seconds: float) -> str:

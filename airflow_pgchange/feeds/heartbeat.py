@@ -136,7 +136,7 @@ class Watch:
         if line.error is not None and line.is_open:
             line.close()
             log.warning("%s", line.error)
-            if line.is_cut and line.pid is not None and line.server is not None and line.opened_at < math.inf:
+            if line.is_cut and line.has_session and line.pid is not None and line.server is not None:
                 ending = asyncio.create_task(_end_session(line, line.pid, line.server))
                 self._endings.add(ending)
                 ending.add_done_callback(self._endings.discard)

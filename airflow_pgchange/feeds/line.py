@@ -66,7 +66,8 @@ class Line:
     """A socket to a server. ``address`` is the connection string of another connection to the same server.
 
     ``pid`` is the server's process, and ``opened_at`` a time by the server's clock when it was there, in seconds of the
-    epoch. ``pid`` and ``server`` are None where the session is not known, as behind a pooler.
+    epoch. ``pid`` and ``server`` are None where the session is not known, as behind a pooler. If ``has_session``, it
+    is nobody else's, too.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Line:
         self.pid: int | None = None
         self.server: Server | None = None
         self.opened_at = math.inf
+        self.has_session = False
         self.is_open = True
         self.is_cut = False
         self.is_beating = False

@@ -22,7 +22,6 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from airflow_pgchange.feeds import guarded, heartbeat, silence
 from airflow_pgchange.feeds.errors import ADVICE, ServerUnavailable
 from airflow_pgchange.feeds.line import Deadlines, Line, socket_of
-from airflow_pgchange.feeds.witness import SESSION
 from airflow_pgchange.spark.installed import check_arrow_driver
 
 OPEN_FILES = Path("/dev/fd")
@@ -154,9 +153,9 @@ def _guard(watched: Watched, line: Line) -> None:
         for name, value in guarded.settings_of(line.deadlines).items()
         if name != guarded.CHECK
     )
-    for batch in watched.batches(f"select {SESSION}, {settings}"):
-        line.pid, *server = (batch.column(place)[0].as_py() for place in range(4))
-        line.server = server[0], server[1], server[2]
+    for batch in watched.batches(f"select {guarded.OPENED}, {settings}"):
+        # ADBC does not tell whether the session is a pooler's, which may lend it to somebody else.
+        guarded.learn(line, tuple(batch.column(place)[0].as_py() for place in range(5)), is_own=False)
 
 
 def _sockets() -> dict[int, int]:

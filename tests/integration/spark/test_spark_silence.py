@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
+import psycopg
 import pyarrow as pa
 import pytest
 
@@ -12,7 +14,9 @@ from airflow_pgchange.results.staging import ATTEMPT, SCHEMA
 from airflow_pgchange.spark import arrow
 from airflow_pgchange.spark.misfits import Rows
 from airflow_pgchange.spark.watched import transaction
+from tests.proxy import proxy_before
 from tests.silence import TIMEOUT, ended, impatient, through
+from tests.waiting import until
 
 LONG = 1.5 * TIMEOUT
 ROWS = Rows("staged", ("id",))
@@ -49,6 +53,28 @@ def test_a_write_to_a_server_that_falls_silent_ends(db, proxy, staged):
         arrow.write(through(proxy, db), staged, 1, batches(proxy.fall_silent), rows=ROWS)
 
     assert isinstance(ended(write), ServerUnavailable)
+
+
+def test_a_read_of_a_server_that_began_anew_meanwhile_ends(own_cluster):
+    """It takes as long as to start the server."""
+    with proxy_before(own_cluster.port) as proxy:
+
+        def begin_anew():
+            with psycopg.connect(own_cluster.conninfo("postgres"), autocommit=True) as connection:
+                until(connection, "select exists (select from pg_stat_activity where wait_event = 'PgSleep')")
+            proxy.fall_silent(serve_new=True)
+            own_cluster.stop()
+            own_cluster.start()
+
+        beginning = threading.Thread(target=begin_anew)
+
+        def read():
+            with transaction(through(proxy, own_cluster.conninfo("postgres"))) as reading:
+                beginning.start()
+                list(reading.batches("select 1 as n from pg_sleep(100)"))
+
+        assert isinstance(ended(read), ServerUnavailable)
+        beginning.join()
 
 
 @pytest.mark.parametrize("way", ["db", "pgbouncer"])
