@@ -132,6 +132,9 @@ def _opened(conninfo: str) -> Iterator[Watched]:
 def _line(conninfo: str, deadlines: Deadlines, before: dict[int, int]) -> Line | None:
     """The line of the connection that was opened since, watched; None where it cannot be told."""
     given = conninfo_to_dict(conninfo)
+    if str(given.get("host") or "").startswith(("/", "@")):
+        # A Unix socket. What has a TCP socket of this port belongs to somebody else.
+        return None
     ports = str(given.get("port") or "5432").split(",")
     found = {fd: peer for fd, peer in _peers(before).items() if str(peer[1]) in ports}
     if len(found) != 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 
@@ -10,8 +11,9 @@ import pyarrow as pa
 import pytest
 
 from airflow_pgchange.feeds.errors import ServerUnavailable
+from airflow_pgchange.feeds.line import Deadlines
 from airflow_pgchange.results.staging import ATTEMPT, SCHEMA
-from airflow_pgchange.spark import arrow
+from airflow_pgchange.spark import arrow, watched
 from airflow_pgchange.spark.misfits import Rows
 from airflow_pgchange.spark.watched import transaction
 from tests.proxy import proxy_before
@@ -97,3 +99,11 @@ def test_a_slow_reader_is_not_given_up(db):
 def test_a_slow_writer_is_not_given_up(db, connection, staged):
     assert arrow.write(impatient(db), staged, 1, batches(lambda: time.sleep(LONG)), rows=ROWS) == 2
     assert connection.execute(f"select count(*) from {SCHEMA}.staged").fetchone() == (2,)
+
+
+def test_a_connection_of_another_thread_is_not_taken_for_one_over_a_unix_socket():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        before = watched._sockets()
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)):
+            assert watched._line(f"host=/run/postgresql port={port}", Deadlines(60), before) is None
