@@ -79,7 +79,7 @@ def _triggers(connection: psycopg.Connection[Any], schema: str) -> list[_Trigger
 def foreign(
     connection: psycopg.Connection[Any], systems: Sequence[System], schemas: Sequence[str]
 ) -> Refused:
-    """What to say where ``schemas``, which these systems would make, are there and are not ours."""
+    """Return the refusal for ``schemas`` that exist, are not ours, and have the names that these systems need."""
     names = ", ".join(schemas)
     by_them = [trigger for system in systems for trigger in _triggers(connection, system.schema)]
     used = f"; triggers that use it: {', '.join(map(str, by_them))}" if by_them else ""

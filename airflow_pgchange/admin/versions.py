@@ -40,7 +40,7 @@ STAGING = "pgchange_staging"
 """The schema that the core makes beside its own: consumers create in it, and in no other."""
 
 SEALED = "_sealed"
-"""What ends the name of a schema that a system may make beside its own, for functions that are told who calls them."""
+"""The end of a sealed schema's name. A system keeps the functions that are told their caller there."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ NOT_PUBLIC: tuple[Network, ...] = (
     IPv6Network("3fff::/20"),
     IPv6Network("fec0::/10"),
 )
-"""What ``is_global`` of some versions of Python takes for public, or looks public and is not."""
+"""Networks that are not public, although they look so or some versions of Python have ``is_global`` true for them."""
 
 
 def networks(allowed: Sequence[str]) -> tuple[Network, ...]:

@@ -26,7 +26,7 @@ LESSER = """
           and pg_catalog.current_setting({name})::interval < {value}::interval
          then pg_catalog.current_setting({name}) else {value} end
 """
-"""What the database's owner has set is kept where it is shorter."""
+"""The shorter one of our timeout and the one that the database's owner has set."""
 OPENED = f"extract(epoch from pg_catalog.clock_timestamp())::float8, {SESSION}"
 """What a line is to know of its session."""
 REFUSED = (psycopg.errors.InvalidParameterValue, psycopg.errors.InsufficientPrivilege)

@@ -122,7 +122,7 @@ class Watch:
             await self._witnesses.pop(address).close()
 
     async def _look(self, line: Line) -> None:
-        """Ask for proof of life where it is due, and cut the line where there is none."""
+        """Ask for proof of life if it is due, and cut the line if none comes."""
         try:
             line.look()
             if not line.is_open:

@@ -12,7 +12,7 @@ REVOKED = (
     "PostgreSQL lets every role call it, but that was revoked on this server: let a superuser run `grant execute on "
     "function pg_catalog.{} to <role>` for this role and for the owner of our schemas"
 )
-"""What to do where a function of PostgreSQL may not be called. Some managed services revoke such functions."""
+"""Advice for a function of PostgreSQL that may not be called, because some managed services revoke it."""
 SCHEMAS: set[str] = set()
 NAMED = re.compile(r'\b(\w+)"?[." ]')
 

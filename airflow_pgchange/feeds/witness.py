@@ -30,7 +30,7 @@ Server = tuple[float, str | None, int | None]
 
 
 class Found(Enum):
-    """What a witness found."""
+    """The result of a witness's look."""
 
     SILENCE = auto()
     """Nothing came from the server."""

@@ -24,7 +24,7 @@ from airflow_pgchange.plugins.views import M, View
 LETTERS = 200
 """So many, the latest, are shown."""
 OF_SOURCE = ("ready", "ready_exact", "waiting", "oldest_seconds", "faults", "held_back_by")
-"""What only the database of a consumer's changes can tell of it."""
+"""The columns of a consumer's row that only the database of its changes knows."""
 NO_ANSWER = "the database does not answer"
 
 Connections = Sequence[psycopg.Connection[Any]]

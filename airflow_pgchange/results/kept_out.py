@@ -1,4 +1,4 @@
-"""What a trigger or a rule of a target has kept from being written or deleted, where fewer rows were than staged."""
+"""Rows that a trigger or a rule of a target has kept from being written or deleted, found by counting."""
 
 from __future__ import annotations
 

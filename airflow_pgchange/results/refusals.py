@@ -1,4 +1,4 @@
-"""What PostgreSQL says about the rows of a merge, as a refusal that names the target."""
+"""Translate PostgreSQL's errors about the rows of a merge into refusals that name the target."""
 
 from __future__ import annotations
 
