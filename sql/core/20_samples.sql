@@ -24,11 +24,10 @@ language plpgsql security definer
 set search_path = pg_catalog, pgchange, pg_temp
 as $$
 declare
-    noted_at constant timestamptz := clock_timestamp();
+    noted_at timestamptz;
     -- Those of an hour of over a thousand consumers: who makes up more of them fills no disk.
     most constant bigint := 1000000;
-    newest bigint := coalesce((
-        select s.number from pgchange.sample as s where s.sampled_by = caller order by s.number desc limit 1), 0);
+    newest bigint;
     noted bigint;
 begin
     perform pgchange.check_face(caller, 'pgchange.note_samples(jsonb)');
@@ -36,6 +35,10 @@ begin
     if not pg_try_advisory_xact_lock(hashtextextended('pgchange.note_samples ' || caller, 0)) then
         return 0;
     end if;
+    -- Read the clock and the last number under the lock: otherwise a session that waited before the lock would note the same seconds
+    -- as the session that had it before.
+    noted_at := clock_timestamp();
+    newest := coalesce((select s.number from pgchange.sample as s where s.sampled_by = caller order by s.number desc limit 1), 0);
     insert into pgchange.sample (sampled_by, kind, consumer, at, ready, ready_exact, waiting, oldest_seconds, number)
     select caller, n.kind, n.consumer, noted_at, n.ready, n.ready_exact, n.waiting, n.oldest_seconds, newest + row_number() over ()
     from (

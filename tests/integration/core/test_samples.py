@@ -15,6 +15,7 @@ from airflow_pgchange.plugins.history import LastHour, Trend
 from tests.commits import commits
 from tests.conftest import Role
 from tests.ledger import Connect
+from tests.waiting import until, waits
 
 FEED = CommitFeed("test", 0)
 KEY = ("commit", "commits:test/0")
@@ -74,6 +75,33 @@ def test_however_many_look_one_sample_is_kept_in_five_seconds(db: str, connectio
     later(connection, 5)
     note()
     assert ready(connection) == [2, 2]
+
+
+def test_a_session_that_waited_before_the_lock_notes_no_second_sample(
+    db: str, connection: Connection, connect: Connect
+) -> None:
+    note = 'select pgchange.note_samples(\'[{"kind": "commit", "consumer": "commits:test/0", "ready": 2}]\')'
+    connection.execute(
+        """
+        create or replace function pgchange.check_face(caller name, face regprocedure) returns void language plpgsql as $$
+        begin
+            if current_setting('application_name') = 'waits' then
+                perform pg_advisory_lock(1);
+            end if;
+        end
+        $$
+        """
+    )
+    connection.execute("select pg_advisory_lock(1)")
+    waiting = connect()
+    waiting.execute("set application_name = 'waits'")
+    waiter = threading.Thread(target=waiting.execute, args=[note])
+    waiter.start()
+    until(connection, waits(waiting, "advisory"))
+    connection.execute(note)
+    connection.execute("select pg_advisory_unlock(1)")
+    waiter.join()
+    assert ready(connection) == [2]
 
 
 def test_samples_are_kept_for_an_hour(connection: Connection) -> None:
