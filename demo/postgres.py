@@ -161,7 +161,7 @@ class Cluster:
         """SIGKILL the postmaster, as the kernel would; its children notice and end."""
         pid = self._pid()
         os.kill(pid, signal.SIGKILL)
-        while self._runs(pid) or _session_runs(pid):
+        while self._runs(pid) or _works_in(self.data):
             time.sleep(POLL)
         # A zombie that nobody has reaped yet would keep its lock file in force.
         (self.data / "postmaster.pid").unlink(missing_ok=True)
@@ -312,7 +312,7 @@ class Cluster:
         server = _servers.get(self.data)
         if server is not None and server.pid == pid:
             return server.poll() is None
-        return _state_and_session(pid)[0] not in ("", "Z")
+        return _state(pid) not in ("", "Z")
 
 
 def _runnable(binaries: Path) -> bool:
@@ -343,17 +343,20 @@ def _server_user() -> str:
     )
 
 
-def _session_runs(leader: int) -> bool:
-    """Whether any process of a session still runs; the postmaster leads that of its children."""
-    processes = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
-    return any(
-        session == str(leader) and state != "Z" for state, session in map(_state_and_session, processes)
-    )
+def _works_in(folder: Path) -> bool:
+    """Whether any process has this working directory, as each process of a server has its data directory.
+
+    Neither parents nor sessions tell: a backend leads a session of its own, and loses its parent with the postmaster.
+    """
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (process / "cwd").readlink() == folder:
+                return True
+    return False
 
 
-def _state_and_session(pid: int) -> tuple[str, str]:
-    """Of a process; empty where there is none."""
+def _state(pid: int) -> str:
+    """Of a process, one letter; empty where there is none."""
     with suppress(FileNotFoundError, ProcessLookupError):
-        state, _, _, session = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[:4]
-        return state, session
-    return "", ""
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    return ""
