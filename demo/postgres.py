@@ -39,6 +39,8 @@ PATIENCE = 60.0
 """Seconds that a server may take to start, to stop or to be promoted."""
 POLL = 0.005
 """Seconds between two looks."""
+NOTICED = 2.0
+"""Seconds that the children of a killed server may take to notice."""
 
 _servers: dict[Path, subprocess.Popen[bytes]] = {}
 """Those that this process started, by their data folder; reaped when they are stopped or started again."""
@@ -158,10 +160,18 @@ class Cluster:
             time.sleep(POLL)
 
     def kill(self) -> None:
-        """SIGKILL the postmaster, as the kernel would; its children notice and end."""
+        """SIGKILL the postmaster, as the kernel would; its children notice and end.
+
+        A child that computes does not notice, and a server does not start beside it: after a while it is killed, too.
+        """
         pid = self._pid()
         os.kill(pid, signal.SIGKILL)
-        while self._runs(pid) or _works_in(self.data):
+        deadline = time.monotonic() + NOTICED
+        while left := _working_in(self.data):
+            if time.monotonic() > deadline:
+                for child in left:
+                    with suppress(ProcessLookupError):
+                        os.kill(child, signal.SIGKILL)
             time.sleep(POLL)
         # A zombie that nobody has reaped yet would keep its lock file in force.
         (self.data / "postmaster.pid").unlink(missing_ok=True)
@@ -343,16 +353,17 @@ def _server_user() -> str:
     )
 
 
-def _works_in(folder: Path) -> bool:
-    """Whether any process has this working directory, as each process of a server has its data directory.
+def _working_in(folder: Path) -> list[int]:
+    """The processes with this working directory: each process of a server has its data directory.
 
     Neither parents nor sessions tell: a backend leads a session of its own, and loses its parent with the postmaster.
     """
+    found = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if (process / "cwd").readlink() == folder:
-                return True
-    return False
+                found.append(int(process.name))
+    return found
 
 
 def _state(pid: int) -> str:
