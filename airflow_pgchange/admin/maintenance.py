@@ -14,7 +14,7 @@ from airflow_pgchange.admin import health, versions
 from airflow_pgchange.events.dispatch import dispatch
 from airflow_pgchange.feeds import by_hand
 from airflow_pgchange.feeds.checks import Seconds
-from airflow_pgchange.feeds.connect import keep_open
+from airflow_pgchange.feeds.connect import kept_open
 from airflow_pgchange.feeds.errors import (
     ConsumerBusy,
     InvalidArgument,
@@ -87,30 +87,30 @@ def maintain(
     said.
     """
     report = Report()
-    keep_open(connection)
-    with translated():
-        held = {state.system: state for state in versions.installed(connection)}
-    for state in held.values():
-        if state.version != state.needed:
-            report.attention.append(
-                f"schema {state.system} is at version {state.version}, this package needs {state.needed}"
-                ": airflow pgchange upgrade"
+    with kept_open(connection):
+        with translated():
+            held = {state.system: state for state in versions.installed(connection)}
+        for state in held.values():
+            if state.version != state.needed:
+                report.attention.append(
+                    f"schema {state.system} is at version {state.version}, this package needs {state.needed}"
+                    ": airflow pgchange upgrade"
+                )
+            if state.intact is False:
+                report.attention.append(
+                    f"schema {state.system} was installed from other files than this package's, under the same version"
+                )
+        for system, step in _steps(connection, width, ahead, retention, saga_retention):
+            if system in held:
+                report.add(report.done, step)
+        for system, (find, mend) in CAPTURES.items():
+            if system in held:
+                _mend(report, connection, find, mend)
+        if "core" in held:
+            report.add(
+                report.attention, lambda: list(map(str, health.findings(connection, report.failed.append)))
             )
-        if state.intact is False:
-            report.attention.append(
-                f"schema {state.system} was installed from other files than this package's, under the same version"
-            )
-    for system, step in _steps(connection, width, ahead, retention, saga_retention):
-        if system in held:
-            report.add(report.done, step)
-    for system, (find, mend) in CAPTURES.items():
-        if system in held:
-            _mend(report, connection, find, mend)
-    if "core" in held:
-        report.add(
-            report.attention, lambda: list(map(str, health.findings(connection, report.failed.append)))
-        )
-    return report
+        return report
 
 
 def _steps(

@@ -76,11 +76,18 @@ def both(
 
 def keep_open(connection: psycopg.Connection[Any], **settings: str) -> None:
     """Let the session be idle as long as its work elsewhere takes, let each statement see what others have committed,
-    and set what else is given. Behind a pooler it is not ours: nothing is set. From here on also a connection that the
-    user has opened is watched, as those of ``connect`` are."""
+    and set what else is given. Behind a pooler it is not ours: nothing is set."""
     with translated():
-        guarded.adopt(connection)
         connection.execute(lasting(connection.info, **settings))
+
+
+@contextmanager
+def kept_open(connection: psycopg.Connection[Any]) -> Iterator[None]:
+    """``keep_open`` for a connection that the caller has opened: until the block ends it is watched, as the connections
+    of ``connect`` always are."""
+    with guarded.adopted(connection):
+        keep_open(connection)
+        yield
 
 
 def lasting(session: psycopg.ConnectionInfo, **settings: str) -> sql.Composed:

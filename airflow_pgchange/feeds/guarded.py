@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from copy import copy
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg import sql
@@ -94,7 +95,7 @@ class AsyncConnection(psycopg.AsyncConnection[Any]):
         except psycopg.OperationalError as error:
             if line.error is None:
                 raise
-            raise line.error from error
+            raise copy(line.error) from error
         finally:
             line.rest()
 
@@ -130,34 +131,49 @@ def _waited(
     except psycopg.OperationalError as error:
         if line.error is None:
             raise
-        raise line.error from error
+        raise copy(line.error) from error
     finally:
         line.rest()
 
 
-def adopt(connection: psycopg.Connection[Any]) -> None:
-    """Watch a connection that somebody else has opened. Its server may have settings of its own."""
-    if isinstance(connection, Connection) or connection in ADOPTED or connection.closed:
-        return
-    info = connection.info
-    conninfo = make_conninfo(info.dsn, **({"password": info.password} if info.password else {}))
-    deadlines = silence.deadlines(conninfo)
-    if deadlines is None:
+@contextmanager
+def adopted(connection: psycopg.Connection[Any]) -> Iterator[None]:
+    """Watch a connection that somebody else has opened until the block ends. Its server may have settings of its own."""
+    conninfo = None if isinstance(connection, Connection) or connection.closed else _dsn(connection.info)
+    deadlines = None if conninfo is None else silence.deadlines(conninfo)
+    if conninfo is None or deadlines is None or connection in ADOPTED:
+        yield
         return
     line = ADOPTED[connection] = _watched(connection, conninfo, deadlines, connection)
-    # A strong reference would keep the connection open until garbage is collected.
-    wait, this = type(connection).wait, ref(connection)
-
-    def noted_wait(gen: Generator[Any, Any, Any], *args: Any, **kwargs: Any) -> Any:
-        adopted = this()
-        assert adopted is not None
-        return _waited(line, partial(wait, adopted), gen, *args, **kwargs)
-
     # Its class has no line.
-    vars(connection)["wait"] = noted_wait
-    if connection.autocommit and info.transaction_status == TransactionStatus.IDLE:
-        with connection.cursor(row_factory=tuple_row) as cursor, suppress(*REFUSED):
-            learn(line, cursor.execute(_guards(info, {})[0]).fetchone())
+    vars(connection)["wait"] = partial(_waited, line, partial(type(connection).wait, connection))
+    try:
+        if connection.autocommit and connection.info.transaction_status == TransactionStatus.IDLE:
+            with connection.cursor(row_factory=tuple_row) as cursor, suppress(*REFUSED):
+                learn(line, cursor.execute(_guards(connection.info, {})[0]).fetchone())
+        yield
+    finally:
+        # Under the lock no heartbeat waits for its answer, which the caller's next statement would meet.
+        with connection.lock:
+            line.close()
+            del ADOPTED[connection], vars(connection)["wait"]
+        _deliver_notifications(connection)
+
+
+def _dsn(info: psycopg.ConnectionInfo) -> str:
+    return make_conninfo(info.dsn, **({"password": info.password} if info.password else {}))
+
+
+def _deliver_notifications(connection: psycopg.Connection[Any]) -> None:
+    """Hand to psycopg the notifications that came with a heartbeat's answer.
+
+    libpq keeps them, and psycopg looks for them only after the server has sent something else.
+    """
+    if connection.closed:
+        return
+    while notification := connection.pgconn.notifies():
+        if connection.pgconn.notify_handler is not None:
+            connection.pgconn.notify_handler(notification)
 
 
 def is_at_work(connection: psycopg.Connection[Any]) -> bool:

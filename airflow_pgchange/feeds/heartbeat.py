@@ -88,6 +88,14 @@ class Watch:
         self._wake = asyncio.Event()
         with self._changed:
             self._loop = asyncio.get_running_loop()
+        try:
+            await self._go_on()
+        finally:
+            # The end of the loop would cancel a heartbeat between its query and the answer, and release its connection.
+            if self._tasks:
+                await asyncio.wait(self._tasks.values())
+
+    async def _go_on(self) -> None:
         needed_at = time.monotonic()
         while True:
             self._rest = await self._look_at_all()

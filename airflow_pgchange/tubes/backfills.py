@@ -11,7 +11,7 @@ import psycopg
 from psycopg import errors, sql
 
 from airflow_pgchange.feeds.checks import Seconds, seconds
-from airflow_pgchange.feeds.connect import keep_open, read_committed
+from airflow_pgchange.feeds.connect import kept_open, read_committed
 from airflow_pgchange.feeds.errors import Stopped, translated
 from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.feeds.retrying import past_deadlocks
@@ -65,19 +65,19 @@ def backfill(
     """
     rest = seconds("pause", pause)
     stop = stop or Stop()
-    keep_open(connection)
     name = table_identifier(table).as_string(None)
     begin = sql.SQL("select tube.backfill_begin({}, {}::regclass, {}, {}, {})")
-    with _unless(stop, f"the backfill of {table} was stopped before it began"), found(table):
-        number = committed(connection, begin.format(tube, name, order_col, shard, chunk_size))
-    for progress in chunks(connection, number, timeout=timeout, stopped=stop):
-        told(progress)
-        if progress.finished:
-            break
-        if progress.state == "cancelled":
-            raise Stopped(f"backfill {number} of {table} was cancelled; what it touched stays touched")
-        stop.rest(LOOK_AGAIN if progress.state == "paused" else rest)
-    return progress
+    with kept_open(connection):
+        with _unless(stop, f"the backfill of {table} was stopped before it began"), found(table):
+            number = committed(connection, begin.format(tube, name, order_col, shard, chunk_size))
+        for progress in chunks(connection, number, timeout=timeout, stopped=stop):
+            told(progress)
+            if progress.finished:
+                break
+            if progress.state == "cancelled":
+                raise Stopped(f"backfill {number} of {table} was cancelled; what it touched stays touched")
+            stop.rest(LOOK_AGAIN if progress.state == "paused" else rest)
+        return progress
 
 
 def asked(connection: psycopg.Connection[Any], tube: str, table: str) -> int:

@@ -8,15 +8,14 @@ import subprocess
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Iterator
 
 import psycopg
 import pytest
 
 from airflow_pgchange.admin.maintenance import maintain
-from airflow_pgchange.feeds import ConsumerTransaction, heartbeat
-from airflow_pgchange.feeds.connect import begun, keep_open
+from airflow_pgchange.feeds import ConsumerTransaction, guarded, heartbeat
+from airflow_pgchange.feeds.connect import begun, kept_open
 from airflow_pgchange.feeds.connect import connect as connect_ours
 from airflow_pgchange.feeds.errors import ConnectionLost, ServerUnavailable, translated
 from tests.commits import FEED, commits
@@ -222,31 +221,75 @@ def test_a_client_that_reads_slowly_is_not_given_up(db):
 def test_a_slow_reader_over_a_connection_of_its_own_is_not_given_up(db, way):
     query = "select generate_series(1, 2)"
     with psycopg.connect(impatient(db), autocommit=True) as connection, connection.cursor() as cursor:
-        keep_open(connection)
-        if way == "stream":
-            for _ in cursor.stream(query):
-                time.sleep(TIMEOUT)
-        else:
-            with cursor.copy(f"copy ({query}) to stdout") as copy:
-                for _ in copy.rows():
+        with kept_open(connection):
+            if way == "stream":
+                for _ in cursor.stream(query):
                     time.sleep(TIMEOUT)
+            else:
+                with cursor.copy(f"copy ({query}) to stdout") as copy:
+                    for _ in copy.rows():
+                        time.sleep(TIMEOUT)
         assert cursor.execute("select 1").fetchone() == (1,)
 
 
 def test_a_connection_of_the_callers_own_is_ended_when_its_server_falls_silent(db, proxy):
-    with psycopg.connect(through(proxy, db), autocommit=True) as connection:
-        keep_open(connection)
+    with psycopg.connect(through(proxy, db), autocommit=True) as connection, kept_open(connection):
         proxy.fall_silent(serve_new=True)
         assert "no answer from" in str(ended(lambda: connection.execute("select 1")))
 
 
-def test_a_watched_connection_of_the_callers_own_lives_no_longer_than_its_last_reference(db):
-    connection = psycopg.connect(db, autocommit=True)
-    keep_open(connection)
-    connection.close()
-    reference = weakref.ref(connection)
-    del connection
-    assert reference() is None
+def test_a_connection_of_the_callers_own_is_the_callers_again_when_maintenance_ends(db):
+    with psycopg.connect(impatient(db), autocommit=True) as connection:
+        maintain(connection)
+        assert vars(connection).get("wait") is None
+        assert list(guarded.ADOPTED) == []
+
+
+def test_a_notification_that_came_with_a_heartbeat_is_there_when_the_caller_asks(db, connect):
+    with psycopg.connect(impatient(db), autocommit=True) as connection:
+        connection.execute("listen news")
+        with kept_open(connection):
+            line = guarded.ADOPTED[connection]
+            connect().execute("notify news")
+            heard_at = line.heard_at
+            while line.heard_at == heard_at:
+                time.sleep(0.01)
+        assert [notification.channel for notification in connection.notifies(timeout=0)] == ["news"]
+
+
+def test_each_who_uses_a_connection_that_was_lost_gets_an_error_of_its_own(db, proxy):
+    with connect_ours(through(proxy, db)) as connection, connection.cursor() as cursor:
+        proxy.fall_silent(serve_new=True)
+        first, second = (ended(lambda: cursor.execute("select 1")) for _ in range(2))
+        assert first is not second
+        assert "no answer from" in str(first)
+
+
+def test_a_heartbeat_has_its_answer_before_its_thread_begins_anew(db, watch, monkeypatch):
+    failures: list[bool] = []
+    look = watch._look_at_all
+
+    async def failing_during_a_heartbeat() -> float:
+        pause = await look()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        if line.is_beating and not failures:
+            failures.append(True)
+            raise OSError("Too many open files")
+        return pause
+
+    with connect_ours(impatient(db)) as connection:
+        line = connection.line
+        answered = heartbeat._answered
+        monkeypatch.setattr(
+            heartbeat, "_answered", lambda *of: time.monotonic() > sent_at + 0.1 and answered(*of)
+        )
+        sent_at = time.monotonic() + LONG
+        monkeypatch.setattr(watch, "_look_at_all", failing_during_a_heartbeat)
+        while not failures:
+            time.sleep(0.01)
+        sent_at = 0
+        assert connection.execute("select 1").fetchone() == (1,)
 
 
 def test_a_caller_that_computes_the_parameters_of_a_statement_is_not_given_up(db, connect):
