@@ -1,12 +1,13 @@
 -- Where the data of a database comes from. Positions count by transaction ids, which mean something in one place only.
 
 create schema pgchange;
+select pg_catalog.set_config('pgchange.path_before', pg_catalog.current_setting('search_path'), true);
+set local search_path = pg_catalog, pgchange, pg_temp;
 comment on schema pgchange is
     'What all feeds share: where the data of a database comes from, what a source knows of its consumers, and what these gave up.';
 
 create function pgchange.keep_versions(schema name, version integer) returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     execute format(
@@ -32,7 +33,6 @@ select pgchange.keep_versions('pgchange', version => 1);
 
 create function pgchange.cluster() returns bigint
 language plpgsql stable security definer
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     return (pg_control_system()).system_identifier;
@@ -57,7 +57,6 @@ comment on table pgchange.origin is
 
 create function pgchange.note_origin(origin regclass) returns void
 language plpgsql
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
 begin
     execute format('lock table %s in share row exclusive mode', origin);
@@ -70,7 +69,6 @@ comment on function pgchange.note_origin(regclass) is 'Note that the transaction
 
 create function pgchange.is_native(cluster bigint, written_in xid, xmin xid, written_as oid, tableoid oid) returns boolean
 language plpgsql stable
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
 begin
     -- Once the table was rewritten, as by `set unlogged`, its row lies in the transaction that did that.
@@ -85,7 +83,6 @@ comment on function pgchange.is_native(bigint, xid, xid, oid, oid) is
 
 create function pgchange.refuse_empty(schema text) returns boolean
 language plpgsql volatile
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     raise exception using errcode = 'PC004',
@@ -98,7 +95,6 @@ comment on function pgchange.refuse_empty(text) is
 
 create function pgchange.place(id uuid, cluster bigint) returns text
 language plpgsql stable
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     return (select concat_ws('/', id, cluster, d.oid) from pg_database as d where d.datname = current_database());
@@ -110,7 +106,6 @@ comment on function pgchange.place(uuid, bigint) is
 
 create function pgchange.came_along(place text, here text) returns boolean
 language plpgsql immutable
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     return regexp_replace(place, '/[0-9]+$', '') = regexp_replace(here, '/[0-9]+$', '');
@@ -134,7 +129,6 @@ comment on function pgchange.fits(jsonb, text) is
 
 create function pgchange.keep_origin(schema name) returns void
 language plpgsql
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
 begin
     execute format($origin$

@@ -2,7 +2,6 @@
 
 create function pgchange.shell_quoted(argument text) returns text
 language sql immutable
-set search_path = pg_catalog, pg_temp
 as $$
     select case when argument ~ '^[[:alnum:]_@%+=:,./-]+$' then argument
                 else '''' || replace(argument, '''', '''"''"''') || '''' end
@@ -23,7 +22,6 @@ comment on table pgchange.consumer is
 
 create function pgchange.next_version(kind text, name text, at bigint) returns bigint
 language plpgsql
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
 declare
     given bigint := (
@@ -108,7 +106,6 @@ comment on function pgchange.check_position(text, jsonb, text, bigint) is
 
 create function pgchange.check_point(point jsonb, schema name) returns void
 language plpgsql immutable
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     if point is not null and point ->> 'source' is null then
@@ -121,7 +118,6 @@ comment on function pgchange.check_point(jsonb, name) is 'Refuse what is no poin
 
 create function pgchange.check_move(consumer text, "position" jsonb, point jsonb, here text, is_past boolean, schema name) returns void
 language plpgsql immutable
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
 begin
     if point ->> 'source' <> here or point is null and not pgchange.fits("position", here) then
@@ -143,7 +139,6 @@ create function pgchange.adoption(
     consumer text, at bigint, mark jsonb, out version bigint, out behind text, out is_lost boolean, out guarantee text
 )
 language plpgsql immutable
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     known bigint := coalesce((mark ->> 'version')::bigint, 0);

@@ -2,7 +2,6 @@
 
 create function pgchange.refuse(reason text, hint text) returns void
 language plpgsql immutable
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     raise exception using errcode = 'PC008', message = reason, hint = hint;
@@ -12,7 +11,6 @@ comment on function pgchange.refuse(text, text) is 'Refuse something, with the r
 
 create function pgchange.check_owner(rel regclass, deed text) returns void
 language plpgsql stable
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     owner_name name := (
@@ -31,7 +29,6 @@ comment on function pgchange.check_owner(regclass, text) is
 
 create function pgchange.check_isolation() returns void
 language plpgsql stable
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     level text := current_setting('transaction_isolation');

@@ -2,7 +2,6 @@
 
 create function pgchange.descendants(tbl regclass) returns setof regclass
 language sql stable
-set search_path = pg_catalog, pg_temp
 as $$
     with recursive tree(relid) as (
         select tbl::oid
@@ -55,7 +54,6 @@ comment on function pgchange.code_in(regclass) is
 
 create function pgchange.check_code(tbl regclass, or_else text default null) returns void
 language plpgsql stable
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
 declare
     owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = tbl);
@@ -116,7 +114,6 @@ comment on function pgchange.settings() is
 
 create function pgchange.pin_settings(variadic functions regprocedure[]) returns void
 language plpgsql
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
 declare
     function regprocedure;

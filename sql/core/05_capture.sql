@@ -2,7 +2,6 @@
 
 create function pgchange.foreign_child(tbl regclass) returns regclass
 language sql stable
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
     select d.relid from pgchange.descendants(tbl) as d(relid) join pg_class as c on c.oid = d.relid where c.relkind = 'f'
     order by d.relid limit 1
@@ -13,7 +12,6 @@ comment on function pgchange.foreign_child(regclass) is
 
 create function pgchange.check_capturable(tbl regclass, deed text, variadic ours name[]) returns void
 language plpgsql stable
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
 declare
     class pg_class := (select c from pg_class as c where c.oid = tbl);
@@ -54,7 +52,6 @@ comment on function pgchange.check_capturable(regclass, text, name[]) is
 
 create function pgchange.check_captured_once(tbl regclass, schema name, sign name) returns void
 language plpgsql stable
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
 declare
     other record;
@@ -95,7 +92,6 @@ comment on function pgchange.is_named(oid, smallint, name) is
 
 create function pgchange.key_now(rel oid, seen name, seen_number smallint, name name, number smallint) returns name
 language sql stable
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
     select case when pgchange.is_named(rel, seen_number, seen) then seen else (
         select c.name from (values
@@ -114,7 +110,6 @@ comment on function pgchange.key_now(oid, name, smallint, name, smallint) is
 
 create function pgchange.key_check(rel oid, key name, number smallint) returns text
 language sql immutable
-set search_path = pg_catalog, pg_temp
 as $$
     select format('pgchange.is_named(%s::pg_catalog.oid, %s::smallint, %L::pg_catalog.name)', rel, number, key)
 $$;
@@ -123,7 +118,6 @@ comment on function pgchange.key_check(oid, name, smallint) is
 
 create function pgchange.place_bar(tbl regclass, bar name, function text) returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     if (select c.relkind = 'p' from pg_class as c where c.oid = tbl)
@@ -140,7 +134,6 @@ comment on function pgchange.place_bar(regclass, name, text) is
 
 create function pgchange.came_with_rows(came regclass[]) returns setof regclass
 language sql stable
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
     select r from unnest(came) as r
     -- By its size: what reads a table may run code of its owner.
@@ -153,7 +146,6 @@ comment on function pgchange.came_with_rows(regclass[]) is
 
 create function pgchange.told_missed(tbl regclass, part regclass, change text) returns text
 language sql stable
-set search_path = pg_catalog, pg_temp
 as $$
     select format('%s: rows of %s may have been there before it was captured, and are in no %s', tbl, part, change)
 $$;
@@ -162,7 +154,6 @@ comment on function pgchange.told_missed(regclass, regclass, text) is
 
 create function pgchange.bring_missed(part regclass, schema name, function name) returns text
 language sql stable
-set search_path = pg_catalog, pg_temp
 as $$
     select format('as its owner: select %I.%I(%L)', schema, function, part)
 $$;
@@ -170,7 +161,6 @@ comment on function pgchange.bring_missed(regclass, name, name) is 'What brings 
 
 create function pgchange.tell_missed(tbl regclass, came regclass[], change text, schema name, function name) returns setof regclass
 language plpgsql
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
 declare
     part regclass;

@@ -7,7 +7,6 @@
 
 create function pgchange.unseen() returns interval
 language sql stable
-set search_path = pg_catalog, pg_temp
 as $$
     select current_setting('deadlock_timeout')::interval / 2
 $$;
@@ -17,7 +16,6 @@ comment on function pgchange.unseen() is
 
 create function pgchange.may_wait(most interval) returns boolean
 language sql volatile
-set search_path = pg_catalog, pg_temp
 as $$
     select not exists (
         select from pg_locks as l
@@ -30,7 +28,6 @@ comment on function pgchange.may_wait(interval) is
 
 create function pgchange.patience(most interval) returns text
 language sql volatile
-set search_path = pg_catalog, pg_temp
 as $$
     select case when pgchange.may_wait(m) then greatest(1, extract(epoch from m) * 1000)::integer else 1 end || 'ms'
     from least(most, pgchange.unseen()) as m
@@ -72,7 +69,6 @@ comment on function pgchange.lock_briefly(bigint, interval) is 'The same for an 
 
 create function pgchange.holds_tables(besides regclass[]) returns boolean
 language plpgsql volatile
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     return exists (
@@ -103,7 +99,6 @@ comment on function pgchange.holders(regclass, text) is
 
 create function pgchange.stop_autovacuum(relation regclass, mode text) returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 set lock_timeout = '3s'
 as $$
 begin
@@ -120,7 +115,6 @@ comment on function pgchange.stop_autovacuum(regclass, text) is
 
 create function pgchange.take_locks(relations regclass[], mode text) returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 set lock_timeout = '100ms'
 as $$
 declare
@@ -176,7 +170,6 @@ comment on function pgchange.take_locks(regclass[], text) is
 
 create function pgchange.lock_family(tbl regclass, mode text) returns void
 language sql volatile
-set search_path = pg_catalog, pg_temp
 as $$
     select pgchange.take_locks(array(
         select d.relid from pgchange.descendants(tbl) as d(relid) join pg_class as c on c.oid = d.relid
@@ -188,7 +181,6 @@ comment on function pgchange.lock_family(regclass, text) is
 create function pgchange.lock_holder(key bigint)
 returns table (pid integer, told text, call text, since timestamptz)
 language sql volatile
-set search_path = pg_catalog, pg_temp
 as $$
     select l.pid,
            case when l.pid is not null
@@ -215,7 +207,6 @@ comment on function pgchange.lock_holder(bigint) is
 
 create function pgchange.longest_wait() returns text
 language sql immutable
-set search_path = pg_catalog, pg_temp
 as $$
     select '10s'
 $$;
@@ -225,7 +216,6 @@ comment on function pgchange.longest_wait() is
 
 create function pgchange.lock_or_tell(key bigint, consequence text) returns void
 language plpgsql
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
 declare
     own_limit constant text := current_setting('lock_timeout');

@@ -2,7 +2,6 @@
 
 create function pgchange.full_xid(xid xid) returns xid8
 language sql stable
-set search_path = pg_catalog, pg_temp
 as $$
     select (near.n + ((xid::text::bigint - near.n) & 4294967295 | case
         when (xid::text::bigint - near.n) & 2147483648 > 0 then -4294967296 else 0 end))::text::xid8
@@ -12,7 +11,6 @@ comment on function pgchange.full_xid(xid) is 'A transaction id near today''s, w
 
 create function pgchange.snapshot_of(open_xids bigint[], xmax bigint) returns pg_snapshot
 language plpgsql immutable
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     return (
@@ -27,7 +25,6 @@ comment on function pgchange.snapshot_of(bigint[], bigint) is
 
 create function pgchange.snapshot_union(a pg_snapshot, b pg_snapshot) returns pg_snapshot
 language plpgsql immutable
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
 begin
     return (
@@ -45,7 +42,6 @@ comment on function pgchange.snapshot_union(pg_snapshot, pg_snapshot) is 'The sn
 
 create function pgchange.snapshot_intersection(a pg_snapshot, b pg_snapshot) returns pg_snapshot
 language plpgsql immutable
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
 begin
     return (
@@ -59,7 +55,6 @@ comment on function pgchange.snapshot_intersection(pg_snapshot, pg_snapshot) is 
 
 create function pgchange.snapshot_below(s pg_snapshot, xid xid8) returns pg_snapshot
 language plpgsql immutable
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
 begin
     return (
@@ -73,7 +68,6 @@ comment on function pgchange.snapshot_below(pg_snapshot, xid8) is 'What a snapsh
 
 create function pgchange.snapshot_with(s pg_snapshot, xid xid8) returns pg_snapshot
 language plpgsql immutable
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
 begin
     return (

@@ -94,7 +94,6 @@ comment on function pgchange.note_end(text, text, jsonb, boolean) is
 
 create function pgchange.trim_batches(keep interval default '7 days', most integer default 1000) returns setof text
 language plpgsql security definer
-set search_path = pg_catalog, pgchange, pg_temp
 -- Else a plan for few consumers, or for a table that was never analysed, reads all of it.
 set enable_seqscan = off
 set enable_bitmapscan = off

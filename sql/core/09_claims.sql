@@ -27,7 +27,6 @@ comment on table pgchange.claim is
 
 create function pgchange.who_locks(key bigint) returns setof integer
 language plpgsql stable
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     return query
@@ -41,7 +40,6 @@ comment on function pgchange.who_locks(bigint) is 'The processes that hold an ad
 
 create function pgchange.locked(key bigint) returns boolean
 language plpgsql stable
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
 begin
     return exists (select from pgchange.who_locks(key));
@@ -51,7 +49,6 @@ comment on function pgchange.locked(bigint) is 'Whether any session holds an adv
 
 create function pgchange.locks_held() returns bigint[]
 language plpgsql stable
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     return array(
@@ -66,7 +63,6 @@ comment on function pgchange.locks_held() is
 
 create function pgchange.take_idle(consumer text, key bigint, is_known boolean, list text) returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     if not pg_try_advisory_xact_lock(key) then
@@ -83,7 +79,6 @@ comment on function pgchange.take_idle(text, bigint, boolean, text) is
 
 create function pgchange.check_claim(max_changes integer) returns void
 language plpgsql stable
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     if coalesce(max_changes < 1, true) then
@@ -99,7 +94,6 @@ comment on function pgchange.check_claim(integer) is 'Refuse a batch of no chang
 
 create function pgchange.check_reason(reason text) returns void
 language plpgsql immutable
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     if coalesce(trim(reason), '') = '' then
@@ -116,7 +110,6 @@ comment on function pgchange.check_reason(text) is
 
 create function pgchange.check_readable(batch jsonb, counted bigint) returns void
 language plpgsql immutable
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     if counted is null then
@@ -137,7 +130,6 @@ comment on function pgchange.check_readable(jsonb, bigint) is
 
 create function pgchange.pending(kind text, consumer text, version bigint, after jsonb, letter jsonb default null) returns pgchange.claim
 language plpgsql stable
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
 begin
     return (
@@ -153,7 +145,6 @@ comment on function pgchange.pending(text, text, bigint, jsonb, jsonb) is
 
 create function pgchange.claim_again(mark pgchange.claim, max_attempts integer) returns jsonb
 language plpgsql
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
 begin
     if mark.attempt >= max_attempts then
@@ -177,7 +168,6 @@ create function pgchange.record(
     kind text, consumer text, address jsonb, "position" jsonb, after jsonb, upto jsonb, source text, batch jsonb
 ) returns pgchange.claim
 language plpgsql
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
 declare
     made pgchange.claim;
@@ -219,7 +209,6 @@ comment on function pgchange.in_work(pgchange.claim) is
 
 create function pgchange.note_failure(kind text, consumer text, batch jsonb, error text) returns void
 language plpgsql
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
 begin
     update pgchange.claim as c set error = note_failure.error
@@ -248,7 +237,6 @@ comment on function pgchange.check_claimed(text, text, jsonb) is 'Refuse to ack 
 
 create function pgchange.mark(kind text, consumer text) returns jsonb
 language plpgsql stable
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
 begin
     return (
@@ -263,7 +251,6 @@ comment on function pgchange.mark(text, text) is
 
 create function pgchange.forget_claim(kind text, consumer text) returns boolean
 language sql
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
     delete from pgchange.claim as c where c.kind = forget_claim.kind and c.consumer = forget_claim.consumer
     returning true

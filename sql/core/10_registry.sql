@@ -44,7 +44,6 @@ create index letter_of_kind on pgchange.letter (kind);
 
 create function pgchange.check_prefix(schema name, kind text, prefix text) returns void
 language plpgsql stable
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
 declare
     other text := (select r.kind from pgchange.registered as r where r.prefix = check_prefix.prefix and r.schema <> check_prefix.schema);
@@ -69,7 +68,6 @@ create function pgchange.register(
     prefix text default null
 ) returns void
 language sql
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
     select pgchange.check_prefix(schema, kind, coalesce(prefix, kind || ':'));
     -- What an earlier schema of this name claimed is no more, and what it gave up names consumers and changes that are no more.
@@ -90,7 +88,6 @@ comment on function pgchange.register(name, text, boolean, boolean, text) is
 
 create function pgchange.unregister(schema name) returns void
 language sql
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
     delete from pgchange.claim as c
     where c.kind = (select r.kind from pgchange.registered as r where r.schema = unregister.schema);
@@ -102,7 +99,6 @@ comment on function pgchange.unregister(name) is 'Forget a schema that goes, wit
 
 create function pgchange.ours(schema name, tell boolean default true) returns boolean
 language plpgsql stable
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     owner oid := (select n.nspowner from pg_namespace as n where n.nspname = schema);

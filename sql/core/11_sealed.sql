@@ -16,7 +16,6 @@ revoke all on type pgchange.caller from public;
 
 create function pgchange.make_sealed(of_schema name) returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     sealed name := of_schema || '_sealed';
@@ -76,7 +75,6 @@ comment on function pgchange.show(regprocedure) is
 
 create function pgchange.check_face(caller name, face regprocedure) returns void
 language plpgsql stable
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
 begin
     if has_function_privilege(caller, face, 'execute') is not true then
@@ -90,7 +88,6 @@ comment on function pgchange.check_face(name, regprocedure) is
 
 create function pgchange.show_sealed(of_schema name) returns void
 language plpgsql
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
 begin
     perform pgchange.show(p.oid::regprocedure) from pg_proc as p where p.pronamespace = to_regnamespace(quote_ident(of_schema || '_sealed'));

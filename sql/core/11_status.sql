@@ -17,7 +17,6 @@ create function pgchange.standing(
     kind text, consumer text, address jsonb, at jsonb, lag jsonb, work jsonb, at_work boolean, held_back_by text, elsewhere text
 ) returns pgchange.consumer_status
 language plpgsql stable
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
 begin
     return row(
@@ -34,7 +33,6 @@ comment on function pgchange.standing(text, text, jsonb, jsonb, jsonb, jsonb, bo
 
 create function pgchange.status(upto integer default 1000, of_kind text default null) returns setof pgchange.consumer_status
 language plpgsql volatile
-set search_path = pg_catalog, pgchange, pg_temp
 set client_min_messages = warning
 as $$
 declare

@@ -2,7 +2,6 @@
 
 create function pgchange.keeps(caller name, kind text) returns boolean
 language sql stable
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
     select pg_has_role(caller, home.nspowner, 'usage')
         or exists (
@@ -20,7 +19,6 @@ comment on function pgchange.keeps(name, text) is
 
 create function pgchange_sealed.batches(caller pgchange.caller, of_consumer text default null, most integer default 100) returns setof pgchange.batch
 language plpgsql stable security definer
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
 declare
     kept constant text[] := array(select r.kind from pgchange.registered as r where pgchange.keeps(caller, r.kind));
@@ -60,7 +58,6 @@ create index watcher_looked on pgchange.watcher (looked_at);
 
 create function pgchange_sealed.note_watchers(caller pgchange.caller, watched jsonb) returns void
 language plpgsql security definer
-set search_path = pg_catalog, pgchange, pg_temp
 set lock_timeout = '1s'
 as $$
 begin
@@ -83,7 +80,6 @@ comment on function pgchange_sealed.note_watchers(pgchange.caller, jsonb) is
 
 create function pgchange_sealed.watchers(caller pgchange.caller) returns setof pgchange.watcher
 language sql stable security definer
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
     select w.* from pgchange.watcher as w
     where w.watched_by = caller
@@ -97,7 +93,6 @@ select pgchange.show_sealed('pgchange');
 
 create function pgchange.trim_watchers(keep interval default '7 days') returns setof text
 language sql security definer
-set search_path = pg_catalog, pgchange, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 as $$

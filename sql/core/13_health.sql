@@ -8,7 +8,6 @@ comment on type pgchange.finding is
 
 create function pgchange.many(count bigint, what text) returns text
 language sql immutable
-set search_path = pg_catalog, pg_temp
 as $$
     select format('%s %s', count, what) || case when count = 1 then '' else 's' end
 $$;
@@ -17,7 +16,6 @@ comment on function pgchange.many(bigint, text) is 'A number of things, in words
 create function pgchange.consumers_health(many_attempts integer default 3, standing pgchange.consumer_status[] default null)
 returns setof pgchange.finding
 language sql volatile
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
     select s.kind, line.severity, s.consumer, line.told, line.call
     from unnest(coalesce(standing, array(select c from pgchange.status() as c))) as s
@@ -40,7 +38,6 @@ comment on function pgchange.consumers_health(integer, pgchange.consumer_status[
 
 create function pgchange.watchers_health(lately interval default '10 minutes') returns setof pgchange.finding
 language sql stable
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
     select w.kind, 'error', w.feed, format('it cannot be watched by %I since %s: %s', w.watched_by, w.since::timestamptz(0), w.error), null
     from pgchange.watchers() as w
@@ -50,7 +47,6 @@ comment on function pgchange.watchers_health(interval) is 'Feeds that cannot be 
 
 create function pgchange.letters_health() returns setof pgchange.finding
 language sql stable
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
     select 'letters', 'warning', l.consumer,
            format('%s since %s', pgchange.many(count(*), 'dead letter'), min(l.given_up_at)::timestamptz(0)),
@@ -65,7 +61,6 @@ comment on function pgchange.letters_health() is 'Consumers that have dead lette
 create function pgchange.lock_health(kind text, key bigint, told text, long_wait interval default '10 seconds')
 returns setof pgchange.finding
 language sql volatile
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
     select kind, case when h.since is null then 'warning' else 'error' end, null, format(lock_health.told, h.told), 'to end it: ' || h.call
     from pgchange.lock_holder(key) as h
@@ -77,7 +72,6 @@ comment on function pgchange.lock_health(text, bigint, text, interval) is
 
 create function pgchange.health(standing pgchange.consumer_status[] default null) returns setof pgchange.finding
 language plpgsql volatile
-set search_path = pg_catalog, pgchange, pg_temp
 set client_min_messages = warning
 as $$
 declare

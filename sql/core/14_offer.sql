@@ -28,7 +28,6 @@ create function pgchange.add_offer(
     name text, takes text, returns text, volatility text, as_owner boolean, callers text, body text, told text
 ) returns void
 language sql
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
     insert into pgchange.offered values (name, takes, returns, volatility, as_owner, callers, body, told)
     on conflict on constraint offered_pkey do update set
@@ -43,7 +42,6 @@ create function pgchange.offer(
     origin name default null, letters_elsewhere boolean default true
 ) returns void
 language plpgsql
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
 declare
     one pgchange.offered;
@@ -90,7 +88,6 @@ comment on function pgchange.offer(text, name, text, text, text[], text[], name,
 
 create function pgchange.open_given(schema name, callers text, role regrole) returns void
 language plpgsql
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
 declare
     signature text;

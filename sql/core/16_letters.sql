@@ -2,7 +2,6 @@
 
 create function pgchange.has_letter_right(wanted text, kind text, address jsonb) returns boolean
 language plpgsql stable
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
 declare
     system name := (select r.schema from pgchange.registered as r where r.kind = has_letter_right.kind);
@@ -24,7 +23,6 @@ create function pgchange.write_letter(
     attempts integer default 0, batch_id uuid default null
 ) returns bigint
 language plpgsql
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
 declare
     prefix constant text := (select r.prefix from pgchange.registered as r where r.kind = write_letter.kind);
@@ -46,7 +44,6 @@ comment on function pgchange.write_letter(text, text, jsonb, jsonb, bigint, text
 
 create function pgchange.chosen_letters(letter bigint, of_consumer text, older_than interval) returns setof bigint
 language plpgsql stable
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
 begin
     if letter is not null and (of_consumer is not null or older_than is not null) then
@@ -77,7 +74,6 @@ comment on function pgchange.chosen_letters(bigint, text, interval) is
 
 create function pgchange.check_letter_choice(letter bigint, of_consumer text, older_than interval) returns void
 language plpgsql immutable
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     if num_nonnulls(letter, of_consumer, older_than) = 0 then
@@ -91,7 +87,6 @@ comment on function pgchange.check_letter_choice(bigint, text, interval) is
 
 create function pgchange.letter_gone(letter bigint) returns void
 language plpgsql immutable
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     raise exception using errcode = 'PC011', message = format('dead letter %s is not there any more', letter),
@@ -102,7 +97,6 @@ comment on function pgchange.letter_gone(bigint) is 'Say that a letter is gone: 
 
 create function pgchange.check_letter(kind text, address jsonb, content jsonb) returns void
 language plpgsql volatile
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
 declare
     system name := (select r.schema from pgchange.registered as r where r.kind = check_letter.kind);
@@ -120,7 +114,6 @@ comment on function pgchange.check_letter(text, jsonb, jsonb) is
 
 create function pgchange.check_sendable(letter bigint) returns void
 language plpgsql volatile
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
 declare
     void text := (select l.void from pgchange.letter as l where l.id = letter);
@@ -136,7 +129,6 @@ comment on function pgchange.check_sendable(bigint) is 'Refuse to send again a l
 
 create function pgchange.keeps_letter(letter bigint) returns boolean
 language sql stable
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
     select pgchange.has_letter_right('keep', l.kind, l.address) from pgchange.letter as l where l.id = letter
 $$;
@@ -144,7 +136,6 @@ comment on function pgchange.keeps_letter(bigint) is 'Whether the caller may sen
 
 create function pgchange.check_letter_keeper(letter bigint) returns void
 language plpgsql stable
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
 begin
     if not pgchange.keeps_letter(letter) then
@@ -158,7 +149,6 @@ comment on function pgchange.check_letter_keeper(bigint) is 'Refuse a role that 
 
 create function pgchange.letter_hindrance(letter bigint) returns text
 language plpgsql volatile
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
 begin
     perform pgchange.check_sendable(letter);
@@ -179,7 +169,6 @@ returns table (
     given_up_by name, given_up_at timestamptz, sent_at timestamptz, on_its_way boolean, hindrance text
 )
 language sql volatile
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
     select l.id, l.kind, l.consumer, l.batch_id, l.changes, l.reason, l.error, l.attempts, l.given_up_by, l.given_up_at,
            l.sent_at, l.on_its_way, pgchange.letter_hindrance(l.id)
@@ -193,7 +182,6 @@ comment on function pgchange.letters(text, interval) is
 
 create function pgchange.letter_content(letter bigint) returns jsonb
 language plpgsql stable
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
 declare
     known record;
@@ -218,7 +206,6 @@ create function pgchange.redrive(
     letter bigint default null, of_consumer text default null, older_than interval default null
 ) returns setof bigint
 language plpgsql volatile
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
 declare
     chosen bigint;
@@ -255,7 +242,6 @@ create function pgchange.drop_letters(
     letter bigint default null, of_consumer text default null, older_than interval default null
 ) returns setof bigint
 language plpgsql volatile
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
 declare
     chosen bigint;

@@ -4,7 +4,6 @@
 
 create function pgchange.next_letter(kind text, consumer text) returns jsonb
 language plpgsql stable
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
 begin
     return (
@@ -20,7 +19,6 @@ comment on function pgchange.next_letter(text, text) is
 
 create function pgchange.give_up(kind text, consumer text, address jsonb, batch jsonb, reason text) returns bigint
 language plpgsql
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
 declare
     letter bigint := batch -> 'bounds' -> 'letter';
@@ -48,7 +46,6 @@ comment on function pgchange.give_up(text, text, jsonb, jsonb, text) is
 
 create function pgchange.send_letter(kind text, letter bigint) returns void
 language plpgsql
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
 declare
     on_its_way boolean;
@@ -71,7 +68,6 @@ comment on function pgchange.send_letter(text, bigint) is
 
 create function pgchange.letter_done(kind text, address jsonb, batch jsonb) returns void
 language plpgsql
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
 begin
     if not batch -> 'bounds' ? 'letter' then
@@ -90,7 +86,6 @@ comment on function pgchange.letter_done(text, jsonb, jsonb) is 'Take away the l
 
 create function pgchange.forget_letters(kind text, address jsonb) returns void
 language sql
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
     delete from pgchange.letter as l where l.kind = forget_letters.kind and l.address = forget_letters.address
 $$;

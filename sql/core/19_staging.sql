@@ -5,7 +5,6 @@
 
 create function pgchange.make_staging() returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     -- What a core that was dropped by hand has left goes on.
@@ -29,7 +28,6 @@ create function pgchange.staged_by(
     comment text, out batch_id text, out attempt integer, out target text, out made_at timestamptz
 )
 language plpgsql stable
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     told jsonb;
@@ -55,7 +53,6 @@ comment on function pgchange.staged_by(text) is
 create function pgchange.staged_tables()
 returns table (tbl oid, name text, batch_id text, attempt integer, target text, made_at timestamptz)
 language sql stable
-set search_path = pg_catalog, pg_temp
 as $$
     select c.oid, c.relname::text, told.batch_id, told.attempt, told.target, told.made_at
     from pg_class c, lateral pgchange.staged_by(obj_description(c.oid, 'pg_class')) told
@@ -74,7 +71,6 @@ comment on function pgchange.staged_tables() is
 create function pgchange.left_over(older_than interval)
 returns table (tbl oid, name text, batch_id text, attempt integer, target text, made_at timestamptz, in_use boolean)
 language sql volatile
-set search_path = pg_catalog, pg_temp
 as $$
     with holders as (
         select case when a.xact_start is not null then a.xact_start
@@ -100,7 +96,6 @@ returns table (
     name text, batch_id text, attempt integer, target text, made_at timestamptz, bytes bigint, in_use boolean
 )
 language sql volatile security definer
-set search_path = pg_catalog, pg_temp
 as $$
     select l.name, l.batch_id, l.attempt, l.target, l.made_at, pg_total_relation_size(l.tbl), l.in_use
     from pgchange.left_over(older_than) l
@@ -112,7 +107,6 @@ comment on function pgchange.leftovers(interval) is
 
 create function pgchange.drop_leftovers(older_than interval default '1 day') returns setof text
 language plpgsql volatile security definer
-set search_path = pg_catalog, pg_temp
 set lock_timeout = '1s'
 as $$
 declare

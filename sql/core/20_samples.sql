@@ -21,7 +21,6 @@ create index sample_number on pgchange.sample (sampled_by, number);
 
 create function pgchange_sealed.note_samples(caller pgchange.caller, seen jsonb) returns bigint
 language plpgsql security definer
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
 declare
     noted_at timestamptz;
@@ -70,7 +69,6 @@ comment on function pgchange_sealed.note_samples(pgchange.caller, jsonb) is
 
 create function pgchange_sealed.samples(caller pgchange.caller, of_kind text, of_consumer text) returns setof pgchange.sample
 language sql stable security definer
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
     select s.* from pgchange.sample as s
     where s.sampled_by = caller and s.kind = of_kind and s.consumer = left(of_consumer, 600) and s.at > now() - interval '1 hour'
@@ -82,7 +80,6 @@ comment on function pgchange_sealed.samples(pgchange.caller, text, text) is
 create function pgchange_sealed.trends(caller pgchange.caller, lately interval default '5 minutes')
 returns table (kind text, consumer text, rate_in double precision, rate_out double precision, ready bigint[])
 language sql stable security definer
-set search_path = pg_catalog, pgchange, pg_temp
 set jit = off
 as $$
     with kept as materialized (

@@ -9,6 +9,8 @@
 -- late, which were open when it went past. What cannot be handed out in the log's order is noted apart: not yet due,
 -- waiting for another message, or one whose selector failed. What was taken out of order has a receipt.
 
+select pg_catalog.set_config('pgchange.path_before', pg_catalog.current_setting('search_path'), true);
+
 do $$
 begin
     if not exists (select from pg_catalog.pg_extension where extname = 'hstore') then

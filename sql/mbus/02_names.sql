@@ -2,7 +2,6 @@
 
 create function mbus.check_queue_name(qname text) returns void
 language plpgsql immutable
-set search_path from current
 as $$
 begin
     if qname is null or qname !~ '^[a-z_0-9]{1,32}$' or qname in ('dmq', 'tempq', 'temp') then
@@ -15,7 +14,6 @@ comment on function mbus.check_queue_name(text) is 'Refuse what is not a name of
 
 create function mbus.check_consumer_name(cname text) returns void
 language plpgsql immutable
-set search_path from current
 as $$
 begin
     if cname is null or cname !~ '^[a-z_0-9]{1,32}$' then
@@ -28,7 +26,6 @@ comment on function mbus.check_consumer_name(text) is 'Refuse what is not a name
 
 create function mbus.check_length(name text) returns text
 language plpgsql immutable
-set search_path from current
 as $$
 begin
     if octet_length(name) > 63 then
@@ -86,7 +83,6 @@ comment on function mbus.queue_to_change(text) is
 
 create function mbus.consumer_named(qname text, cname text) returns mbus.consumer
 language plpgsql stable
-set search_path from current
 as $$
 declare
     known mbus.consumer := (
@@ -119,7 +115,6 @@ comment on function mbus.queue_of(text) is 'The queue that a message id belongs 
 
 create function mbus.name_of(qname text, cname text) returns text
 language sql immutable
-set search_path from current
 as $$
     select 'queue:' || concat_ws('/', qname, cname)
 $$;
@@ -127,7 +122,6 @@ comment on function mbus.name_of(text, text) is 'A consumer''s name, as status s
 
 create function mbus.function_name(kind text, qname text, cname text default null) returns text
 language sql immutable
-set search_path from current
 as $$
     select concat_ws('_', kind, qname, 'by_' || cname)
 $$;
@@ -135,7 +129,6 @@ comment on function mbus.function_name(text, text, text) is 'The name of a queue
 
 create function mbus.queue_functions(known mbus.queue) returns text[]
 language sql immutable
-set search_path from current
 as $$
     select array(
         select mbus.function_name(kind, known.qname)
@@ -146,7 +139,6 @@ comment on function mbus.queue_functions(mbus.queue) is 'The names of a queue''s
 
 create function mbus.consumer_functions(known mbus.queue, c mbus.consumer) returns text[]
 language sql immutable
-set search_path from current
 as $$
     select array(
         select mbus.function_name(kind, known.qname, c.name) from unnest(array['consume', 'consumen', 'take_from']) as kind)
@@ -194,7 +186,6 @@ comment on function mbus.slot_key(text, text, integer) is 'The lock of one worke
 
 create function mbus.held_slots(qname text, cname text) returns table (slot integer, mine boolean)
 language plpgsql stable rows 2
-set search_path from current
 as $$
 begin
     return query
@@ -217,7 +208,6 @@ comment on function mbus.temporary_key(text) is 'The lock that a session holds f
 
 create function mbus.lives(name text) returns boolean
 language sql stable
-set search_path from current
 as $$
     select exists (
         select from pg_locks as l

@@ -3,7 +3,6 @@
 
 create function mbus.is_owner(caller name) returns boolean
 language plpgsql stable
-set search_path from current
 as $$
 begin
     return coalesce((select pg_has_role(caller, n.nspowner, 'usage') from pg_namespace as n where n.nspname = 'mbus'), false);
@@ -35,7 +34,6 @@ comment on function mbus.has_role(name, text, text, text) is 'Whether the caller
 
 create function mbus.is_admin(caller name) returns boolean
 language sql stable
-set search_path from current
 as $$
     select mbus.is_owner(caller) or mbus.has_role(caller, 'admin')
 $$;
@@ -43,7 +41,6 @@ comment on function mbus.is_admin(name) is 'Whether the caller may make, clear a
 
 create function mbus.may(caller name, what text, qname text, cname text default null) returns boolean
 language plpgsql stable
-set search_path from current
 as $$
 declare
     known mbus.queue := (select q from mbus.queue as q where q.qname = may.qname);
@@ -86,7 +83,6 @@ comment on function mbus.may(name, text, text, text) is
 
 create function mbus.may_still(caller name, qname text, cname text) returns boolean
 language sql stable
-set search_path from current
 as $$
     select mbus.is_admin(caller) or mbus.has_role(caller, 'admin', qname) or exists (
         select from mbus.temporary as t
@@ -106,7 +102,6 @@ comment on function mbus.may_still(name, text, text) is
 
 create function mbus.demand(caller name, what text, qname text, cname text default null) returns void
 language plpgsql stable
-set search_path from current
 as $$
 begin
     if mbus.may(caller, what, qname, cname) is not true then
@@ -118,7 +113,6 @@ comment on function mbus.demand(name, text, text, text) is 'Refuse who may not.'
 
 create function mbus.way_in(qname text default null) returns text
 language plpgsql stable
-set search_path from current
 as $$
 declare
     known mbus.queue := (select q from mbus.queue as q where q.qname = way_in.qname);
@@ -141,7 +135,6 @@ comment on function mbus.way_in(text) is 'Who can grant a right to a queue, or t
 
 create function mbus.guard(kind text, qname text, cname text default null) returns text
 language sql stable
-set search_path from current
 as $$
     -- Mostly the caller has the one role that this takes: that is asked without a call, as it is for each message.
     select format($body$
@@ -157,7 +150,6 @@ comment on function mbus.guard(text, text, text) is 'How a function of a queue a
 
 create function mbus.deny(qname text default null) returns void
 language plpgsql
-set search_path from current
 as $$
 begin
     raise insufficient_privilege using message = 'Access denied', hint = mbus.way_in(qname);
@@ -167,7 +159,6 @@ comment on function mbus.deny(text) is 'Refuse, and say who can grant the right.
 
 create function mbus.demand_selector(caller name) returns void
 language plpgsql stable
-set search_path from current
 as $$
 begin
     if not mbus.is_owner(caller) then
@@ -182,7 +173,6 @@ comment on function mbus.demand_selector(name) is
 
 create function mbus.can_make_roles() returns boolean
 language sql stable
-set search_path from current
 as $$
     select r.rolsuper or r.rolcreaterole from pg_roles as r where r.rolname = current_user
 $$;
@@ -190,7 +180,6 @@ comment on function mbus.can_make_roles() is 'Whether the owner of this schema m
 
 create function mbus.demand_role_making(of_what text) returns void
 language plpgsql
-set search_path from current
 as $$
 begin
     if not mbus.can_make_roles() then
@@ -204,7 +193,6 @@ comment on function mbus.demand_role_making(text) is 'Refuse what needs roles, w
 
 create function mbus.make_role(kind text, qname text default null, cname text default null) returns name
 language plpgsql
-set search_path from current
 as $$
 declare
     role text := mbus.check_length(mbus.role_name(kind, qname, cname));
@@ -231,7 +219,6 @@ comment on function mbus.make_role(text, text, text) is
 
 create function mbus.make_roles(qname text, cname text default null) returns void
 language plpgsql
-set search_path from current
 as $$
 begin
     if not mbus.can_make_roles() then
@@ -247,7 +234,6 @@ comment on function mbus.make_roles(text, text) is 'The roles of a queue, or of 
 
 create function mbus.drop_role(kind text, qname text default null, cname text default null) returns void
 language plpgsql
-set search_path from current
 as $$
 begin
     if mbus.can_make_roles() and mbus.role_of(kind, qname, cname) is not null then
@@ -259,7 +245,6 @@ comment on function mbus.drop_role(text, text, text) is 'Drop a role of ours, if
 
 create function mbus.restore_roles() returns integer
 language plpgsql security definer
-set search_path from current
 as $$
 declare
     each_consumer record;
@@ -283,7 +268,6 @@ comment on function mbus.restore_roles() is
 
 create function mbus.let_call(functions text[], who text) returns void
 language plpgsql
-set search_path from current
 as $$
 declare
     function regprocedure;
@@ -300,7 +284,6 @@ comment on function mbus.let_call(text[], text) is 'Grant a role, or public, the
 
 create function mbus_sealed.list(caller pgchange.caller) returns table (qname text, consumers text[])
 language sql stable security definer
-set search_path from current
 as $$
     select q.qname, array(
         select c.name from mbus.consumer as c where c.qname = q.qname and mbus.may(caller, 'consume', q.qname, c.name) order by c.name)

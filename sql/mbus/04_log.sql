@@ -2,7 +2,6 @@
 
 create function mbus.make_log(known mbus.queue) returns void
 language plpgsql
-set search_path from current
 as $$
 declare
     sequence text := format('mbus.%I', 'seq$' || known.qname);
@@ -57,7 +56,6 @@ create function mbus.place(
     place_in name default 'mbus'
 ) returns void
 language plpgsql
-set search_path from current
 as $$
 declare
     signature text := format('%I.%I(%s)', place_in, mbus.check_length(name), regexp_replace(arguments, ' default [^,]*', '', 'g'));
@@ -74,7 +72,6 @@ comment on function mbus.place(text, text, text, text, text, text, boolean, name
 
 create function mbus.place_asking(asks boolean, name text, arguments text, returned text, options text, body text, note text) returns void
 language plpgsql
-set search_path from current
 as $$
 declare
     sealed regproc := to_regproc(format('mbus_sealed.%I', name));
@@ -97,7 +94,6 @@ comment on function mbus.place_asking(boolean, text, text, text, text, text, tex
 
 create function mbus.as_receiver(options text) returns text
 language sql immutable
-set search_path from current
 as $$
     -- What is called below runs with these too: each of its own would be paid for at every message.
     select options || ' set enable_seqscan = off set enable_bitmapscan = off set enable_mergejoin = off set enable_hashjoin = off '

@@ -7,7 +7,6 @@ comment on function mbus.passed(bigint, xid8, bigint, xid8[], bigint[]) is 'Whet
 
 create function mbus.dones(consumer integer) returns bigint[]
 language sql stable
-set search_path from current
 as $$
     select array(
         select p.done
@@ -20,7 +19,6 @@ comment on function mbus.dones(integer) is 'How far a consumer has come in each 
 
 create function mbus.lates(queue text) returns table (consumer integer, part integer, xid xid8, upto bigint)
 language sql stable rows 10
-set search_path from current
 as $$
     select c.id, g.part, l.xid, l.upto
     from mbus.queue as q
@@ -34,7 +32,6 @@ comment on function mbus.lates(text) is 'The transactions whose messages consume
 
 create function mbus.as_message(known mbus.queue, to_match boolean default false) returns text
 language sql immutable
-set search_path from current
 as $$
     select format($sql$
         cross join lateral (
@@ -47,7 +44,6 @@ comment on function mbus.as_message(mbus.queue, boolean) is
 
 create function mbus.wanted_by(known mbus.queue) returns text
 language plpgsql stable
-set search_path from current
 as $$
 begin
     return mbus.as_message(known, to_match => true) || format($sql$
@@ -95,7 +91,6 @@ comment on function mbus.reception(integer, integer[], integer, bigint, xid8) is
 
 create function mbus.make_entries_function(known mbus.queue) returns void
 language plpgsql
-set search_path from current
 as $$
 declare
     options text := 'language plpgsql stable set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan';
@@ -169,7 +164,6 @@ comment on function mbus.number_in(text, text) is 'The number that an id has whi
 create function mbus.entries(known mbus.queue, iid text)
 returns table (id bigint, txid xid8, wanted integer[], received integer[], gone boolean, expired boolean, not_for integer[])
 language plpgsql stable
-set search_path from current
 as $$
 begin
     return query execute format('select * from mbus.%I($1, $2)', 'entries$' || known.id)

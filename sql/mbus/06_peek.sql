@@ -2,7 +2,6 @@
 
 create function mbus_sealed.is_msg_exists(caller pgchange.caller, msgiid text) returns boolean
 language plpgsql stable security definer
-set search_path from current
 as $$
 declare
     known mbus.queue := mbus.queue_of(msgiid);
@@ -21,7 +20,6 @@ comment on function mbus_sealed.is_msg_exists(pgchange.caller, text) is 'Whether
 
 create function mbus_sealed.peek(caller pgchange.caller, msgiid text) returns mbus.qt_model
 language plpgsql stable security definer
-set search_path from current
 as $$
 declare
     known mbus.queue := mbus.queue_of(msgiid);
@@ -49,7 +47,6 @@ comment on function mbus_sealed.peek(pgchange.caller, text) is 'A message by its
 
 create function mbus.make_peek_function(known mbus.queue) returns void
 language plpgsql
-set search_path from current
 as $$
 begin
     perform mbus.place_asking(known.is_roles_security_model, 'peek_' || known.qname, 'msgid text default null', 'boolean',
@@ -71,7 +68,6 @@ comment on function mbus.make_peek_function(mbus.queue) is 'Write peek_<queue>.'
 
 create function mbus_sealed.estimated_messages(caller pgchange.caller, qname text) returns bigint
 language plpgsql stable security definer
-set search_path from current
 as $$
 declare
     known mbus.queue := (select q from mbus.queue as q where q.qname = estimated_messages.qname);

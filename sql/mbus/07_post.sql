@@ -2,7 +2,6 @@
 
 create function mbus.predecessors(consume_after text) returns text[]
 language plpgsql immutable
-set search_path from current
 as $$
 begin
     return array(
@@ -18,7 +17,6 @@ comment on function mbus.predecessors(text) is 'The ids in a header consume_afte
 
 create function mbus.headers_for(headers hstore, qname text) returns hstore
 language sql stable
-set search_path from current
 as $$
     select headers || hstore(array[
         'seenby', case when (s.seenby)[cardinality(s.seenby)] = current_database() then s.seenby
@@ -34,7 +32,6 @@ comment on function mbus.headers_for(hstore, text) is 'A message''s headers as t
 
 create function mbus.check_iid(known mbus.queue, iid text) returns void
 language plpgsql
-set search_path from current
 as $$
 begin
     -- One that is yet to be drawn would be that of another message too.
@@ -51,7 +48,6 @@ comment on function mbus.check_iid(mbus.queue, text) is
 
 create function mbus.got_now(known mbus.queue, iid text) returns integer[]
 language plpgsql stable
-set search_path from current
 as $$
 declare
     mine xid8 := pg_current_xact_id_if_assigned();
@@ -97,7 +93,6 @@ comment on function mbus.got_now(mbus.queue, text) is
 
 create function mbus.had_before(known mbus.queue, iid text, got_now integer[]) returns integer[]
 language plpgsql stable
-set search_path from current
 as $$
 begin
     return case when got_now is not null then array(
@@ -112,7 +107,6 @@ comment on function mbus.had_before(mbus.queue, text, integer[]) is
 
 create function mbus.check_comes_back(known mbus.queue, number bigint, iid text) returns void
 language plpgsql stable
-set search_path from current
 as $$
 begin
     if not exists (select from mbus.entries(known, iid) as e where e.id = number and e.wanted <> '{}') then
@@ -128,7 +122,6 @@ comment on function mbus.check_comes_back(mbus.queue, bigint, text) is
 
 create function mbus.make_post_functions(known mbus.queue) returns void
 language plpgsql
-set search_path from current
 as $$
 declare
     guard text := case when known.is_roles_security_model then mbus.guard('post', known.qname) else '' end;

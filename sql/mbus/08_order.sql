@@ -11,7 +11,6 @@ comment on type mbus.obstacle is
 
 create function mbus.obstacle(after text[]) returns mbus.obstacle
 language plpgsql stable
-set search_path from current
 set enable_seqscan = off
 set jit = off
 set plan_cache_mode = force_generic_plan
@@ -60,7 +59,6 @@ comment on function mbus.apart_at(integer, bigint[]) is
 
 create function mbus.reconsider(consumer integer, ids bigint[]) returns void
 language plpgsql
-set search_path from current
 set enable_seqscan = off
 set jit = off
 set plan_cache_mode = force_generic_plan
@@ -228,7 +226,6 @@ comment on function mbus.freed_apart(integer, integer, integer, integer[], integ
 
 create function mbus.wake_up(consumers integer[], ids bigint[]) returns void
 language plpgsql
-set search_path from current
 set enable_seqscan = off
 set jit = off
 set plan_cache_mode = force_generic_plan
@@ -245,7 +242,6 @@ comment on function mbus.wake_up(integer[], bigint[]) is
 
 create function mbus.not_yet(c integer, special mbus.picked[]) returns mbus.apart[]
 language plpgsql
-set search_path from current
 set enable_seqscan = off
 set jit = off
 set plan_cache_mode = force_generic_plan
@@ -278,7 +274,6 @@ comment on function mbus.not_yet(integer, mbus.picked[]) is
 
 create function mbus.set_apart(known mbus.queue, c integer, messages mbus.apart[]) returns void
 language plpgsql
-set search_path from current
 as $$
 begin
     with kept as (

@@ -2,7 +2,6 @@
 
 create function mbus.temporary_name() returns text
 language sql volatile
-set search_path from current
 as $$
     select replace(gen_random_uuid()::text, '-', '')
 $$;
@@ -10,7 +9,6 @@ comment on function mbus.temporary_name() is 'A name that nobody has had, and no
 
 create function mbus.create_temporary_queue() returns text
 language plpgsql security definer
-set search_path from current
 as $$
 declare
     tqname text := 'temp.' || mbus.temporary_name();
@@ -25,7 +23,6 @@ comment on function mbus.create_temporary_queue() is
 
 create function mbus.temporary_lives(tqname text) returns void
 language plpgsql stable
-set search_path from current
 as $$
 begin
     if not exists (select from mbus.temporary as t where t.name = tqname and t.is_queue) or not mbus.lives(tqname) then
@@ -40,7 +37,6 @@ create function mbus.post_temp(
     delayed_until timestamp default null, expires timestamp default null
 ) returns text
 language plpgsql security definer
-set search_path from current
 as $$
 declare
     number bigint := nextval(pg_get_serial_sequence('mbus.tempq', 'id'));
@@ -57,7 +53,6 @@ comment on function mbus.post_temp(text, hstore, hstore, hstore, timestamp, time
 
 create function mbus.is_behind("after" text[]) returns boolean
 language sql stable
-set search_path from current
 as $$
     select case when "after" <> '{}' then
         mbus.obstacle("after") is not null or exists (
@@ -68,7 +63,6 @@ comment on function mbus.is_behind(text[]) is 'Whether a message of a temporary 
 
 create function mbus.consume_temp(tqname text) returns setof mbus.qt_model
 language plpgsql security definer
-set search_path from current
 as $$
 begin
     -- Its name is the right to it.

@@ -5,7 +5,6 @@ create function mbus_sealed.post_dmq(
     delayed_until timestamp default null, expires timestamp default null, iid text default null
 ) returns text
 language plpgsql security definer
-set search_path from current
 as $$
 declare
     number bigint := nextval(pg_get_serial_sequence('mbus.dmq', 'id'));
@@ -41,7 +40,6 @@ create function mbus.post(
     delayed_until timestamp default null, expires timestamp default null, iid text default null
 ) returns text
 language plpgsql
-set search_path from current
 as $$
 declare
     posted text;
@@ -65,7 +63,6 @@ comment on function mbus.post(text, hstore, hstore, hstore, timestamp, timestamp
 
 create function mbus_sealed.get_iid(caller pgchange.caller, qname text) returns text
 language plpgsql security definer
-set search_path from current
 as $$
 declare
     known mbus.queue := mbus.queue_named(qname, 'No such queue: %s');
@@ -78,7 +75,6 @@ comment on function mbus_sealed.get_iid(pgchange.caller, text) is 'An id for a m
 
 create function mbus_sealed.can_post(caller pgchange.caller, qname text) returns boolean
 language sql stable security definer
-set search_path from current
 as $$
     select coalesce(mbus.may(caller, 'post', qname) and exists (select from mbus.queue as q where q.qname = can_post.qname), false)
 $$;
@@ -86,7 +82,6 @@ comment on function mbus_sealed.can_post(pgchange.caller, text) is 'Whether the 
 
 create function mbus_sealed.can_consume(caller pgchange.caller, qname text, cname text default 'default') returns boolean
 language sql stable security definer
-set search_path from current
 as $$
     select coalesce(
         mbus.may(caller, 'consume', qname, cname)

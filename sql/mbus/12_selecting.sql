@@ -7,7 +7,6 @@ comment on type mbus.seen is
 
 create function mbus.selectable(known mbus.queue) returns text
 language sql immutable
-set search_path from current
 as $$
     -- The selector sees a message's columns by their names, alone and behind the alias t, and no other.
     select format($sql$(
@@ -21,7 +20,6 @@ comment on function mbus.selectable(mbus.queue) is 'The log of a queue as a tabl
 
 create function mbus.wanted_of(c mbus.consumer, safe boolean) returns text
 language sql immutable
-set search_path from current
 as $$
     select format($sql$
             (t.pgchange_expires is null or t.pgchange_expires > clock_timestamp())
@@ -33,7 +31,6 @@ comment on function mbus.wanted_of(mbus.consumer, boolean) is
 
 create function mbus.make_look_function(known mbus.queue, c mbus.consumer, safe boolean) returns void
 language plpgsql
-set search_path from current
 as $$
 declare
     source text := mbus.selectable(known);
@@ -132,7 +129,6 @@ comment on function mbus.make_look_function(mbus.queue, mbus.consumer, boolean) 
 
 create function mbus.make_match_function(c mbus.consumer) returns void
 language plpgsql
-set search_path from current
 as $$
 begin
     perform mbus.place('match$' || c.id, 'message mbus.qt_model', 'boolean', 'language plpgsql stable ' || pgchange.settings(),

@@ -41,7 +41,6 @@ comment on function mbus.look(mbus.queue, integer, mbus.standing, bigint, intege
 
 create function mbus.look_ahead(known mbus.queue, c integer, upto bigint, most integer) returns mbus.seen
 language plpgsql
-set search_path from current
 set enable_seqscan = off
 set enable_bitmapscan = off
 set enable_mergejoin = off

@@ -49,7 +49,6 @@ comment on function mbus.starts_at(integer) is 'From where on the next single me
 
 create function mbus.make_find_function(known mbus.queue, c mbus.consumer) returns void
 language plpgsql
-set search_path from current
 as $$
 declare
     -- %%1$s are the rows, %%2$s is which of them, %%3$s which are wanted, %%4$s in which order: one that only the right index has.

@@ -74,7 +74,6 @@ comment on function mbus.raise_level(integer, mbus.start, bigint, bigint, mbus.f
 
 create function mbus.make_single_function(known mbus.queue, c mbus.consumer) returns void
 language plpgsql
-set search_path from current
 as $$
 begin
     perform mbus.place('single$' || c.id, '', 'bigint', 'language plpgsql',

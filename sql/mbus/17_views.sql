@@ -2,7 +2,6 @@
 
 create function mbus.make_any_function(known mbus.queue) returns void
 language plpgsql
-set search_path from current
 as $$
 declare
     -- Where no consumer receives everything, what nobody wants stays.
@@ -56,7 +55,6 @@ comment on function mbus.make_any_function(mbus.queue) is
 
 create function mbus.make_views(known mbus.queue) returns void
 language plpgsql
-set search_path from current
 as $$
 declare
     received text := (

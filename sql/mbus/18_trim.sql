@@ -2,7 +2,6 @@
 
 create function mbus.trim(known mbus.queue, most integer) returns bigint
 language plpgsql
-set search_path from current
 set enable_seqscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
@@ -88,7 +87,6 @@ comment on function mbus.trim_sometimes(mbus.queue, integer) is
 
 create function mbus.sweep(known mbus.queue, clear boolean) returns bigint
 language plpgsql
-set search_path from current
 set enable_seqscan = off
 set jit = off
 as $$
@@ -140,7 +138,6 @@ comment on function mbus.sweep(mbus.queue, boolean) is
 
 create function mbus.make_clear_function(known mbus.queue) returns void
 language plpgsql
-set search_path from current
 as $$
 begin
     perform mbus.place_asking(known.is_roles_security_model, 'clear_queue_' || known.qname, '', 'void', 'language plpgsql security definer',

@@ -2,7 +2,6 @@
 
 create function mbus.held_back(known mbus.queue, ids bigint[], consumers integer[]) returns void
 language plpgsql
-set search_path from current
 as $$
 begin
     -- In one order for all, so that those who take the same messages do not lock each other out.
@@ -31,7 +30,6 @@ comment on function mbus.held_back(mbus.queue, bigint[], integer[]) is
 
 create function mbus.take_apart(ids bigint[], consumers integer[]) returns void
 language plpgsql
-set search_path from current
 as $$
 begin
     with gone as (
@@ -53,7 +51,6 @@ comment on function mbus.take_apart(bigint[], integer[]) is
 
 create function mbus.take_for(known mbus.queue, msgiid text, c integer) returns mbus.qt_model
 language plpgsql
-set search_path from current
 as $$
 declare
     number bigint;
@@ -92,7 +89,6 @@ comment on function mbus.take_for(mbus.queue, text, integer) is
 
 create function mbus.make_consume_functions(known mbus.queue, c mbus.consumer) returns void
 language plpgsql
-set search_path from current
 as $$
 declare
     -- The right to call a temporary consumer's function may be older than those that it was made by.
@@ -172,7 +168,6 @@ comment on function mbus.make_consume_functions(mbus.queue, mbus.consumer) is
 
 create function mbus.consume(qname text, cname text default 'default') returns setof mbus.qt_model
 language plpgsql
-set search_path from current
 as $$
 declare
     function text := format('mbus.%I()', concat('consume_', qname, '_by_', coalesce(cname, 'default')));
@@ -193,7 +188,6 @@ comment on function mbus.consume(text, text) is 'Receive a message of a queue, a
 
 create function mbus_sealed.take(caller pgchange.caller, msgiid text) returns mbus.qt_model
 language plpgsql security definer
-set search_path from current
 as $$
 declare
     known mbus.queue := mbus.queue_of(msgiid);
@@ -220,7 +214,6 @@ comment on function mbus_sealed.take(pgchange.caller, text) is
 
 create function mbus_sealed.retry_faults(caller pgchange.caller, qname text, cname text default 'default') returns bigint
 language plpgsql security definer
-set search_path from current
 set timezone = 'UTC'
 as $$
 declare

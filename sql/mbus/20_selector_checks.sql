@@ -2,7 +2,6 @@
 
 create function mbus.check_depends_on_message(selector text) returns void
 language plpgsql
-set search_path from current
 as $$
 declare
     readings text[];
@@ -36,7 +35,6 @@ comment on function mbus.check_depends_on_message(text) is
 
 create function mbus.check_selector(selector text) returns void
 language plpgsql
-set search_path from current
 as $$
 begin
     if selector is null then

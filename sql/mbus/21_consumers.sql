@@ -2,7 +2,6 @@
 
 create function mbus.make_consumer_functions(known mbus.queue, c mbus.consumer) returns void
 language plpgsql
-set search_path from current
 as $$
 begin
     perform mbus.make_match_function(c);
@@ -20,7 +19,6 @@ comment on function mbus.make_consumer_functions(mbus.queue, mbus.consumer) is '
 
 create function mbus.make_queue_functions(known mbus.queue) returns void
 language plpgsql
-set search_path from current
 as $$
 begin
     perform mbus.make_post_functions(known);
@@ -35,7 +33,6 @@ comment on function mbus.make_queue_functions(mbus.queue) is 'Write the function
 
 create function mbus.catch_up(known mbus.queue, c mbus.consumer) returns void
 language plpgsql
-set search_path from current
 -- The view has times as its reader's, and a selector has them in UTC.
 set timezone = 'UTC'
 as $$
@@ -75,7 +72,6 @@ comment on function mbus.catch_up(mbus.queue, mbus.consumer) is
 
 create function mbus.add_consumer(known mbus.queue, cname text, selector text, temporary boolean) returns void
 language plpgsql
-set search_path from current
 as $$
 declare
     c mbus.consumer;
@@ -122,7 +118,6 @@ comment on function mbus.add_consumer(mbus.queue, text, text, boolean) is 'Make 
 
 create function mbus.tell_index(qname text, selector text) returns void
 language plpgsql
-set search_path from current
 as $$
 begin
     -- An index knows no alias, and is of use only with the operators that the selector has.
@@ -136,7 +131,6 @@ create function mbus_sealed.create_consumer(
     caller pgchange.caller, cname text, qname text, p_selector text default null, noindex boolean default false
 ) returns void
 language plpgsql security definer
-set search_path from current
 as $$
 declare
     known mbus.queue := mbus.queue_named(qname, 'Wrong queue name:%s');

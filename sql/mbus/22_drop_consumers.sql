@@ -2,7 +2,6 @@
 
 create function mbus.receiving_views(receivers regprocedure[]) returns setof regclass
 language sql stable
-set search_path from current
 as $$
     -- No name is trusted: anybody may make something else in a view's place, or a view of his own over the function.
     select distinct v.oid::regclass
@@ -17,7 +16,6 @@ comment on function mbus.receiving_views(regprocedure[]) is
 
 create function mbus.receivers(c mbus.consumer) returns regprocedure[]
 language sql stable
-set search_path from current
 as $$
     select array(
         select p.oid::regprocedure from pg_proc as p
@@ -27,7 +25,6 @@ comment on function mbus.receivers(mbus.consumer) is 'The functions by which vie
 
 create function mbus.drop_views(c mbus.consumer) returns void
 language plpgsql
-set search_path from current
 as $$
 declare
     each_view regclass;
@@ -41,7 +38,6 @@ comment on function mbus.drop_views(mbus.consumer) is 'Drop the views that recei
 
 create function mbus.refuse_users(used text, consumers mbus.consumer[], functions text[], relations text[]) returns void
 language plpgsql stable
-set search_path from current
 as $$
 declare
     users text;
@@ -88,7 +84,6 @@ comment on function mbus.refuse_users(text, mbus.consumer[], text[], text[]) is
 
 create function mbus.forget_consumer(known mbus.queue, c mbus.consumer) returns void
 language plpgsql
-set search_path from current
 as $$
 declare
     function regprocedure;
@@ -118,7 +113,6 @@ comment on function mbus.forget_consumer(mbus.queue, mbus.consumer) is
 
 create function mbus.remove_consumer(known mbus.queue, c mbus.consumer) returns void
 language plpgsql
-set search_path from current
 as $$
 begin
     -- Whoever receives by it: what they write would stay, and messages of other queues would wait for it for good.
@@ -139,7 +133,6 @@ comment on function mbus.remove_consumer(mbus.queue, mbus.consumer) is 'Remove a
 
 create function mbus_sealed.drop_consumer(caller pgchange.caller, cname text, qname text) returns void
 language plpgsql security definer
-set search_path from current
 as $$
 declare
     known mbus.queue := mbus.queue_named(qname);

@@ -2,7 +2,6 @@
 
 create function mbus.bound_to(caller name, known mbus.queue) returns text
 language sql stable
-set search_path from current
 as $$
     select case when bool_and(c.selector is not null) and not mbus.is_admin(caller) and not mbus.has_role(caller, 'admin', known.qname)
                 then string_agg(distinct format(E'(%s\n)', c.selector), ' or ') end
@@ -14,7 +13,6 @@ comment on function mbus.bound_to(name, mbus.queue) is
 
 create function mbus.add_temporary_consumer(caller name, qname text, p_selector text) returns text
 language plpgsql
-set search_path from current
 as $$
 declare
     known mbus.queue;
@@ -46,7 +44,6 @@ comment on function mbus.add_temporary_consumer(name, text, text) is
 
 create function mbus_sealed.create_temporary_consumer(caller pgchange.caller, qname text, p_selector text default null) returns text
 language plpgsql security definer
-set search_path from current
 as $$
 begin
     if p_selector is not null then
@@ -61,7 +58,6 @@ comment on function mbus_sealed.create_temporary_consumer(pgchange.caller, text,
 
 create function mbus.clear_tempq() returns void
 language plpgsql security definer
-set search_path from current
 set lock_timeout = '200ms'
 as $$
 declare
@@ -102,7 +98,6 @@ comment on function mbus.clear_tempq() is
 
 create function mbus.maintain() returns bigint
 language plpgsql security definer
-set search_path from current
 set lock_timeout = '1s'
 as $$
 declare

@@ -2,7 +2,6 @@
 
 create function mbus.make_copy_function(known mbus.queue) returns void
 language plpgsql
-set search_path from current
 as $$
 declare
     copies text := '';
@@ -55,7 +54,6 @@ comment on function mbus.make_copy_function(mbus.queue) is 'Write the trigger of
 
 create function mbus.add_trigger(src text, dst text, selector text) returns void
 language plpgsql
-set search_path from current
 as $$
 declare
     source mbus.queue;
@@ -84,7 +82,6 @@ comment on function mbus.add_trigger(text, text, text) is 'Copy what is posted t
 
 create function mbus_sealed.create_trigger(caller pgchange.caller, src text, dst text, selector text default null) returns void
 language plpgsql security definer
-set search_path from current
 as $$
 begin
     perform mbus.queue_named(src), mbus.queue_named(dst);
@@ -101,7 +98,6 @@ comment on function mbus_sealed.create_trigger(pgchange.caller, text, text, text
 
 create function mbus_sealed.drop_trigger(caller pgchange.caller, src text, dst text) returns void
 language plpgsql security definer
-set search_path from current
 as $$
 declare
     source mbus.queue := mbus.queue_named(src);

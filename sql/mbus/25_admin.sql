@@ -2,7 +2,6 @@
 
 create function mbus.may_receive(caller name, receiver regprocedure) returns boolean
 language sql stable
-set search_path from current
 as $$
     select exists (
         select from mbus.receiving_views(array[receiver]) as v where has_any_column_privilege(caller, v, 'select'))
@@ -13,7 +12,6 @@ comment on function mbus.may_receive(name, regprocedure) is
 create function mbus.create_view(qname text, cname text default 'default', sname text default 'public', viewname text default null)
 returns void
 language plpgsql security definer
-set search_path from current
 as $$
 declare
     known mbus.queue := mbus.queue_named(qname);
@@ -74,7 +72,6 @@ comment on function mbus.create_view(text, text, text, text) is
 
 create function mbus.create_run_function(qname text) returns void
 language plpgsql security definer
-set search_path from current
 as $$
 declare
     known mbus.queue := mbus.queue_named(qname);
@@ -108,7 +105,6 @@ comment on function mbus.create_run_function(text) is 'Make the function run_on_
 
 create function mbus_sealed.try_again(caller pgchange.caller, msgiid text, delay interval default interval '1 minute', error text default null) returns integer
 language plpgsql security definer
-set search_path from current
 as $$
 declare
     known mbus.queue := mbus.queue_of(msgiid);

@@ -6,7 +6,6 @@
 
 create function mbus.feed_lock(qname text, cname text) returns boolean
 language plpgsql security definer
-set search_path from current
 as $$
 begin
     for slot in 0..63 loop
@@ -23,7 +22,6 @@ comment on function mbus.feed_lock(text, text) is
 
 create function mbus.feed_locked(qname text, cname text) returns boolean
 language sql stable security definer
-set search_path from current
 as $$
     select exists (select from mbus.held_slots(qname, cname))
 $$;
@@ -31,7 +29,6 @@ comment on function mbus.feed_locked(text, text) is 'Whether any worker of a con
 
 create function mbus.feed_consumer(caller name, qname text, cname text) returns mbus.consumer
 language plpgsql stable
-set search_path from current
 as $$
 declare
     c mbus.consumer := (select x from mbus.consumer as x where x.qname = feed_consumer.qname and x.name = cname);
@@ -50,7 +47,6 @@ comment on function mbus.feed_consumer(name, text, text) is 'The consumer of a f
 
 create function mbus.feed_position(qname text, cname text) returns jsonb
 language plpgsql stable security definer
-set search_path from current
 as $$
 begin
     return (
@@ -66,7 +62,6 @@ comment on function mbus.feed_position(text, text) is 'A consumer, the slot that
 
 create function mbus.pending(qname text, c mbus.consumer, slot integer) returns setof mbus.batch
 language plpgsql stable
-set search_path from current
 as $$
 begin
     return query
@@ -81,7 +76,6 @@ comment on function mbus.pending(text, mbus.consumer, integer) is
 
 create function mbus.dissolve(known mbus.queue, mark mbus.batch) returns void
 language plpgsql
-set search_path from current
 as $$
 begin
     execute format(
@@ -97,7 +91,6 @@ comment on function mbus.dissolve(mbus.queue, mbus.batch) is
 
 create function mbus.adopt(qname text, c mbus.consumer, new_slot integer, max_attempts integer) returns mbus.batch
 language plpgsql
-set search_path from current
 as $$
 declare
     known mbus.queue := mbus.queue_named(qname);

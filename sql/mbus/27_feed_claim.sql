@@ -2,7 +2,6 @@
 
 create function mbus.set_by(known mbus.queue, c mbus.consumer, my_slot integer, ids bigint[]) returns mbus.batch
 language plpgsql
-set search_path from current
 as $$
 declare
     mark mbus.batch;
@@ -42,7 +41,6 @@ create function mbus_sealed.feed_claim(
     caller pgchange.caller, qname text, cname text, "position" jsonb, max_changes integer, max_attempts integer default null
 ) returns jsonb
 language plpgsql security definer
-set search_path from current
 set enable_seqscan = off
 set enable_bitmapscan = off
 set enable_mergejoin = off
@@ -90,7 +88,6 @@ returns table (
     id text, number bigint, data jsonb, properties jsonb, headers jsonb, added timestamptz
 )
 language plpgsql stable security definer
-set search_path from current
 set enable_seqscan = off
 set jit = off
 as $$
@@ -114,7 +111,6 @@ comment on function mbus_sealed.feed_changes(pgchange.caller, text, text, jsonb,
 
 create function mbus_sealed.feed_ack(caller pgchange.caller, qname text, cname text, batch jsonb) returns bigint
 language plpgsql security definer
-set search_path from current
 set enable_seqscan = off
 set jit = off
 as $$
@@ -158,7 +154,6 @@ comment on function mbus_sealed.feed_ack(pgchange.caller, text, text, jsonb) is
 
 create function mbus_sealed.feed_in_work(caller pgchange.caller, qname text, cname text, "position" jsonb) returns jsonb
 language sql stable security definer
-set search_path from current
 as $$
     select b.batch || jsonb_build_object('attempt', b.attempt, 'error', b.error, 'claimed_at', b.claimed_at)
     from mbus.pending(qname, mbus.feed_consumer(caller, qname, cname), ("position" ->> 'slot')::integer) as b
@@ -169,7 +164,6 @@ comment on function mbus_sealed.feed_in_work(pgchange.caller, text, text, jsonb)
 
 create function mbus_sealed.feed_note_failure(caller pgchange.caller, qname text, cname text, batch jsonb, error text) returns void
 language plpgsql security definer
-set search_path from current
 as $$
 declare
     c mbus.consumer := mbus.feed_consumer(caller, qname, cname);

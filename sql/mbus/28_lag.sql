@@ -2,7 +2,6 @@
 
 create function mbus.can_be_had(s mbus.picked) returns boolean
 language sql stable
-set search_path from current
 as $$
     select s.ok and coalesce(s.due <= clock_timestamp(), true) and (s.after is null or mbus.obstacle(s.after::text[]) is null)
 $$;
@@ -12,7 +11,6 @@ create function mbus.ahead_in_log(
     known mbus.queue, c integer, upto integer, out ready bigint[], out waiting bigint[], out delayed integer, out more boolean
 )
 language plpgsql
-set search_path from current
 as $$
 declare
     seen mbus.seen := mbus.look_ahead(known, c, 9223372036854775807, upto + 1);
@@ -31,7 +29,6 @@ create function mbus.ahead_apart(
     known mbus.queue, c integer, upto integer, out ready bigint[], out waiting bigint[], out delayed integer
 )
 language plpgsql
-set search_path from current
 as $$
 declare
     free bigint[] := mbus.set_free(c, known.parts, upto + 1, true);
@@ -64,7 +61,6 @@ comment on function mbus.ahead_apart(mbus.queue, integer, integer) is
 
 create function mbus.lag_of(c mbus.consumer, upto integer) returns jsonb
 language plpgsql volatile
-set search_path from current
 set enable_seqscan = off
 set enable_bitmapscan = off
 set enable_mergejoin = off
@@ -115,7 +111,6 @@ comment on function mbus.lag_of(mbus.consumer, integer) is
 
 create function mbus_sealed.feed_lag(caller pgchange.caller, qname text, cname text, upto integer) returns jsonb
 language plpgsql volatile security definer
-set search_path from current
 as $$
 begin
     return mbus.lag_of(mbus.feed_consumer(caller, qname, cname), upto) - 'delayed';
@@ -127,7 +122,6 @@ comment on function mbus_sealed.feed_lag(pgchange.caller, text, text, integer) i
 
 create function mbus_sealed.feed_point(caller pgchange.caller, qname text) returns jsonb
 language plpgsql stable security definer
-set search_path from current
 as $$
 declare
     known mbus.queue := mbus.queue_named(qname);
@@ -141,7 +135,6 @@ comment on function mbus_sealed.feed_point(pgchange.caller, text) is 'All messag
 
 create function mbus_sealed.feed_passed(caller pgchange.caller, qname text, cname text, goal jsonb) returns jsonb
 language plpgsql volatile security definer
-set search_path from current
 set enable_seqscan = off
 set jit = off
 as $$

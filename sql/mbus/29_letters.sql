@@ -6,7 +6,6 @@ create index on mbus.dmq (letter);
 
 create function mbus.named_by_itself(letter bigint) returns bigint
 language sql
-set search_path from current
 as $$
     update pgchange.letter as l set content = l.content || jsonb_build_object('letter', l.id)
     where l.id = named_by_itself.letter
@@ -17,7 +16,6 @@ comment on function mbus.named_by_itself(bigint) is
 
 create function mbus.write_letters() returns trigger
 language plpgsql security definer
-set search_path from current
 as $$
 declare
     message record;
@@ -40,7 +38,6 @@ create trigger write_letters after insert on mbus.dmq referencing new table as p
 
 create function mbus.after_dead() returns trigger
 language plpgsql security definer
-set search_path from current
 as $$
 begin
     perform mbus.wake_up('{0}', array(select g.id from gone as g));
@@ -56,7 +53,6 @@ create trigger after_dead after delete on mbus.dmq referencing old table as gone
 
 create function mbus.shrink(mark mbus.batch) returns mbus.batch
 language plpgsql
-set search_path from current
 as $$
 begin
     perform from mbus.apart as a
@@ -78,7 +74,6 @@ comment on function mbus.shrink(mbus.batch) is
 
 create function mbus_sealed.feed_skip(caller pgchange.caller, qname text, cname text, batch jsonb, reason text) returns bigint
 language plpgsql security definer
-set search_path from current
 as $$
 declare
     c mbus.consumer := mbus.feed_consumer(caller, qname, cname);
@@ -117,7 +112,6 @@ comment on function mbus_sealed.feed_skip(pgchange.caller, text, text, jsonb, te
 
 create function mbus_sealed.skip_batch(caller pgchange.caller, qname text, cname text, reason text) returns uuid
 language plpgsql security definer
-set search_path from current
 as $$
 declare
     batch jsonb;
@@ -138,7 +132,6 @@ comment on function mbus_sealed.skip_batch(pgchange.caller, text, text, text) is
 
 create function mbus_sealed.letter_rights(caller pgchange.caller, address jsonb) returns text[]
 language sql stable security definer
-set search_path from current
 as $$
     select case when mbus.is_admin(caller) or mbus.may(caller, 'consume', address ->> 'queue', address ->> 'consumer') then '{see,keep}'::text[]
                 else '{}' end
@@ -147,7 +140,6 @@ comment on function mbus_sealed.letter_rights(pgchange.caller, jsonb) is 'Who ma
 
 create function mbus.unmatched(letter bigint, qname text, cname text, out iid text, out consumer text)
 language plpgsql stable
-set search_path from current
 as $$
 declare
     c mbus.consumer;
@@ -179,7 +171,6 @@ comment on function mbus.unmatched(bigint, text, text) is
 
 create function mbus_sealed.check_letter(caller pgchange.caller, address jsonb, content jsonb) returns void
 language plpgsql stable security definer
-set search_path from current
 as $$
 declare
     lost record;
@@ -221,7 +212,6 @@ comment on function mbus_sealed.check_letter(pgchange.caller, jsonb, jsonb) is '
 
 create function mbus.shown(held hstore) returns jsonb
 language sql stable
-set search_path from current
 as $$
     -- What is long as it is stored is not even read.
     select case when pg_column_size(held) > 20000 or octet_length(held::text) > 20000
@@ -232,7 +222,6 @@ comment on function mbus.shown(hstore) is 'A part of a message, for people: wher
 
 create function mbus_sealed.letter_content(caller pgchange.caller, address jsonb, content jsonb) returns jsonb
 language plpgsql stable security definer
-set search_path from current
 as $$
 declare
     message jsonb;
@@ -267,7 +256,6 @@ comment on function mbus_sealed.letter_content(pgchange.caller, jsonb, jsonb) is
 
 create function mbus_sealed.redrive(caller pgchange.caller, letter bigint) returns void
 language plpgsql security definer
-set search_path from current
 as $$
 declare
     address jsonb;

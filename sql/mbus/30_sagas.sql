@@ -40,7 +40,6 @@ comment on table mbus.saga_message is
 
 create function mbus.check_saga(description jsonb) returns void
 language plpgsql stable
-set search_path from current
 as $$
 declare
     each_step record;
@@ -73,7 +72,6 @@ create function mbus.saga_post(
     known bigint, kind text, step text, qname text, data hstore, "after" text[], properties hstore default '', iid text default null
 ) returns text
 language plpgsql
-set search_path from current
 as $$
 declare
     posted text := mbus.post(
@@ -88,7 +86,6 @@ comment on function mbus.saga_post(bigint, text, text, text, hstore, text[], hst
 
 create function mbus_sealed.start_saga(caller pgchange.caller, description jsonb, data hstore) returns bigint
 language plpgsql security definer
-set search_path from current
 as $$
 declare
     bung text := mbus_sealed.get_iid(caller, description ->> 'bungs');

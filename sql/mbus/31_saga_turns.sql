@@ -7,7 +7,6 @@ comment on function mbus.turn_of(text) is 'The state of a saga in which a kind o
 
 create function mbus.way_out(missing mbus.saga_message) returns text
 language sql stable
-set search_path from current
 as $$
     select format('post it again under this iid: mbus.post(..., iid => %L)', missing.iid)
         || case when missing.kind = 'step' then format(', or undo the saga: mbus.saga_roll_back(%L, reason)', missing.iid) else '' end
@@ -16,7 +15,6 @@ comment on function mbus.way_out(mbus.saga_message) is 'What a person can do abo
 
 create function mbus.lost_before(message mbus.saga_message) returns text
 language sql stable
-set search_path from current
 as $$
     select format('saga %s: the turn of message %s has not come: message %s before it was received, or dropped, and not done: %s',
                   message.saga, message.iid, m.iid, mbus.way_out(m))
@@ -30,7 +28,6 @@ comment on function mbus.lost_before(mbus.saga_message) is
 
 create function mbus.check_turn(message mbus.saga_message) returns void
 language plpgsql stable
-set search_path from current
 as $$
 begin
     if mbus.lost_before(message) is not null then
@@ -43,7 +40,6 @@ comment on function mbus.check_turn(mbus.saga_message) is
 
 create function mbus.claims_of(message mbus.saga_message) returns table (consumer text, attempt integer, mine boolean, at_work boolean)
 language plpgsql stable
-set search_path from current
 as $$
 declare
     known mbus.queue := mbus.queue_of(message.iid);
@@ -66,7 +62,6 @@ comment on function mbus.claims_of(mbus.saga_message) is
 
 create function mbus.tries_of(message mbus.saga_message) returns integer
 language sql stable
-set search_path from current
 as $$
     -- A claim is recorded before its handler runs: so a try counts however it ends. Who else receives the message tries nothing.
     select message.tries - 1 + coalesce(max(c.attempt), 1) from mbus.claims_of(message) as c where c.mine
@@ -76,7 +71,6 @@ comment on function mbus.tries_of(mbus.saga_message) is
 
 create function mbus.overdue(known mbus.saga) returns text
 language sql stable
-set search_path from current
 as $$
     select format('its time was over at %s', known.deadline::timestamptz(0))
     where known.state = 'forward' and known.deadline < clock_timestamp()
@@ -85,7 +79,6 @@ comment on function mbus.overdue(mbus.saga) is 'Why a saga is to be rolled back,
 
 create function mbus_sealed.saga_turn(caller pgchange.caller, msgiid text) returns jsonb
 language plpgsql stable security definer
-set search_path from current
 as $$
 declare
     message mbus.saga_message;
@@ -112,7 +105,6 @@ comment on function mbus_sealed.saga_turn(pgchange.caller, text) is
 
 create function mbus_sealed.saga_done(caller pgchange.caller, msgiid text) returns boolean
 language plpgsql security definer
-set search_path from current
 as $$
 declare
     message mbus.saga_message;
@@ -146,7 +138,6 @@ comment on function mbus_sealed.saga_done(pgchange.caller, text) is
 
 create function mbus_sealed.saga_try_again(caller pgchange.caller, msgiid text, delay interval, error text) returns boolean
 language plpgsql security definer
-set search_path from current
 as $$
 declare
     turn jsonb := mbus_sealed.saga_turn(caller, msgiid);
@@ -167,7 +158,6 @@ comment on function mbus_sealed.saga_try_again(pgchange.caller, text, interval, 
 
 create function mbus_sealed.saga_roll_back(caller pgchange.caller, msgiid text, reason text) returns boolean
 language plpgsql security definer
-set search_path from current
 as $$
 declare
     known bigint;
@@ -191,7 +181,6 @@ comment on function mbus_sealed.saga_roll_back(pgchange.caller, text, text) is
 
 create function mbus.roll_back_overdue() returns setof text
 language plpgsql security definer
-set search_path from current
 as $$
 declare
     known mbus.saga;
@@ -216,7 +205,6 @@ comment on function mbus.roll_back_overdue() is
 
 create function mbus.take_rest(known bigint, kinds text[], but text) returns void
 language plpgsql
-set search_path from current
 as $$
 declare
     each_iid text;
@@ -237,7 +225,6 @@ comment on function mbus.take_rest(bigint, text[], text) is 'Take the bung of a 
 
 create function mbus.take_unless_held(msgiid text) returns void
 language plpgsql
-set search_path from current
 set lock_timeout = '100ms'
 as $$
 begin

@@ -2,7 +2,6 @@
 
 create function mbus.lateness(known mbus.saga) returns text
 language sql stable
-set search_path from current
 as $$
     -- To undo it may take as long as to do it.
     select coalesce(mbus.overdue(known), (
@@ -13,7 +12,6 @@ comment on function mbus.lateness(mbus.saga) is 'That a saga is neither done nor
 
 create function mbus.saga_trouble(known mbus.saga) returns text
 language sql stable security definer
-set search_path from current
 as $$
     select nullif(concat_ws('; ', mbus.lateness(known), string_agg(
         format('%s: message %s %s', concat_ws(' of ', m.kind, m.step), m.iid, t.trouble), '; ' order by m.iid)), '')
@@ -56,7 +54,6 @@ comment on view mbus.sagas is
 
 create function mbus.sees_saga(caller name, known bigint) returns boolean
 language sql stable
-set search_path from current
 as $$
     select mbus.is_admin(caller) or exists (
         select from (
@@ -68,7 +65,6 @@ comment on function mbus.sees_saga(name, bigint) is 'Whether the caller may post
 
 create function mbus_sealed.saga_state(caller pgchange.caller, saga bigint) returns jsonb
 language plpgsql stable security definer
-set search_path from current
 as $$
 declare
     known mbus.sagas := (select s from mbus.sagas as s where s.id = saga);
@@ -84,7 +80,6 @@ comment on function mbus_sealed.saga_state(pgchange.caller, bigint) is
 
 create function mbus.watches_sagas(caller name) returns boolean
 language sql stable
-set search_path from current
 as $$
     select mbus.is_admin(caller) or has_table_privilege(caller, 'mbus.sagas', 'select')
 $$;
@@ -92,7 +87,6 @@ comment on function mbus.watches_sagas(name) is 'Whether the caller may see all 
 
 create function mbus.watches_saga(caller name, known bigint) returns boolean
 language sql stable
-set search_path from current
 as $$
     select mbus.watches_sagas(caller) or mbus.sees_saga(caller, known)
 $$;
@@ -100,7 +94,6 @@ comment on function mbus.watches_saga(name, bigint) is 'Whether the caller may s
 
 create function mbus.saga_at(known mbus.saga) returns text[]
 language sql stable
-set search_path from current
 as $$
     select array(
         select m.step from mbus.saga_message as m
@@ -113,7 +106,6 @@ comment on function mbus.saga_at(mbus.saga) is 'The steps at which a saga is: wh
 
 create function mbus.goes_through(known bigint, queues text[]) returns boolean
 language sql stable
-set search_path from current
 as $$
     select exists (select from mbus.saga_message as m where m.saga = known and mbus.qname_of(m.iid) = any (queues))
 $$;
@@ -121,7 +113,6 @@ comment on function mbus.goes_through(bigint, text[]) is 'Whether a message of a
 
 create function mbus.latest_ended_of(queues text[], most integer) returns setof mbus.saga
 language sql stable
-set search_path from current
 as $$
     -- Of each queue the latest, however many sagas went through others. Those that have not ended come first in any case.
     select s.*
@@ -143,7 +134,6 @@ returns table (
     started_at timestamptz, changed_at timestamptz, deadline timestamptz
 )
 language plpgsql stable security definer
-set search_path from current
 as $$
 #variable_conflict use_column
 declare
@@ -194,7 +184,6 @@ returns table (
     step text, "after" text[], qname text, iid text, compensation text, state text, tries integer, error text, changed_at timestamptz
 )
 language plpgsql stable security definer
-set search_path from current
 as $$
 #variable_conflict use_column
 declare
@@ -241,7 +230,6 @@ comment on function mbus_sealed.saga_steps(pgchange.caller, bigint) is
 
 create function mbus_sealed.saga_data(caller pgchange.caller, saga bigint) returns jsonb
 language sql stable security definer
-set search_path from current
 as $$
     select mbus.shown((mbus.message_of(m.known, e.id, null)).data)
     from (
@@ -258,7 +246,6 @@ comment on function mbus_sealed.saga_data(pgchange.caller, bigint) is
 
 create function mbus_sealed.stuck_sagas(caller pgchange.caller) returns setof text
 language sql stable security definer
-set search_path from current
 as $$
     select format('saga %s %s is stuck: %s', s.name, s.id, s.stuck)
     from mbus.sagas as s
@@ -269,7 +256,6 @@ comment on function mbus_sealed.stuck_sagas(pgchange.caller) is 'The sagas that 
 
 create function mbus.forget_sagas(older_than interval) returns bigint
 language plpgsql security definer
-set search_path from current
 as $$
 declare
     forgotten bigint;

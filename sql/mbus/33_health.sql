@@ -9,7 +9,6 @@ $$;
 create function mbus.standings(caller pgchange.caller, upto integer)
 returns table (qname text, cname text, at jsonb, lag jsonb, batch jsonb, trouble text)
 language plpgsql volatile
-set search_path from current
 as $$
 declare
     advice text;
@@ -41,7 +40,6 @@ comment on function mbus.standings(pgchange.caller, integer) is
 
 create function mbus_sealed.status(caller pgchange.caller, upto integer default 1000) returns setof pgchange.consumer_status
 language plpgsql volatile security definer
-set search_path from current
 as $$
 begin
     return query
@@ -72,7 +70,6 @@ returns table (
     exact boolean, oldest_seconds double precision, dead bigint, dead_exact boolean, trouble text
 )
 language plpgsql volatile security definer
-set search_path from current
 as $$
 #variable_conflict use_column
 begin
@@ -103,7 +100,6 @@ comment on function mbus_sealed.queues(pgchange.caller, integer) is
 
 create function mbus.health(many_attempts integer default 3) returns setof pgchange.finding
 language sql stable security definer
-set search_path from current
 as $$
     select 'queue', 'error', mbus.name_of(f.qname, f.consumer),
            format('%s on which a selector failed, see mbus.fault, such as: %s', pgchange.many(count(*), 'message'), max(f.message)), null

@@ -3,7 +3,6 @@
 
 create function mbus_sealed.create_queue(caller pgchange.caller, qname text, consumers_cnt integer, is_roles_security_model boolean default null) returns void
 language plpgsql security definer
-set search_path from current
 as $$
 declare
     known mbus.queue;
@@ -54,7 +53,6 @@ comment on function mbus_sealed.create_queue(pgchange.caller, text, integer, boo
 
 create function mbus_sealed.drop_queue(caller pgchange.caller, qname text) returns void
 language plpgsql security definer
-set search_path from current
 as $$
 declare
     known mbus.queue := mbus.queue_named(qname);
@@ -100,7 +98,6 @@ comment on function mbus_sealed.drop_queue(pgchange.caller, text) is 'Drop a que
 
 create function mbus.open_door() returns void
 language plpgsql
-set search_path from current
 as $$
 begin
     grant usage on schema mbus, pgchange to public;

@@ -2,7 +2,6 @@
 
 create function mbus.rebase(known mbus.queue) returns void
 language plpgsql
-set search_path from current
 as $$
 declare
     late xid8[];
@@ -31,7 +30,6 @@ comment on function mbus.rebase(mbus.queue) is 'Let the log and the positions of
 
 create function mbus.rebase_after_restore() returns integer
 language plpgsql security definer
-set search_path from current
 as $$
 declare
     known mbus.queue;

@@ -42,13 +42,6 @@ begin
         execute format('comment on function %s is %L', found.signature, 'As that of the extension hstore.');
     end loop;
     execute format('create domain mbus.hstore as %s', pg_typeof((null::mbus.qt_model).data));
-    for found in
-        select p.oid::regprocedure as made from pg_proc as p
-        where p.pronamespace in ('mbus'::regnamespace, 'mbus_sealed'::regnamespace)
-          and exists (select from unnest(p.proconfig) as s where s like 'search_path=%')
-    loop
-        execute format('alter function %s set search_path = pg_catalog, mbus, pg_temp', found.made);
-    end loop;
 end
 $$;
 comment on domain mbus.hstore is 'The type hstore, for selectors.';

@@ -10,38 +10,29 @@ $$;
 
 select pgchange.show_sealed('mbus');
 
-create function mbus.grant_maintainer(role regrole) returns void
-language plpgsql
-set search_path from current
-as $$
-begin
-    perform pgchange.grant_maintainer(role);
-    execute format(
-        'grant usage on schema mbus to %1$s; grant select on mbus.installed, mbus.sagas to %1$s; '
-        'grant execute on function mbus.maintain(), mbus.roll_back_overdue(), mbus.forget_sagas(interval), mbus.health(integer), mbus.status(integer), mbus.queues(integer), '
-        'mbus.saga_trouble(mbus.saga), mbus.latest_sagas(integer), mbus.saga_steps(bigint), mbus.saga_data(bigint) '
-        'to %1$s', role);
-end
-$$;
-comment on function mbus.grant_maintainer(regrole) is
-    'Let a role delete from the queues what was received or expired, forget sagas that ended, and see what is wrong with them.';
+select pgchange.add_role(
+    'mbus', 'maintainer', told =>
+    'Let a role delete from the queues what was received or expired, forget sagas that ended, and see what is wrong with them.',
+    includes => 'pgchange.maintainer',
+    objects => array[
+        'select on mbus.installed, mbus.sagas'
+    ],
+    functions => $$
+        maintain roll_back_overdue forget_sagas health status queues saga_trouble latest_sagas saga_steps saga_data
+    $$);
 
-create function mbus.grant_admin(role regrole) returns void
-language plpgsql
-set search_path from current
-as $$
-begin
-    perform pgchange.grant_admin(role);
-    execute format(
-        'grant usage on schema mbus to %1$s; grant execute on function '
-        'mbus.letter_rights(jsonb), mbus.check_letter(jsonb, jsonb), mbus.letter_content(jsonb, jsonb), mbus.redrive(bigint) '
-        'to %1$s', role);
-end
-$$;
-comment on function mbus.grant_admin(regrole) is
-    'Let a role see, send again and drop the dead letters of the queues that it may consume from.';
+select pgchange.add_role(
+    'mbus', 'admin', told =>
+    'Let a role see, send again and drop the dead letters of the queues that it may consume from.',
+    includes => 'pgchange.admin',
+    functions => $$
+        letter_rights check_letter letter_content redrive
+    $$);
 
-revoke all on all routines in schema mbus from public;
-revoke all on all tables in schema mbus from public;
-revoke all on type mbus.qt_model, mbus.picked, mbus.obstacle from public;
-revoke all on schema mbus from public;
+select pgchange.close_schema('mbus', types => 'qt_model picked obstacle', unpinned => $$
+        apart_at awaited bound_now check_origin claim claim_from dead_in freed_apart from_apart from_log gone has_role heads_apart
+        hold_queues keep keep_apart keep_joined keep_together look matches message_key message_of number_in numbered open_in part_key
+        parts_at passed qname_of queue_named queue_of queue_to_change queues_key raise_level receive_apart reception role_mark
+        role_name role_of set_free settle slot_key stand stands_at starts_at take_part temporary_key trim_sometimes turn_key turn_of
+        waits was_taken xid_bound
+    $$);

@@ -5,6 +5,8 @@
 -- (a group's cursor passes it). Groups read in the order of dispatch.
 
 create schema pgmb;
+select pg_catalog.set_config('pgchange.path_before', pg_catalog.current_setting('search_path'), true);
+set local search_path = pg_catalog, pgmb, pg_temp;
 comment on schema pgmb is
     'The event log: events in partitions, subscriptions that choose among them, groups that read by cursor.';
 

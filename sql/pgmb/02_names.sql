@@ -2,7 +2,6 @@
 
 create function pgmb.create_event_id(ts timestamptz, rand bigint) returns pgmb.event_id
 language plpgsql immutable strict
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     return 'pm' || lpad(to_hex(least(greatest(date_part('epoch', ts) * 1000000, 0), 4503599627370495)::bigint), 13, '0')
@@ -16,7 +15,6 @@ comment on function pgmb.create_event_id(timestamptz, bigint) is
 
 create function pgmb.create_event_id_default() returns pgmb.event_id
 language sql volatile
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select pgmb.create_event_id(clock_timestamp(), nextval('pgmb.event_seq'))
 $$;
@@ -25,7 +23,6 @@ comment on function pgmb.create_event_id_default() is
 
 create function pgmb.create_random_bigint() returns bigint
 language sql volatile
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select floor(random() * 68719476736)::bigint
 $$;
@@ -33,7 +30,6 @@ comment on function pgmb.create_random_bigint() is 'A random number for pgmb.cre
 
 create function pgmb.create_subscription_id() returns pgmb.subscription_id
 language sql volatile
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select ('su' || substr(pgmb.create_event_id(clock_timestamp(), pgmb.create_random_bigint()), 3))::pgmb.subscription_id
 $$;
@@ -49,7 +45,6 @@ comment on function pgmb.extract_date_from_event_id(text) is 'The time in an id;
 
 create function pgmb.add_interval_imm(ts timestamptz, delta interval) returns timestamptz
 language sql immutable strict
-set search_path = pg_catalog, pg_temp
 -- A day has 24 hours, whatever the session's time zone: else the answer would not be immutable.
 set timezone = 'UTC'
 as $$
@@ -98,7 +93,6 @@ comment on function pgmb.due_before() is
 
 create function pgmb.event_partition(key text, partitions integer) returns integer
 language sql immutable
-set search_path = pg_catalog, pg_temp
 as $$
     select mod(mod(hashtextextended(key, 0), partitions) + partitions, partitions)::integer
 $$;
@@ -108,7 +102,6 @@ comment on function pgmb.event_partition(text, integer) is
 
 create function pgmb.check_group(gid text) returns void
 language plpgsql stable security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     if not exists (select from pgmb.subscription_groups as g where g.id = gid) then

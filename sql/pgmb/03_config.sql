@@ -2,7 +2,6 @@
 
 create function pgmb.get_config_value(config_id pgmb.config_type) returns text
 language plpgsql stable
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     return (select c.value from pgmb.config as c where c.id = config_id);
@@ -12,7 +11,6 @@ comment on function pgmb.get_config_value(pgmb.config_type) is 'A setting.';
 
 create function pgmb.interval_of(config_id pgmb.config_type, value text) returns interval
 language plpgsql stable
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     answer interval;
@@ -37,7 +35,6 @@ comment on function pgmb.interval_of(pgmb.config_type, text) is
 
 create function pgmb.setting_as_interval(config_id pgmb.config_type) returns interval
 language sql stable
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select pgmb.interval_of(config_id, pgmb.get_config_value(config_id))
 $$;
@@ -45,7 +42,6 @@ comment on function pgmb.setting_as_interval(pgmb.config_type) is 'The value of 
 
 create function pgmb.check_setting() returns trigger
 language plpgsql security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     wanted interval;
@@ -91,7 +87,6 @@ for each row execute function pgmb.check_setting();
 
 create function pgmb.most_ahead() returns interval
 language sql stable
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
     -- Readers look at every partition.
     select 1000 * pgmb.setting_as_interval('partition_interval')
@@ -100,7 +95,6 @@ comment on function pgmb.most_ahead() is 'How far ahead partitions are made at m
 
 create function pgmb.misfit_settings() returns setof text
 language sql stable security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select misfit.told
     from pgmb.setting_as_interval('partition_interval') as width,

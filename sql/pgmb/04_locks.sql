@@ -2,7 +2,6 @@
 
 create function pgmb.held_here(gid text) returns boolean
 language plpgsql stable
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     return pg_backend_pid() in (select w from pgchange.who_locks(pgmb.lock_key(gid)) as w);
@@ -12,7 +11,6 @@ comment on function pgmb.held_here(text) is 'Whether this session, or its transa
 
 create function pgmb.take_idle(gid text) returns void
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     perform pgmb.check_group(gid);

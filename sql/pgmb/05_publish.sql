@@ -8,7 +8,6 @@
 
 create function pgmb.publish() returns trigger
 language plpgsql security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     now_id text := pgmb.due_before();
@@ -45,7 +44,6 @@ create trigger published after insert on pgmb.events
 
 create function pgmb.other_events(ids text[], topics text[], payloads jsonb[], metadata jsonb[], sids text[]) returns text[]
 language sql stable security definer
-set search_path = pg_catalog, pgmb, pg_temp
 set jit = off
 set enable_seqscan = off
 set enable_bitmapscan = off
@@ -63,7 +61,6 @@ comment on function pgmb.other_events(text[], text[], jsonb[], jsonb[], text[]) 
 
 create function pgmb.set_aside(tbl regclass, lower_id pgmb.event_id, upper_id pgmb.event_id, most bigint) returns bigint
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 set plan_cache_mode = force_generic_plan
 set jit = off
 set enable_sort = off
@@ -111,7 +108,6 @@ create function pgmb.set_most_aside(
     tbl regclass, lower_id pgmb.event_id, upper_id pgmb.event_id, most bigint default 10000
 ) returns void
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     -- Each time fewer have come meanwhile, unless publishers are quicker than this.
@@ -125,7 +121,6 @@ comment on function pgmb.set_most_aside(regclass, pgmb.event_id, pgmb.event_id, 
 
 create function pgmb.aside(before text) returns boolean
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 set plan_cache_mode = force_generic_plan
 set jit = off
 set enable_sort = off
@@ -140,7 +135,6 @@ comment on function pgmb.aside(text) is 'Whether events with ids below this one 
 
 create function pgmb.publish_later_range(lowest text, before text, most bigint) returns bigint
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 set plan_cache_mode = force_generic_plan
 set jit = off
 set enable_seqscan = off
@@ -172,7 +166,6 @@ comment on function pgmb.publish_later_range(text, text, bigint) is
 
 create function pgmb.publish_later(before pgmb.event_id, most bigint) returns bigint
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 set lock_timeout = '50ms'
 as $$
 declare
@@ -212,7 +205,6 @@ comment on function pgmb.publish_later(pgmb.event_id, bigint) is
 
 create function pgmb.move_later_from() returns void
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 as $$

@@ -2,7 +2,6 @@
 
 create function pgmb.create_topic(schema_name text, table_name text, kind text) returns text
 language sql immutable
-set search_path = pg_catalog, pg_temp
 as $$
     select lower(schema_name || '.' || table_name || '.' || kind)
 $$;
@@ -25,7 +24,6 @@ comment on function pgmb.serialise_record_for_event(oid, text, record) is
 
 create function pgmb.jsonb_diff(a jsonb, b jsonb) returns jsonb
 language plpgsql immutable
-set search_path = pg_catalog, pg_temp
 -- A plan for these very values would hold copies of them.
 set plan_cache_mode = force_generic_plan
 as $$

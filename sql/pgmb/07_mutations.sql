@@ -33,7 +33,6 @@ comment on table pgmb.push_fault is
 create function pgmb.pushes(tbl regclass)
 returns table (relid regclass, op text, function oid, enabled boolean)
 language sql stable
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select t.tgrelid::regclass, split_part(t.tgname, '_', 3), t.tgfoid, t.tgenabled in ('O', 'A')
     from pg_trigger as own
@@ -50,7 +49,6 @@ comment on function pgmb.pushes(regclass) is
 
 create function pgmb.push_guards(tbl regclass) returns table (guard name, by_owner boolean)
 language sql stable
-set search_path = pg_catalog, pg_temp
 as $$
     -- Any role that may create triggers on the table can use this name: 7 is one that fires before each inserted row.
     select t.tgname, f.proowner = c.relowner
@@ -64,7 +62,6 @@ comment on function pgmb.push_guards(regclass) is
 
 create function pgmb.push_guard(tbl regclass) returns name
 language sql stable
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select g.guard from pgmb.push_guards(tbl) as g where g.by_owner limit 1
 $$;
@@ -73,7 +70,6 @@ comment on function pgmb.push_guard(regclass) is
 
 create function pgmb.push_bar(tbl regclass) returns name
 language sql stable
-set search_path = pg_catalog, pg_temp
 as $$
     select t.tgname
     from pg_trigger as t
@@ -88,7 +84,6 @@ comment on function pgmb.push_bar(regclass) is
 
 create function pgmb.pushed_by(relid oid, trigger name) returns oid
 language sql stable
-set search_path = pg_catalog, pg_temp
 as $$
     select own.tgrelid
     from pg_trigger as t
@@ -102,7 +97,6 @@ comment on function pgmb.pushed_by(oid, name) is
 
 create function pgmb.topic_of(tbl regclass, op text) returns text
 language sql stable
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select pgmb.create_topic(n.nspname, c.relname, op)
     from pg_class as c join pg_namespace as n on n.oid = c.relnamespace where c.oid = tbl
@@ -111,7 +105,6 @@ comment on function pgmb.topic_of(regclass, text) is 'The topic of one kind of c
 
 create function pgmb.note_push_fault(tbl oid, op text, message text, before jsonb, after jsonb) returns boolean
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     insert into pgmb.push_fault (tbl, op, message, before, after) values (tbl, op, message, before, after);
@@ -122,7 +115,6 @@ comment on function pgmb.note_push_fault(oid, text, text, jsonb, jsonb) is 'Note
 
 create function pgmb.push_rows(tbl regclass, op text) returns text
 language sql stable
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select format($body$
     insert into pgmb.events (topic, payload)
@@ -137,7 +129,6 @@ comment on function pgmb.push_rows(regclass, text) is 'The statement that publis
 
 create function pgmb.push_pairs(tbl regclass, pairs text) returns text
 language sql stable
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select format($body$
     insert into pgmb.events (topic, payload, metadata)
@@ -159,7 +150,6 @@ comment on function pgmb.push_pairs(regclass, text) is
 
 create function pgmb.push_update(tbl regclass) returns text
 language sql stable
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
     -- A single row is paired without being numbered, gathered and sorted, each of which would copy it, however large it is.
     -- The rows before and after are in the same order. A row that an update moves to a partition which refuses it is among the
@@ -193,7 +183,6 @@ comment on function pgmb.push_update(regclass) is 'The statements that publish u
 
 create function pgmb.push_body(tbl regclass, op text) returns text
 language sql stable
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select format($body$
 #variable_conflict use_column

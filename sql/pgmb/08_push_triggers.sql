@@ -2,7 +2,6 @@
 
 create function pgmb.place_push_function(tbl regclass, op text) returns text
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     class pg_class := (select c from pg_class as c where c.oid = tbl);
@@ -32,7 +31,6 @@ comment on function pgmb.place_push_function(regclass, text) is
 
 create function pgmb.drop_guards(tbl regclass, former_only boolean default false) returns void
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     guard name;
@@ -48,7 +46,6 @@ comment on function pgmb.drop_guards(regclass, boolean) is
 
 create function pgmb.place_guard(tbl regclass, function text) returns void
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     perform pgmb.drop_guards(tbl, former_only => true);
@@ -66,7 +63,6 @@ comment on function pgmb.place_guard(regclass, text) is
 
 create function pgmb.drop_bar(tbl regclass, functions oid[]) returns void
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     bar name;
@@ -86,7 +82,6 @@ comment on function pgmb.drop_bar(regclass, oid[]) is
 
 create function pgmb.place_push(tbl regclass, op text) returns integer
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     calls text := pgmb.place_push_function(tbl, op);
@@ -122,7 +117,6 @@ comment on function pgmb.place_push(regclass, text) is
 
 create function pgmb.drop_push(tbl regclass, ops text[], departed_only boolean default false) returns void
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     placed record;

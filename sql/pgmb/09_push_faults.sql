@@ -2,7 +2,6 @@
 
 create function pgmb.check_own_rows(tbl regclass) returns void
 language plpgsql stable
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = tbl);
@@ -19,7 +18,6 @@ comment on function pgmb.check_own_rows(regclass) is 'Refuse to make events of r
 
 create function pgmb.replay_push_faults(tbl regclass) returns bigint
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     failed pgmb.push_fault;
@@ -68,7 +66,6 @@ comment on function pgmb.replay_push_faults(regclass) is
 
 create function pgmb.publish_attached(part regclass) returns bigint
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     root regclass := (
@@ -105,7 +102,6 @@ select pgchange.pin_settings('pgmb.replay_push_faults(regclass)', 'pgmb.publish_
 
 create function pgmb.note_missed(tbl regclass, came regclass[]) returns void
 language sql
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
     insert into pgmb.push_fault (tbl, op, message)
     select m, 'ATTACH', 'its rows were there before it was captured'

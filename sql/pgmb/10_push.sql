@@ -2,7 +2,6 @@
 
 create function pgmb.check_pushable(tbl regclass) returns void
 language plpgsql stable
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = tbl);
@@ -24,7 +23,6 @@ comment on function pgmb.check_pushable(regclass) is 'Refuse, with the reason, a
 
 create function pgmb.note_push(tbl regclass) returns void
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     ops text[] := array(
@@ -53,7 +51,6 @@ create function pgmb.push_table_mutations(
     tbl regclass, insert boolean default true, delete boolean default true, update boolean default true
 ) returns void
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     wanted text[] := array_remove(array[
@@ -91,7 +88,6 @@ comment on function pgmb.push_table_mutations(regclass, boolean, boolean, boolea
 
 create function pgmb.stop_table_mutations_push(tbl regclass) returns void
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     perform pgmb.drop_push(tbl, '{insert,delete,update}');

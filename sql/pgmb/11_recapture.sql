@@ -6,7 +6,6 @@ returns table (
     faults bigint, missed regclass[]
 )
 language sql stable security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select t.tbl, t.inserts, t.updates, t.deletes,
            array(
@@ -37,7 +36,6 @@ comment on function pgmb.pushing() is
 
 create function pgmb.to_recapture() returns table (tbl regclass, name text)
 language sql stable
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select p.tbl, p.tbl::text from pgmb.pushing() as p join pg_class as c on c.oid = p.tbl
     where pg_has_role(current_user, c.relowner, 'usage') and (p.untriggered <> '{}' or p.stale)
@@ -47,7 +45,6 @@ comment on function pgmb.to_recapture() is
 
 create function pgmb.recapture(tbl regclass) returns void
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     known pgmb.pushed_table := (select t from pgmb.pushed_table as t where t.tbl = recapture.tbl);
@@ -59,7 +56,6 @@ comment on function pgmb.recapture(regclass) is 'Mend the capture of a table; th
 
 create function pgmb.recapture() returns setof text
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     pushed record;
@@ -93,7 +89,6 @@ comment on function pgmb.recapture() is
 
 create function pgmb.drop_left_over() returns void
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     left_over regprocedure;
@@ -115,7 +110,6 @@ comment on function pgmb.drop_left_over() is
 
 create function pgmb.forget_dropped() returns setof text
 language plpgsql security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     gone pgmb.pushed_table;

@@ -2,7 +2,6 @@
 
 create function pgmb.dispatcher_now() returns pgmb.dispatcher
 language plpgsql stable
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     return (select d from pgmb.dispatcher as d order by d.version desc limit 1);
@@ -12,7 +11,6 @@ comment on function pgmb.dispatcher_now() is 'How far dispatching has come.';
 
 create function pgmb.move_dispatcher(at pgmb.dispatcher) returns void
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     insert into pgmb.dispatcher (
@@ -28,7 +26,6 @@ comment on function pgmb.move_dispatcher(pgmb.dispatcher) is
 
 create function pgmb.visible_now() returns pg_snapshot
 language plpgsql volatile
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     if pg_current_xact_id_if_assigned() is null then
@@ -119,7 +116,6 @@ comment on function pgmb.late(pg_snapshot, text, text) is
 
 create function pgmb.due_by(at pgmb.dispatcher, before text) returns boolean
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 set plan_cache_mode = force_generic_plan
 set jit = off
 set enable_sort = off
@@ -136,7 +132,6 @@ comment on function pgmb.due_by(pgmb.dispatcher, text) is
 
 create function pgmb.has_work(at pgmb.dispatcher, upto pg_snapshot) returns boolean
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 set plan_cache_mode = force_generic_plan
 set jit = off
 set enable_sort = off

@@ -2,7 +2,6 @@
 
 create function pgmb.compiles(statement text) returns text
 language plpgsql stable
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     planned refcursor;
@@ -21,7 +20,6 @@ comment on function pgmb.compiles(text) is
 
 create function pgmb.prepare_poll_for_events_fn(sql_statements text[]) returns void
 language plpgsql security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     condition text;
@@ -52,7 +50,6 @@ comment on function pgmb.prepare_poll_for_events_fn(text[]) is
 
 create function pgmb.is_volatile(topical text) returns boolean
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     plan text;
@@ -72,7 +69,6 @@ select pgchange.pin_settings('pgmb.compiles(text)', 'pgmb.is_volatile(text)');
 
 create function pgmb.condition_added() returns trigger
 language plpgsql security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     perform pgmb.prepare_poll_for_events_fn(array[new.conditions_sql]);
@@ -103,7 +99,6 @@ insert into pgmb.condition (conditions_sql) values
 
 create function pgmb.condition_known(conditions text) returns integer
 language sql stable security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select c.id from pgmb.condition as c
     where md5(c.conditions_sql) = md5(conditions) and c.conditions_sql = conditions
@@ -112,7 +107,6 @@ comment on function pgmb.condition_known(text) is 'The number of a condition tha
 
 create function pgmb.make_group(gid pgmb.group_id) returns void
 language plpgsql security definer
-set search_path = pg_catalog, pgmb, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set enable_bitmapscan = off
@@ -140,7 +134,6 @@ comment on function pgmb.make_group(pgmb.group_id) is
 
 create function pgmb.subscribing() returns trigger
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     new.condition_id := pgmb.condition_known(new.conditions_sql);
@@ -166,7 +159,6 @@ create trigger subscribing before insert or update of conditions_sql, group_id, 
 
 create function pgmb.keep_alive(gid pgmb.group_id, sids text[] default null) returns integer
 language plpgsql security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     kept integer;

@@ -7,7 +7,6 @@ comment on type pgmb.match is 'Events that a subscription gets, in the order of 
 
 create function pgmb.chunk_sql(skip_addressed boolean) returns text
 language sql immutable
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
     -- One look into the index for each id, whatever the statistics say; $2 and $3 leave out partitions.
     select 'unnest($1) as o(id) cross join lateral (select x.* from pgmb.events as x '
@@ -20,7 +19,6 @@ comment on function pgmb.chunk_sql(boolean) is
 
 create function pgmb.match_sql(condition pgmb.condition, addressed boolean) returns text
 language sql immutable
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
     with subscribed(query) as (
         -- The planner takes one index for the other where a table has no statistics yet: we say which.
@@ -50,7 +48,6 @@ comment on function pgmb.match_sql(pgmb.condition, boolean) is
 
 create function pgmb.name_condition(condition pgmb.condition, reason text) returns void
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     groups text := (
@@ -70,7 +67,6 @@ comment on function pgmb.name_condition(pgmb.condition, text) is
 
 create function pgmb.too_many() returns boolean
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     raise exception using errcode = 'PC014', message = 'so many events for so many subscriptions do not fit into memory';
@@ -83,7 +79,6 @@ create function pgmb.evaluate(
     most_pairs bigint default null, out matches pgmb.match[], out faults pgmb.fault[]
 )
 language plpgsql stable
-set search_path = pg_catalog, pgmb, pg_temp
 set enable_hashjoin = off
 set enable_mergejoin = off
 set enable_seqscan = off
@@ -149,7 +144,6 @@ select pgchange.pin_settings('pgmb.evaluate(pgmb.condition, text, text[], text[]
 
 create function pgmb.note_faults(faults pgmb.fault[]) returns void
 language sql
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
     insert into pgmb.fault (group_id, subscription_id, event_ids, message)
     select f.group_id, f.subscription_id, f.event_ids, f.message from unnest(faults) as f
@@ -158,7 +152,6 @@ comment on function pgmb.note_faults(pgmb.fault[]) is 'Note events that were not
 
 create function pgmb.used_conditions() returns setof pgmb.condition
 language plpgsql stable rows 10
-set search_path = pg_catalog, pgmb, pg_temp
 set enable_hashjoin = off
 set enable_mergejoin = off
 set enable_seqscan = off
@@ -181,7 +174,6 @@ create function pgmb.matches(
     ids text[], addressed boolean, most_pairs bigint, out matches pgmb.match[], out faults pgmb.fault[]
 )
 language plpgsql stable
-set search_path = pg_catalog, pgmb, pg_temp
 set enable_hashjoin = off
 set enable_mergejoin = off
 set jit = off

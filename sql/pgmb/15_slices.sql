@@ -2,7 +2,6 @@
 
 create function pgmb.write_alone(matches pgmb.match[], base bigint, total bigint) returns bigint
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 set plan_cache_mode = force_generic_plan
 set jit = off
 as $$
@@ -37,7 +36,6 @@ comment on function pgmb.write_alone(pgmb.match[], bigint, bigint) is
 
 create function pgmb.cuts(ids text[]) returns text[]
 language sql immutable
-set search_path = pg_catalog, pg_temp
 as $$
     select array(select ids[g] collate "C" from generate_series(1001, cardinality(ids), 1000) as g)
 $$;
@@ -46,7 +44,6 @@ comment on function pgmb.cuts(text[]) is
 
 create function pgmb.write_shared(matches pgmb.match[], base bigint, total bigint, cuts text[]) returns bigint
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 set plan_cache_mode = force_generic_plan
 set jit = off
 as $$
@@ -86,7 +83,6 @@ comment on function pgmb.write_shared(pgmb.match[], bigint, bigint, text[]) is
 
 create function pgmb.write_matches(inout at pgmb.dispatcher, ids text[], matches pgmb.match[], out pairs bigint)
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     base bigint := greatest(pgmb.now_micros(), pgmb.micros(at.last_id) + 1);

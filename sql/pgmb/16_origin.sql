@@ -2,7 +2,6 @@
 
 create function pgmb.restored() returns boolean
 language sql stable security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select not pgmb.is_native()
 $$;
@@ -11,7 +10,6 @@ comment on function pgmb.restored() is
 
 create function pgmb.restamp_undispatched() returns void
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     at pgmb.dispatcher := pgmb.dispatcher_now();

@@ -4,7 +4,6 @@ create function pgmb.take_due(
     inout at pgmb.dispatcher, most integer, out ids text[], out late boolean, out more boolean
 )
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 set plan_cache_mode = force_generic_plan
 set jit = off
 set enable_sort = off
@@ -56,7 +55,6 @@ create function pgmb.take_published(
     inout at pgmb.dispatcher, upto pg_snapshot, most integer, out ids text[], out addressed boolean, out more boolean
 )
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 set plan_cache_mode = force_generic_plan
 set jit = off
 set enable_sort = off

@@ -2,7 +2,6 @@
 
 create function pgmb.most_pairs() returns bigint
 language sql immutable
-set search_path = pg_catalog, pg_temp
 as $$
     select 1000000::bigint
 $$;
@@ -12,7 +11,6 @@ comment on function pgmb.most_pairs() is
 
 create function pgmb.chunk_size() returns integer
 language plpgsql stable
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     -- Each is evaluated for every event.
@@ -30,7 +28,6 @@ comment on function pgmb.chunk_size() is
 
 create function pgmb.piece_size() returns integer
 language sql stable
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select greatest(10, pgmb.most_pairs() / greatest(1, (
         select count(*) from (select from pgmb.subscriptions limit 1000000) as found_subscriptions)))
@@ -42,7 +39,6 @@ create function pgmb.dispatch_some(
     out more boolean
 )
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     due record;
@@ -91,7 +87,6 @@ create function pgmb.dispatch_pieces(
     upto pg_snapshot, most integer, piece integer, most_pairs bigint, out events bigint, out pairs bigint, out more boolean
 )
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     part record;
@@ -112,7 +107,6 @@ comment on function pgmb.dispatch_pieces(pg_snapshot, integer, integer, bigint) 
 
 create function pgmb.dispatch(most integer default null, out events bigint, out pairs bigint, out more boolean)
 language plpgsql volatile security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     at pgmb.dispatcher;
@@ -171,7 +165,6 @@ comment on function pgmb.dispatch(integer) is
 
 create function pgmb.poll_for_events() returns integer
 language plpgsql volatile
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     part record;

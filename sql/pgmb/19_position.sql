@@ -2,7 +2,6 @@
 
 create function pgmb.register(gid text) returns boolean
 language sql security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
     insert into pgmb.subscription_groups (id)
     select register.gid
@@ -16,7 +15,6 @@ comment on function pgmb.register(text) is
 
 create function pgmb.position(gid text) returns jsonb
 language plpgsql stable security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     return (
@@ -32,7 +30,6 @@ comment on function pgmb.position(text) is
 
 create function pgmb.check_position(gid text, "position" jsonb) returns void
 language plpgsql stable security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     at bigint := "position" ->> 'version';
@@ -67,7 +64,6 @@ comment on function pgmb.check_position(text, jsonb) is
 
 create function pgmb.may_dispatch() returns boolean
 language plpgsql stable
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     return (
@@ -81,7 +77,6 @@ comment on function pgmb.may_dispatch() is 'Whether this transaction can dispatc
 create function pgmb.next_runs(gid text, after text, most bigint, step bigint default null)
 returns table (upto text, count bigint, alone boolean, lowest text, highest text)
 language plpgsql stable
-set search_path = pg_catalog, pgmb, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set enable_bitmapscan = off

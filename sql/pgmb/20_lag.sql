@@ -2,7 +2,6 @@
 
 create function pgmb.faults(gid text) returns bigint
 language plpgsql stable security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     return (
@@ -15,7 +14,6 @@ comment on function pgmb.faults(text) is 'Events for which a condition of a grou
 
 create function pgmb.waiting(upto integer, out counted bigint, out age double precision)
 language plpgsql volatile
-set search_path = pg_catalog, pgmb, pg_temp
 set plan_cache_mode = force_generic_plan
 set jit = off
 set enable_sort = off
@@ -56,7 +54,6 @@ comment on function pgmb.waiting(integer) is
 
 create function pgmb.lag(gid text, "position" jsonb, upto integer) returns jsonb
 language plpgsql volatile security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     after text := coalesce("position" ->> 'cursor', '');
@@ -96,7 +93,6 @@ comment on function pgmb.lag(text, jsonb, integer) is
 
 create function pgmb.point() returns jsonb
 language plpgsql volatile security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     due text := pgmb.create_event_id(clock_timestamp(), 0);
@@ -112,7 +108,6 @@ comment on function pgmb.point() is 'A point to wait for: all that is published 
 
 create function pgmb.passed(gid text, "position" jsonb, goal jsonb) returns jsonb
 language plpgsql volatile security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     at pgmb.dispatcher;

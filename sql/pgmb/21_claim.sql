@@ -16,7 +16,6 @@ comment on function pgmb.at(jsonb) is 'The cursor of a position, as a claim has 
 
 create function pgmb.choose(gid text, after text, max_changes integer) returns jsonb
 language plpgsql volatile
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     run record;
@@ -46,7 +45,6 @@ comment on function pgmb.choose(text, text, integer) is
 
 create function pgmb.claim(gid text, "position" jsonb, max_changes integer, max_attempts integer default null) returns jsonb
 language plpgsql volatile security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     began_at bigint := coalesce(("position" ->> 'version')::bigint, 0);

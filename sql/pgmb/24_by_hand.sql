@@ -2,7 +2,6 @@
 
 create function pgmb.cursor_by_now(cursor text) returns text
 language plpgsql stable
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     last text := left((pgmb.dispatcher_now()).last_id, 15);
@@ -15,7 +14,6 @@ comment on function pgmb.cursor_by_now(text) is
 
 create function pgmb.check_past(cursor text, rewind text) returns void
 language plpgsql stable
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     last text := (pgmb.dispatcher_now()).last_id;
@@ -32,7 +30,6 @@ comment on function pgmb.check_past(text, text) is
 
 create function pgmb.check_cursor(gid text, cursor text) returns void
 language plpgsql stable security definer
-set search_path = pg_catalog, pgmb, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set enable_bitmapscan = off
@@ -59,7 +56,6 @@ comment on function pgmb.check_cursor(text, text) is
 
 create function pgmb.refuse_gap(gid text, after text, upto text, expected bigint, found_events bigint) returns void
 language plpgsql stable
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     gap record;
@@ -97,7 +93,6 @@ returns table (
     next_cursor pgmb.event_id
 )
 language plpgsql volatile security definer
-set search_path = pg_catalog, pgmb, pg_temp
 set plan_cache_mode = force_generic_plan
 set jit = off
 as $$
@@ -151,7 +146,6 @@ comment on function pgmb.read_next_events(varchar, pgmb.event_id, integer, boole
 
 create function pgmb.release_group_lock(gid varchar) returns boolean
 language plpgsql volatile
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     return pgmb.held_here(gid) and pg_advisory_unlock(pgmb.lock_key(gid));
@@ -163,7 +157,6 @@ comment on function pgmb.release_group_lock(varchar) is
 
 create function pgmb.check_kept(gid text, new_cursor pgmb.event_id) returns void
 language plpgsql stable security definer
-set search_path = pg_catalog, pgmb, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 set enable_hashjoin = off
@@ -206,7 +199,6 @@ comment on function pgmb.check_kept(text, pgmb.event_id) is
 
 create function pgmb.set_group_cursor(gid varchar, new_cursor pgmb.event_id, release_lock boolean default false) returns void
 language plpgsql volatile security definer
-set search_path = pg_catalog, pgmb, pg_temp
 set plan_cache_mode = force_generic_plan
 as $$
 begin

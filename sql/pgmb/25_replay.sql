@@ -2,7 +2,6 @@
 
 create function pgmb.read_events(event_ids pgmb.event_id[]) returns setof pgmb.events
 language sql stable security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select e.* from unnest(event_ids) with ordinality as i(id, n)
     cross join lateral (select x.* from pgmb.events as x where x.id = i.id offset 0) as e
@@ -13,7 +12,6 @@ comment on function pgmb.read_events(pgmb.event_id[]) is
 
 create function pgmb.replay_older(sid text, from_event_id text, below text, known text[], max_events integer) returns text[]
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     condition pgmb.condition := (
@@ -45,7 +43,6 @@ comment on function pgmb.replay_older(text, text, text, text[], integer) is
 create function pgmb.replay_events(gid varchar, sid varchar, from_event_id pgmb.event_id, max_events integer)
 returns setof pgmb.events
 language plpgsql volatile security definer
-set search_path = pg_catalog, pgmb, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 as $$
@@ -110,7 +107,6 @@ comment on function pgmb.replay_events(varchar, varchar, pgmb.event_id, integer)
 
 create function pgmb.match_again(failed pgmb.fault[], out matches pgmb.match[], out faults pgmb.fault[])
 language plpgsql stable
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     known record;
@@ -142,7 +138,6 @@ comment on function pgmb.match_again(pgmb.fault[]) is
 
 create function pgmb.replay_faults(gid varchar default null) returns bigint
 language plpgsql volatile security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     failed pgmb.fault[];

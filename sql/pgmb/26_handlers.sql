@@ -3,7 +3,6 @@
 
 create function pgmb.first_there(sids text[]) returns pgmb.subscription_id
 language sql stable
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select s.id from unnest(sids) with ordinality as x(sid, n) join pgmb.subscriptions as s on s.id = x.sid
     order by x.n limit 1
@@ -14,7 +13,6 @@ create function pgmb.retry_events(
     sids text[], handler text, events jsonb, error text, attempts integer, pause interval
 ) returns pgmb.event_id
 language sql security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
     insert into pgmb.events (id, topic, payload, metadata, subscription_id)
     select pgmb.create_event_id(clock_timestamp() + pause, nextval('pgmb.event_seq')), 'pgmb-retry',
@@ -33,7 +31,6 @@ create function pgmb.give_up_events(
     gid pgmb.group_id, sids text[], handler text, events jsonb, error text, attempts integer
 ) returns bigint
 language sql security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select pgchange.write_letter(
         'event', pgmb.name_of(gid) || '/' || handler,

@@ -2,7 +2,6 @@
 
 create function pgmb.check_time(current_ts timestamptz) returns void
 language plpgsql stable
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     ahead interval := greatest(
@@ -24,7 +23,6 @@ comment on function pgmb.check_time(timestamptz) is
 
 create function pgmb.check_append_only(tbl regclass, current_ts timestamptz) returns void
 language plpgsql stable
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     if tbl is null or tbl not in ('pgmb.events'::regclass, 'pgmb.dispatched'::regclass) then
@@ -41,7 +39,6 @@ comment on function pgmb.check_append_only(regclass, timestamptz) is
 
 create function pgmb.empty_ones(parts regclass[]) returns regclass[]
 language plpgsql stable
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     part regclass;

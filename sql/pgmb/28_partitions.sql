@@ -23,7 +23,6 @@ comment on function pgmb.default_partition(regclass) is 'The partition that take
 create function pgmb.get_partitions_and_bounds(table_id oid)
 returns table (partition_id regclass, lower_bound pgmb.event_id, upper_bound pgmb.event_id)
 language sql stable
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select i.inhrelid::regclass, b.bound[1], b.bound[2]
     from pg_inherits as i
@@ -40,7 +39,6 @@ comment on function pgmb.get_partitions_and_bounds(oid) is
 
 create function pgmb.get_current_partition(table_id oid, current_ts timestamptz default now()) returns regclass
 language sql stable
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select p.partition_id
     from pgmb.get_partitions_and_bounds(table_id) as p
@@ -51,7 +49,6 @@ comment on function pgmb.get_current_partition(oid, timestamptz) is
 
 create function pgmb.end_of_partition(lower timestamptz, width interval) returns timestamptz
 language sql immutable
-set search_path = pg_catalog, pg_temp
 -- A day has 24 hours, also in a session whose time zone has daylight saving.
 set timezone = 'UTC'
 as $$
@@ -62,7 +59,6 @@ comment on function pgmb.end_of_partition(timestamptz, interval) is
 
 create function pgmb.present() returns pgmb.event_id
 language plpgsql stable
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     return greatest(
@@ -75,7 +71,6 @@ comment on function pgmb.present() is
 
 create function pgmb.default_holds(tbl regclass, lower_id pgmb.event_id, upper_id pgmb.event_id) returns boolean
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 -- By the index, also where old statistics promise a row at once.
 set enable_seqscan = off
 set enable_bitmapscan = off
@@ -104,7 +99,6 @@ comment on function pgmb.partition_name(regclass, tstzrange) is 'What the partit
 
 create function pgmb.prepare_partition(tbl regclass, span tstzrange) returns void
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     name text := pgmb.partition_name(tbl, span);
@@ -127,7 +121,6 @@ create function pgmb.attach_partitions(
     tbl regclass, spans tstzrange[], misfits regclass[] default '{}', stop_publishers boolean default false
 ) returns setof text
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 set lock_timeout = '50ms'
 as $$
 declare
@@ -193,7 +186,6 @@ comment on function pgmb.attach_partitions(regclass, tstzrange[], regclass[], bo
 
 create function pgmb.misfits(tbl regclass, current_ts timestamptz) returns regclass[]
 language plpgsql stable
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     width interval := pgmb.setting_as_interval('partition_interval');
@@ -210,7 +202,6 @@ comment on function pgmb.misfits(regclass, timestamptz) is
 
 create function pgmb.missing_partitions(tbl regclass, current_ts timestamptz) returns setof tstzrange
 language plpgsql stable
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     width interval := pgmb.setting_as_interval('partition_interval');
@@ -255,7 +246,6 @@ comment on function pgmb.missing_partitions(regclass, timestamptz) is
 
 create function pgmb.placed_from(current_ts timestamptz) returns pgmb.event_id
 language plpgsql stable
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     return pgmb.create_event_id(coalesce(

@@ -111,7 +111,6 @@ create function pgmb.holder_of(
     tbl regclass, lower pgmb.event_id, upper pgmb.event_id, all_dispatched boolean default false
 ) returns text
 language plpgsql stable
-set search_path = pg_catalog, pgmb, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_hashjoin = off
 set enable_mergejoin = off
@@ -149,7 +148,6 @@ comment on function pgmb.holder_of(regclass, pgmb.event_id, pgmb.event_id, boole
 create function pgmb.default_spans(tbl regclass, upto pgmb.event_id default 'pn')
 returns table (partition_id regclass, lower_bound pgmb.event_id, upper_bound pgmb.event_id)
 language plpgsql stable
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     width interval := pgmb.setting_as_interval('partition_interval');
@@ -180,7 +178,6 @@ comment on function pgmb.default_spans(regclass, pgmb.event_id) is
 create function pgmb.holders()
 returns table (partition regclass, reason text, holder text, events bigint, oldest_event_id text, since timestamptz)
 language sql stable security definer
-set search_path = pg_catalog, pgmb, pg_temp
 set enable_hashjoin = off
 set enable_mergejoin = off
 set enable_seqscan = off
@@ -204,7 +201,6 @@ comment on function pgmb.holders() is
 
 create function pgmb.retained_from(current_ts timestamptz) returns pgmb.event_id
 language sql stable
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select pgmb.create_event_id(current_ts - pgmb.setting_as_interval('partition_retention_period'), 0)
 $$;
@@ -213,7 +209,6 @@ comment on function pgmb.retained_from(timestamptz) is 'The id below which rows 
 create function pgmb.past_retention(tbl regclass, current_ts timestamptz default now())
 returns table (partition_id regclass, lower_bound pgmb.event_id, upper_bound pgmb.event_id)
 language sql stable
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select p.*
     from pgmb.get_partitions_and_bounds(tbl) as p
@@ -225,7 +220,6 @@ comment on function pgmb.past_retention(regclass, timestamptz) is
 create function pgmb.old_partitions(tbl regclass, current_ts timestamptz default now())
 returns table (partition_id regclass, lower_bound pgmb.event_id, upper_bound pgmb.event_id, holder text)
 language plpgsql stable
-set search_path = pg_catalog, pgmb, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 set jit = off
@@ -264,7 +258,6 @@ comment on function pgmb.old_partitions(regclass, timestamptz) is
 
 create function pgmb.overdue(current_ts timestamptz default now()) returns table (partition regclass, reason text)
 language sql stable security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select p.partition_id, p.holder from pgmb.old_partitions('pgmb.events', current_ts) as p where p.holder is not null
     union

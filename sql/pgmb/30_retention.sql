@@ -6,7 +6,6 @@
 
 create function pgmb.shrink_default(tbl regclass, edge pgmb.event_id) returns void
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 set lock_timeout = '50ms'
 as $$
 declare
@@ -32,7 +31,6 @@ comment on function pgmb.shrink_default(regclass, pgmb.event_id) is
 
 create function pgmb.trim_default(tbl regclass, cut pgmb.event_id) returns setof text
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 set lock_timeout = '50ms'
 as $$
 declare
@@ -71,7 +69,6 @@ comment on function pgmb.trim_default(regclass, pgmb.event_id) is
 
 create function pgmb.trim_published() returns setof text
 language plpgsql security definer
-set search_path = pg_catalog, pgmb, pg_temp
 set lock_timeout = '200ms'
 as $$
 declare
@@ -115,7 +112,6 @@ comment on function pgmb.trim_published() is
 
 create function pgmb.holder_since(tbl regclass, lower pgmb.event_id, upper pgmb.event_id, seen pg_snapshot) returns text
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set enable_bitmapscan = off
@@ -145,7 +141,6 @@ comment on function pgmb.holder_since(regclass, pgmb.event_id, pgmb.event_id, pg
 
 create function pgmb.trim_some(tbl regclass, parts regclass[], seen pg_snapshot) returns setof text
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 set lock_timeout = '50ms'
 as $$
 declare
@@ -194,7 +189,6 @@ comment on function pgmb.trim_some(regclass, regclass[], pg_snapshot) is
 
 create function pgmb.trim_partitions(tbl regclass, current_ts timestamptz default now()) returns setof text
 language plpgsql security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     seen pg_snapshot;
@@ -235,7 +229,6 @@ comment on function pgmb.trim_partitions(regclass, timestamptz) is
 
 create function pgmb.drop_partitions(tbl regclass, unwanted regclass[]) returns setof text
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 set lock_timeout = '50ms'
 as $$
 declare
@@ -265,7 +258,6 @@ comment on function pgmb.drop_partitions(regclass, regclass[]) is
 create function pgmb.drop_emptied(tbl regclass, current_ts timestamptz default now(), spare integer default 8)
 returns setof text
 language plpgsql security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     emptied regclass[];

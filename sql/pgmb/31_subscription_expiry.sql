@@ -3,7 +3,6 @@
 
 create function pgmb.expire(gid pgmb.group_id, sids text[], current_ts timestamptz) returns text
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 set lock_timeout = '200ms'
 as $$
 declare
@@ -34,7 +33,6 @@ comment on function pgmb.expire(pgmb.group_id, text[], timestamptz) is
 
 create function pgmb.expire_subscriptions(current_ts timestamptz default now()) returns setof text
 language plpgsql security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     idle record;
@@ -61,7 +59,6 @@ comment on function pgmb.expire_subscriptions(timestamptz) is
 
 create function pgmb.forget_faults(current_ts timestamptz default now()) returns setof text
 language plpgsql security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     gone bigint;

@@ -2,7 +2,6 @@
 
 create function pgmb.place_scheduled(current_ts timestamptz default now(), most bigint default 10000) returns bigint
 language plpgsql security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     edge pgmb.event_id;
@@ -29,7 +28,6 @@ comment on function pgmb.place_scheduled(timestamptz, bigint) is
 
 create function pgmb.crowded_default(tbl regclass, current_ts timestamptz default now()) returns text
 language plpgsql stable security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     perform pgmb.check_append_only(tbl, current_ts);
@@ -46,7 +44,6 @@ comment on function pgmb.crowded_default(regclass, timestamptz) is
 
 create function pgmb.in_use(tbl regclass) returns text
 language sql stable
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
     -- A dump, or a transaction that has read the default partition and does not end, is in the way just as a publisher is.
     select 'it is in use' || coalesce(', just now by ' || string_agg(distinct coalesce(
@@ -65,7 +62,6 @@ create function pgmb.make_partitions(
     tbl regclass, current_ts timestamptz default now(), stop_publishers boolean default false
 ) returns setof text
 language plpgsql security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     -- A transaction keeps what it has locked to its end: others would wait while this one sleeps.
@@ -135,7 +131,6 @@ comment on function pgmb.make_partitions(regclass, timestamptz, boolean) is
 
 create function pgmb.maintain_append_only_table(tbl regclass, current_ts timestamptz default now()) returns setof text
 language plpgsql security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     -- What locks the whole table comes last, as locks are kept to the end.
@@ -150,7 +145,6 @@ comment on function pgmb.maintain_append_only_table(regclass, timestamptz) is
 
 create function pgmb.maintain_log(current_ts timestamptz) returns setof text
 language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     return query select * from pgmb.misfit_settings();
@@ -173,7 +167,6 @@ comment on function pgmb.maintain_log(timestamptz) is
 
 create function pgmb.maintain_events_table() returns setof text
 language sql volatile security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select * from pgmb.maintain_log(now())
 $$;
@@ -185,7 +178,6 @@ comment on function pgmb.maintain_events_table() is
 
 create procedure pgmb.maintain_events_table(current_ts timestamptz)
 language plpgsql security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     line text;

@@ -2,7 +2,6 @@
 
 create function pgmb.cursor_of(at timestamptz default null) returns pgmb.event_id
 language plpgsql security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     if at > clock_timestamp() then
@@ -24,7 +23,6 @@ comment on function pgmb.cursor_of(timestamptz) is
 
 create function pgmb.point_of(at timestamptz default null) returns jsonb
 language sql
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select jsonb_build_object('cursor', pgmb.cursor_of(at), 'source', pgmb.here())
 $$;
@@ -39,7 +37,6 @@ comment on function pgmb.cursor_hint() is 'Which cursors a group can be moved to
 
 create function pgmb.note_move(gid text, "position" jsonb, new_cursor pgmb.event_id) returns bigint
 language plpgsql security definer
-set search_path = pg_catalog, pgmb, pgchange, pg_temp
 as $$
 declare
     mark pgchange.claim;
@@ -71,7 +68,6 @@ create function pgmb.move_group(
     gid text, new_cursor pgmb.event_id, version bigint default null, source text default null
 ) returns void
 language plpgsql security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     perform pgmb.take_idle(gid);
@@ -103,7 +99,6 @@ comment on function pgmb.move_group(text, pgmb.event_id, bigint, text) is
 
 create function pgmb.adopt_mark(gid text, mark jsonb) returns text
 language plpgsql security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     g pgmb.subscription_groups;

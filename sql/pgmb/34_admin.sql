@@ -4,7 +4,6 @@ select pgchange.make_sealed('pgmb');
 
 create function pgmb_sealed.status(caller pgchange.caller, upto integer default 1000) returns setof pgchange.consumer_status
 language plpgsql volatile security definer
-set search_path = pg_catalog, pgmb, pg_temp
 set jit = off
 as $$
 declare
@@ -56,7 +55,6 @@ returns table (
     faults bigint, astray bigint
 )
 language plpgsql volatile security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     return query
@@ -77,7 +75,6 @@ returns table (
     group_id pgmb.group_id, subscriptions bigint, topics text[], parts text[], read_upto timestamptz, moved_at timestamptz, reader integer
 )
 language plpgsql stable security definer
-set search_path = pg_catalog, pgmb, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 set jit = off
@@ -118,7 +115,6 @@ select pgchange.show_sealed('pgmb');
 
 create function pgmb.spans() returns table (partition regclass, lower timestamptz, upper timestamptz, state text)
 language plpgsql stable security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     at pgmb.event_id := pgmb.create_event_id(clock_timestamp(), 0);
@@ -163,7 +159,6 @@ comment on function pgmb.partitions() is 'What pgmb.spans() tells, with the size
 create function pgmb.unread_by(lower timestamptz, upper timestamptz, upto integer default 1000)
 returns table (group_id pgmb.group_id, events bigint, exact boolean)
 language plpgsql stable security definer
-set search_path = pg_catalog, pgmb, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set enable_bitmapscan = off
@@ -204,7 +199,6 @@ comment on function pgmb.unread_by(timestamptz, timestamptz, integer) is
 
 create function pgmb.drop_group(gid text) returns void
 language plpgsql security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     perform pgmb.take_idle(gid);

@@ -3,7 +3,6 @@
 
 create function pgmb.copies(gid text, batch jsonb) returns table (part bigint, events jsonb)
 language sql stable
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select min(e.n), jsonb_agg(jsonb_build_object(
         'id', e.id, 'topic', e.topic, 'payload', e.payload, 'metadata', e.metadata, 'subscriptions', e.subscription_ids)
@@ -25,7 +24,6 @@ comment on function pgmb.copies(text, jsonb) is
 
 create function pgmb.skip(gid text, batch jsonb, reason text) returns bigint
 language plpgsql security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     here boolean := not (batch -> 'elsewhere')::boolean;
@@ -57,7 +55,6 @@ comment on function pgmb.skip(text, jsonb, text) is
 
 create function pgmb.skip_batch(gid text, reason text) returns uuid
 language plpgsql security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     batch jsonb;
@@ -84,7 +81,6 @@ comment on function pgmb.skip_batch(text, text) is
 
 create function pgmb.resend_subscription(gid text, wanted jsonb) returns text
 language sql stable
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select s.id from pgmb.subscriptions as s where s.group_id = gid order by wanted ? s.id desc, s.id limit 1
 $$;
@@ -93,7 +89,6 @@ comment on function pgmb.resend_subscription(text, jsonb) is
 
 create function pgmb.subscriptions_of(address jsonb) returns text[]
 language sql immutable
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select array(select jsonb_array_elements_text(address -> 'subscriptions'))
 $$;
@@ -101,7 +96,6 @@ comment on function pgmb.subscriptions_of(jsonb) is 'Those by which the events o
 
 create function pgmb.refuse_letter(address jsonb) returns void
 language plpgsql stable
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     raise exception using errcode = 'PC012',
@@ -113,7 +107,6 @@ comment on function pgmb.refuse_letter(jsonb) is 'Refuse a letter of a group tha
 
 create function pgmb.check_letter(address jsonb, content jsonb) returns void
 language plpgsql stable security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     if not content ? 'events' then
@@ -132,7 +125,6 @@ comment on function pgmb.check_letter(jsonb, jsonb) is 'Refuse a dead letter who
 
 create function pgmb.redrive(letter bigint) returns void
 language plpgsql security definer
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     wanted record;

@@ -2,7 +2,6 @@
 
 create function pgmb.health(long_wait interval default '5 minutes') returns setof pgchange.finding
 language sql volatile
-set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select 'event', 'warning', null, m.told, null from pgmb.misfit_settings() as m(told)
     union all

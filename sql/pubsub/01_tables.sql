@@ -1,6 +1,8 @@
 -- Consumers and how far each has come.
 
 create schema pubsub;
+select pg_catalog.set_config('pgchange.path_before', pg_catalog.current_setting('search_path'), true);
+set local search_path = pg_catalog, pubsub, revision, pg_temp;
 comment on schema pubsub is 'Watermarks of consumers of the commit queue, and the claims of their batches.';
 
 select pgchange.keep_versions('pubsub', version => 1);

@@ -2,7 +2,6 @@
 
 create function pubsub.current_snapshot(cap integer default 200000) returns pg_snapshot
 language plpgsql volatile
-set search_path = pg_catalog, pubsub, pg_temp
 as $$
 declare
     s pg_snapshot := pg_current_snapshot();

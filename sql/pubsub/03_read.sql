@@ -83,7 +83,6 @@ comment on function pubsub.changes(bigint, jsonb, bigint, bigint, bigint, bigint
 
 create function pubsub.check_branch(branch_id bigint) returns void
 language plpgsql stable
-set search_path = pg_catalog, revision, pubsub, pg_temp
 as $$
 begin
     if not exists (select from revision.branch as b where b.id = check_branch.branch_id) then
@@ -96,7 +95,6 @@ comment on function pubsub.check_branch(bigint) is 'Refuse a branch that does no
 
 create function pubsub.choose(branch_id bigint, "position" jsonb, max_changes integer, in_order boolean) returns jsonb
 language plpgsql volatile
-set search_path = pg_catalog, pubsub, revision, pg_temp
 set plan_cache_mode = force_generic_plan
 set jit = off
 set enable_sort = off

@@ -11,7 +11,6 @@ $$;
 
 create function pubsub.check_origin() returns text
 language plpgsql stable security definer
-set search_path = pg_catalog, pubsub, pg_temp
 as $$
 begin
     if not revision.is_native() then
@@ -35,7 +34,6 @@ comment on function pubsub.restored_in_part(text) is 'What to do where the progr
 
 create function pubsub.check_mark(mark pgchange.claim, here text) returns bigint
 language plpgsql stable
-set search_path = pg_catalog, pubsub, pgchange, pg_temp
 as $$
 begin
     if not pgchange.came_along(mark.source, here)
@@ -76,7 +74,6 @@ comment on function pubsub.check_known(jsonb, text, text, pgchange.claim) is
 
 create function pubsub.check_position(consumer_id text, branch_id bigint, "position" jsonb) returns text
 language plpgsql stable security definer
-set search_path = pg_catalog, pubsub, pgchange, pg_temp
 as $$
 declare
     name text := pubsub.name_of(consumer_id, branch_id);
@@ -91,7 +88,6 @@ comment on function pubsub.check_position(text, bigint, jsonb) is
 
 create function pubsub.check_positions(asked jsonb) returns void
 language plpgsql stable security definer
-set search_path = pg_catalog, pubsub, pgchange, pg_temp
 as $$
 declare
     here text := pubsub.check_origin();
@@ -106,7 +102,6 @@ comment on function pubsub.check_positions(jsonb) is 'check_position() of many: 
 
 create function pubsub.register(consumer_id text, branch_id bigint, in_order boolean default false) returns boolean
 language sql security definer
-set search_path = pg_catalog, pubsub, pg_temp
 as $$
     insert into pubsub.watermark (consumer_id, branch_id, in_order)
     select register.consumer_id, register.branch_id, register.in_order
@@ -137,7 +132,6 @@ comment on function pubsub.position_of(pubsub.watermark, integer, text, text) is
 
 create function pubsub.position(consumer_id text, branch_id bigint) returns jsonb
 language plpgsql stable security definer
-set search_path = pg_catalog, pubsub, pg_temp
 as $$
 begin
     return (

@@ -28,7 +28,6 @@ comment on function pubsub.count_unread(bigint, jsonb, pg_snapshot, xid8, intege
 
 create function pubsub.faults(branch_id bigint) returns bigint
 language plpgsql stable security definer
-set search_path = pg_catalog, revision, pg_temp
 as $$
 begin
     return (
@@ -67,7 +66,6 @@ comment on function pubsub.lag_of(jsonb, bigint, boolean, double precision, bigi
 
 create function pubsub.lag(branch_id bigint, "position" jsonb, upto integer, in_order boolean) returns jsonb
 language plpgsql volatile
-set search_path = pg_catalog, pubsub, revision, pg_temp
 set plan_cache_mode = force_generic_plan
 set jit = off
 set enable_sort = off
@@ -102,7 +100,6 @@ comment on function pubsub.lag(bigint, jsonb, integer, boolean) is
 
 create function pubsub.lags(asked jsonb, are_checked boolean default false) returns jsonb
 language plpgsql volatile
-set search_path = pg_catalog, pubsub, revision, pg_temp
 set plan_cache_mode = force_generic_plan
 set jit = off
 set enable_sort = off
@@ -148,7 +145,6 @@ comment on function pubsub.lags(jsonb, boolean) is
 
 create function pubsub.point(branch_id bigint, at timestamptz default null) returns jsonb
 language plpgsql volatile
-set search_path = pg_catalog, pubsub, revision, pg_temp
 as $$
 declare
     s pg_snapshot := pubsub.current_snapshot();
@@ -177,7 +173,6 @@ comment on function pubsub.point(bigint, timestamptz) is
 
 create function pubsub.passed(branch_id bigint, "position" jsonb, goal jsonb) returns jsonb
 language plpgsql volatile
-set search_path = pg_catalog, pubsub, revision, pg_temp
 set plan_cache_mode = force_generic_plan
 set jit = off
 set enable_sort = off

@@ -2,7 +2,6 @@
 
 create function pubsub.check_readable(branch_id bigint, batch jsonb) returns void
 language plpgsql stable security definer
-set search_path = pg_catalog, pubsub, pg_temp
 set jit = off
 set enable_sort = off
 set enable_seqscan = off
@@ -32,7 +31,6 @@ comment on function pubsub.check_readable(bigint, jsonb) is
 
 create function pubsub.check_letter(address jsonb, content jsonb) returns void
 language plpgsql stable security definer
-set search_path = pg_catalog, pubsub, pg_temp
 as $$
 begin
     -- The source is where the claims are.
@@ -50,7 +48,6 @@ comment on function pubsub.check_letter(jsonb, jsonb) is
 
 create function pubsub.letter_content(address jsonb, content jsonb) returns jsonb
 language plpgsql stable
-set search_path = pg_catalog, pubsub, pg_temp
 as $$
 declare
     branch_id constant bigint := address ->> 'branch_id';
@@ -77,7 +74,6 @@ comment on function pubsub.letter_content(jsonb, jsonb) is
 
 create function pubsub.letter_batch(branch_id bigint, "position" jsonb) returns jsonb
 language plpgsql stable
-set search_path = pg_catalog, pubsub, pg_temp
 as $$
 declare
     batch jsonb := "position" -> 'letter' -> 'batch';
@@ -102,7 +98,6 @@ comment on function pubsub.unmoved(jsonb) is 'The bounds of a batch that leaves 
 
 create function pubsub.covers(at pubsub.watermark, bounds jsonb) returns boolean
 language sql immutable
-set search_path = pg_catalog, pubsub, pg_temp
 as $$
     select pgchange.snapshot_union(at.snapshot, (bounds ->> 'snapshot')::pg_snapshot)::text
            = pgchange.snapshot_union(at.snapshot, at.snapshot)::text
@@ -116,7 +111,6 @@ comment on function pubsub.covers(pubsub.watermark, jsonb) is 'Whether a waterma
 
 create function pubsub.void_letters(consumer_id text, branch_id bigint, why text) returns void
 language sql
-set search_path = pg_catalog, pubsub, pg_temp
 as $$
     update pgchange.letter as l set void = why, on_its_way = false
     from pubsub.watermark as w

@@ -2,7 +2,6 @@
 
 create function pubsub.check_history(branch_id bigint) returns void
 language plpgsql stable security definer
-set search_path = pg_catalog, pubsub, pg_temp
 as $$
 declare
     gone record;
@@ -21,7 +20,6 @@ comment on function pubsub.check_history(bigint) is 'Refuse a branch of which hi
 
 create function pubsub.check_history(consumer_id text, branch_id bigint, "position" jsonb) returns void
 language plpgsql stable security definer
-set search_path = pg_catalog, pubsub, pg_temp
 as $$
 declare
     began_at bigint := coalesce(("position" ->> 'version')::bigint, 0);
@@ -59,7 +57,6 @@ create function pubsub.claim(
     accept_trimmed boolean default false, choice jsonb default null, max_attempts integer default null
 ) returns jsonb
 language plpgsql volatile security definer
-set search_path = pg_catalog, pubsub, revision, pg_temp
 as $$
 declare
     here text := pubsub.check_position(consumer_id, branch_id, "position");

@@ -3,7 +3,6 @@
 create function pubsub.lock_watermark(consumer_id text, branch_id bigint, accept_trimmed boolean default false)
 returns pubsub.watermark
 language plpgsql volatile security definer
-set search_path = pg_catalog, pubsub, pg_temp
 as $$
 declare
     found_row pubsub.watermark;
@@ -32,7 +31,6 @@ comment on function pubsub.lock_watermark(text, bigint, boolean) is
 create function pubsub.poll(consumer_id text, branch_id bigint, max_changes integer default 1000, in_order boolean default false)
 returns table (id bigint, queue_id bigint, txid bigint, created_at timestamptz)
 language plpgsql volatile security definer
-set search_path = pg_catalog, pubsub, revision, pg_temp
 as $$
 declare
     found_position jsonb;

@@ -2,7 +2,6 @@
 
 create function pubsub.held_back_by() returns text
 language plpgsql stable security definer
-set search_path = pg_catalog, pubsub, pg_temp
 as $$
 begin
     return (
@@ -43,7 +42,6 @@ comment on function pubsub.undecided(jsonb, text, text, pgchange.claim) is
 
 create function pubsub.status(upto integer default 1000) returns setof pgchange.consumer_status
 language plpgsql volatile security definer
-set search_path = pg_catalog, pubsub, pg_temp
 set jit = off
 as $$
 declare
@@ -109,7 +107,6 @@ comment on function pubsub.status(integer) is
 
 create function pubsub.check_point(point jsonb) returns void
 language plpgsql immutable
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     if point is null or point ? 'snapshot' is not true then
@@ -125,7 +122,6 @@ comment on function pubsub.check_point(jsonb) is 'Refuse what is no point to mov
 
 create function pubsub.check_move(consumer_id text, branch_id bigint, "position" jsonb, point jsonb) returns void
 language plpgsql stable
-set search_path = pg_catalog, pubsub, pgchange, pg_temp
 as $$
 declare
     here text := pubsub.check_origin();
@@ -148,7 +144,6 @@ comment on function pubsub.check_move(text, bigint, jsonb, jsonb) is
 
 create function pubsub.put(consumer_id text, branch_id bigint, at jsonb, version bigint, source text) returns void
 language sql
-set search_path = pg_catalog, pubsub, pg_temp
 as $$
     update pubsub.watermark as w set
         version = put.version,
@@ -163,7 +158,6 @@ comment on function pubsub.put(text, bigint, jsonb, bigint, text) is 'Put a wate
 
 create function pubsub.forget(consumer_id text, branch_id bigint) returns boolean
 language plpgsql
-set search_path = pg_catalog, pubsub, pg_temp
 as $$
 begin
     delete from pubsub.watermark as w where w.consumer_id = forget.consumer_id and w.branch_id = forget.branch_id;

@@ -2,7 +2,6 @@
 
 create function pubsub.mark(consumer_id text, branch_id bigint) returns jsonb
 language sql stable security definer
-set search_path = pg_catalog, pubsub, pg_temp
 as $$
     -- The place as it is called now.
     select pgchange.mark('commit', c.consumer)
@@ -15,7 +14,6 @@ comment on function pubsub.mark(text, bigint) is
 
 create function pubsub.adopt_mark(consumer_id text, branch_id bigint, mark jsonb) returns text
 language plpgsql security definer
-set search_path = pg_catalog, pubsub, pg_temp
 as $$
 declare
     w pubsub.watermark;
@@ -44,7 +42,6 @@ comment on function pubsub.adopt_mark(text, bigint, jsonb) is
 
 create function pubsub.txids_look_kept() returns boolean
 language sql stable security definer
-set search_path = pg_catalog, revision, pubsub, pg_temp
 as $$
     select coalesce(
         (select count(*) filter (where r.xmin::text::bigint = r.txid::text::bigint & 4294967295) * 2 >= count(*)
@@ -58,7 +55,6 @@ comment on function pubsub.txids_look_kept() is
 
 create function pubsub.burn_xids(upto bigint) returns void
 language plpgsql
-set search_path = pg_catalog, pubsub, pg_temp
 as $$
 begin
     create temporary table if not exists burnt (n integer) on commit drop;
@@ -76,7 +72,6 @@ comment on function pubsub.burn_xids(bigint) is 'Use transaction ids up, so that
 
 create function pubsub.note_positions(old text) returns void
 language plpgsql
-set search_path = pg_catalog, pubsub, pg_temp
 as $$
 begin
     create temporary table at_rest on commit drop as
@@ -99,7 +94,6 @@ comment on function pubsub.note_positions(text) is
 
 create function pubsub.renumber_commits(restored_at bigint) returns bigint
 language plpgsql
-set search_path = pg_catalog, revision, pubsub, pg_temp
 as $$
 begin
     create temporary table moved on commit drop as
@@ -132,7 +126,6 @@ comment on function pubsub.renumber_commits(bigint) is
 
 create function pubsub.rewrite_queue() returns void
 language plpgsql
-set search_path = pg_catalog, revision, pubsub, pg_temp
 as $$
 declare
     commits bigint := (select count(*) from moved);
@@ -152,7 +145,6 @@ comment on function pubsub.rewrite_queue() is 'Fill the queue anew, with the com
 
 create function pubsub.rewrite_positions() returns void
 language plpgsql
-set search_path = pg_catalog, pubsub, pg_temp
 as $$
 begin
     create temporary table arrived on commit drop as
@@ -181,7 +173,6 @@ comment on function pubsub.rewrite_positions() is
 
 create function pubsub.rebase_after_restore(txids_kept boolean default false) returns text
 language plpgsql
-set search_path = pg_catalog, revision, pubsub, pg_temp
 as $$
 declare
     old text := revision.here();

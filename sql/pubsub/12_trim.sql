@@ -2,7 +2,6 @@
 
 create function pubsub.needed_by(partition regclass) returns text
 language plpgsql stable security definer
-set search_path = pg_catalog, revision, pubsub, pg_temp
 as $$
 declare
     holder record;
@@ -51,7 +50,6 @@ comment on function pubsub.needed_by(regclass) is
 
 create function pubsub.trim_partition(partition regclass, keep interval) returns text
 language plpgsql security definer
-set search_path = pg_catalog, revision, pubsub, pg_temp
 set lock_timeout = '1s'
 as $$
 declare
@@ -83,7 +81,6 @@ comment on function pubsub.trim_partition(regclass, interval) is
 
 create function pubsub.has_commits(partition regclass, after timestamptz) returns boolean
 language plpgsql stable security definer
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     found_one boolean;
@@ -97,7 +94,6 @@ comment on function pubsub.has_commits(regclass, timestamptz) is
 
 create function pubsub.first_commit_at(partition regclass) returns timestamptz
 language plpgsql stable security definer
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     found_at timestamptz;
@@ -111,7 +107,6 @@ comment on function pubsub.first_commit_at(regclass) is
 
 create function pubsub.default_at_rest(settled bigint) returns boolean
 language sql stable
-set search_path = pg_catalog, revision, pg_temp
 as $$
     select exists (select from revision.partitions() as p where p.lower <= settled and p.upper > settled)
        and revision.last_of_default() < settled
@@ -121,7 +116,6 @@ comment on function pubsub.default_at_rest(bigint) is
 
 create function pubsub.trim_commit_queue(keep interval) returns setof text
 language plpgsql security definer
-set search_path = pg_catalog, revision, pubsub, pg_temp
 as $$
 declare
     settled bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;

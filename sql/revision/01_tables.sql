@@ -1,6 +1,8 @@
 -- Branches, commits, and the queue in which every commit of a branch waits for its consumers.
 
 create schema revision;
+select pg_catalog.set_config('pgchange.path_before', pg_catalog.current_setting('search_path'), true);
+set local search_path = pg_catalog, revision, pg_temp;
 comment on schema revision is 'Commits and the queue of commits that consumers read.';
 
 select pgchange.keep_versions('revision', version => 1);
@@ -44,7 +46,6 @@ comment on table revision.commit_queue_default is 'Takes what no other partition
 
 create function revision.refuse_txid() returns trigger
 language plpgsql
-set search_path = pg_catalog, pgchange, pg_temp
 as $$
 begin
     perform pgchange.refuse(

@@ -2,7 +2,6 @@
 
 create function revision.commit_inserted() returns trigger
 language plpgsql security definer
-set search_path = pg_catalog, revision, pg_temp
 as $$
 begin
     insert into revision.commit_queue (commit_id, branch_id)
@@ -24,7 +23,6 @@ comment on function revision.commit_inserted() is
 
 create function revision.commit_updated() returns trigger
 language plpgsql security definer
-set search_path = pg_catalog, revision, pg_temp
 as $$
 begin
     insert into revision.commit_queue (commit_id, branch_id)

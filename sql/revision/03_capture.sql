@@ -6,7 +6,6 @@
 
 create function revision.key_attribute(known revision.tracked) returns pg_attribute
 language sql stable
-set search_path = pg_catalog, revision, pg_temp
 as $$
     select a
     from pg_attribute as a
@@ -29,7 +28,6 @@ comment on function revision.key_attribute(revision.tracked) is
 
 create function revision.key_column(rel oid) returns name
 language sql stable security definer
-set search_path = pg_catalog, revision, pg_temp
 as $$
     with recursive line(relid) as (
         select rel
@@ -46,7 +44,6 @@ comment on function revision.key_column(oid) is 'Today''s name of the key column
 
 create function revision.key_trouble(known revision.tracked) returns text
 language sql stable
-set search_path = pg_catalog, revision, pg_temp
 as $$
     select case
         when k.attname is null then format('its key column %I was dropped, and its rows go to revision.fault', known.commit_id)
@@ -67,7 +64,6 @@ comment on function revision.key_trouble(revision.tracked) is
 
 create function revision.is_captured(rel oid, root oid) returns boolean
 language sql stable security definer
-set search_path = pg_catalog, revision, pg_temp
 as $$
     with recursive line(relid) as (
         select rel
@@ -84,7 +80,6 @@ comment on function revision.is_captured(oid, oid) is
 
 create function revision.note_fault(rel oid, commit_id bigint, message text) returns void
 language sql
-set search_path = pg_catalog, revision, pg_temp
 -- Asked by captures, whatever a writer has set.
 set row_security = on
 as $$
@@ -94,7 +89,6 @@ comment on function revision.note_fault(oid, bigint, text) is 'Note a row that c
 
 create function revision.note_departed(rel oid) returns void
 language sql
-set search_path = pg_catalog, revision, pg_temp
 set row_security = on
 as $$
     insert into revision.fault (tbl, kind, message)
@@ -106,7 +100,6 @@ comment on function revision.note_departed(oid) is
 
 create function revision.owns(rel oid) returns boolean
 language sql stable
-set search_path = pg_catalog, pg_temp
 as $$
     with recursive line(relid) as (
         select rel
@@ -120,7 +113,6 @@ comment on function revision.owns(oid) is 'Whether the caller is a member of the
 
 create function revision.check_owner(tbl regclass, deed text) returns void
 language plpgsql stable
-set search_path = pg_catalog, revision, pg_temp
 as $$
 begin
     if not revision.owns(tbl) then
@@ -132,7 +124,6 @@ comment on function revision.check_owner(regclass, text) is 'Refuse to do someth
 
 create function revision.own_branch(tbl regclass) returns bigint
 language plpgsql
-set search_path = pg_catalog, revision, pg_temp
 as $$
 declare
     branch bigint := (select b.id from revision.branch as b where b.tbl = own_branch.tbl);
@@ -149,7 +140,6 @@ comment on function revision.own_branch(regclass) is 'The branch of a tracked ta
 
 create function revision.check_trackable(tbl regclass, commit_id name) returns void
 language plpgsql stable
-set search_path = pg_catalog, revision, pg_temp
 as $$
 declare
     class pg_class := (select c from pg_class as c where c.oid = tbl);
@@ -197,7 +187,6 @@ comment on function revision.check_trackable(regclass, name) is 'Refuse, with th
 
 create function revision.capture_body(tbl regclass, commit_id name, branch_id bigint, expression text) returns text
 language sql stable
-set search_path = pg_catalog, revision, pg_temp
 as $$
     select format(
         case when expression is null then $constant$

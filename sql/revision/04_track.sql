@@ -2,7 +2,6 @@
 
 create function revision.committed_now() returns pg_snapshot
 language sql volatile
-set search_path = pg_catalog, pg_temp
 as $$
     select pgchange.snapshot_of(
         array(
@@ -18,7 +17,6 @@ comment on function revision.committed_now() is
 
 create function revision.derive_capture() returns trigger
 language plpgsql security definer
-set search_path = pg_catalog, revision, pg_temp
 as $$
 begin
     -- Who looks after all tables calls it by this name: it is not to be what somebody says.
@@ -52,7 +50,6 @@ create trigger derive_capture before insert or update of tbl, commit_id on revis
 
 create function revision.note_untracked() returns trigger
 language plpgsql security definer
-set search_path = pg_catalog, revision, pg_temp
 as $$
 begin
     insert into revision.untracked (tbl) values (old.tbl) on conflict do nothing;
@@ -68,7 +65,6 @@ create function revision.register(
     tbl regclass, commit_id name, branch_id bigint, expression text, key_ceiling bigint
 ) returns void
 language sql
-set search_path = pg_catalog, revision, pg_temp
 as $$
     insert into revision.tracked (tbl, commit_id, branch_id, expression, key_ceiling)
     values (tbl, commit_id, branch_id, expression, key_ceiling)
@@ -78,7 +74,6 @@ comment on function revision.register(regclass, name, bigint, text, bigint) is '
 
 create function revision.unregister(tbl regclass) returns void
 language plpgsql
-set search_path = pg_catalog, revision, pg_temp
 as $$
 begin
     if exists (
@@ -95,7 +90,6 @@ comment on function revision.unregister(regclass) is 'Forget a table whose captu
 
 create function revision.note_missed(tbl regclass, came regclass[]) returns void
 language sql
-set search_path = pg_catalog, revision, pg_temp
 as $$
     insert into revision.fault (tbl, kind, message)
     select m, 'missed', 'its rows were there before it was captured'
@@ -106,7 +100,6 @@ comment on function revision.note_missed(regclass, regclass[]) is
 
 create function revision.bar(tbl regclass) returns name
 language sql stable
-set search_path = pg_catalog, pg_temp
 as $$
     select t.tgname from pg_trigger as t
     where t.tgrelid = tbl and t.tgparentid = 0 and t.tgconstraint <> 0 and t.tgname ~ '^pgchange_capture_bar_[0-9a-f]{12}$'
@@ -117,7 +110,6 @@ comment on function revision.bar(regclass) is
 
 create function revision.drop_bar(tbl regclass) returns void
 language plpgsql
-set search_path = pg_catalog, revision, pg_temp
 as $$
 begin
     if revision.bar(tbl) is not null then
@@ -129,7 +121,6 @@ comment on function revision.drop_bar(regclass) is 'Take the bar off a table tha
 
 create function revision.place_triggers(tbl regclass, function text) returns integer
 language plpgsql
-set search_path = pg_catalog, revision, pg_temp
 as $$
 declare
     part regclass;
@@ -166,7 +157,6 @@ comment on function revision.place_triggers(regclass, text) is
 
 create function revision.check_expression(tbl regclass, commit_id name, expression text) returns void
 language plpgsql
-set search_path = pg_catalog, revision, pg_temp
 as $$
 begin
     execute format(
@@ -182,7 +172,6 @@ comment on function revision.check_expression(regclass, name, text) is 'Refuse a
 
 create function revision.place_function(tbl regclass, commit_id name, branch_id bigint, expression text, function text) returns void
 language plpgsql
-set search_path = pg_catalog, revision, pg_temp
 as $$
 begin
     -- Without an expression every name in the body has its schema, types and operators too, or a writer's own would run
@@ -204,7 +193,6 @@ comment on function revision.place_function(regclass, name, bigint, text, text) 
 
 create function revision.track(tbl regclass, commit_id name default 'id', branch_id text default null) returns bigint
 language plpgsql
-set search_path = pg_catalog, revision, pg_temp
 as $$
 declare
     class pg_class := (select c from pg_class as c where c.oid = tbl);
@@ -273,7 +261,6 @@ select pgchange.pin_settings('revision.track(regclass, name, text)', 'revision.c
 
 create function revision.drop_capture(function text) returns void
 language plpgsql
-set search_path = pg_catalog, revision, pg_temp
 as $$
 declare
     placed record;
@@ -293,7 +280,6 @@ comment on function revision.drop_capture(text) is 'Take a capture off every tab
 
 create function revision.untrack(tbl regclass) returns void
 language plpgsql
-set search_path = pg_catalog, revision, pg_temp
 as $$
 declare
     known revision.tracked := (select t from revision.tracked as t where t.tbl = untrack.tbl);

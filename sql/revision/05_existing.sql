@@ -2,7 +2,6 @@
 
 create function revision.full_xid(xmin xid) returns bigint
 language sql stable
-set search_path = pg_catalog, pg_temp
 as $$
     select case when (now.n & ~4294967295) + x.n > now.n then (now.n & ~4294967295) + x.n - 4294967296
                 else (now.n & ~4294967295) + x.n end
@@ -13,7 +12,6 @@ comment on function revision.full_xid(xid) is
 
 create function revision.native_from() returns bigint
 language sql stable security definer
-set search_path = pg_catalog, revision, pg_temp
 as $$
     select revision.full_xid(o.xmin) from revision.origin as o where revision.is_native()
 $$;
@@ -23,7 +21,6 @@ comment on function revision.native_from() is
 
 create function revision.trimmed_since(branch_id bigint, since pg_snapshot) returns boolean
 language sql stable security definer
-set search_path = pg_catalog, revision, pg_temp
 as $$
     select exists (
         select from revision.trimmed as t
@@ -34,7 +31,6 @@ comment on function revision.trimmed_since(bigint, pg_snapshot) is
 
 create function revision.check_reads_no_code(known revision.tracked) returns void
 language plpgsql
-set search_path = pg_catalog, revision, pg_temp
 as $$
 declare
     owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = known.tbl);
@@ -61,7 +57,6 @@ comment on function revision.check_reads_no_code(revision.tracked) is
 
 create function revision.enqueue_row(tbl regclass, commit_id bigint) returns boolean
 language plpgsql
-set search_path = pg_catalog, revision, pg_temp
 as $$
 declare
     known revision.tracked := (select t from revision.tracked as t where t.tbl = enqueue_row.tbl);
@@ -91,7 +86,6 @@ comment on function revision.enqueue_row(regclass, bigint) is
 
 create function revision.replay_faults(tbl regclass) returns bigint
 language plpgsql
-set search_path = pg_catalog, revision, pg_temp
 as $$
 declare
     fault revision.fault;
@@ -121,7 +115,6 @@ comment on function revision.replay_faults(regclass) is
 
 create function revision.enqueue_chunk(tbl regclass, chunk integer) returns bigint
 language plpgsql
-set search_path = pg_catalog, revision, pg_temp
 as $$
 declare
     known revision.tracked;

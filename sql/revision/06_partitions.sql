@@ -24,7 +24,6 @@ comment on function revision.upkeep_key() is
 
 create function revision.add_partitions(bounds bigint[]) returns setof text
 language plpgsql security definer
-set search_path = pg_catalog, revision, pg_temp
 set lock_timeout = '200ms'
 as $$
 declare
@@ -73,7 +72,6 @@ comment on function revision.add_partitions(bigint[]) is
 
 create function revision.add_partition(lower bigint, upper bigint) returns text
 language sql security definer
-set search_path = pg_catalog, revision, pg_temp
 as $$
     select * from revision.add_partitions(array[lower, upper])
 $$;
@@ -81,7 +79,6 @@ comment on function revision.add_partition(bigint, bigint) is 'Add one partition
 
 create function revision.last_of_default() returns bigint
 language plpgsql stable
-set search_path = pg_catalog, revision, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 set jit = off
@@ -109,7 +106,6 @@ comment on function revision.last_of_default() is 'The latest transaction id of 
 
 create function revision.crowded_default() returns text
 language plpgsql stable security definer
-set search_path = pg_catalog, revision, pg_temp
 as $$
 begin
     return (
@@ -128,7 +124,6 @@ comment on function revision.crowded_default() is
 
 create function revision.stop_writers() returns void
 language plpgsql
-set search_path = pg_catalog, revision, pg_temp
 set lock_timeout = '60s'
 as $$
 begin
@@ -143,7 +138,6 @@ comment on function revision.stop_writers() is
 
 create function revision.end_of_default(lower bigint) returns bigint
 language plpgsql
-set search_path = pg_catalog, revision, pg_temp
 set lock_timeout = '200ms'
 as $$
 declare
@@ -164,7 +158,6 @@ comment on function revision.end_of_default(bigint) is
 
 create function revision.drop_empty_partitions(spare integer default 8) returns setof text
 language plpgsql security definer
-set search_path = pg_catalog, revision, pg_temp
 set lock_timeout = '200ms'
 as $$
 declare
@@ -212,7 +205,6 @@ create function revision.maintain_partitions(
     width bigint default 1000000, ahead integer default 2, stop_writers boolean default false
 ) returns setof text
 language plpgsql security definer
-set search_path = pg_catalog, revision, pg_temp
 as $$
 declare
     now_at bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;

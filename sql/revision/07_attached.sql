@@ -2,7 +2,6 @@
 
 create function revision.departed(known revision.tracked) returns setof regclass
 language sql stable
-set search_path = pg_catalog, revision, pg_temp
 as $$
     select g.tgrelid::regclass
     from pg_trigger as own
@@ -20,7 +19,6 @@ returns table (
     existing_done boolean, faults bigint, missed regclass[], departed regclass[], key_trouble text, without_key bigint
 )
 language sql stable security definer
-set search_path = pg_catalog, revision, pg_temp
 as $$
     select t.tbl, t.branch_id, t.expression,
            array(
@@ -64,7 +62,6 @@ comment on function revision.tracking() is
 
 create function revision.mend_key(known revision.tracked) returns text
 language plpgsql
-set search_path = pg_catalog, revision, pg_temp
 as $$
 declare
     key name := revision.key_column(known.tbl);
@@ -82,7 +79,6 @@ comment on function revision.mend_key(revision.tracked) is
 
 create function revision.drop_departed(known revision.tracked) returns setof text
 language plpgsql
-set search_path = pg_catalog, revision, pg_temp
 as $$
 declare
     former regclass;
@@ -107,7 +103,6 @@ comment on function revision.drop_departed(revision.tracked) is
 
 create function revision.recapture() returns setof text
 language plpgsql
-set search_path = pg_catalog, revision, pg_temp
 as $$
 declare
     known revision.tracked;
@@ -151,7 +146,6 @@ comment on function revision.recapture() is
 
 create function revision.enqueue_attached(part regclass) returns bigint
 language plpgsql
-set search_path = pg_catalog, revision, pg_temp
 as $$
 declare
     known revision.tracked := (

@@ -8,7 +8,6 @@ $$;
 
 create function revision.health() returns setof pgchange.finding
 language sql volatile
-set search_path = pg_catalog, revision, pg_temp
 as $$
     select 'commit', line.severity, null, line.told, line.call
     from revision.tracking() as t

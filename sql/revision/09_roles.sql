@@ -1,62 +1,34 @@
 -- Who may do what. PUBLIC may do nothing; a writer of a tracked table needs nothing.
 
-create function revision.grant_owner(role regrole) returns void
-language plpgsql
-set search_path = pg_catalog, revision, pg_temp
-as $$
-begin
-    perform pgchange.grant_reader(role);
-    execute format($grants$
-        grant usage on schema revision to %1$s;
-        grant insert (commit_id, branch_id) on revision.commit_queue to %1$s;
-        grant select on revision.commit_queue, revision.branch, revision.tracked, revision.fault to %1$s;
-        grant insert (tbl, commit_id, branch_id, expression, key_ceiling), update (commit_id, existing_upto, existing_done), delete
-            on revision.tracked to %1$s;
-        grant insert (type, tbl) on revision.branch to %1$s;
-        grant insert (tbl, kind, commit_id, message), delete on revision.fault to %1$s;
-        grant execute on function
-            revision.track(regclass, name, text), revision.untrack(regclass), revision.drop_capture(text), revision.bar(regclass), revision.drop_bar(regclass),
-            revision.tracking(),
-            revision.replay_faults(regclass), revision.recapture(),
-            revision.key_column(oid), revision.own_branch(regclass),
-            revision.owns(oid), revision.check_owner(regclass, text),
-            revision.note_missed(regclass, regclass[]), revision.enqueue_attached(regclass),
-            revision.check_trackable(regclass, name), revision.capture_body(regclass, name, bigint, text),
-            revision.check_expression(regclass, name, text), revision.place_function(regclass, name, bigint, text, text),
-            revision.key_attribute(revision.tracked), revision.key_trouble(revision.tracked),
-            revision.is_captured(oid, oid), revision.note_departed(oid), revision.note_fault(oid, bigint, text), revision.departed(revision.tracked),
-            revision.mend_key(revision.tracked), revision.drop_departed(revision.tracked),
-            revision.register(regclass, name, bigint, text, bigint), revision.unregister(regclass),
-            revision.place_triggers(regclass, text), revision.full_xid(xid), revision.is_native(),
-            revision.native_from(), revision.trimmed_since(bigint, pg_snapshot),
-            revision.check_reads_no_code(revision.tracked), revision.enqueue_row(regclass, bigint), revision.enqueue_chunk(regclass, integer)
-            to %1$s;
-        grant execute on procedure revision.enqueue_existing(regclass, integer) to %1$s
-    $grants$, role);
-end
-$$;
-comment on function revision.grant_owner(regrole) is
+select pgchange.add_role(
+    'revision', 'owner', told =>
     'Let a role track the tables that it owns, and change nothing of what is known of others''. Such a role is trusted: it can put '
-    'any commit in any branch, but not as another transaction.';
+    'any commit in any branch, but not as another transaction.',
+    includes => 'pgchange.reader',
+    objects => array[
+        'insert (commit_id, branch_id) on revision.commit_queue',
+        'select on revision.commit_queue, revision.branch, revision.tracked, revision.fault',
+        'insert (tbl, commit_id, branch_id, expression, key_ceiling), update (commit_id, existing_upto, existing_done), delete on revision.tracked',
+        'insert (type, tbl) on revision.branch',
+        'insert (tbl, kind, commit_id, message), delete on revision.fault'
+    ],
+    functions => $$
+        track untrack drop_capture bar drop_bar tracking replay_faults recapture key_column own_branch owns check_owner note_missed
+        enqueue_attached check_trackable capture_body check_expression place_function key_attribute key_trouble is_captured
+        note_departed note_fault departed mend_key drop_departed register unregister place_triggers full_xid is_native native_from
+        trimmed_since check_reads_no_code enqueue_row enqueue_chunk enqueue_existing
+    $$);
 
-create function revision.grant_maintainer(role regrole) returns void
-language plpgsql
-set search_path = pg_catalog, revision, pg_temp
-as $$
-begin
-    perform pgchange.grant_maintainer(role);
-    execute format($grants$
-        grant usage on schema revision to %1$s;
-        grant select on revision.tracked, revision.installed to %1$s;
-        grant execute on function
-            revision.maintain_partitions(bigint, integer, boolean), revision.crowded_default(), revision.partitions(), revision.tracking(),
-            revision.recapture(), revision.place_triggers(regclass, text), revision.health(),
-            revision.departed(revision.tracked), revision.drop_departed(revision.tracked), revision.mend_key(revision.tracked)
-            to %1$s
-    $grants$, role);
-end
-$$;
-comment on function revision.grant_maintainer(regrole) is 'Let a role keep the partitions of the queue and look at the tracking.';
+select pgchange.add_role(
+    'revision', 'maintainer', told =>
+    'Let a role keep the partitions of the queue and look at the tracking.',
+    includes => 'pgchange.maintainer',
+    objects => array[
+        'select on revision.tracked, revision.installed'
+    ],
+    functions => $$
+        maintain_partitions crowded_default partitions tracking recapture place_triggers health departed drop_departed mend_key
+    $$);
 
 alter table revision.tracked enable row level security;
 create policy seen on revision.tracked for select using (true);
@@ -77,6 +49,6 @@ create policy noted on revision.fault for insert with check (
         select from pg_catalog.pg_trigger as t join pg_catalog.pg_proc as p on p.oid = t.tgfoid
         where t.tgrelid = tbl and t.tgname = 'pgchange_capture' and pg_has_role(p.proowner, 'usage')));
 
-revoke all on all routines in schema revision from public;
-revoke all on all tables in schema revision from public;
-revoke all on schema revision from public;
+select pgchange.close_schema('revision', unpinned => $$
+        enqueue_existing upkeep_key
+    $$);

@@ -4,6 +4,8 @@
 -- becomes an event of the log, numbered (term, index) in the order of commit.
 
 create schema topology;
+select pg_catalog.set_config('pgchange.path_before', pg_catalog.current_setting('search_path'), true);
+set local search_path = pg_catalog, topology, pg_temp;
 comment on schema topology is 'The catalogue of a cluster, and the log of its changes.';
 
 select pgchange.keep_versions('topology', version => 1);

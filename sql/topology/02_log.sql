@@ -2,7 +2,6 @@
 
 create function topology.lock_key() returns bigint
 language sql immutable
-set search_path = pg_catalog, pg_temp
 as $$
     select hashtextextended('pgchange topology', 0)
 $$;
@@ -10,7 +9,6 @@ comment on function topology.lock_key() is 'The advisory lock of whoever changes
 
 create function topology.hold() returns void
 language plpgsql
-set search_path = pg_catalog, topology, pg_temp
 as $$
 begin
     perform pgchange.lock_or_tell(topology.lock_key(), 'the catalogue was not changed');
@@ -22,7 +20,6 @@ comment on function topology.hold() is
 
 create function topology.take_turn() returns trigger
 language plpgsql security definer
-set search_path = pg_catalog, topology, pg_temp
 as $$
 begin
     if tg_op = 'TRUNCATE' then
@@ -43,7 +40,6 @@ comment on function topology.take_turn() is
 
 create function topology.begin_term() returns topology.term
 language plpgsql volatile security definer
-set search_path = pg_catalog, topology, pg_temp
 as $$
 declare
     latest topology.term;
@@ -78,7 +74,6 @@ comment on type topology.change is
 
 create function topology.event(change topology.change, at timestamptz, term bigint, index bigint) returns json
 language sql stable
-set search_path = pg_catalog, topology, pg_temp
 as $$
     select json_strip_nulls(concat(
         '{"op":', to_json((change).op), ',"map":', to_json((change).map),
@@ -90,7 +85,6 @@ comment on function topology.event(topology.change, timestamptz, bigint, bigint)
 
 create function topology.append(changes topology.change[]) returns void
 language plpgsql
-set search_path = pg_catalog, topology, pg_temp
 as $$
 declare
     at timestamptz := clock_timestamp();

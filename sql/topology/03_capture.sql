@@ -2,7 +2,6 @@
 
 create function topology.replicaset_uuid(name text) returns text
 language sql stable
-set search_path = pg_catalog, topology, pg_temp
 as $$
     select r.uuid from topology._pico_replicaset as r where r.name = replicaset_uuid.name
 $$;
@@ -10,7 +9,6 @@ comment on function topology.replicaset_uuid(text) is 'The uuid of a replicaset 
 
 create function topology.instance_uuid(name text) returns text
 language sql stable
-set search_path = pg_catalog, topology, pg_temp
 as $$
     select i.uuid from topology._pico_instance as i where i.name = instance_uuid.name
 $$;
@@ -18,7 +16,6 @@ comment on function topology.instance_uuid(text) is 'The uuid of an instance by 
 
 create function topology.address_of(raft_id bigint) returns text
 language sql stable
-set search_path = pg_catalog, topology, pg_temp
 as $$
     select a.address from topology._pico_peer_address as a
     where a.raft_id = address_of.raft_id and a.connection_type = 'pgproto'
@@ -27,7 +24,6 @@ comment on function topology.address_of(bigint) is 'Where clients reach an insta
 
 create function topology.instance_fields(instance topology._pico_instance) returns json
 language sql stable
-set search_path = pg_catalog, topology, pg_temp
 as $$
     select json_build_object(
         'tier', instance.tier,
@@ -40,7 +36,6 @@ comment on function topology.instance_fields(topology._pico_instance) is 'All th
 
 create function topology.master_fields(replicaset topology._pico_replicaset) returns json
 language sql stable
-set search_path = pg_catalog, topology, pg_temp
 as $$
     select json_build_object(
         'replicaset_uuid', replicaset.uuid,
@@ -50,7 +45,6 @@ comment on function topology.master_fields(topology._pico_replicaset) is 'A repl
 
 create function topology.bucket_fields(bucket topology._pico_bucket) returns json
 language sql stable
-set search_path = pg_catalog, topology, pg_temp
 as $$
     select json_build_object(
         'tier', bucket.tier_name,
@@ -65,7 +59,6 @@ comment on function topology.bucket_fields(topology._pico_bucket) is
 
 create function topology.capture_replicaset() returns trigger
 language plpgsql security definer
-set search_path = pg_catalog, topology, pg_temp
 -- A plan that was made for a few rows is kept for many.
 set enable_nestloop = off
 as $$
@@ -104,7 +97,6 @@ comment on function topology.capture_replicaset() is
 
 create function topology.capture_instance() returns trigger
 language plpgsql security definer
-set search_path = pg_catalog, topology, pg_temp
 -- A plan that was made for a few rows is kept for many.
 set enable_nestloop = off
 as $$
@@ -144,7 +136,6 @@ comment on function topology.capture_instance() is
 
 create function topology.capture_address() returns trigger
 language plpgsql security definer
-set search_path = pg_catalog, topology, pg_temp
 -- A plan that was made for a few rows is kept for many.
 set enable_nestloop = off
 as $$
@@ -171,7 +162,6 @@ comment on function topology.capture_address() is 'Events of addresses: another 
 
 create function topology.capture_bucket() returns trigger
 language plpgsql security definer
-set search_path = pg_catalog, topology, pg_temp
 -- A plan that was made for a few rows is kept for many.
 set enable_nestloop = off
 as $$
@@ -198,7 +188,6 @@ comment on function topology.capture_bucket() is 'Events of buckets: a range tha
 
 create function topology.keep_keys() returns trigger
 language plpgsql
-set search_path = pg_catalog, topology, pg_temp
 as $$
 begin
     raise exception using errcode = 'PC008', message = format('name, uuid and raft id of %L are for ever: it is known by them', old.name),

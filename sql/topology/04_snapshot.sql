@@ -2,7 +2,6 @@
 
 create function topology.now_at(out term bigint, out index bigint)
 language sql stable security definer
-set search_path = pg_catalog, topology, pg_temp
 as $$
     select coalesce(t.term, 0), coalesce(greatest(l.index, g.index), 0)
     from (select) as one
@@ -15,7 +14,6 @@ comment on function topology.now_at() is
 
 create function topology.snapshot() returns table (event json)
 language sql stable security definer
-set search_path = pg_catalog, topology, pg_temp
 as $$
     -- Joined and built here: a call of the functions that make one event would cost more than all the rest of a row.
     with at as materialized (
@@ -57,7 +55,6 @@ comment on function topology.snapshot() is
 
 create function topology.unsettled() returns jsonb
 language sql stable security definer
-set search_path = pg_catalog, topology, pg_temp
 -- There is an index of what is on its way; without statistics every range would be looked at instead.
 set enable_seqscan = off
 as $$
@@ -74,7 +71,6 @@ create function topology.lacking(
     inout buckets jsonb, inout term bigint, inout index bigint, out arrived boolean, out settled boolean
 )
 language sql stable security definer
-set search_path = pg_catalog, topology, pg_temp
 as $$
     with moving as materialized (
         select u.tier, u.buckets::int8multirange from jsonb_each_text(topology.unsettled()) as u(tier, buckets)
@@ -102,7 +98,6 @@ comment on function topology.lacking(jsonb, bigint, bigint) is
 
 create function topology.trimmed_behind(after_term bigint, after_index bigint) returns topology.trimmed
 language plpgsql stable
-set search_path = pg_catalog, topology, pg_temp
 as $$
 begin
     return (
@@ -117,7 +112,6 @@ comment on function topology.trimmed_behind(bigint, bigint) is 'Up to which even
 create function topology.events(after_term bigint, after_index bigint, max_events integer default null)
 returns table (term bigint, index bigint, event json)
 language plpgsql stable security definer
-set search_path = pg_catalog, topology, pg_temp
 as $$
 declare
     gone topology.trimmed := topology.trimmed_behind(after_term, after_index);
@@ -139,7 +133,6 @@ comment on function topology.events(bigint, bigint, integer) is
 
 create function topology.salt_secret() returns bytea
 language plpgsql volatile security definer
-set search_path = pg_catalog, topology, pg_temp
 as $$
 begin
     insert into topology.relay_secret default values on conflict do nothing;

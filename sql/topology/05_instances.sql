@@ -2,7 +2,6 @@
 
 create function topology.instance_named(name text) returns topology._pico_instance
 language plpgsql volatile
-set search_path = pg_catalog, topology, pg_temp
 as $$
 declare
     known topology._pico_instance;
@@ -20,7 +19,6 @@ comment on function topology.instance_named(text) is 'An instance, held until th
 
 create function topology.replicaset_named(name text) returns topology._pico_replicaset
 language plpgsql volatile
-set search_path = pg_catalog, topology, pg_temp
 as $$
 declare
     known topology._pico_replicaset;
@@ -42,7 +40,6 @@ create function topology.add_replicaset(
     name text, tier text default 'default', uuid text default gen_random_uuid()::text, weight double precision default 1
 ) returns text
 language plpgsql volatile security definer
-set search_path = pg_catalog, topology, pg_temp
 as $$
 begin
     if coalesce(name, '') = '' or coalesce(tier, '') = '' or coalesce(uuid, '') = '' then
@@ -64,7 +61,6 @@ comment on function topology.add_replicaset(text, text, text, double precision) 
 
 create function topology.check_alone(address text, raft_id bigint) returns void
 language plpgsql stable
-set search_path = pg_catalog, topology, pg_temp
 as $$
 declare
     other text;
@@ -87,7 +83,6 @@ comment on function topology.check_alone(text, bigint) is 'Refuse an instance wh
 
 create function topology.check_address(address text, raft_id bigint) returns void
 language plpgsql stable
-set search_path = pg_catalog, topology, pg_temp
 as $$
 begin
     if coalesce(address, '') !~ '^.+:[0-9]{1,5}$' then
@@ -105,7 +100,6 @@ create function topology.add_instance(
     raft_id bigint default null
 ) returns text
 language plpgsql volatile security definer
-set search_path = pg_catalog, topology, pg_temp
 as $$
 declare
     home topology._pico_replicaset := topology.replicaset_named(replicaset);
@@ -138,7 +132,6 @@ comment on function topology.add_instance(text, text, text, text, text, bigint) 
 
 create function topology.set_address(instance text, address text) returns void
 language plpgsql volatile security definer
-set search_path = pg_catalog, topology, pg_temp
 as $$
 declare
     chosen topology._pico_instance := topology.instance_named(instance);
@@ -153,7 +146,6 @@ comment on function topology.set_address(text, text) is 'Record where clients re
 
 create function topology.check_not_master(chosen topology._pico_instance) returns void
 language plpgsql stable
-set search_path = pg_catalog, topology, pg_temp
 as $$
 begin
     if exists (select from topology._pico_replicaset as r where r.current_master_name = chosen.name) then
@@ -167,7 +159,6 @@ comment on function topology.check_not_master(topology._pico_instance) is 'Refus
 
 create function topology.check_drained(replicaset text) returns void
 language plpgsql stable
-set search_path = pg_catalog, topology, pg_temp
 as $$
 begin
     if exists (
@@ -182,7 +173,6 @@ comment on function topology.check_drained(text) is 'Refuse a replicaset that ha
 
 create function topology.remove_instance(instance text) returns void
 language plpgsql volatile security definer
-set search_path = pg_catalog, topology, pg_temp
 as $$
 declare
     chosen topology._pico_instance := topology.instance_named(instance);
@@ -208,7 +198,6 @@ comment on function topology.remove_instance(text) is
 
 create function topology.remove_replicaset(replicaset text) returns void
 language plpgsql volatile security definer
-set search_path = pg_catalog, topology, pg_temp
 as $$
 declare
     chosen topology._pico_replicaset := topology.replicaset_named(replicaset);

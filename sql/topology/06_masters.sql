@@ -2,7 +2,6 @@
 
 create function topology.candidate(home topology._pico_replicaset, instance text) returns topology._pico_instance
 language plpgsql volatile
-set search_path = pg_catalog, topology, pg_temp
 as $$
 declare
     chosen topology._pico_instance := topology.instance_named(instance);
@@ -25,7 +24,6 @@ comment on function topology.candidate(topology._pico_replicaset, text) is
 
 create function topology.check_no_rival(home topology._pico_replicaset, chosen topology._pico_instance) returns void
 language plpgsql volatile
-set search_path = pg_catalog, topology, pg_temp
 as $$
 declare
     other text;
@@ -47,7 +45,6 @@ comment on function topology.check_no_rival(topology._pico_replicaset, topology.
 
 create function topology.choose_master(replicaset text, instance text) returns void
 language plpgsql volatile security definer
-set search_path = pg_catalog, topology, pg_temp
 as $$
 declare
     home topology._pico_replicaset := topology.replicaset_named(replicaset);
@@ -65,7 +62,6 @@ comment on function topology.choose_master(text, text) is
 
 create function topology.set_master(replicaset text, instance text) returns void
 language plpgsql volatile security definer
-set search_path = pg_catalog, topology, pg_temp
 as $$
 declare
     home topology._pico_replicaset := topology.replicaset_named(replicaset);
@@ -84,7 +80,6 @@ comment on function topology.set_master(text, text) is
 
 create function topology.take_back(chosen topology._pico_instance) returns void
 language plpgsql volatile
-set search_path = pg_catalog, topology, pg_temp
 as $$
 declare
     home topology._pico_replicaset;
@@ -105,7 +100,6 @@ comment on function topology.take_back(topology._pico_instance) is
 
 create function topology.set_state(instance text, state text) returns void
 language plpgsql volatile security definer
-set search_path = pg_catalog, topology, pg_temp
 as $$
 declare
     chosen topology._pico_instance := topology.instance_named(instance);
@@ -138,7 +132,6 @@ comment on function topology.set_state(text, text) is
 
 create function topology.end_choice() returns trigger
 language plpgsql
-set search_path = pg_catalog, topology, pg_temp
 as $$
 begin
     new.target_master_name := new.current_master_name;

@@ -3,7 +3,6 @@
 
 create function topology.check_range(from_bucket bigint, to_bucket bigint) returns void
 language plpgsql immutable
-set search_path = pg_catalog, topology, pg_temp
 as $$
 begin
     if coalesce(from_bucket < 0 or to_bucket < from_bucket or to_bucket = 9223372036854775807, true) then
@@ -17,7 +16,6 @@ comment on function topology.check_range(bigint, bigint) is 'Refuse what is no r
 
 create function topology.assign_buckets(tier text, from_bucket bigint, to_bucket bigint, replicaset text) returns void
 language plpgsql volatile security definer
-set search_path = pg_catalog, topology, pg_temp
 as $$
 declare
     home topology._pico_replicaset := topology.replicaset_named(replicaset);
@@ -50,7 +48,6 @@ comment on function topology.assign_buckets(text, bigint, bigint, text) is
 
 create function topology.split_at(tier text, bucket bigint) returns void
 language plpgsql volatile
-set search_path = pg_catalog, topology, pg_temp
 as $$
 declare
     whole topology._pico_bucket;
@@ -71,7 +68,6 @@ create function topology.move_buckets(
     tier text, from_bucket bigint, to_bucket bigint, state text, target text default null
 ) returns bigint
 language plpgsql volatile security definer
-set search_path = pg_catalog, topology, pg_temp
 as $$
 declare
     steps constant jsonb := '{"copying": ["active"], "copied": ["copying"], "aborting-copy": ["copying"], "active": ["copied", "aborting-copy"]}';

@@ -11,7 +11,6 @@ $$;
 
 create function topology.register(consumer_id text) returns boolean
 language sql volatile security definer
-set search_path = pg_catalog, topology, pg_temp
 as $$
     insert into topology.consumer (consumer_id)
     select register.consumer_id where topology.take_lock(register.consumer_id)
@@ -22,7 +21,6 @@ comment on function topology.register(text) is 'Make a consumer, at the beginnin
 
 create function topology.position(consumer_id text) returns jsonb
 language plpgsql stable security definer
-set search_path = pg_catalog, topology, pg_temp
 as $$
 begin
     return (
@@ -38,7 +36,6 @@ comment on function topology.position(text) is 'How far a consumer has come, and
 
 create function topology.lag("position" jsonb, upto integer) returns jsonb
 language plpgsql stable security definer
-set search_path = pg_catalog, topology, pg_temp
 as $$
 declare
     counted bigint;
@@ -74,7 +71,6 @@ comment on function topology.at(jsonb) is 'Where a position, or a point, is: [te
 
 create function topology.slices(after_term bigint, after_index bigint, max_changes integer) returns jsonb
 language sql stable security definer
-set search_path = pg_catalog, topology, pg_temp
 as $$
     with chosen as (
         select l.term, l.index, (row_number() over (order by l.term, l.index) - 1) / 10000 as slice
@@ -102,7 +98,6 @@ comment on function topology.slices(bigint, bigint, integer) is
 create function topology.changes("after" jsonb, upto jsonb)
 returns table (id text, term bigint, index bigint, event jsonb, written_at timestamptz)
 language sql stable security definer
-set search_path = pg_catalog, topology, pg_temp
 as $$
     select l.term || '/' || l.index, l.term, l.index, l.event::jsonb, l.written_at
     from topology.log as l

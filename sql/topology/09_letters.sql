@@ -2,7 +2,6 @@
 
 create function topology.covers(at jsonb, upto jsonb) returns boolean
 language sql immutable
-set search_path = pg_catalog, pg_temp
 as $$
     select ((at ->> 0)::bigint, (at ->> 1)::bigint) >= ((upto ->> 0)::bigint, (upto ->> 1)::bigint)
 $$;

@@ -2,7 +2,6 @@
 
 create function topology.next_batch(consumer_id text, at bigint[], max_changes integer) returns jsonb
 language plpgsql stable security definer
-set search_path = pg_catalog, topology, pg_temp
 as $$
 begin
     return (
@@ -24,7 +23,6 @@ comment on function topology.next_batch(text, bigint[], integer) is
 
 create function topology.choose(consumer_id text, "position" jsonb, max_changes integer) returns jsonb
 language plpgsql stable security definer
-set search_path = pg_catalog, topology, pg_temp
 as $$
 declare
     began_at bigint := ("position" ->> 'version')::bigint;
@@ -69,7 +67,6 @@ comment on function topology.put(text, jsonb, bigint, text, bigint, jsonb) is
 
 create function topology.point() returns jsonb
 language sql stable security definer
-set search_path = pg_catalog, topology, pg_temp
 as $$
     select jsonb_build_object('term', n.term, 'index', n.index, 'source', topology.here())
     from topology.now_at() as n
@@ -78,7 +75,6 @@ comment on function topology.point() is 'Everything that is committed now, as a 
 
 create function topology.passed("position" jsonb, goal jsonb) returns jsonb
 language plpgsql stable security definer
-set search_path = pg_catalog, topology, pg_temp
 as $$
 begin
     perform topology.check_position("position");

@@ -2,7 +2,6 @@
 
 create function topology.consumers() returns setof jsonb
 language sql stable security definer
-set search_path = pg_catalog, topology, pg_temp
 as $$
     select jsonb_build_object('consumer_id', c.consumer_id) from topology.consumer as c order by c.consumer_id
 $$;
@@ -10,7 +9,6 @@ comment on function topology.consumers() is 'The feed of every consumer whose pr
 
 create function topology.mark(consumer_id text) returns jsonb
 language plpgsql volatile security definer
-set search_path = pg_catalog, topology, pgchange, pg_temp
 as $$
 declare
     known jsonb := pgchange.mark('topology', topology.name_of(consumer_id));
@@ -37,7 +35,6 @@ comment on function topology.mark(text) is
 
 create function topology.forget(consumer_id text) returns boolean
 language plpgsql
-set search_path = pg_catalog, topology, pg_temp
 as $$
 begin
     delete from topology.consumer as c where c.consumer_id = forget.consumer_id;
@@ -48,7 +45,6 @@ comment on function topology.forget(text) is 'Delete a consumer''s progress; whe
 
 create function topology.trim_log(keep interval) returns text
 language plpgsql volatile security definer
-set search_path = pg_catalog, topology, pg_temp
 as $$
 declare
     gone record;
@@ -97,7 +93,6 @@ comment on function topology.trim_log(interval) is
 
 create function topology.health(long_wait interval default '10 seconds') returns setof pgchange.finding
 language sql volatile security definer
-set search_path = pg_catalog, topology, pg_temp
 as $$
     select f.*
     from pgchange.lock_health(

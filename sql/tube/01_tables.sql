@@ -4,6 +4,8 @@
 -- SELECT and DELETE work. The rows below follow them.
 
 create schema tube;
+select pg_catalog.set_config('pgchange.path_before', pg_catalog.current_setting('search_path'), true);
+set local search_path = pg_catalog, tube, pg_temp;
 comment on schema tube is 'Tubes: what was touched in tables, as pods of ids that workers replay.';
 
 select pgchange.keep_versions('tube', version => 1);

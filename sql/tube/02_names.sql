@@ -2,7 +2,6 @@
 
 create function tube.schema_of(rel regclass) returns name
 language sql stable
-set search_path = pg_catalog, pg_temp
 as $$
     select n.nspname from pg_class as c join pg_namespace as n on n.oid = c.relnamespace where c.oid = rel
 $$;
@@ -10,7 +9,6 @@ comment on function tube.schema_of(regclass) is 'The schema that a relation is i
 
 create function tube.full_name(rel oid) returns text
 language sql stable
-set search_path = pg_catalog, pg_temp
 as $$
     select format('%I.%I', n.nspname, c.relname) from pg_class as c join pg_namespace as n on n.oid = c.relnamespace where c.oid = rel
 $$;
@@ -19,7 +17,6 @@ comment on function tube.full_name(oid) is
 
 create function tube.table_named(name text) returns regclass
 language plpgsql stable
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     return to_regclass(name);
@@ -31,7 +28,6 @@ comment on function tube.table_named(text) is 'A table by the name in a control 
 
 create function tube.short_name(base text, suffix text) returns name
 language sql immutable
-set search_path = pg_catalog, pg_temp
 as $$
     select case
         when octet_length(base || suffix) <= 63 then base || suffix
@@ -46,7 +42,6 @@ comment on function tube.short_name(text, text) is
 
 create function tube.function_name(token text, kind text) returns name
 language sql immutable
-set search_path = pg_catalog, pg_temp
 as $$
     select case when kind = 'judge' then 'pgchange_judge_' || token else format('pgchange_touch_%s_%s', kind, token) end::name
 $$;
@@ -55,7 +50,6 @@ comment on function tube.function_name(text, text) is
 
 create function tube.capture_name(tbl regclass, tube text, op text) returns name
 language sql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
     select tube.short_name(c.relname || '_' || tube, format('_after_%s_trigger', op)) from pg_class as c where c.oid = tbl
 $$;

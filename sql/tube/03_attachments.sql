@@ -5,7 +5,6 @@
 -- number alone proves nothing. In PL/pgSQL, which keeps its plans: every claim asks.
 create function tube.are_pods(rel regclass, tube text) returns boolean
 language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     told text := obj_description(rel, 'pg_class');
@@ -28,7 +27,6 @@ comment on function tube.are_pods(regclass, text) is
 
 create function tube.capture_comment(attached tube.attachment) returns text
 language sql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
     select format('Capture of %s for tube %s.', tube.full_name(attached.tbl), attached.tube)
 $$;
@@ -36,7 +34,6 @@ comment on function tube.capture_comment(tube.attachment) is 'What is noted with
 
 create function tube.is_gone(attached tube.attachment) returns boolean
 language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
     if exists (
@@ -59,7 +56,6 @@ comment on function tube.is_gone(tube.attachment) is
 
 create function tube.attachment_of(rel oid, tube text) returns tube.attachment
 language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
 -- Asked by captures too, whatever a writer has set.
 set row_security = on
 as $$
@@ -80,7 +76,6 @@ comment on function tube.attachment_of(oid, text) is
 
 create function tube.is_attached(tube text, tbl oid) returns boolean
 language sql stable security definer
-set search_path = pg_catalog, tube, pg_temp
 as $$
     select (tube.attachment_of(tbl, tube)).tube is not null
 $$;
@@ -89,7 +84,6 @@ comment on function tube.is_attached(text, oid) is
 
 create function tube.attached_name(rel oid, tube text) returns text
 language sql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
     select tube.full_name((tube.attachment_of(rel, tube)).tbl)
 $$;
@@ -98,7 +92,6 @@ comment on function tube.attached_name(oid, text) is
 
 create function tube.shard_of(tube text, tbl regclass) returns integer
 language sql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
     select coalesce(
         (select a.shard from tube.attachment as a where a.tube = shard_of.tube and a.tbl = shard_of.tbl),
@@ -109,7 +102,6 @@ comment on function tube.shard_of(text, regclass) is
 
 create function tube.inferred_shard(tbl regclass) returns integer
 language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     digits text := coalesce(
@@ -129,7 +121,6 @@ comment on function tube.inferred_shard(regclass) is
 
 create function tube.id_attribute(attached tube.attachment) returns pg_attribute
 language plpgsql stable
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     return (
@@ -154,7 +145,6 @@ comment on function tube.id_attribute(tube.attachment) is
 
 create function tube.id_trouble(attached tube.attachment) returns text
 language sql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
     select case
         when k.attname is null then format('its column of ids, %I, was dropped, and its changes are lost', attached.id_column)
@@ -171,7 +161,6 @@ comment on function tube.id_trouble(tube.attachment) is
 
 create function tube.id_column(rel oid, tube text) returns name
 language sql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
     select pgchange.key_now(a.tbl, k.attname, k.attnum, a.id_column, case when a.number_of = a.tbl::oid then a.id_number end)
     from (select (tube.attachment_of(rel, tube)).*) as a
@@ -182,7 +171,6 @@ comment on function tube.id_column(oid, text) is
 
 create function tube.capture_ops(tbl regclass) returns text[]
 language sql stable
-set search_path = pg_catalog, pg_temp
 as $$
     -- To triggers of a partitioned table PostgreSQL (15 to 18) shows what a MERGE updates as the row that it inserted last;
     -- but not where partitions have a trigger that comes before each row is inserted: so there is one, that never fires.
@@ -195,7 +183,6 @@ comment on function tube.capture_ops(regclass) is
 create function tube.captures(tbl regclass, tube text)
 returns table (relid regclass, trigger name, op text, function oid, enabled boolean)
 language plpgsql stable rows 4
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     token text := (select a.token from tube.attachment as a where a.tbl = captures.tbl and a.tube = captures.tube);
@@ -224,7 +211,6 @@ comment on function tube.captures(regclass, text) is
 
 create function tube.former_captures(tbl regclass, tube text) returns table (relid regclass, trigger name)
 language sql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
     select t.tgrelid, t.tgname
     from pgchange.descendants(tbl) as d(relid)

@@ -24,7 +24,6 @@ comment on function tube.take_lock(text, integer) is 'Take a worker''s lock unti
 
 create function tube.locked(tube text, worker integer) returns boolean
 language sql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
     select pgchange.locked(tube.lock_key(tube, worker))
 $$;
@@ -32,7 +31,6 @@ comment on function tube.locked(text, integer) is 'Whether a worker is at work.'
 
 create function tube.hold(key bigint, who text) returns void
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     held boolean := pgchange.holds_tables('{}');
@@ -57,7 +55,6 @@ comment on function tube.hold(bigint, text) is
 
 create function tube.hold_still(tube text) returns void
 language sql
-set search_path = pg_catalog, tube, pg_temp
 as $$
     select tube.hold(tube.lock_key(tube), format('workers of tube %I', tube))
 $$;
@@ -67,7 +64,6 @@ comment on function tube.hold_still(text) is
 
 create function tube.hold_capture(tbl oid) returns void
 language sql
-set search_path = pg_catalog, pg_temp
 as $$
     select pg_advisory_xact_lock(hashtextextended('pgchange capture ' || tbl, 0))
 $$;
@@ -76,7 +72,6 @@ comment on function tube.hold_capture(oid) is
 
 create function tube.touch_key(tbl regclass) returns bigint
 language sql stable
-set search_path = pg_catalog, pg_temp
 as $$
     select hashtextextended('pgchange touch ' || tbl::oid, 0)
 $$;
@@ -85,7 +80,6 @@ comment on function tube.touch_key(regclass) is
 
 create function tube.hold_shard(tbl regclass) returns void
 language plpgsql security definer
-set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
     perform pg_advisory_xact_lock_shared(tube.touch_key(tbl));
@@ -102,7 +96,6 @@ comment on function tube.hold_shard(regclass) is
 
 create function tube.backfill_key(tbl regclass, shard integer) returns bigint
 language sql immutable
-set search_path = pg_catalog, pg_temp
 as $$
     select hashtextextended(format('pgchange backfill %s %s', tbl::oid, shard), 0)
 $$;

@@ -2,8 +2,8 @@
 
 create function tube.code_on(pods regclass) returns text
 language plpgsql stable
-set search_path = pg_catalog, pg_temp
 set quote_all_identifiers = off
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     class record;
@@ -63,7 +63,6 @@ comment on function tube.code_on(regclass) is
 
 create function tube.code_hint(known tube.tube) returns text
 language sql stable
-set search_path = pg_catalog, pg_temp
 as $$
     select format('let %I, the owner of %s, take it away', r.rolname, known.pods)
         -- What is on pods of the caller or of a superuser is neither's.
@@ -74,7 +73,6 @@ comment on function tube.code_hint(tube.tube) is 'What to do about pods that hol
 
 create function tube.named(tube text) returns tube.tube
 language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     known tube.tube := (select t from tube.tube as t where t.name = named.tube);
@@ -103,7 +101,6 @@ comment on function tube.named(text) is
 
 create function tube.named_all(tube_or_tubes text) returns setof tube.tube
 language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     name text;
@@ -123,7 +120,6 @@ comment on function tube.named_all(text) is 'Several tubes by their names, with 
 
 create function tube.readable_tubes() returns setof tube.tube
 language plpgsql volatile
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     known tube.tube;

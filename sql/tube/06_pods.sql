@@ -2,7 +2,6 @@
 
 create function tube.belongs(shard text, partitions integer) returns text
 language plpgsql immutable
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     return case when partitions = 1 then format('mod(%s, 1)', shard)
@@ -21,7 +20,6 @@ comment on function tube.worker_of(integer, integer) is 'The worker that a shard
 
 create function tube.index_pods(pods regclass, partitions integer) returns void
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     base text := (select c.relname || '_' || partitions from pg_class as c where c.oid = pods);
@@ -58,7 +56,6 @@ comment on function tube.index_pods(regclass, integer) is
 
 create function tube.make_pods(schema_name name, tube text) returns regclass
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     pods text;
@@ -123,7 +120,6 @@ comment on function tube.make_pods(name, text) is 'Make the table of a tube''s p
 
 create function tube.checked_chunk(chunk_size integer) returns integer
 language plpgsql immutable
-set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
     if chunk_size is null or chunk_size < 1 then
@@ -138,7 +134,6 @@ create function tube.put_pods(
     pods regclass, op text, shard integer, ids bigint[], payload jsonb default null, chunk_size integer default 900
 ) returns void
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
     if coalesce(cardinality(ids), 0) = 0 and payload is null then
@@ -158,7 +153,6 @@ comment on function tube.put_pods(regclass, text, integer, bigint[], jsonb, inte
 
 create function tube.put_control(known tube.tube, attached tube.attachment, op text, type text, details jsonb) returns void
 language sql
-set search_path = pg_catalog, tube, pg_temp
 as $$
     select tube.put_pods(
         known.pods, op, attached.shard, '{}',
@@ -169,7 +163,6 @@ comment on function tube.put_control(tube.tube, tube.attachment, text, text, jso
 
 create function tube.has_control(known tube.tube, tbl regclass, shard integer, types text[]) returns boolean
 language plpgsql volatile
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     found_one boolean;

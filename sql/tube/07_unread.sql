@@ -10,7 +10,6 @@
 
 create function tube.worker_now(tube text, worker integer) returns tube.worker
 language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
     return (
@@ -23,7 +22,6 @@ comment on function tube.worker_now(text, integer) is 'The newest row of a worke
 
 create function tube.position(tube text, worker integer) returns jsonb
 language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
     return (
@@ -40,7 +38,6 @@ comment on function tube.position(text, integer) is 'How far a worker has come; 
 
 create function tube.position_or_start("position" jsonb) returns jsonb
 language sql immutable
-set search_path = pg_catalog, pg_temp
 as $$
     select coalesce(nullif("position", '{}'), '{"incremental": ["1:1:", 0], "backfill": ["1:1:", 0]}')
 $$;
@@ -51,7 +48,6 @@ create function tube.unread_sql(
     most bigint default null, extra text default 'true'
 ) returns text
 language plpgsql immutable
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     done pg_snapshot := "position" -> kind ->> 0;
@@ -108,7 +104,6 @@ create function tube.first_unread(
     high bigint default null, extra text default 'true'
 ) returns bigint
 language plpgsql volatile
-set search_path = pg_catalog, tube, pg_temp
 set jit = off
 set enable_sort = off
 set enable_seqscan = off
@@ -127,7 +122,6 @@ comment on function tube.first_unread is 'The seq of the first pod of tube.unrea
 
 create function tube.has_unread(known tube.tube, worker integer) returns boolean
 language plpgsql volatile
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     at jsonb := tube.position_or_start(tube.position(known.name, worker));
@@ -141,7 +135,6 @@ comment on function tube.has_unread(tube.tube, integer) is
 
 create function tube.held_sql(held_back jsonb, held boolean) returns text
 language plpgsql immutable
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     return (
@@ -154,7 +147,6 @@ comment on function tube.held_sql(jsonb, boolean) is 'The condition of the pods 
 
 create function tube.pods_sql(known tube.tube, worker integer, choice jsonb) returns text
 language sql immutable
-set search_path = pg_catalog, tube, pg_temp
 as $$
     select string_agg('(' || tube.unread_sql(
         known, worker, k.kind, choice -> 'after', (choice ->> 'upto')::pg_snapshot, (choice ->> k.kind)::bigint,
@@ -167,7 +159,6 @@ comment on function tube.pods_sql(tube.tube, integer, jsonb) is 'The query of th
 create function tube.pods_of(tube text, worker integer, choice jsonb)
 returns table (seq bigint, op character(1), shard integer, ids bigint[], payload jsonb, ts timestamptz)
 language plpgsql volatile
-set search_path = pg_catalog, tube, pg_temp
 set jit = off
 set enable_sort = off
 set enable_seqscan = off

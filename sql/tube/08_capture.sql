@@ -7,7 +7,6 @@
 
 create function tube.ids_of(rows text, tbl regclass, id_column name, predicate text) returns text
 language sql stable
-set search_path = pg_catalog, pg_temp
 as $$
     select format(
         'array(select %1$I::bigint from %2$I as %3$I where %3$I.%1$I is not null%4$s limit 10000001)', id_column, rows,
@@ -19,7 +18,6 @@ comment on function tube.ids_of(text, regclass, name, text) is
 
 create function tube.pods_named(tube text) returns text
 language sql stable
-set search_path = pg_catalog, tube, pg_temp
 -- Asked by captures too, whatever a writer has set.
 set row_security = on
 as $$
@@ -31,7 +29,6 @@ comment on function tube.pods_named(text) is
 
 create function tube.may_put(pods text, columns text[]) returns boolean
 language sql stable
-set search_path = pg_catalog, pg_temp
 as $$
     select has_table_privilege(pods, 'insert') or (select bool_and(has_column_privilege(pods, c, 'insert')) from unnest(columns) as c)
 $$;
@@ -39,7 +36,6 @@ comment on function tube.may_put(text, text[]) is 'Whether the caller may write 
 
 create function tube.note_fault(tube text, tbl oid, ids bigint, message text) returns void
 language sql
-set search_path = pg_catalog, tube, pg_temp
 set row_security = on
 as $$
     insert into tube.fault (tube, tbl, ids, message) values (tube, tbl, ids, message)
@@ -48,7 +44,6 @@ comment on function tube.note_fault(text, oid, bigint, text) is 'Note rows for w
 
 create function tube.truncate_body(attached tube.attachment) returns text
 language sql stable
-set search_path = pg_catalog, pg_temp
 as $$
     select format($body$
 declare
@@ -101,7 +96,6 @@ comment on function tube.truncate_body(tube.attachment) is
 
 create function tube.row_by_row_body(attached tube.attachment, rows text, kind text) returns text
 language sql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
     select format($body$
         declare
@@ -201,7 +195,6 @@ comment on function tube.row_by_row_body(tube.attachment, text, text) is
 
 create function tube.capture_body(attached tube.attachment, op text) returns text
 language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
 set quote_all_identifiers = off
 as $$
 declare

@@ -2,7 +2,6 @@
 
 create function tube.check_table(tbl regclass) returns void
 language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
     perform pgchange.check_capturable(tbl, 'attach', 'tube');
@@ -15,7 +14,6 @@ comment on function tube.check_table(regclass) is 'Refuse, with the reason, a ta
 
 create function tube.check_key(tbl regclass, id_column name) returns smallint
 language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     key pg_attribute := (
@@ -45,7 +43,6 @@ comment on function tube.check_key(regclass, name) is
 
 create function tube.rights_hint(owner_name name, pods regclass) returns text
 language sql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
     select format('let their owners run: select tube.grant_consumer(%L); grant usage on schema %I to %I; '
                   'grant insert (op, shard, ids, payload, ts) on %s to %I',
@@ -55,7 +52,6 @@ comment on function tube.rights_hint(name, regclass) is 'What to grant to the ow
 
 create function tube.what_is_lost(capturer oid, pods regclass) returns text
 language sql stable
-set search_path = pg_catalog, pg_temp
 as $$
     -- As the captures themselves ask, and by numbers: a column that is gone is no error here.
     select case
@@ -75,7 +71,6 @@ comment on function tube.what_is_lost(oid, regclass) is
 
 create function tube.check_rights(tbl regclass, known tube.tube) returns void
 language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = tbl);
@@ -98,7 +93,6 @@ comment on function tube.check_rights(regclass, tube.tube) is 'Refuse a table wh
 
 create function tube.outer_parents(tbl regclass) returns setof regclass
 language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     tree oid[] := array(select d.relid from pgchange.descendants(tbl) as d(relid));
@@ -114,7 +108,6 @@ comment on function tube.outer_parents(regclass) is
 
 create function tube.check_parents(tbl regclass) returns void
 language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     parent regclass := (select min(p::oid) from tube.outer_parents(tbl) as p);
@@ -130,7 +123,6 @@ comment on function tube.check_parents(regclass) is 'Refuse a table whose rows a
 
 create function tube.check_family(tbl regclass, tube text) returns void
 language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     relative regclass := (
@@ -155,7 +147,6 @@ comment on function tube.check_family(regclass, text) is
 
 create function tube.check_twin(wanted tube.attachment) returns void
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     relation name := (select c.relname from pg_class as c where c.oid = wanted.tbl);

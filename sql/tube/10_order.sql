@@ -2,7 +2,6 @@
 
 create function tube.check_kind(tbl regclass) returns void
 language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
     if (select c.relkind not in ('r', 'p') from pg_class as c where c.oid = tbl) then
@@ -15,7 +14,6 @@ comment on function tube.check_kind(regclass) is
 
 create function tube.base_type(tbl regclass, column_name name) returns pg_type
 language plpgsql stable
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     kind pg_type;
@@ -34,7 +32,6 @@ comment on function tube.base_type(regclass, name) is 'The type of a column, or 
 -- In PL/pgSQL, which keeps its plans: every slice of a backfill asks.
 create function tube.is_own_type(kind pg_type) returns boolean
 language plpgsql stable
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     parts oid[];
@@ -68,7 +65,6 @@ comment on function tube.is_own_type(pg_type) is
 
 create function tube.order_type(tbl regclass, order_col name) returns text
 language sql stable
-set search_path = pg_catalog, tube, pg_temp
 set quote_all_identifiers = off
 as $$
     select concat(
@@ -83,7 +79,6 @@ comment on function tube.order_type(regclass, name) is
 
 create function tube.check_order(tbl regclass, order_col text) returns name
 language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     column_name name := (
@@ -122,7 +117,6 @@ comment on function tube.check_order(regclass, text) is 'The column to order a b
 
 create function tube.has_order_index(tbl regclass, order_col name, id_column name) returns boolean
 language sql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
     select not exists (
         select from pgchange.descendants(tbl) as d(relid)

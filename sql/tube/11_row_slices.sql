@@ -3,7 +3,6 @@
 
 create function tube.check_whole(tbl regclass) returns void
 language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
     perform tube.check_kind(tbl);
@@ -21,7 +20,6 @@ create function tube.slice_sql(
     attached tube.attachment, order_col name, at tube.keyset, chunk integer, row_name name, wanted text
 ) returns text
 language sql stable
-set search_path = pg_catalog, pg_temp
 as $$
     select format(
         'select %1$s as o, %2$s::bigint as id, %3$s as wanted from %4$s as %5$I where %6$s and %2$s is not null '
@@ -46,7 +44,6 @@ create function tube.judged(
     predicate text, tbl regclass, id_column name, asked bigint[], out ids bigint[], out failed bigint, out message text
 )
 language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     each_row record;
@@ -79,7 +76,6 @@ comment on function tube.judged(text, regclass, name, bigint[]) is
 
 create function tube.boundary_sql(tbl regclass, order_col name, rows text, has_predicate boolean) returns text
 language sql stable
-set search_path = pg_catalog, pg_temp
 as $$
     -- Values of a fixed length are few bytes and gathered as they come; others are kept where they are until the last is known.
     -- As text a value is written by format, which no cast takes part in.
@@ -107,7 +103,6 @@ create function tube.read_slice(
     out looked_at bigint, out upto_value text, out upto_id bigint, out ids bigint[], out failed bigint, out message text
 )
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     relation name := (select c.relname from pg_class as c where c.oid = attached.tbl);
@@ -144,7 +139,6 @@ comment on function tube.read_slice(tube.attachment, name, boolean, text, bigint
 
 create function tube.read_wanted(attached tube.attachment, asked bigint[]) returns bigint[]
 language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
 set jit = off
 as $$
 declare

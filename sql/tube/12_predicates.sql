@@ -2,7 +2,6 @@
 
 create function tube.parse_predicate(predicate text) returns void
 language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     around text;
@@ -31,7 +30,6 @@ comment on function tube.parse_predicate(text) is 'Refuse a predicate that is no
 
 create function tube.check_predicate(predicate text, tbl regclass) returns void
 language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     probe refcursor;
@@ -66,7 +64,6 @@ select pgchange.pin_settings('tube.parse_predicate(text)', 'tube.check_predicate
 
 create function tube.predicate_parses() returns trigger
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
     if new.predicate is not null then
@@ -85,7 +82,6 @@ create function tube.ask_judge(
     out looked_at bigint, out upto_value text, out upto_id bigint, out ids bigint[], out failed bigint, out message text
 )
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     answered boolean := false;
@@ -109,7 +105,6 @@ comment on function tube.ask_judge(regprocedure, bigint[], name, boolean, text, 
 
 create function tube.judge_of(attached tube.attachment) returns regprocedure
 language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     judge regprocedure;
@@ -145,7 +140,6 @@ create function tube.judged_slice(
     out looked_at bigint, out upto_value text, out upto_id bigint, out ids bigint[]
 )
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     failed bigint;
@@ -170,7 +164,6 @@ comment on function tube.judged_slice(tube.attachment, name, boolean, text, bigi
 
 create function tube.judged_ids(attached tube.attachment, asked bigint[]) returns bigint[]
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
     if attached.predicate is null then

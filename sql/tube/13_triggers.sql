@@ -2,7 +2,6 @@
 
 create function tube.placed(attached tube.attachment, kind text) returns pg_proc
 language sql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
     select p
     from (
@@ -21,7 +20,6 @@ comment on function tube.placed(tube.attachment, text) is
 
 create function tube.is_anothers(attached tube.attachment) returns boolean
 language sql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
     select exists (
         select from unnest(array['insert', 'update', 'delete', 'truncate', 'judge']) as k(kind)
@@ -34,7 +32,6 @@ comment on function tube.is_anothers(tube.attachment) is
 
 create function tube.placed_name(attached tube.attachment, kind text) returns text
 language sql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
     select coalesce(
         (select format('%I.%I', n.nspname, p.proname)
@@ -46,7 +43,6 @@ comment on function tube.placed_name(tube.attachment, text) is
 
 create function tube.place_function(attached tube.attachment, op text) returns void
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = attached.tbl);
@@ -69,7 +65,6 @@ comment on function tube.place_function(tube.attachment, text) is
 
 create function tube.place_judge(attached tube.attachment) returns void
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = attached.tbl);
@@ -112,7 +107,6 @@ comment on function tube.place_judge(tube.attachment) is
 
 create function tube.place_functions(attached tube.attachment) returns void
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
     if attached.predicate is not null then
@@ -126,7 +120,6 @@ comment on function tube.place_functions(tube.attachment) is
 
 create function tube.uncaptured(attached tube.attachment) returns regclass[]
 language sql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
     select array(
         select d.relid from pgchange.descendants(attached.tbl) as d(relid)
@@ -141,7 +134,6 @@ comment on function tube.uncaptured(tube.attachment) is
 
 create function tube.place_triggers(attached tube.attachment) returns void
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     uncaptured regclass[] := tube.uncaptured(attached);
@@ -198,7 +190,6 @@ comment on function tube.place_triggers(tube.attachment) is
 
 create function tube.drop_triggers(attached tube.attachment) returns bigint
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     captured record;
@@ -219,7 +210,6 @@ comment on function tube.drop_triggers(tube.attachment) is
 
 create function tube.take_off(attached tube.attachment) returns boolean
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
     perform tube.hold_capture(attached.tbl);
@@ -234,7 +224,6 @@ comment on function tube.take_off(tube.attachment) is
 
 create function tube.drop_capture(attached tube.attachment) returns void
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     function regprocedure;

@@ -2,7 +2,6 @@
 
 create function tube.checked_op(op text) returns text
 language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
     if op is null or op not in ('I', 'U', 'D', 'T', 'B') then
@@ -18,7 +17,6 @@ create function tube.touch(
     tube text, shard integer, ids bigint[], op text, payload jsonb default null, chunk_size integer default 250
 ) returns void
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     pods regclass := (tube.named(tube)).pods;
@@ -43,7 +41,6 @@ comment on function tube.touch(text, integer, bigint[], text, jsonb, integer) is
 
 create function tube.touch_table(tbl text, ids bigint[], op text, payload jsonb, chunk_size integer) returns void
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     relation regclass := to_regclass(tbl);
@@ -65,7 +62,6 @@ comment on function tube.touch_table(text, bigint[], text, jsonb, integer) is
 
 create function tube.make_touch(schema_name name, tube text) returns void
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     signature text := format('%I.%I(integer, bigint[], character, jsonb, integer)', schema_name, tube || '_touch');
@@ -88,7 +84,6 @@ comment on function tube.make_touch(name, text) is 'Make a tube''s own function 
 
 create function tube.place_touch(tbl regclass) returns void
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     relation name := (select c.relname from pg_class as c where c.oid = tbl);
@@ -142,7 +137,6 @@ comment on function tube.place_touch(regclass) is
 
 create function tube.drop_lost_touches() returns void
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     function regprocedure;
@@ -164,7 +158,6 @@ comment on function tube.drop_lost_touches() is
 
 create function tube.check_bulk(shard integer, fetch_chunk_size integer) returns void
 language plpgsql immutable
-set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
     if shard is null then
@@ -184,7 +177,6 @@ comment on type tube.progress is 'How far a touch of many ids has come, how much
 
 create function tube.begun(approx_size bigint) returns tube.progress
 language sql volatile
-set search_path = pg_catalog, tube, pg_temp
 as $$
     select row(approx_size, clock_timestamp(), clock_timestamp(), 0, 0)::tube.progress
 $$;
@@ -193,7 +185,6 @@ comment on function tube.begun(bigint) is 'A touch of about so many ids, at its 
 create function tube.told(so_far tube.progress, ids bigint, since timestamptz, finished boolean default false)
 returns tube.progress
 language plpgsql volatile
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     now timestamptz := clock_timestamp();

@@ -2,7 +2,6 @@
 
 create function tube.backfill_call(attached tube.attachment) returns text
 language sql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
     select format('backfill %1$s: select tube.tube_backfill_schedule(%2$L, %3$L, %4$s, %4$s), or the DAG tube_backfill',
                   tube.full_name(attached.tbl), attached.tube, quote_ident(attached.id_column), attached.shard)
@@ -11,7 +10,6 @@ comment on function tube.backfill_call(tube.attachment) is 'What brings the rows
 
 create function tube.note_missed(attached tube.attachment, came regclass[]) returns void
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     told text;
@@ -31,7 +29,6 @@ comment on function tube.note_missed(tube.attachment, regclass[]) is
 
 create function tube.missed() returns table (tube text, tbl regclass, told text, call text)
 language sql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
     select a.tube, a.tbl, format('%s: %s', tube.full_name(a.tbl), f.message), tube.backfill_call(a)
     from tube.fault as f
@@ -43,7 +40,6 @@ comment on function tube.missed() is 'The rows that came with a partition and ma
 
 create function tube.clear_missed(tube text, tbl regclass, before timestamptz) returns void
 language sql
-set search_path = pg_catalog, tube, pg_temp
 as $$
     delete from tube.fault as f
     where f.tube = clear_missed.tube and f.tbl = clear_missed.tbl and f.kind = 'missed' and f.occurred_at < before
@@ -53,7 +49,6 @@ comment on function tube.clear_missed(text, regclass, timestamptz) is
 
 create function tube.count_faults(tube text) returns bigint
 language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
     return (
@@ -65,7 +60,6 @@ comment on function tube.count_faults(text) is 'The faults of the capture of a t
 
 create function tube.clear_faults(tube text) returns bigint
 language sql
-set search_path = pg_catalog, tube, pg_temp
 as $$
     with gone as (delete from tube.fault as f where f.tube = clear_faults.tube returning 1) select count(*) from gone
 $$;

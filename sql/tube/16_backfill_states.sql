@@ -2,7 +2,6 @@
 
 create function tube.backfill_named(id bigint) returns tube.backfill
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     found_row tube.backfill;
@@ -19,7 +18,6 @@ comment on function tube.backfill_named(bigint) is 'A backfill, locked until the
 
 create function tube.unfinished_backfill(tube text, tbl regclass) returns tube.backfill
 language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
     return (
@@ -33,7 +31,6 @@ comment on function tube.unfinished_backfill(text, regclass) is
 
 create function tube.fail_backfills(tube text, tbl regclass, reason text) returns void
 language sql
-set search_path = pg_catalog, tube, pg_temp
 as $$
     update tube.backfill as b set
         state = 'failed', message = reason, updated_at = clock_timestamp(), finished_at = clock_timestamp()
@@ -44,7 +41,6 @@ comment on function tube.fail_backfills(text, regclass, text) is
 
 create function tube.set_state(id bigint, allowed text[], wanted text, message text) returns void
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     job tube.backfill := tube.backfill_named(id);
@@ -67,7 +63,6 @@ comment on function tube.set_state(bigint, text[], text, text) is 'Bring a backf
 
 create function tube.backfill_pause(id bigint) returns void
 language sql
-set search_path = pg_catalog, tube, pg_temp
 as $$
     select tube.set_state(id, array['scheduled', 'running'], 'paused', 'paused by ' || session_user)
 $$;
@@ -76,7 +71,6 @@ comment on function tube.backfill_pause(bigint) is
 
 create function tube.backfill_resume(id bigint) returns void
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     job tube.backfill := tube.backfill_named(id);
@@ -89,7 +83,6 @@ comment on function tube.backfill_resume(bigint) is 'Let a paused backfill go on
 
 create function tube.backfill_cancel(id bigint) returns void
 language sql
-set search_path = pg_catalog, tube, pg_temp
 as $$
     select tube.set_state(id, array['scheduled', 'running', 'paused'], 'cancelled', 'cancelled by ' || session_user)
 $$;
@@ -103,7 +96,6 @@ returns table (
     started_at timestamptz, updated_at timestamptz, finished_at timestamptz
 )
 language sql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
     select b.id, b.tube, b.tbl, b.shard, b.order_col, b.state, b.looked_at, b.total,
            case when b.state = 'done' then 100 else round(least(99.9, 100.0 * b.looked_at / greatest(b.total, 1)), 1) end,

@@ -6,7 +6,6 @@
 
 create function tube.asks_for_giving_up(tbl text) returns text
 language sql immutable
-set search_path = pg_catalog, pg_temp
 as $$
     select format(
         'l.ids = ''{}'' and l.payload ->> ''type'' in (''truncate'', ''backfill_end'') '
@@ -17,7 +16,6 @@ comment on function tube.asks_for_giving_up(text) is
 
 create function tube.drop_repeated(known tube.tube, tbl regclass, shard integer, upto bigint) returns void
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 set lock_timeout = '100ms'
 set jit = off
 as $$
@@ -64,7 +62,6 @@ comment on function tube.drop_repeated(tube.tube, regclass, integer, bigint) is
 
 create function tube.move(known tube.tube, tbl regclass, from_shard integer, to_shard integer) returns void
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 set jit = off
 as $$
 declare

@@ -2,7 +2,6 @@
 
 create function tube.attach(tube text, tbl regclass, shard integer, id_column name, agreed boolean) returns void
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     known tube.tube := tube.named(tube);
@@ -85,7 +84,6 @@ create function tube.tube_table_ensure_attached(
     tube text, tbl regclass, shard integer default null, id_column name default null
 ) returns void
 language sql
-set search_path = pg_catalog, tube, pg_temp
 as $$
     select tube.attach(tube, tbl, shard, id_column, agreed => true)
 $$;
@@ -96,7 +94,6 @@ comment on function tube.tube_table_ensure_attached(text, regclass, integer, nam
 
 create function tube.detach(tube text, tbl regclass, beside regclass default null) returns void
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     going tube.attachment[];
@@ -140,7 +137,6 @@ comment on function tube.detach(text, regclass, regclass) is
 
 create function tube.tube_table_ensure_detached(in_tube text, in_tbl regclass) returns void
 language sql
-set search_path = pg_catalog, tube, pg_temp
 as $$
     select tube.detach(in_tube, in_tbl)
 $$;

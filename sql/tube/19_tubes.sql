@@ -2,7 +2,6 @@
 
 create function tube.adopt(attached tube.attachment, predicate text) returns void
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
     if tube.is_anothers(attached)
@@ -26,7 +25,6 @@ comment on function tube.adopt(tube.attachment, text) is
 
 create function tube.make(tube text, partitions integer, predicate text, schema_name name) returns void
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     known tube.tube;
@@ -93,7 +91,6 @@ comment on function tube.tube_ensure_exists(text, integer, text) is
 
 create function tube.tube_ensure_absent(in_tube text) returns void
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     known tube.tube := (select t from tube.tube as t where t.name = in_tube);
@@ -134,7 +131,6 @@ comment on function tube.tube_ensure_absent(text) is
 create function tube.tube_list(in_tbl regclass default null)
 returns table (tube text, predicate text, partitions integer, tbl regclass, shard integer)
 language sql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
     select t.name, t.predicate, t.partitions, a.tbl, a.shard
     from tube.tube as t

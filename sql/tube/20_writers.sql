@@ -2,7 +2,6 @@
 
 create function tube.writers(tables regclass[]) returns table (transaction text)
 language sql volatile
-set search_path = pg_catalog, tube, pg_temp
 as $$
     with relations as (
         select d.relid::oid as relid from unnest(tables) as t(tbl) cross join lateral pgchange.descendants(t.tbl) as d(relid)
@@ -34,7 +33,6 @@ comment on function tube.writers(regclass[]) is
 
 create function tube.awaited(transactions text[], out names text, out xid xid, out duration interval)
 language sql volatile
-set search_path = pg_catalog, tube, pg_temp
 as $$
     select string_agg(distinct h.name, ', '), (array_agg(h.xid order by h.duration desc nulls last, age(h.xid) desc))[1],
            -- In hours, however many they are: with days there would be a space in it.
@@ -59,7 +57,6 @@ comment on function tube.awaited(text[]) is
 
 create function tube.wait_for_writers(tables regclass[], timeout interval) returns void
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 set intervalstyle = 'postgres'
 as $$
 declare

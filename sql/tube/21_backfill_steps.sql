@@ -5,7 +5,6 @@
 
 create function tube.require_attachment(tube text, tbl regclass, shard integer) returns tube.attachment
 language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     known tube.tube := tube.named(tube);
@@ -33,7 +32,6 @@ comment on function tube.require_attachment(text, regclass, integer) is
 
 create function tube.lock_backfill(tube text, tbl regclass, shard integer) returns tube.attachment
 language plpgsql volatile
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     found_row tube.attachment;
@@ -53,7 +51,6 @@ comment on function tube.lock_backfill(text, regclass, integer) is
 
 create function tube.check_replayed(tube text, tbl regclass, shard integer) returns void
 language plpgsql volatile
-set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
     if tube.has_control(tube.named(tube), tbl, shard, array['backfill_end']) then
@@ -72,7 +69,6 @@ create function tube.backfill_slice(
     known tube.tube, attached tube.attachment, order_col name, at tube.keyset, chunk integer, pod_size integer
 ) returns tube.keyset
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 set jit = off
 as $$
 declare
@@ -104,7 +100,6 @@ select pgchange.pin_settings('tube.backfill_slice(tube.tube, tube.attachment, na
 
 create function tube.estimated_rows(tbl regclass) returns bigint
 language sql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
     -- As the planner does it, which itself would run what indexes of the table call.
     select coalesce(sum(ceil(
@@ -122,7 +117,6 @@ comment on function tube.estimated_rows(regclass) is 'How many rows a table has,
 
 create function tube.tube_backfill_schedule(in_tube text, order_col text, shard_from integer, shard_to integer) returns integer
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     known tube.tube := tube.named(in_tube);
@@ -153,7 +147,6 @@ comment on function tube.tube_backfill_schedule(text, text, integer, integer) is
 
 create function tube.tube_backfill_step1() returns text
 language sql
-set search_path = pg_catalog, tube, pg_temp
 as $$
     select nextval('tube.seq')::text
 $$;
@@ -162,7 +155,6 @@ comment on function tube.tube_backfill_step1() is
 
 create function tube.tube_backfill_step2(timeout interval default '60 seconds') returns void
 language sql
-set search_path = pg_catalog, tube, pg_temp
 as $$
     select tube.wait_for_writers(array(select distinct a.tbl from tube.attachment as a), timeout)
 $$;
@@ -174,7 +166,6 @@ create function tube.tube_backfill_step3(
     fetch_chunk_size integer default 20000, insert_chunk_size integer default 250
 ) returns void
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     known tube.tube := tube.named(tube);

@@ -4,7 +4,6 @@ create function tube.backfill_begin(
     tube text, tbl regclass, order_col text, shard integer default null, chunk_size integer default 50000
 ) returns bigint
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     known tube.tube := tube.named(tube);
@@ -48,7 +47,6 @@ comment on function tube.backfill_begin(text, regclass, text, integer, integer) 
 
 create function tube.backfill_ask(tube text, tbl regclass, order_col text default null) returns bigint
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     known tube.tube := tube.named(tube);
@@ -68,7 +66,6 @@ comment on function tube.backfill_ask(text, regclass, text) is
 
 create function tube.hindrance(job tube.backfill) returns text
 language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
     return case
@@ -85,7 +82,6 @@ comment on function tube.hindrance(tube.backfill) is 'Why a backfill cannot go o
 
 create function tube.next_chunk(job tube.backfill) returns tube.backfill
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     known tube.tube := tube.named(job.tube);
@@ -136,7 +132,6 @@ create function tube.backfill_chunk(
     out finished boolean, out state text
 )
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     job tube.backfill := (select b from tube.backfill as b where b.id = backfill_chunk.id);

@@ -2,7 +2,6 @@
 
 create function tube.check_worker_number(workers integer, worker integer) returns void
 language plpgsql immutable
-set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
     if coalesce(workers not between 1 and 999 or worker not between 0 and workers - 1, true) then
@@ -14,7 +13,6 @@ comment on function tube.check_worker_number(integer, integer) is 'Refuse a work
 
 create function tube.check_still_shared_by(known tube.tube, workers integer, worker integer) returns void
 language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
     if workers is distinct from known.partitions then
@@ -29,7 +27,6 @@ comment on function tube.check_still_shared_by(tube.tube, integer, integer) is '
 
 create function tube.register(tube text, workers integer, worker integer) returns void
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
     perform tube.check_still_shared_by(tube.named(tube), workers, worker);
@@ -42,7 +39,6 @@ comment on function tube.register(text, integer, integer) is 'Make a worker''s p
 
 create function tube.positions() returns jsonb
 language sql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
     select coalesce(jsonb_object_agg(w.tube || '/' || w.worker, w.version), '{}')
     from (select x.tube, x.worker, max(x.version) as version from tube.worker as x group by 1, 2) as w
@@ -51,7 +47,6 @@ comment on function tube.positions() is 'How many batches each worker of each tu
 
 create function tube.is_left(known tube.tube, move tube.moved) returns boolean
 language plpgsql volatile
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     old_worker integer := tube.worker_of(move.from_shard, known.partitions);
@@ -67,7 +62,6 @@ comment on function tube.is_left(tube.tube, tube.moved) is
 
 create function tube.held_back(known tube.tube, worker integer) returns jsonb
 language plpgsql volatile
-set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
     if not exists (select from tube.moved as m where m.tube = known.name) then

@@ -5,7 +5,6 @@
 
 create function tube.has_controls(known tube.tube, worker integer) returns boolean
 language plpgsql volatile
-set search_path = pg_catalog, tube, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 as $$
@@ -24,7 +23,6 @@ comment on function tube.has_controls(tube.tube, integer) is 'Whether there is a
 create function tube.due(known tube.tube, worker integer, "position" jsonb)
 returns table (seq bigint, op character(1), shard integer, payload jsonb, ts timestamptz, is_due boolean)
 language plpgsql volatile
-set search_path = pg_catalog, tube, pg_temp
 set jit = off
 set enable_sort = off
 set enable_seqscan = off
@@ -61,7 +59,6 @@ comment on function tube.due(tube.tube, integer, jsonb) is
 create function tube.control_pods(tube text, workers integer, worker integer)
 returns table (seq bigint, op character(1), shard integer, type text, tbl text, payload jsonb, ts timestamptz)
 language plpgsql volatile
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     known tube.tube := tube.named(tube);
@@ -80,7 +77,6 @@ comment on function tube.control_pods(text, integer, integer) is
 
 create function tube.control_pod(known tube.tube, workers integer, worker integer, seq bigint) returns record
 language plpgsql volatile
-set search_path = pg_catalog, tube, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 as $$
@@ -104,7 +100,6 @@ comment on function tube.control_pod(tube.tube, integer, integer, bigint) is
 
 create function tube.collect(tube text, workers integer, worker integer, seq bigint, ids bigint[]) returns bigint
 language plpgsql volatile
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     known tube.tube := tube.named(tube);
@@ -125,7 +120,6 @@ comment on function tube.collect(text, integer, integer, bigint, bigint[]) is
 
 create function tube.control_done(tube text, workers integer, worker integer, seq bigint) returns void
 language plpgsql volatile
-set search_path = pg_catalog, tube, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 as $$
@@ -143,7 +137,6 @@ comment on function tube.control_done(text, integer, integer, bigint) is
 
 create function tube.give_up(tube text, workers integer, worker integer, seq bigint, reason text) returns void
 language plpgsql volatile
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     known tube.tube := tube.named(tube);
@@ -161,7 +154,6 @@ comment on function tube.give_up(text, integer, integer, bigint, text) is
 
 create function tube.note_controls(tube text, worker integer, failed boolean) returns void
 language sql
-set search_path = pg_catalog, tube, pg_temp
 as $$
     update tube.worker as w set
         control_attempt = case when failed then w.control_attempt + 1 else 0 end,
@@ -173,7 +165,6 @@ comment on function tube.note_controls(text, integer, boolean) is
 
 create function tube.backfill_scheduled(tube text, workers integer, worker integer, seq bigint) returns bigint
 language plpgsql volatile
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     known tube.tube := tube.named(tube);

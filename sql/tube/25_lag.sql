@@ -5,7 +5,6 @@ create function tube.count_unread(
     out counted bigint, out exact boolean, out oldest timestamptz
 )
 language plpgsql volatile
-set search_path = pg_catalog, tube, pg_temp
 set jit = off
 set enable_sort = off
 set enable_seqscan = off
@@ -41,7 +40,6 @@ comment on function tube.count_unread(tube.tube, integer, jsonb, text, integer) 
 
 create function tube.workers_with_pods(known tube.tube) returns setof integer
 language plpgsql volatile
-set search_path = pg_catalog, tube, pg_temp
 set jit = off
 set enable_sort = off
 set enable_seqscan = off
@@ -76,7 +74,6 @@ comment on function tube.workers_with_pods(tube.tube) is
 
 create function tube.lag(tube text, workers integer, worker integer, "position" jsonb, upto integer default 1000) returns jsonb
 language plpgsql volatile
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     known tube.tube := tube.named(tube);
@@ -114,7 +111,6 @@ comment on function tube.lag(text, integer, integer, jsonb, integer) is
 
 create function tube.is_backing_off(attempt integer, since timestamptz) returns boolean
 language sql stable
-set search_path = pg_catalog, pg_temp
 as $$
     select attempt > 0 and clock_timestamp() < since + least(30 * 2 ^ least(attempt - 1, 9), 300) * interval '1 s'
 $$;
@@ -124,7 +120,6 @@ comment on function tube.is_backing_off(integer, timestamptz) is
 
 create function tube.lag_of_idle(upto integer) returns jsonb
 language plpgsql volatile
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     known tube.tube;
@@ -164,7 +159,6 @@ comment on function tube.lag_of_idle(integer) is
 create function tube.stats_of(known tube.tube, worker integer, kind text)
 returns table (pods text, min_seq bigint, max_seq bigint, min_ts timestamptz, max_ts timestamptz)
 language plpgsql volatile
-set search_path = pg_catalog, tube, pg_temp
 set jit = off
 set enable_sort = off
 set enable_seqscan = off
@@ -194,7 +188,6 @@ comment on function tube.stats_of(tube.tube, integer, text) is 'How many pods of
 
 create function tube.controls_by_type(known tube.tube, worker integer) returns text
 language sql volatile
-set search_path = pg_catalog, tube, pg_temp
 as $$
     select string_agg(format('%s:%s', t.type, t.counted) || case when t.whole >= 1000 then '+' else '' end, ' ' order by t.type)
     from (
@@ -215,7 +208,6 @@ returns table (
     backfill_max_ts timestamptz, control_count text
 )
 language plpgsql volatile
-set search_path = pg_catalog, tube, pg_temp
 set jit = off
 as $$
 declare
@@ -241,7 +233,6 @@ comment on function tube.tube_stats() is
 
 create function tube.point(tube text) returns jsonb
 language plpgsql volatile
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     -- In this order: whatever the snapshot sees has a lower seq.
@@ -256,7 +247,6 @@ comment on function tube.point(text) is 'A point in a tube to wait for: all that
 
 create function tube.passed(tube text, workers integer, worker integer, "position" jsonb, goal jsonb) returns jsonb
 language plpgsql volatile
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     known tube.tube := tube.named(tube);

@@ -2,7 +2,6 @@
 
 create function tube.is_restored(known tube.tube, beyond xid8 default '0') returns boolean
 language plpgsql volatile
-set search_path = pg_catalog, tube, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 as $$
@@ -26,7 +25,6 @@ comment on function tube.is_restored(tube.tube, xid8) is
 
 create function tube.rebase_after_restore(tube text) returns void
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     known tube.tube := tube.named(tube);

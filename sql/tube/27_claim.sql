@@ -2,7 +2,6 @@
 
 create function tube.snapshot_before(fresh xid8) returns pg_snapshot
 language sql stable
-set search_path = pg_catalog, pg_temp
 as $$
     -- A transaction at work may have an id at or above a snapshot's xmax, without being listed in it.
     select pgchange.snapshot_of(
@@ -26,7 +25,6 @@ comment on function tube.snapshot_before(xid8) is
 
 create function tube.choose(known tube.tube, worker integer, "position" jsonb, max_changes integer) returns jsonb
 language plpgsql volatile
-set search_path = pg_catalog, tube, pg_temp
 set jit = off
 set enable_sort = off
 set enable_seqscan = off
@@ -79,7 +77,6 @@ comment on function tube.place(integer, bigint) is 'Where in a batch an id is: i
 
 create function tube.slices(tube text, worker integer, choice jsonb) returns jsonb
 language sql volatile
-set search_path = pg_catalog, tube, pg_temp
 as $$
     with counted as (
         select tube.place(p.shard, i.id) as place, count(distinct i.id) as n
@@ -106,7 +103,6 @@ create function tube_sealed.note_attempt(
     caller pgchange.caller, became text, tube text, worker integer, batch jsonb, error text default null
 ) returns void
 language plpgsql security definer
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     consumer constant text := tube.name_of(tube, worker);
@@ -133,7 +129,6 @@ create function tube.claim(
     tube text, workers integer, worker integer, "position" jsonb, max_changes integer, max_attempts integer default null
 ) returns jsonb
 language plpgsql volatile
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     known tube.tube := tube.named(tube);

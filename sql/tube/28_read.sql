@@ -3,7 +3,6 @@
 create function tube.changes(tube text, worker integer, choice jsonb, after integer[], upto integer[])
 returns table (id bigint, shard integer, seq bigint, backfill boolean, payload jsonb, touched_at timestamptz)
 language sql volatile
-set search_path = pg_catalog, tube, pg_temp
 as $$
     select i.id, p.shard, max(p.seq), bool_and(p.op = 'B'),
            (array_agg(p.payload order by p.seq desc) filter (where p.payload is not null))[1], min(p.ts)
@@ -19,7 +18,6 @@ comment on function tube.changes(text, integer, jsonb, integer[], integer[]) is
 
 create function tube.attached_to(tube text, workers integer, worker integer) returns jsonb
 language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     known tube.tube := tube.named(tube);
@@ -62,7 +60,6 @@ comment on function tube.attached_to(text, integer, integer) is
 
 create function tube.wanted(tube text, tbl regclass, ids bigint[]) returns setof bigint
 language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
     perform tube.check_whole(tbl);

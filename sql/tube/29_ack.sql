@@ -2,7 +2,6 @@
 
 create function tube.ack(tube text, worker integer, batch jsonb) returns bigint
 language plpgsql volatile
-set search_path = pg_catalog, tube, pg_temp
 set jit = off
 set enable_sort = off
 set enable_seqscan = off

@@ -2,7 +2,6 @@
 
 create function tube.one_of_many() returns setof boolean
 language plpgsql stable rows 1000
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     return next true;
@@ -14,7 +13,6 @@ comment on function tube.one_of_many() is
 
 create function tube.by_hand_sql(known tube.tube, worker integer, kind text) returns text
 language sql immutable
-set search_path = pg_catalog, tube, pg_temp
 as $$
     select format($query$
     (
@@ -53,7 +51,6 @@ create function tube.tube_pods_sql(
     tube text, partitions integer, "partition" integer, exclude_backfill boolean default false
 ) returns text
 language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     known tube.tube := tube.named(tube);
@@ -77,7 +74,6 @@ comment on function tube.tube_pods_sql(text, integer, integer, boolean) is
 
 create function tube.tube_pods_delete(tube text, partitions integer, "partition" integer, seqs bigint[]) returns integer
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 set enable_seqscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
@@ -121,7 +117,6 @@ comment on function tube.tube_pods_delete(text, integer, integer, bigint[]) is
 
 create function tube.advance(known tube.tube, worker integer) returns void
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     horizon bigint;

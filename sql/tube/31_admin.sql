@@ -8,7 +8,6 @@ $$;
 
 create function tube.status(upto integer default 1000) returns setof pgchange.consumer_status
 language plpgsql volatile
-set search_path = pg_catalog, tube, pg_temp
 set jit = off
 as $$
 declare
@@ -47,7 +46,6 @@ returns table (
     faults bigint, predicate_waits boolean, lost text, missed bigint, id_trouble text
 )
 language sql stable
-set search_path = pg_catalog, tube, pg_temp
 set jit = off
 as $$
     select a.tube, a.tbl, a.shard, a.id_column, tube.uncaptured(a),
@@ -103,7 +101,6 @@ comment on function tube.attachments() is
 
 create function tube.to_recapture() returns table (tube text, tbl regclass, name text)
 language sql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
     select a.tube, a.tbl, tube.full_name(a.tbl) from tube.attachments() as a join pg_class as c on c.oid = a.tbl
     where pg_has_role(current_user, c.relowner, 'usage') and (a.untriggered <> '{}' or a.stale)
@@ -113,7 +110,6 @@ comment on function tube.to_recapture() is
 
 create function tube.recapture(tube text, tbl regclass) returns void
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     before tube.attachment := (select a from tube.attachment as a where a.tube = recapture.tube and a.tbl = recapture.tbl);
@@ -129,7 +125,6 @@ comment on function tube.recapture(text, regclass) is 'Mend the capture of a tab
 
 create function tube.recapture() returns setof text
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     each_one record;

@@ -2,7 +2,6 @@
 
 create function tube.letter_rights(address jsonb) returns text[]
 language sql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
     select case when has_table_privilege(t.pods, 'delete') then '{see,keep}'::text[] else '{see}' end
     from tube.tube as t
@@ -14,7 +13,6 @@ comment on function tube.letter_rights(jsonb) is
 
 create function tube.in_work(tube text, worker integer) returns jsonb
 language sql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
     select w.batch || jsonb_build_object('attempt', w.attempt, 'error', w.error)
     from tube.worker_now(tube, worker) as w
@@ -25,7 +23,6 @@ comment on function tube.in_work(text, integer) is
 
 create function tube.note_failure(tube text, worker integer, batch jsonb, error text) returns void
 language plpgsql
-set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
     update tube.worker as w set error = note_failure.error, updated_at = clock_timestamp()
@@ -42,7 +39,6 @@ comment on function tube.note_failure(text, integer, jsonb, text) is
 
 create function tube.touches(tube text, worker integer, choice jsonb) returns jsonb
 language sql volatile
-set search_path = pg_catalog, tube, pg_temp
 as $$
     select coalesce(jsonb_agg(
         jsonb_build_object('shard', t.shard, 'op', t.op, 'payload', t.payload, 'ids', t.ids) order by t.first), '[]')
@@ -57,7 +53,6 @@ comment on function tube.touches(text, integer, jsonb) is
 
 create function tube.skip(tube text, worker integer, batch jsonb, reason text) returns bigint
 language plpgsql volatile
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     content jsonb;
@@ -83,7 +78,6 @@ comment on function tube.skip(text, integer, jsonb, text) is
 
 create function tube.skip_batch(tube text, worker integer, reason text) returns uuid
 language plpgsql volatile
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     known tube.tube := tube.named(tube);
@@ -104,7 +98,6 @@ comment on function tube.skip_batch(text, integer, text) is
 
 create function tube.check_letter(address jsonb, content jsonb) returns void
 language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
     perform tube.named(address ->> 'tube');
@@ -114,7 +107,6 @@ comment on function tube.check_letter(jsonb, jsonb) is 'Refuse a dead letter of 
 
 create function tube.shards_now(tube text, shard integer, tables jsonb) returns setof integer
 language sql stable
-set search_path = pg_catalog, tube, pg_temp
 as $$
     select distinct coalesce(tube.shard_of(shards_now.tube, k.tbl), shards_now.shard)
     from (
@@ -130,7 +122,6 @@ comment on function tube.shards_now(text, integer, jsonb) is
 
 create function tube.redrive(letter bigint) returns void
 language plpgsql volatile
-set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     wanted record;

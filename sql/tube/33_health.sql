@@ -2,7 +2,6 @@
 
 create function tube.health(many_attempts integer default 3) returns setof pgchange.finding
 language sql volatile
-set search_path = pg_catalog, tube, pg_temp
 as $$
     select 'tube', line.severity, null, line.told, line.call
     from tube.attachments() as a

@@ -2,43 +2,26 @@
 -- granted here; which tubes, by GRANTs on their pods: INSERT touches and attaches, SELECT and DELETE work, their owner changes.
 -- INSERT of some columns is enough, and better: a role that may set a pod's seq or txid can hide from workers what is behind it.
 
-create function tube.grant_consumer(role regrole) returns void
-language plpgsql
-set search_path = pg_catalog, tube, pg_temp
-as $$
-begin
-    execute format($grants$
-        grant usage on schema tube to %1$s;
-        grant usage, select on sequence tube.seq to %1$s;
-        grant select on tube.installed, tube.tube, tube.attachment, tube.detached, tube.moved, tube.worker, tube.fault,
-            tube.backfill to %1$s;
-        grant insert, update, delete on tube.attachment, tube.detached, tube.moved, tube.worker, tube.backfill to %1$s;
-        grant insert (tube, tbl, kind, ids, message), delete on tube.fault to %1$s;
-        grant execute on all functions in schema tube to %1$s;
-        revoke execute on function tube.grant_consumer(regrole), tube.grant_owner(regrole) from %1$s
-    $grants$, role);
-    perform pgchange.grant_admin(role);
-    perform pgchange.grant_consumer(role);
-    perform pgchange.grant_reader(role);
-end
-$$;
-comment on function tube.grant_consumer(regrole) is
+select pgchange.add_role(
+    'tube', 'consumer', told =>
     'Let a role touch, attach its tables to, and work those tubes whose pods it was granted INSERT (op, shard, ids, payload, ts) '
-    'on, or SELECT and DELETE. A role that attaches is trusted: it can touch any id.';
+    'on, or SELECT and DELETE. A role that attaches is trusted: it can touch any id.',
+    includes => 'pgchange.admin pgchange.consumer pgchange.reader',
+    objects => array[
+        'usage, select on sequence tube.seq',
+        'select on tube.installed, tube.tube, tube.attachment, tube.detached, tube.moved, tube.worker, tube.fault, tube.backfill',
+        'insert, update, delete on tube.attachment, tube.detached, tube.moved, tube.worker, tube.backfill',
+        'insert (tube, tbl, kind, ids, message), delete on tube.fault'
+    ],
+    functions => '*');
 
-create function tube.grant_owner(role regrole) returns void
-language plpgsql
-set search_path = pg_catalog, tube, pg_temp
-as $$
-begin
-    perform tube.grant_consumer(role);
-    execute format($grants$
-        grant insert, update, delete on tube.tube to %1$s
-    $grants$, role);
-end
-$$;
-comment on function tube.grant_owner(regrole) is
-    'Let a role make tubes, in schemas where it may create tables, change and remove its own.';
+select pgchange.add_role(
+    'tube', 'owner', told =>
+    'Let a role make tubes, in schemas where it may create tables, change and remove its own.',
+    includes => 'tube.consumer',
+    objects => array[
+        'insert, update, delete on tube.tube'
+    ]);
 
 alter table tube.tube enable row level security;
 -- A tube whose pods were dropped is nobody's: whoever may make tubes may clear it away.
@@ -107,7 +90,6 @@ create policy seen on tube.backfill for select using (tube in (select t.name fro
 create policy touched on tube.backfill using (
     exists (select from tube.tube as t where t.name = tube and has_any_column_privilege(t.pods, 'insert')));
 
-revoke all on all routines in schema tube from public;
-revoke all on all tables in schema tube from public;
-revoke all on type tube.keyset, tube.progress from public;
-revoke all on schema tube from public;
+select pgchange.close_schema('tube', types => 'keyset progress', unpinned => $$
+        lock_key name_of place take_lock tube_ensure_exists tube_pods_insert worker_of
+    $$);

@@ -40,20 +40,12 @@ class Object:
 
 
 @dataclass(frozen=True)
-class Body:
-    """What a function does, whether with the rights of its owner, and whether on a ``search_path`` of its own."""
-
-    text: str = ""
-    definer: bool = False
-    pinned: bool = False
-
-
-@dataclass(frozen=True)
 class SqlFile:
-    """``named`` are the objects that it names with their schemas, each with the first line that does."""
+    """``made`` has the body of each function. ``named`` are the objects that the file names with their schemas, each
+    with the first line that does."""
 
     path: str
-    made: dict[Object, Body]
+    made: dict[Object, str]
     commented: frozenset[Object]
     named: dict[str, int]
 
@@ -67,7 +59,7 @@ class Token:
 
 def read(path: str, text: str) -> SqlFile:
     """What the statements of a file make and name. What a comment says is for people, and names nothing."""
-    made: dict[Object, Body] = {}
+    made: dict[Object, str] = {}
     commented = set()
     named: dict[str, int] = {}
     for start, code, kind, statement in _statements(text):
@@ -75,7 +67,7 @@ def read(path: str, text: str) -> SqlFile:
             commented.add(_commented(statement))
             continue
         if thing := _made(kind, statement):
-            made[thing] = _body(statement) if kind == "CreateFunctionStmt" else Body()
+            made[thing] = _body(statement) if kind == "CreateFunctionStmt" else ""
         for name, at in _named(code, bodies=kind in ("CreateFunctionStmt", "DoStmt")):
             named.setdefault(name, text.count("\n", 0, start + at) + 1)
     return SqlFile(path, made, frozenset(commented), named)
@@ -106,22 +98,12 @@ def without_comment(files: Sequence[SqlFile]) -> list[str]:
     ]
 
 
-def without_search_path(files: Sequence[SqlFile]) -> list[str]:
-    """Functions that run with the rights of their owner on the path of whoever calls."""
-    return [
-        f"{file.path}: {thing}"
-        for file in files
-        for thing, body in file.made.items()
-        if body.definer and not body.pinned
-    ]
-
-
 def written_twice(files: Sequence[SqlFile]) -> list[str]:
     """Functions that do, word for word, what others do."""
     alike = defaultdict(list)
     for file in files:
         for thing, body in file.made.items():
-            alike[" ".join(body.text.split())].append(f"{file.path}: {thing}")
+            alike[" ".join(body.split())].append(f"{file.path}: {thing}")
     return [" and ".join(things) for words, things in alike.items() if len(words) > LONG and len(things) > 1]
 
 
@@ -181,14 +163,9 @@ def _commented(statement: dict[str, Any]) -> Object:
     return Object(kind, about["sval"])
 
 
-def _body(statement: dict[str, Any]) -> Body:
+def _body(statement: dict[str, Any]) -> str:
     options = [(one["DefElem"]["defname"], one["DefElem"]["arg"]) for one in statement.get("options", ())]
-    texts = [arg["List"]["items"][0]["String"]["sval"] for name, arg in options if name == "as"]
-    return Body(
-        "".join(texts),
-        any(arg["Boolean"].get("boolval", False) for name, arg in options if name == "security"),
-        any(arg["VariableSetStmt"]["name"] == "search_path" for name, arg in options if name == "set"),
-    )
+    return "".join(arg["List"]["items"][0]["String"]["sval"] for name, arg in options if name == "as")
 
 
 def _relation(relation: dict[str, str]) -> str:

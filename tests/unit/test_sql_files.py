@@ -12,7 +12,6 @@ from tests.suite.sql_reading import (
     looking_forward,
     read,
     without_comment,
-    without_search_path,
     written_twice,
 )
 
@@ -32,10 +31,6 @@ def test_a_file_uses_only_what_stands_in_it_or_before_it(files):
 
 def test_whatever_is_made_says_what_it_is_for(files):
     assert without_comment(files) == []
-
-
-def test_no_function_runs_as_its_owner_on_the_path_of_its_caller(files):
-    assert without_search_path(files) == []
 
 
 def test_no_function_is_written_twice(files):
@@ -137,22 +132,6 @@ def test_a_comment_is_about_the_function_that_takes_what_it_says():
     told = "comment on function shop.pay(integer, text[]) is 'x';"
     assert without_comment([read("1.sql", two + told)]) == ["1.sql: function shop.pay(int8)"]
     assert without_comment([read("1.sql", two + "comment on function shop.pay is 'x';")]) == []
-
-
-@pytest.mark.parametrize(
-    ("options", "caught"),
-    [
-        ("security definer", True),
-        ("security definer set work_mem = '1MB'", True),
-        ("security definer set search_path = pg_catalog", False),
-        ("security definer set search_path from current", False),
-        ("", False),
-        ("security invoker", False),
-    ],
-)
-def test_a_function_that_runs_as_its_owner_needs_a_path(options, caught):
-    text = f"create function shop.pay() returns void language sql {options} as '';"
-    assert bool(without_search_path([read("1.sql", text)])) == caught
 
 
 def test_a_long_body_that_is_there_twice_is_found():

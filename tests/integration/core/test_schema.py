@@ -331,8 +331,8 @@ PUBLIC_OBJECTS = """
 """
 
 
-def offenders(connect, function, table="false"):
-    names = [system.schema for system in versions.SYSTEMS]
+def offenders(connect, function, table="false", *, sealed=False):
+    names = [system.schema + ("_sealed" if sealed else "") for system in versions.SYSTEMS]
     query = PUBLIC_OBJECTS.format(function=function, table=table)
     return [row[0] for row in connect().execute(query, {"schemas": names}).fetchall()]
 
@@ -354,6 +354,49 @@ def test_every_function_that_runs_as_its_owner_has_a_pinned_search_path(connect)
     path = "s like 'search_path=pg_catalog%%' and s like '%%pg_temp'"
     pinned = f"exists (select from unnest(p.proconfig) as s where {path})"
     assert offenders(connect, f"p.prosecdef and not {pinned}") == []
+    assert offenders(connect, f"p.prosecdef and not {pinned}", sealed=True) == []
+
+
+def test_a_schema_leaves_the_search_path_of_its_installer_as_it_was(bare_db, connect_to):
+    connection = connect_to(bare_db)
+    with connection.transaction():
+        connection.execute("create schema mine; set search_path = mine, public")
+        schema.install(connection)
+        assert connection.execute("show search_path").fetchone() == ("mine, public",)
+
+
+def test_a_role_is_not_declared_with_a_function_that_is_not_there(connection):
+    with pytest.raises(psycopg.errors.UndefinedFunction, match="schema tube has no function clam"):
+        connection.execute(
+            "select pgchange.add_role('tube', 'reader', told => '', functions => 'claim clam')"
+        )
+
+
+def test_a_function_of_a_schema_that_is_closed_keeps_its_own_search_path_and_else_gets_that_of_the_load(
+    bare_db, connect_to
+):
+    connection = connect_to(bare_db)
+    schema.install(connection, ["core"])
+    with connection.transaction():
+        connection.execute(
+            """
+            create schema own;
+            set local pgchange.path_before = 'public';
+            set local search_path = pg_catalog, own, pg_temp;
+            create function own.a() returns int language sql as 'select 1';
+            create function own.b() returns int language sql set search_path = pg_catalog as 'select 1';
+            create function own.c() returns int language sql as 'select 1';
+            select pgchange.close_schema('own', unpinned => 'c')
+            """
+        )
+    paths = connection.execute(
+        "select proname, proconfig from pg_proc where pronamespace = 'own'::regnamespace order by 1"
+    ).fetchall()
+    assert paths == [
+        ("a", ["search_path=pg_catalog, own, pg_temp"]),
+        ("b", ["search_path=pg_catalog"]),
+        ("c", None),
+    ]
 
 
 NEVER_CHANGED = "revision.commit_queue"

@@ -125,7 +125,7 @@ def test_who_may_create_where_hstore_is_has_nothing_called_by_the_queues(owner, 
         for setting in settings
         if setting.startswith("search_path=")
     }
-    assert paths == {"search_path=pg_catalog, mbus, pg_temp"}
+    assert paths == {"search_path=pg_catalog, mbus, pg_temp", "search_path=pg_catalog, pgchange, pg_temp"}
 
 
 def test_run_on_runs_what_its_caller_could_run(owner, role, connect_to):

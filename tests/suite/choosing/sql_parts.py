@@ -22,6 +22,11 @@ ABOUT = re.compile(
 )
 HOOK = re.compile(r"%(?:\d\$)?I\.(\w+)")
 """A call of the function of this name in whatever schema: the core calls the hooks of the feeds so."""
+ROLE = re.compile(
+    r"select pgchange\.add_role\(\s*'(\w+)', '(\w+)'.*?(?:functions => (?:\$\$|')(.*?)(?:\$\$|')\s*)?\);\Z",
+    re.DOTALL,
+)
+"""The declaration of a role: it makes the function that grants the functions of its list."""
 WORD = re.compile(r"'([a-z]+(?:_[a-z]+)*)[_$]?'")
 LEAD = re.compile(r"(?:\s|--[^\n]*\n)*")
 
@@ -45,6 +50,9 @@ def _part(path: str, first: int, statement: str) -> Part:
     last = first + statement.count("\n")
     code = statement[LEAD.match(statement).end() :]  # type: ignore[union-attr]
     names = frozenset(sql_named(code) | {f"hook:{name}" for name in HOOK.findall(code)})
+    if role := ROLE.match(code):
+        granted = {f"sql:{role[1]}.{name}" for name in re.findall(r"\w+", role[3] or "")}
+        return Part(path, first, last, frozenset({f"sql:{role[1]}.grant_{role[2]}"}), names | granted)
     made = MADE.match(code)
     about = made or ABOUT.match(code)
     if not about:

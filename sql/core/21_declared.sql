@@ -1,0 +1,105 @@
+-- What every function of a schema has, declared once: its search path, who may call it, and no rights for PUBLIC.
+--
+-- A schema's first file sets the search path under which the schema loads, and keeps the former path in pgchange.path_before. Its last
+-- file declares its roles with pgchange.add_role() and ends with pgchange.close_schema(), which sets the former path again.
+
+create function pgchange.routines(of_schema name, names text) returns setof regprocedure
+language plpgsql
+as $$
+declare
+    named text;
+    matching regprocedure[];
+begin
+    for named in select m[1] from regexp_matches(names, '[^\s(]+(?:\([^)]*\))?', 'g') as m loop
+        matching := case when named like '%(%'
+            then array[format('%I.%s', of_schema, named)::regprocedure]
+            else array(
+                select p.oid from pg_proc as p
+                where p.pronamespace = quote_ident(of_schema)::regnamespace
+                  and (p.proname = named or named = '*' and p.proname !~ '^grant_')
+                order by p.oid) end;
+        if matching = '{}' then
+            raise undefined_function using message = format('schema %I has no function %s', of_schema, named);
+        end if;
+        return query select m from unnest(matching) as m;
+    end loop;
+end
+$$;
+comment on function pgchange.routines(name, text) is
+    'The functions of a schema that a list names, separated by white space. An entry is a name, which stands for all functions of this '
+    'name; a name with argument types; or *, which stands for all functions but those that grant.';
+
+create function pgchange.check_role(role regrole) returns void
+language plpgsql
+as $$
+begin
+    if role is null then
+        perform pgchange.refuse('null is not a role', 'name one, as in ''reader''');
+    end if;
+end
+$$;
+comment on function pgchange.check_role(regrole) is 'Refuse to grant to nobody.';
+
+create function pgchange.add_role(
+    of_schema name, role text, told text, includes text default '', objects text[] default '{}', functions text default ''
+) returns void
+language plpgsql
+as $$
+declare
+    statements constant text := format('grant usage on schema %I to %%1$s', of_schema)
+        || (select coalesce(string_agg('; grant ' || o || ' to %1$s', '' order by n), '') from unnest(objects) with ordinality as a(o, n))
+        || (select coalesce('; grant execute on routine ' || string_agg(r::text, ', ') || ' to %1$s', '')
+            from pgchange.routines(of_schema, functions) as r);
+begin
+    execute format(
+        'create function %I.%I(role regrole) returns void language plpgsql as %L', of_schema, 'grant_' || role,
+        format(
+            E'begin\n    perform pgchange.check_role(role);\n%s    perform pgchange.open_given(%L, %L, role);\n'
+            '    execute pg_catalog.format(%L, role);\nend',
+            (select string_agg(format(E'    perform %s(role);\n', regexp_replace(i[1], '(\w+)$', 'grant_\1')), '' order by n)
+             from regexp_matches(includes, '\S+', 'g') with ordinality as a(i, n)),
+            of_schema, role, statements));
+    execute format('comment on function %I.%I(regrole) is %L', of_schema, 'grant_' || role, told);
+end
+$$;
+comment on function pgchange.add_role(name, text, text, text, text[], text) is
+    'Declare a role of a schema: make the function grant_<role> that lets a role of the database do what this list says. includes names other roles, '
+    'each with its schema; objects are the rights on tables and the like as GRANT writes them.';
+
+create function pgchange.close_schema(of_schema name, types text default '', unpinned text default '') returns void
+language plpgsql
+as $$
+declare
+    path constant text := pg_catalog.current_setting('search_path');
+    kept constant regprocedure[] := array(select r from pgchange.routines(of_schema, unpinned) as r);
+    routine regprocedure;
+    type text;
+begin
+    for routine in
+        select p.oid from pg_catalog.pg_proc as p
+        where p.pronamespace::regnamespace::text in (pg_catalog.quote_ident(of_schema), pg_catalog.quote_ident(of_schema || '_sealed'))
+          -- The names in a body that was parsed when it was written mean the same under every path.
+          and p.prosqlbody is null and p.prolang <> (select l.oid from pg_catalog.pg_language as l where l.lanname = 'c')
+          and p.oid <> all (kept)
+          and not exists (select from pg_catalog.unnest(p.proconfig) as s where s like 'search\_path=%')
+          -- Those of pgchange.offer() have their own, or name everything with its schema.
+          and not exists (
+              select from pgchange.given as g
+              where g.schema = of_schema and g.signature = pg_catalog.format(
+                  '%I.%I(%s)', of_schema, p.proname, pg_catalog.pg_get_function_identity_arguments(p.oid)))
+    loop
+        execute pg_catalog.format('alter routine %s set search_path = %s', routine, path);
+    end loop;
+    for type in select m[1] from pg_catalog.regexp_matches(types, '\S+', 'g') as m loop
+        execute pg_catalog.format('revoke all on type %I.%I from public', of_schema, type);
+    end loop;
+    execute pg_catalog.format(
+        'revoke all on all routines in schema %1$I from public; '
+        'revoke all on all tables in schema %1$I from public; '
+        'revoke all on schema %1$I from public', of_schema);
+    perform pg_catalog.set_config('search_path', pg_catalog.current_setting('pgchange.path_before'), true);
+end
+$$;
+comment on function pgchange.close_schema(name, text, text) is
+    'End the load of a schema: pin the search path of its functions to that of the load, and take from PUBLIC all rights. Functions in unpinned '
+    'keep the path of their caller, which is pinned: they are called once a row or once an ack, or are to be inlined.';

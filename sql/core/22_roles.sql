@@ -1,0 +1,67 @@
+-- Who may do what. PUBLIC may do nothing; the functions of the feeds ask with the rights of their owner. Which letters a role may
+-- see and keep, each kind decides by its letter_rights().
+
+select pgchange.add_role(
+    'pgchange', 'viewer', told =>
+    'Let a role ask how things are: it is told what it may see by its rights on each feed. The grant functions of the feeds call this one.',
+    objects => array[
+        'select on pgchange.registered'
+    ],
+    functions => $$
+        ours status health consumers_health many shell_quoted watchers watchers_health batches note_samples samples trends
+    $$);
+
+select pgchange.add_role(
+    'pgchange', 'consumer', told =>
+    'Let a role do what consumers of every feed do, and stage results of its batches: it needs its own rights on the tables into '
+    'which they are merged. The grant functions of the feeds call this one.',
+    includes => 'pgchange.viewer',
+    objects => array[
+        'usage, create on schema pgchange_staging'
+    ],
+    functions => $$
+        who_locks locked locks_held check_claim check_reason check_isolation check_version refuse_stale full_xid snapshot_of
+        snapshot_union snapshot_below snapshot_with note_watchers pinned_settings
+    $$);
+
+select pgchange.add_role(
+    'pgchange', 'admin', told =>
+    'Let a role see and keep the letters that its rights on their feeds allow. The grant functions of those feeds call this one.',
+    includes => 'pgchange.viewer',
+    objects => array[
+        'select, insert (kind, consumer, address, content, changes, reason, error, attempts, batch_id), delete on pgchange.letter'
+    ],
+    functions => $$
+        has_letter_right chosen_letters check_letter_choice letter_gone check_letter check_sendable keeps_letter check_letter_keeper
+        letter_hindrance letters letter_content redrive drop_letters write_letter letters_health
+    $$);
+
+select pgchange.add_role(
+    'pgchange', 'reader', told =>
+    'Let a role capture tables: see whose code a query of them runs, and under which settings, and lock them beside others.',
+    functions => $$
+        descendants code_in check_code settings pinned_settings refuse check_owner check_capturable check_captured_once is_named
+        key_now key_check foreign_child place_bar came_with_rows told_missed bring_missed tell_missed unseen may_wait patience
+        lock_briefly holds_tables holders stop_autovacuum take_locks lock_family
+    $$);
+
+select pgchange.add_role(
+    'pgchange', 'maintainer', told =>
+    'Let a role see which version is installed, forget what became of batches long ago, drop what was left over in staging, and '
+    'mend captures.',
+    includes => 'pgchange.viewer pgchange.reader',
+    objects => array[
+        'select on pgchange.installed'
+    ],
+    functions => $$
+        trim_batches trim_watchers staged_tables staged_by leftovers drop_leftovers
+    $$);
+
+alter table pgchange.letter enable row level security;
+create policy seen on pgchange.letter for select using (pgchange.has_letter_right('see', kind, address));
+create policy kept on pgchange.letter using (pgchange.has_letter_right('keep', kind, address));
+
+select pgchange.close_schema('pgchange', types => 'consumer_status finding', unpinned => $$
+        check_claimed check_position check_version close_schema fits in_work is_named lock_briefly next_number note_claim note_end note_failed
+        refuse_stale settings
+    $$);
