@@ -70,6 +70,50 @@ comment on function pgchange.check_code(regclass, text) is
     'Refuse to read a table for anybody but its owner where somebody else''s code is in its indexes, its checks and the like, with '
     'what else can be done.';
 
+create function pgchange.keep_to_owner(relation regclass) returns void
+language plpgsql
+as $$
+declare
+    grantee text;
+begin
+    for grantee in
+        select distinct case when a.grantee = 0 then 'public' else a.grantee::regrole::text end
+        from pg_class as c cross join lateral aclexplode(c.relacl) as a
+        where c.oid = relation and a.grantee <> c.relowner
+    loop
+        execute format('revoke all on table %s from %s', relation, grantee);
+    end loop;
+end
+$$;
+comment on function pgchange.keep_to_owner(regclass) is
+    'Take from everybody but its owner all rights on a table, view or sequence that was just made: default privileges may have granted some.';
+
+create function pgchange.place_function(signature text, definition text, note text) returns void
+language plpgsql
+as $$
+declare
+    name constant text[] := parse_ident(signature, strict => false);
+    known constant oid[] := array(
+        select p.oid from pg_proc as p where p.pronamespace = quote_ident(name[1])::regnamespace and p.proname = name[2]);
+    granted record;
+begin
+    execute definition;
+    -- A function that is replaced keeps the rights that people have granted. A new one has PUBLIC's and those of default privileges.
+    for granted in
+        select p.oid::regprocedure as function, case when a.grantee = 0 then 'public' else a.grantee::regrole::text end as grantee
+        from pg_proc as p cross join lateral aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) as a
+        where p.pronamespace = quote_ident(name[1])::regnamespace and p.proname = name[2]
+          and p.oid <> all (known) and a.grantee <> p.proowner
+    loop
+        execute format('revoke all on function %s from %s', granted.function, granted.grantee);
+    end loop;
+    execute format('comment on function %s is %L', signature, note);
+end
+$$;
+comment on function pgchange.place_function(text, text, text) is
+    'Make a function by its definition, which is executed, or replace it. Only its owner may call a new one; of one that is replaced '
+    'the grants stay. The signature has the schema.';
+
 do $$
 declare
     -- Stemming is a choice of the database, so it stays what it is here. A configuration that a user made can be dropped, and

@@ -59,14 +59,15 @@ declare
         '%s.%I(%s)', known.pronamespace::regnamespace, known.proname,
         array_to_string(array['(current_user collate "default")::pgchange.caller'] || array(select '$' || i from generate_series(1, known.pronargs - 1) as i), ', '));
 begin
-    execute format(
-        'create or replace function %I.%I(%s) returns %s language sql %s %s begin atomic select %s; end',
-        shown_in, known.proname, arguments, pg_get_function_result(known.oid),
-        case known.provolatile when 'i' then 'immutable' when 's' then 'stable' else 'volatile' end,
-        case when known.proretset then 'rows ' || known.prorows end,
-        case when known.proretset then '* from ' || called else called end);
-    execute format('comment on function %I.%I(%s) is %L', shown_in, known.proname, types, obj_description(known.oid, 'pg_proc'));
-    execute format('revoke all on function %I.%I(%s) from public', shown_in, known.proname, types);
+    perform pgchange.place_function(
+        format('%I.%I(%s)', shown_in, known.proname, types),
+        format(
+            'create or replace function %I.%I(%s) returns %s language sql %s %s begin atomic select %s; end',
+            shown_in, known.proname, arguments, pg_get_function_result(known.oid),
+            case known.provolatile when 'i' then 'immutable' when 's' then 'stable' else 'volatile' end,
+            case when known.proretset then 'rows ' || known.prorows end,
+            case when known.proretset then '* from ' || called else called end),
+        obj_description(known.oid, 'pg_proc'));
     execute format('grant execute on function %s to public', sealed_function);
 end
 $$;

@@ -75,7 +75,6 @@ begin
             case when one.as_owner then 'security definer set search_path = pg_catalog, pg_temp' end,
             format(one.body, schema, given, kind, coalesce(origin, schema), of_address, called, address));
         execute format('comment on function %s is %L', signature, one.told);
-        execute format('revoke all on function %s from public', signature);
         insert into pgchange.given (schema, signature, callers) values (schema, signature, one.callers);
     end loop;
 end

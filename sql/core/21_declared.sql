@@ -70,9 +70,11 @@ create function pgchange.close_schema(of_schema name, types text default '', unp
 language plpgsql
 as $$
 declare
+    here constant regnamespace := pg_catalog.quote_ident(of_schema)::regnamespace;
     path constant text := pg_catalog.current_setting('search_path');
     kept constant regprocedure[] := array(select r from pgchange.routines(of_schema, unpinned) as r);
     routine regprocedure;
+    grantee text;
     type text;
 begin
     for routine in
@@ -90,16 +92,33 @@ begin
     loop
         execute pg_catalog.format('alter routine %s set search_path = %s', routine, path);
     end loop;
-    for type in select m[1] from pg_catalog.regexp_matches(types, '\S+', 'g') as m loop
-        execute pg_catalog.format('revoke all on type %I.%I from public', of_schema, type);
+    -- Whom the default privileges of the database open what is made, too. Nobody was granted anything yet.
+    for grantee in
+        select 'public'
+        union
+        select a.grantee::pg_catalog.regrole::text
+        from (
+            select p.proacl, p.proowner from pg_catalog.pg_proc as p where p.pronamespace = here
+            union all
+            select c.relacl, c.relowner from pg_catalog.pg_class as c where c.relnamespace = here
+            union all
+            select t.typacl, t.typowner from pg_catalog.pg_type as t where t.typnamespace = here
+            union all
+            select n.nspacl, n.nspowner from pg_catalog.pg_namespace as n where n.oid = here
+        ) as made(acl, owner)
+        cross join lateral pg_catalog.aclexplode(made.acl) as a
+        where a.grantee not in (0, made.owner)
+    loop
+        for type in select m[1] from pg_catalog.regexp_matches(types, '\S+', 'g') as m loop
+            execute pg_catalog.format('revoke all on type %I.%I from %s', of_schema, type, grantee);
+        end loop;
+        execute pg_catalog.format(
+            'revoke all on all routines in schema %1$I from %2$s; revoke all on all tables in schema %1$I from %2$s; '
+            'revoke all on all sequences in schema %1$I from %2$s; revoke all on schema %1$I from %2$s', of_schema, grantee);
     end loop;
-    execute pg_catalog.format(
-        'revoke all on all routines in schema %1$I from public; '
-        'revoke all on all tables in schema %1$I from public; '
-        'revoke all on schema %1$I from public', of_schema);
     perform pg_catalog.set_config('search_path', pg_catalog.current_setting('pgchange.path_before'), true);
 end
 $$;
 comment on function pgchange.close_schema(name, text, text) is
-    'End the load of a schema: pin the search path of its functions to that of the load, and take from PUBLIC all rights. Functions in unpinned '
+    'End the load of a schema: pin the search path of its functions to that of the load, and take all rights from everybody but its owner: grants come after it. Functions in unpinned '
     'keep the path of their caller, which is pinned: they are called once a row or once an ack, or are to be inlined.';

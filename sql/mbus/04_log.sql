@@ -38,6 +38,7 @@ begin
                 autovacuum_vacuum_insert_scale_factor = 0.2, autovacuum_analyze_scale_factor = 0.2,
                 autovacuum_vacuum_cost_delay = 0)
         $table$, 'log$' || known.qname, known.qname, sequence, pg_typeof((null::mbus.qt_model).data));
+    perform pgchange.keep_to_owner(r) from unnest(array[sequence, format('mbus.%I', 'log$' || known.qname)]::regclass[]) as r;
     -- Not by id itself: who looks up an id finds its key alone, whatever the planner expects.
     execute format('create index on mbus.%I (txid, (id + 0))', 'log$' || known.qname);
     execute format('create index on mbus.%I (iid) where iid is not null', 'log$' || known.qname);
@@ -60,11 +61,12 @@ as $$
 declare
     signature text := format('%I.%I(%s)', place_in, mbus.check_length(name), regexp_replace(arguments, ' default [^,]*', '', 'g'));
 begin
-    execute format('create or replace function %I.%I(%s) returns %s %s %s as %L',
-        place_in, name, arguments, returned, options,
-        case when pinned then format('set search_path = %s', current_setting('search_path')) end, body);
-    execute format('comment on function %s is %L', signature, note);
-    execute format('revoke all on function %s from public', signature);
+    perform pgchange.place_function(
+        signature,
+        format('create or replace function %I.%I(%s) returns %s %s %s as %L',
+            place_in, name, arguments, returned, options,
+            case when pinned then format('set search_path = %s', current_setting('search_path')) end, body),
+        note);
 end
 $$;
 comment on function mbus.place(text, text, text, text, text, text, boolean, name) is

@@ -57,6 +57,7 @@ create function mbus.make_views(known mbus.queue) returns void
 language plpgsql
 as $$
 declare
+    is_new constant boolean := to_regclass(format('mbus.%I', 'all$' || known.qname)) is null;
     received text := (
         select string_agg(format($sql$
             case when %1$s = any (w.wanted) and (
@@ -84,6 +85,9 @@ begin
         $view$,
         'all$' || known.qname, 'log$' || known.qname, known.qname, known.qname || '.', known.id, mbus.wanted_by(known),
         coalesce(received, ''));
+    if is_new then
+        perform pgchange.keep_to_owner(format('mbus.%I', 'all$' || known.qname)::regclass);
+    end if;
     execute format('comment on view mbus.%I is %L', 'all$' || known.qname,
         'Every message in the log of queue ' || known.qname || ': by which consumers it is wanted and received, and whether it is gone.');
     -- Made once: who reads it locks it before the other, so that who replaced both could wait for a reader that waits for them.
@@ -93,6 +97,7 @@ begin
             select a.id, a.added, a.iid, a.delayed_until, a.expires, a.received, a.headers, a.properties, a.data
             from mbus.%2$I as a where not a.gone
             $view$, 'qt$' || known.qname, 'all$' || known.qname);
+        perform pgchange.keep_to_owner(format('mbus.%I', 'qt$' || known.qname)::regclass);
         execute format('comment on view mbus.%I is %L', 'qt$' || known.qname, 'The messages in queue ' || known.qname || '.');
     end if;
     perform mbus.make_entries_function(known);

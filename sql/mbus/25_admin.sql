@@ -38,6 +38,7 @@ $body$, seen, 'receive$' || c.id),
         'create view %1$I.%2$I as select m.data, m.headers, m.properties, m.delayed_until, m.expires, m.iid, m.id, m.added '
         'from mbus_sealed.%3$I((current_user collate "default")::pgchange.caller) as m',
         coalesce(sname, 'public'), named, seen);
+    perform pgchange.keep_to_owner(format('%I.%I', coalesce(sname, 'public'), named)::regclass);
     perform mbus.place(function, '', 'trigger', 'language plpgsql security definer',
         format($body$
 declare

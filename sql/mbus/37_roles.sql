@@ -1,12 +1,4 @@
--- PUBLIC may do nothing, until there is a queue under roles.
-
-do $$
-begin
-    if mbus.can_make_roles() and octet_length(mbus.role_name('admin')) <= 63 then
-        perform mbus.make_role('admin');
-    end if;
-end
-$$;
+-- Who may do what. PUBLIC may do nothing, until there is a queue under roles.
 
 select pgchange.show_sealed('mbus');
 
@@ -36,3 +28,11 @@ select pgchange.close_schema('mbus', types => 'qt_model picked obstacle', unpinn
         role_name role_of set_free settle slot_key stand stands_at starts_at take_part temporary_key trim_sometimes turn_key turn_of
         waits was_taken xid_bound
     $$);
+
+do $$
+begin
+    if mbus.can_make_roles() and octet_length(mbus.role_name('admin')) <= 63 then
+        perform mbus.make_role('admin');
+    end if;
+end
+$$;

@@ -13,14 +13,15 @@ begin
         function := format('%I.%I', (select n.nspname from pg_namespace as n where n.oid = class.relnamespace), format(
             'pgchange_push_%s_%s_%s', left(class.relname, 8), op, left(md5(concat(tbl::oid, clock_timestamp(), random())), 12)));
     end if;
-    execute format(
-        'create or replace function %s() returns trigger language plpgsql security definer '
-        'set search_path = pg_catalog, pgmb, pg_temp '
-        -- A row says the same in every session that writes it.
-        '%s as %L',
-        function, pgchange.settings(), pgmb.push_body(tbl, op));
-    execute format('revoke all on function %s() from public', function);
-    execute format('comment on function %s() is %L', function, 'Publishes mutations of a table.');
+    perform pgchange.place_function(
+        function || '()',
+        format(
+            'create or replace function %s() returns trigger language plpgsql security definer '
+            'set search_path = pg_catalog, pgmb, pg_temp '
+            -- A row says the same in every session that writes it.
+            '%s as %L',
+            function, pgchange.settings(), pgmb.push_body(tbl, op)),
+        'Publishes mutations of a table.');
     execute format('alter function %s() owner to %I', function, pg_get_userbyid(class.relowner));
     return function;
 end

@@ -104,6 +104,7 @@ declare
     name text := pgmb.partition_name(tbl, span);
 begin
     execute format('create table pgmb.%I (like %s including all)', name, tbl);
+    perform pgchange.keep_to_owner(format('pgmb.%I', name)::regclass);
     if not exists (select from pg_index as i where i.indrelid = tbl and i.indisprimary) then
         -- Without a key it needs an identity, or no row of it can be deleted under a publication for all tables.
         execute format('alter table pgmb.%I replica identity full', name);

@@ -134,6 +134,12 @@ create policy noted on pgmb.push_fault for insert with check (
         select from pgmb.pushes(tbl) as p join pg_catalog.pg_proc as f on f.oid = p.function
         where p.relid = tbl and pg_has_role(f.proowner, 'usage')));
 
+select pgchange.close_schema('pgmb', types => 'match', unpinned => $$
+        address advance at cursor_at cursor_hint cursors dispatch_key due_before events_alone events_shared
+        extract_date_from_event_id late micros needs needs_after_dispatch now_micros partitions rank_of retries
+        serialise_record_for_event serialised set_group_cursor(text,text,boolean) slices undispatched unread_dispatches upkeep_key
+    $$);
+
 -- A role of the whole cluster: it stays when this schema goes.
 do $$
 begin
@@ -149,9 +155,3 @@ exception
         perform pgmb.grant_consumer('pgmb_reader');
 end
 $$;
-
-select pgchange.close_schema('pgmb', types => 'match', unpinned => $$
-        address advance at cursor_at cursor_hint cursors dispatch_key due_before events_alone events_shared
-        extract_date_from_event_id late micros needs needs_after_dispatch now_micros partitions rank_of retries
-        serialise_record_for_event serialised set_group_cursor(text,text,boolean) slices undispatched unread_dispatches upkeep_key
-    $$);

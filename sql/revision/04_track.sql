@@ -177,13 +177,14 @@ begin
     -- Without an expression every name in the body has its schema, types and operators too, or a writer's own would run
     -- with the owner's rights. Pinning the path instead would be the dearest part of it. An expression has the path that
     -- it was checked with.
-    execute format(
-        'create or replace function %s() returns trigger language plpgsql security definer %s as %L',
-        function,
-        case when expression is not null then 'set search_path = pg_catalog, revision, pg_temp ' || pgchange.settings() end,
-        revision.capture_body(tbl, commit_id, branch_id, expression));
-    execute format('revoke all on function %s() from public', function);
-    execute format('comment on function %s() is %L', function, 'Capture of ' || tbl::text || ' by revision.track.');
+    perform pgchange.place_function(
+        function || '()',
+        format(
+            'create or replace function %s() returns trigger language plpgsql security definer %s as %L',
+            function,
+            case when expression is not null then 'set search_path = pg_catalog, revision, pg_temp ' || pgchange.settings() end,
+            revision.capture_body(tbl, commit_id, branch_id, expression)),
+        'Capture of ' || tbl::text || ' by revision.track.');
     execute format(
         'alter function %s() owner to %I', function, (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = tbl));
 end

@@ -38,6 +38,7 @@ begin
         execute format(
             'create table revision.%I (like revision.commit_queue including defaults including indexes)',
             'commit_queue_' || bounds[i - 1]);
+        perform pgchange.keep_to_owner(format('revision.%I', 'commit_queue_' || bounds[i - 1])::regclass);
     end loop;
     -- The parent first, as every reader and writer does. Of today's ids writers may be on their way to the default partition,
     -- where their row will not belong any more.

@@ -59,7 +59,6 @@ language plpgsql
 as $$
 declare
     pods text;
-    grantee text;
 begin
     if octet_length(tube) > 57 then
         perform pgchange.refuse(format('the name %L is too long', tube), 'at most 57 bytes, so that <tube>_touch is a name too');
@@ -101,13 +100,7 @@ begin
     execute format('alter table %s replica identity full', pods);
     execute format('create index on %s (txid, seq)', pods);
     -- Default privileges would let others write a pod with a seq or a txid of their own, and hide from workers what is behind it.
-    for grantee in
-        select distinct case when g.grantee = 0 then 'public' else g.grantee::regrole::text end
-        from pg_class as c cross join lateral aclexplode(c.relacl) as g
-        where c.oid = pods::regclass and g.grantee <> c.relowner
-    loop
-        execute format('revoke all on table %s from %s', pods, grantee);
-    end loop;
+    perform pgchange.keep_to_owner(pods::regclass);
     execute format(
         'comment on table %s is %L', pods,
         'Pods of tube ' || tube || ': ids that were touched, in chunks; those without ids are control pods.');

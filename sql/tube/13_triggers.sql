@@ -50,13 +50,14 @@ declare
 begin
     -- Without a predicate every name in the body has its schema, types and operators too, or a writer's own would run with
     -- the owner's rights. Pinning the path instead would be the dearest part of it.
-    execute format(
-        'create or replace function %s() returns trigger language plpgsql security definer %s %s as %L', function,
-        case when attached.predicate is not null or op = 'truncate' then 'set search_path = pg_catalog, tube, pg_temp' end,
-        case when attached.predicate is not null then pgchange.settings() end,
-        tube.capture_body(attached, op));
-    execute format('revoke all on function %s() from public', function);
-    execute format('comment on function %s() is %L', function, tube.capture_comment(attached));
+    perform pgchange.place_function(
+        function || '()',
+        format(
+            'create or replace function %s() returns trigger language plpgsql security definer %s %s as %L', function,
+            case when attached.predicate is not null or op = 'truncate' then 'set search_path = pg_catalog, tube, pg_temp' end,
+            case when attached.predicate is not null then pgchange.settings() end,
+            tube.capture_body(attached, op)),
+        tube.capture_comment(attached));
     execute format('alter function %s() owner to %I', function, owner_name);
 end
 $$;
@@ -71,7 +72,7 @@ declare
     function text := tube.placed_name(attached, 'judge');
     signature text := function || '(bigint[], name, boolean, text, bigint, integer)';
 begin
-    execute format($function$
+    perform pgchange.place_function(signature, format($function$
         create or replace function %s(
             asked bigint[], order_col name, in_nulls boolean, last_value text, last_id bigint, chunk integer,
             out looked_at bigint, out upto_value text, out upto_id bigint, out ids bigint[], out failed bigint, out message text
@@ -93,10 +94,7 @@ begin
         from tube.read_slice(attached, order_col, in_nulls, last_value, last_id, chunk) as s;
     end if;
 end
-$body$, attached.token));
-    execute format('revoke all on function %s from public', signature);
-    execute format('comment on function %s is %L', signature,
-                   format('Reads %s for backfills into tube %s.', attached.tbl, attached.tube));
+$body$, attached.token)), format('Reads %s for backfills into tube %s.', attached.tbl, attached.tube));
     execute format('alter function %s owner to %I', signature, owner_name);
     perform tube.ask_judge(signature::regprocedure);
 end

@@ -69,15 +69,14 @@ begin
     if to_regprocedure(signature) is not null then
         perform pgchange.refuse(format('there is a function %s already', signature), 'drop or rename it');
     end if;
-    execute format($function$
+    perform pgchange.place_function(signature, format($function$
         create function %I.%I(
             shard integer, ids bigint[], op character, payload jsonb default null, chunk_size integer default 250
         ) returns void
         language sql
         as %L
-    $function$, schema_name, tube || '_touch', format('select tube.touch(%L, shard, ids, op, payload, chunk_size)', tube));
-    execute format('revoke all on function %s from public', signature);
-    execute format('comment on function %s is %L', signature, 'Touch ids of a shard in tube ' || tube || '.');
+    $function$, schema_name, tube || '_touch', format('select tube.touch(%L, shard, ids, op, payload, chunk_size)', tube)),
+        'Touch ids of a shard in tube ' || tube || '.');
 end
 $$;
 comment on function tube.make_touch(name, text) is 'Make a tube''s own function <tube>_touch beside its pods.';
@@ -119,16 +118,14 @@ begin
         execute format('drop function if exists %s', signature);
         return;
     end if;
-    execute format($function$
+    perform pgchange.place_function(signature, format($function$
         create or replace function %s(
             ids bigint[], op character default 'T', payload jsonb default null, chunk_size integer default 250
         ) returns void
         language sql
         as %L
-    $function$, function, format('select tube.touch_table(%L, ids, op, payload, chunk_size)', tube.full_name(tbl)));
-    execute format('revoke all on function %s from public', signature);
-    execute format(
-        'comment on function %s is %L', signature, format('Touch ids of %s in every tube that it is attached to.', tube.full_name(tbl)));
+    $function$, function, format('select tube.touch_table(%L, ids, op, payload, chunk_size)', tube.full_name(tbl))),
+        format('Touch ids of %s in every tube that it is attached to.', tube.full_name(tbl)));
     execute format('alter function %s owner to %I', signature, owner_name);
 end
 $$;

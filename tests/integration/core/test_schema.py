@@ -23,7 +23,7 @@ from airflow_pgchange.feeds.errors import (
     SchemaVersionMismatch,
 )
 from airflow_pgchange.feeds.extensions import EXTENSIONS
-from airflow_pgchange.feeds.queries import ask_all
+from airflow_pgchange.feeds.queries import ask, ask_all
 from airflow_pgchange.messages import queues
 from tests.schemas import possible
 from tests.waiting import until, waits
@@ -348,6 +348,54 @@ def test_every_public_object_has_a_comment(connect):
 
 def test_public_may_do_nothing(connect):
     assert offenders(connect, "has_function_privilege('public', p.oid, 'execute')") == []
+
+
+MADE = """
+create table public.item (id bigint primary key, n integer);
+create function public.theirs() returns integer language sql as 'select 1';
+select revision.track('public.item'), revision.maintain_partitions();
+select tube.tube_ensure_exists('t', 2, 'n > 0'), tube.tube_table_ensure_attached('t', 'public.item', 0);
+select pgmb.push_table_mutations('public.item'), pgmb.maintain_events_table();
+"""
+QUEUES = """
+select mbus.create_queue('q', 2), mbus.create_queue('r', 2), mbus.create_view('q'), mbus.create_trigger('q', 'r')
+"""
+OPEN_TO = """
+select p.oid::regprocedure::text from pg_proc as p
+where p.pronamespace::regnamespace::text = any (%(schemas)s) and has_function_privilege(%(who)s, p.oid, 'execute')
+  and not exists (select from pg_depend as d where d.objid = p.oid and d.deptype = 'e')
+union all
+select c.oid::regclass::text from pg_class as c
+where c.relnamespace::regnamespace::text = any (%(schemas)s) and c.relkind in ('r', 'v', 'p', 'S')
+  and case c.relkind when 'S' then has_sequence_privilege(%(who)s, c.oid, 'usage')
+                     else has_table_privilege(%(who)s, c.oid, 'select, insert') end
+order by 1
+"""
+
+
+def test_default_privileges_open_nothing_of_ours_to_anybody(bare_db, connect_to, role):
+    connection, who = connect_to(bare_db), role("curious").name
+    for kind in ("functions", "tables", "sequences", "types", "schemas"):
+        connection.execute(f"alter default privileges grant all on {kind} to {who}")
+    schema.install(connection)
+    for name in schemas(connection):
+        assert not ask(connection, f"select has_schema_privilege('{who}', '{name}', 'usage')"), name
+    connection.execute(MADE)
+    if "mbus" in schemas(connection):
+        connection.execute(QUEUES)
+    found = connection.execute(OPEN_TO, {"who": who, "schemas": [*schemas(connection), "public"]}).fetchall()
+    connection.execute(f"drop owned by {who}")
+    assert found == [("item",), ("theirs()",)]
+
+
+@pytest.mark.hstore
+def test_a_function_that_is_written_anew_keeps_who_may_call_it(connection, role):
+    who = role("poster").name
+    connection.execute("select mbus.create_queue('q', 2)")
+    function = ask(connection, "select 'mbus.post_q'::regproc::oid::regprocedure::text")
+    connection.execute(f"grant execute on function {function} to {who}")
+    connection.execute("select mbus.create_consumer('other', 'q')")
+    assert ask(connection, f"select has_function_privilege('{who}', '{function}', 'execute')")
 
 
 def test_every_function_that_runs_as_its_owner_has_a_pinned_search_path(connect):
