@@ -116,21 +116,40 @@ $$;
 comment on function pgchange.key_check(oid, name, smallint) is
     'The condition in a trigger function that holds as long as the key column has the name by which the function reads it.';
 
-create function pgchange.place_bar(tbl regclass, bar name, function text) returns void
+create function pgchange.place_bar(tbl regclass, bar name) returns void
 language plpgsql
 as $$
 begin
     if (select c.relkind = 'p' from pg_class as c where c.oid = tbl)
         and not exists (select from pg_trigger as t where t.tgrelid = tbl and t.tgname = bar)
     then
-        execute format('create constraint trigger %I after delete on %s for each row when (false) execute function %s()', bar, tbl, function);
+        execute format(
+            'create constraint trigger %I after delete on %s for each row when (false) '
+            'execute function pg_catalog.suppress_redundant_updates_trigger()', bar, tbl);
     end if;
 end
 $$;
-comment on function pgchange.place_bar(regclass, name, text) is
+comment on function pgchange.place_bar(regclass, name) is
     'Keep a captured partitioned table from getting a foreign table as a partition: PostgreSQL would then refuse what is inserted into '
     'that. This trigger never fires. It is a constraint trigger, so PostgreSQL wants it on each partition, and a foreign table cannot '
-    'have it: attaching one is refused.';
+    'have it: attaching one is refused. Whoever makes a partition needs EXECUTE on the function, and everybody has it on this one.';
+
+create function pgchange.place_guard(tbl regclass, guard name) returns void
+language plpgsql
+as $$
+begin
+    if (select c.relkind = 'p' from pg_class as c where c.oid = tbl)
+        and not exists (select from pg_trigger as t where t.tgrelid = tbl and t.tgname = guard)
+    then
+        execute format(
+            'create trigger %I before insert on %s for each row when (false) '
+            'execute function pg_catalog.suppress_redundant_updates_trigger()', guard, tbl);
+    end if;
+end
+$$;
+comment on function pgchange.place_guard(regclass, name) is
+    'See to it that statement triggers are shown what a MERGE on a partitioned table updates: PostgreSQL (15 to 18) shows it as the row '
+    'that was inserted last, but not if partitions have a trigger before each inserted row. This trigger never fires.';
 
 create function pgchange.came_with_rows(came regclass[]) returns setof regclass
 language sql stable

@@ -47,23 +47,13 @@ comment on function pgmb.pushes(regclass) is
     'The triggers that publish the mutations of a table, on it, on its partitions and on those that have left it: they call '
     'what its own call, whatever is renamed and wherever it is restored. Those of a partition have an argument.';
 
-create function pgmb.push_guards(tbl regclass) returns table (guard name, by_owner boolean)
-language sql stable
-as $$
-    -- Any role that may create triggers on the table can use this name: 7 is one that fires before each inserted row.
-    select t.tgname, f.proowner = c.relowner
-    from pg_trigger as t
-    join pg_proc as f on f.oid = t.tgfoid
-    join pg_class as c on c.oid = t.tgrelid
-    where t.tgrelid = tbl and t.tgparentid = 0 and t.tgtype = 7 and t.tgname ~ '^pgmb_push_guard_[0-9a-f]{12}$'
-$$;
-comment on function pgmb.push_guards(regclass) is
-    'The guards of a table, and whether the function that each calls belongs to the owner of the table or to a former one.';
-
 create function pgmb.push_guard(tbl regclass) returns name
 language sql stable
 as $$
-    select g.guard from pgmb.push_guards(tbl) as g where g.by_owner limit 1
+    -- Any role that may create triggers on the table can use this name: 7 is one that fires before each inserted row.
+    select t.tgname from pg_trigger as t
+    where t.tgrelid = tbl and t.tgparentid = 0 and t.tgtype = 7 and t.tgname ~ '^pgmb_push_guard_[0-9a-f]{12}$'
+    limit 1
 $$;
 comment on function pgmb.push_guard(regclass) is
     'The trigger without which the updates of a MERGE on a partitioned table would be shown as other rows; null where it is not.';
@@ -71,10 +61,7 @@ comment on function pgmb.push_guard(regclass) is
 create function pgmb.push_bar(tbl regclass) returns name
 language sql stable
 as $$
-    select t.tgname
-    from pg_trigger as t
-    join pg_proc as f on f.oid = t.tgfoid
-    join pg_class as c on c.oid = t.tgrelid and c.relowner = f.proowner
+    select t.tgname from pg_trigger as t
     where t.tgrelid = tbl and t.tgparentid = 0 and t.tgconstraint <> 0 and t.tgname ~ '^pgmb_push_bar_[0-9a-f]{12}$'
     limit 1
 $$;

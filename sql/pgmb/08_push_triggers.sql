@@ -30,56 +30,17 @@ comment on function pgmb.place_push_function(regclass, text) is
     'Write one of the trigger functions of a table, or overwrite it if it is there and belongs to the owner of the table: the '
     'caller may have the right to overwrite any function, and one of another owner is not ours, whatever trigger calls it.';
 
-create function pgmb.drop_guards(tbl regclass, former_only boolean default false) returns void
+create function pgmb.drop_alone(tbl regclass, trigger name) returns void
 language plpgsql
 as $$
-declare
-    guard name;
 begin
-    for guard in select g.guard from pgmb.push_guards(tbl) as g where not (former_only and g.by_owner) loop
+    if trigger is not null then
         perform pgchange.lock_family(tbl, 'access exclusive');
-        execute format('drop trigger %I on %s', guard, tbl);
-    end loop;
-end
-$$;
-comment on function pgmb.drop_guards(regclass, boolean) is
-    'Take the guards off a table, or only those that call a function of a former owner.';
-
-create function pgmb.place_guard(tbl regclass, function text) returns void
-language plpgsql
-as $$
-begin
-    perform pgmb.drop_guards(tbl, former_only => true);
-    -- To triggers of a partitioned table PostgreSQL (15 to 18) shows what a MERGE updates as the row that it inserted last;
-    -- but not where partitions have a trigger that comes before each row is inserted: this one never fires.
-    if (select c.relkind = 'p' from pg_class as c where c.oid = tbl) and pgmb.push_guard(tbl) is null then
-        execute format(
-            'create trigger pgmb_push_guard_%s before insert on %s for each row when (false) execute function %s()',
-            left(md5(concat(tbl::oid, clock_timestamp(), random())), 12), tbl, function);
+        execute format('drop trigger %I on %s', trigger, tbl);
     end if;
 end
 $$;
-comment on function pgmb.place_guard(regclass, text) is
-    'See to it that triggers are shown what a MERGE on a partitioned table updates; its partitions get the guard by themselves.';
-
-create function pgmb.drop_bar(tbl regclass, functions oid[]) returns void
-language plpgsql
-as $$
-declare
-    bar name;
-begin
-    for bar in
-        select t.tgname from pg_trigger as t
-        where t.tgrelid = tbl and t.tgname ~ '^pgmb_push_bar_[0-9a-f]{12}$' and t.tgparentid = 0
-          and (t.tgfoid = any (functions) or pgmb.push_bar(tbl) is distinct from t.tgname)
-    loop
-        perform pgchange.lock_family(tbl, 'access exclusive');
-        execute format('drop trigger %I on %s', bar, tbl);
-    end loop;
-end
-$$;
-comment on function pgmb.drop_bar(regclass, oid[]) is
-    'Take the bar off a table if it calls a function that goes, or that of a former owner.';
+comment on function pgmb.drop_alone(regclass, name) is 'Take a guard or a bar off a table, if it has one.';
 
 create function pgmb.place_push(tbl regclass, op text) returns integer
 language plpgsql
@@ -101,14 +62,12 @@ begin
             calls, case when part <> tbl then quote_literal('part') end);
         placed := placed + 1;
     end loop;
-    if op = 'update' then
-        perform pgmb.place_guard(tbl, calls);
+    -- A partition that publishes by itself has a guard and a bar of its own, so no two have the same name.
+    if op = 'update' and pgmb.push_guard(tbl) is null then
+        perform pgchange.place_guard(tbl, 'pgmb_push_guard_' || left(md5(concat(tbl::oid, clock_timestamp(), random())), 12));
     end if;
-    perform pgmb.drop_bar(tbl, functions => '{}');
-    -- A partition that publishes by itself has a bar of its own, so no two have the same name.
     if pgmb.push_bar(tbl) is null then
-        perform pgchange.place_bar(
-            tbl, 'pgmb_push_bar_' || left(md5(concat(tbl::oid, clock_timestamp(), random())), 12), calls);
+        perform pgchange.place_bar(tbl, 'pgmb_push_bar_' || left(md5(concat(tbl::oid, clock_timestamp(), random())), 12));
     end if;
     return placed;
 end
@@ -138,10 +97,10 @@ begin
         execute format('drop trigger pgmb_push_%s on %s', placed.op, placed.relid);
     end loop;
     if 'update' = any (ops) and not departed_only then
-        perform pgmb.drop_guards(tbl);
+        perform pgmb.drop_alone(tbl, pgmb.push_guard(tbl));
     end if;
-    if not departed_only then
-        perform pgmb.drop_bar(tbl, functions);
+    if not departed_only and not exists (select from pgmb.pushes(tbl)) then
+        perform pgmb.drop_alone(tbl, pgmb.push_bar(tbl));
     end if;
     foreach function in array functions loop
         if not exists (select from pg_trigger as t where t.tgfoid = function) then

@@ -69,7 +69,7 @@ select pgchange.add_role(
     functions => $$
         push_table_mutations stop_table_mutations_push pushing to_recapture recapture replay_push_faults create_topic
         serialise_record_for_event serialised jsonb_diff pushed_by pushes note_push_fault topic_of push_body push_rows push_pairs
-        push_update push_guards push_guard push_bar drop_bar place_guard drop_guards check_pushable place_push_function place_push
+        push_update push_guard push_bar drop_alone check_pushable place_push_function place_push
         drop_push note_push owns note_missed check_own_rows publish_attached
     $$);
 

@@ -123,6 +123,11 @@ create function revision.place_triggers(tbl regclass, function text) returns int
 language plpgsql
 as $$
 declare
+    known revision.tracked := (select t from revision.tracked as t where t.tbl = place_triggers.tbl);
+    -- The function of a former owner has captured what was written up to now.
+    captured constant regclass[] := array(
+        select t.tgrelid from pg_trigger as t
+        where t.tgname = 'pgchange_capture' and t.tgfoid = to_regprocedure(known.function || '()'));
     part regclass;
     placed regclass[] := '{}';
 begin
@@ -139,15 +144,12 @@ begin
             'for each statement execute function %s()', part, function);
         placed := placed || part;
     end loop;
-    -- PostgreSQL asks whoever makes a partition for EXECUTE on what the bar calls, so it calls what everybody may. Its name is of this
-    -- table alone: a partition that is tracked itself has a bar of its own.
+    -- The name is of this table alone: a partition that is tracked itself has a bar of its own.
     if revision.bar(tbl) is null then
-        perform pgchange.place_bar(
-            tbl, 'pgchange_capture_bar_' || left(md5(concat(tbl::oid, clock_timestamp(), random())), 12),
-            'pg_catalog.suppress_redundant_updates_trigger');
+        perform pgchange.place_bar(tbl, 'pgchange_capture_bar_' || left(md5(concat(tbl::oid, clock_timestamp(), random())), 12));
     end if;
-    if exists (select from revision.tracked as t where t.tbl = place_triggers.tbl) then
-        perform revision.note_missed(tbl, array_remove(placed, tbl));
+    if known.tbl is not null then
+        perform revision.note_missed(tbl, array(select r from unnest(placed) as r where r <> all (captured || tbl)));
     end if;
     return cardinality(placed);
 end
@@ -169,6 +171,33 @@ exception when others then
 end
 $$;
 comment on function revision.check_expression(regclass, name, text) is 'Refuse an expression that gives the rows of a table no branch.';
+
+create function revision.function_for(tbl regclass) returns text
+language plpgsql
+as $$
+declare
+    class pg_class := (select c from pg_class as c where c.oid = tbl);
+    schema_name name := (select n.nspname from pg_namespace as n where n.oid = class.relnamespace);
+    known text := (select t.function from revision.tracked as t where t.tbl = function_for.tbl);
+    function text := format('%I.%I', schema_name, 'pgchange_capture_' || case
+        when length(class.relname) <= 46 then class.relname::text
+        else left(class.relname, 37) || '_' || left(md5(class.relname), 8) end);
+begin
+    if known is null then
+        if to_regprocedure(function || '()') is not null then
+            perform pgchange.refuse(format('there is a function %s() already', function), 'drop or rename it');
+        end if;
+        return function;
+    end if;
+    if (select p.proowner from pg_proc as p where p.oid = to_regprocedure(known || '()')) <> class.relowner then
+        -- The function of a former owner stays: it is not the present owner's to replace.
+        return format('%I.%I', schema_name, 'pgchange_capture_' || left(class.relname, 33) || '_' || left(md5(random()::text), 12));
+    end if;
+    return known;
+end
+$$;
+comment on function revision.function_for(regclass) is
+    'The name of the function that captures a table for its present owner: the one that is there, or one that is to be made.';
 
 create function revision.place_function(tbl regclass, commit_id name, branch_id bigint, expression text, function text) returns void
 language plpgsql
@@ -196,7 +225,6 @@ create function revision.track(tbl regclass, commit_id name default 'id', branch
 language plpgsql
 as $$
 declare
-    class pg_class := (select c from pg_class as c where c.oid = tbl);
     known revision.tracked;
     expression text := nullif(trim(branch_id), '');
     branch bigint;
@@ -229,17 +257,7 @@ begin
     end if;
 
     perform pgchange.lock_family(tbl, 'share row exclusive');
-    function := format(
-        '%I.%I',
-        (select n.nspname from pg_namespace as n where n.oid = class.relnamespace),
-        'pgchange_capture_' || case
-            when length(class.relname) <= 46 then class.relname::text
-            else left(class.relname, 37) || '_' || left(md5(class.relname), 8)
-        end);
-    function := coalesce(known.function, function);
-    if known.tbl is null and to_regprocedure(function || '()') is not null then
-        perform pgchange.refuse(format('there is a function %s() already', function), 'drop or rename it');
-    end if;
+    function := revision.function_for(tbl);
     perform revision.place_function(tbl, commit_id, branch, expression, function);
     perform revision.place_triggers(tbl, function);
     -- A transaction with a snapshot from before the lock does not see all that was written before it.
@@ -274,10 +292,13 @@ begin
         perform pgchange.lock_family(placed.relid, 'share row exclusive');
         execute format('drop trigger %I on %s', placed.name, placed.relid);
     end loop;
-    execute format('drop function if exists %s()', function);
+    if pg_has_role(current_user, (select p.proowner from pg_proc as p where p.oid = to_regprocedure(function || '()')), 'usage') then
+        execute format('drop function %s()', function);
+    end if;
 end
 $$;
-comment on function revision.drop_capture(text) is 'Take a capture off every table that it is on.';
+comment on function revision.drop_capture(text) is
+    'Take a capture off every table that it is on. The function of a former owner stays, and does nothing.';
 
 create function revision.untrack(tbl regclass) returns void
 language plpgsql

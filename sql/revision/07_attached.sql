@@ -65,17 +65,22 @@ language plpgsql
 as $$
 declare
     key name := revision.key_column(known.tbl);
+    function text := revision.function_for(known.tbl);
 begin
     if known.expression is not null then
         perform revision.check_expression(known.tbl, key, known.expression);
     end if;
-    perform revision.place_function(known.tbl, key, known.branch_id, known.expression, known.function);
+    perform revision.place_function(known.tbl, key, known.branch_id, known.expression, function);
+    if function <> known.function then
+        perform revision.place_triggers(known.tbl, function);
+    end if;
     perform revision.register(known.tbl, key, known.branch_id, known.expression, known.key_ceiling);
-    return format('%s: its key is captured as %I', known.tbl, key);
+    return case when function <> known.function then format('%s: its capture is that of its present owner now', known.tbl)
+        else format('%s: its key is captured as %I', known.tbl, key) end;
 end
 $$;
 comment on function revision.mend_key(revision.tracked) is
-    'Write the capture of a table anew for the column that holds its key now, and say so.';
+    'Write the capture of a table anew for its present owner and the column that holds its key now, and say so.';
 
 create function revision.drop_departed(known revision.tracked) returns setof text
 language plpgsql
@@ -112,17 +117,26 @@ begin
     for known in
         select t.* from revision.tracked as t join pg_class as c on c.oid = t.tbl where pg_has_role(current_user, c.relowner, 'usage')
     loop
-        select s.untriggered <> '{}' as lacks_triggers, s.key_renamed into broken from revision.tracking() as s where s.tbl = known.tbl;
+        -- By the trigger of the table they are found, before that becomes another.
+        return query select d from revision.drop_departed(known) as d;
+        select s.untriggered <> '{}' as lacks_triggers, s.key_renamed, p.proowner <> c.relowner as handed_on into broken
+        from revision.tracking() as s
+        join pg_class as c on c.oid = s.tbl
+        left join pg_proc as p on p.oid = to_regprocedure(known.function || '()')
+        where s.tbl = known.tbl;
         begin
-            if broken.lacks_triggers or broken.key_renamed then
+            if broken.lacks_triggers or broken.key_renamed or broken.handed_on then
                 perform pgchange.lock_family(known.tbl, 'share row exclusive');
             end if;
-            if broken.key_renamed then
+            if broken.key_renamed or broken.handed_on then
                 return next revision.mend_key(known);
             end if;
             if broken.lacks_triggers then
-                placed := revision.place_triggers(known.tbl, known.function);
-                return next format('%s: capture put on %s partitions', known.tbl, placed);
+                placed := cardinality((select s.untriggered from revision.tracking() as s where s.tbl = known.tbl));
+                perform revision.place_triggers(known.tbl, (select t.function from revision.tracked as t where t.tbl = known.tbl));
+                if placed > 0 then
+                    return next format('%s: capture put on %s partitions', known.tbl, placed);
+                end if;
                 return query
                     select format('%s; %s', pgchange.told_missed(t.tbl, m, 'commit'), pgchange.bring_missed(m, 'revision', 'enqueue_attached'))
                     from revision.tracking() as t cross join lateral unnest(t.missed) as m where t.tbl = known.tbl;
@@ -135,13 +149,12 @@ begin
                     case when broken.lacks_triggers then '%s: capture cannot be put on its partitions: %s'
                          else '%s: its capture cannot be mended: %s' end, known.tbl, sqlerrm);
         end;
-        return query select d from revision.drop_departed(known) as d;
     end loop;
 end
 $$;
 comment on function revision.recapture() is
     'Mend the capture of the tables that the caller owns: put it on partitions that were attached since, take it off those that '
-    'were detached, and follow a key column that was renamed or replaced. Returns a line for each, with the reason where it cannot '
+    'were detached, follow a key column that was renamed or replaced, and make it the present owner''s. Returns a line for each, with the reason where it cannot '
     'be, and for each partition that has rows that may be in no commit.';
 
 create function revision.enqueue_attached(part regclass) returns bigint

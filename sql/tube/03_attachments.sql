@@ -190,24 +190,28 @@ declare
     functions oid[] := array(select p.oid from pg_proc as p where p.proname = any (names));
     tree oid[];
 begin
-    if functions = '{}' then
+    if token is null then
         return;
     end if;
     tree := array(select d.relid from pgchange.descendants(tbl) as d(relid));
     -- Not a function of that name that somebody else put on another table.
     functions := array(select distinct t.tgfoid from pg_trigger as t where t.tgrelid = any (tree) and t.tgfoid = any (functions));
     return query
-        select t.tgrelid::regclass, t.tgname, case when t.tgconstraint <> 0 then 'bar' when t.tgtype & 1 = 1 then 'guard' else split_part(p.proname, '_', 3) end,
-               p.oid, t.tgenabled in ('O', 'A')
+        select t.tgrelid::regclass, t.tgname, split_part(p.proname, '_', 3), p.oid, t.tgenabled in ('O', 'A')
         from pg_proc as p
         join pg_depend as d on d.refclassid = 'pg_proc'::regclass and d.refobjid = p.oid and d.classid = 'pg_trigger'::regclass
         join pg_trigger as t on t.oid = d.objid
-        where p.oid = any (functions);
+        where p.oid = any (functions)
+        union all
+        select t.tgrelid::regclass, t.tgname, k.kind, t.tgfoid, t.tgenabled in ('O', 'A')
+        from unnest(array['guard', 'bar']) as k(kind)
+        join pg_trigger as t on t.tgname = tube.function_name(token, k.kind)
+        where t.tgrelid = any (tree);
 end
 $$;
 comment on function tube.captures(regclass, text) is
     'The triggers by which a table touches a tube, its partitions'' and those of former partitions too: found by what they '
-    'call, whatever was renamed.';
+    'call, whatever was renamed; guards and bars, which call nothing of ours, by their names.';
 
 create function tube.former_captures(tbl regclass, tube text) returns table (relid regclass, trigger name)
 language sql stable

@@ -151,7 +151,7 @@ begin
     end loop;
     for missing in
         with kinds as materialized (
-            select k.op, tube.placed_name(attached, case when k.op in ('guard', 'bar') then 'update' else k.op end) as function
+            select k.op, tube.placed_name(attached, k.op) as function
             from unnest(tube.capture_ops(attached.tbl)) as k(op)
         ), captured as materialized (
             select c.relid, c.op from tube.captures(attached.tbl, attached.tube) as c
@@ -161,13 +161,11 @@ begin
           and (k.op not in ('guard', 'bar') or r.relid = attached.tbl)
     loop
         if missing.op = 'guard' then
-            execute format(
-                'create trigger %I before insert on %s for each row when (false) execute function %s()',
-                tube.function_name(attached.token, 'guard'), missing.relid, missing.function);
+            perform pgchange.place_guard(missing.relid, tube.function_name(attached.token, 'guard'));
             continue;
         end if;
         if missing.op = 'bar' then
-            perform pgchange.place_bar(missing.relid, tube.function_name(attached.token, 'bar'), missing.function);
+            perform pgchange.place_bar(missing.relid, tube.function_name(attached.token, 'bar'));
             continue;
         end if;
         wanted := tube.capture_name(attached.tbl, attached.tube, missing.op);

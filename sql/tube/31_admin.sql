@@ -85,7 +85,7 @@ as $$
     cross join lateral (select tube.id_attribute(a)) as i(key)
     cross join lateral (
         select coalesce(array_agg(distinct f.relid) filter (where not f.enabled), '{}') as disabled,
-               array_agg(distinct f.function) as functions
+               array_agg(distinct f.function) filter (where f.op not in ('guard', 'bar')) as functions
         from tube.captures(a.tbl, a.tube) as f
     ) as c
     join tube.tube as t on t.name = a.tube

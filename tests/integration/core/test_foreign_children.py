@@ -72,17 +72,47 @@ def test_a_partition_leaves_and_comes_back(parted):
     connection.execute("insert into item values (2); delete from item")
 
 
-def test_who_owns_a_tracked_table_now_makes_partitions_of_it(connection, role, connect_to):
+GRANTS = {
+    "commits": "select revision.grant_owner({who}::regrole)",
+    "tube": "select tube.grant_consumer({who}::regrole); grant insert (op, shard, ids, payload, ts) on q to {name}",
+    "mutations": "select pgmb.grant_owner({who}::regrole)",
+}
+MENDS = {"commits": "revision.recapture", "tube": "tube.recapture", "mutations": "pgmb.recapture"}
+CAPTURED = {
+    "commits": "select array_agg(commit_id order by commit_id) from revision.commit_queue",
+    "tube": "select array_agg(distinct i order by i) from q cross join unnest(ids) as i",
+    "mutations": "select array_agg((payload ->> 'id')::bigint order by id) from pgmb.events",
+}
+
+
+@pytest.mark.parametrize("kind", CAPTURES)
+def test_a_new_owner_makes_partitions_and_takes_over_the_capture(connection, role, connect_to, kind):
+    capture, end = CAPTURES[kind]
     former, now = role("former"), role("now")
+    make(connection)
     for who in (former, now):
-        connection.execute(
-            f"select revision.grant_owner('{who.name}'::regrole); grant create on schema public to {who.name}"
-        )
-    connect_to(former.conninfo).execute(
-        "create table item (id bigint primary key) partition by range (id); select revision.track('item')"
-    )
-    connection.execute(f"alter table item owner to {now.name}")
-    connect_to(now.conninfo).execute("create table low partition of item for values from (0) to (100)")
+        connection.execute(GRANTS[kind].format(who=f"'{who.name}'", name=who.name))
+        connection.execute(f"grant create on schema public to {who.name}")
+    owner = connect_to(former.conninfo)
+    owner.execute("create table item (id bigint not null primary key) partition by range (id)")
+    owner.execute("create table low partition of item for values from (0) to (100)")
+    {"commits": lambda: owner.execute("select revision.track('item')"), "tube": lambda: attach(owner)}.get(
+        kind, lambda: capture(owner)
+    )()
+    for table in ("item", "low"):
+        connection.execute(f"alter table {table} owner to {now.name}")
+    owner = connect_to(now.conninfo)
+    owner.execute("create table high partition of item for values from (100) to (200)")
+    owner.execute("insert into item values (1)")
+    told = owner.execute(f"select {MENDS[kind]}()").fetchall()
+    assert told != []
+    assert not [line for (line,) in told if "cannot" in line or "in no " in line]
+    owner.execute("insert into high values (101); insert into item values (2), (102)")
+    assert sorted(one(connection, CAPTURED[kind])) == [1, 2, 101, 102]
+    assert owner.execute(f"select {MENDS[kind]}()").fetchall() == []
+    end(owner)
+    owner.execute("insert into item values (3)")
+    assert 3 not in one(connection, CAPTURED[kind])
 
 
 ENDS = {
