@@ -5,6 +5,7 @@ ADBC does not tell which socket it uses, so the socket that is new after it has 
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import stat
@@ -25,6 +26,8 @@ from airflow_pgchange.feeds.line import Deadlines, Line, socket_of
 from airflow_pgchange.spark.installed import check_arrow_driver
 
 OPEN_FILES = Path("/dev/fd")
+
+log = logging.getLogger(__name__)
 
 
 class Watched:
@@ -133,11 +136,17 @@ def _line(conninfo: str, deadlines: Deadlines, before: dict[int, int]) -> Line |
     """The line of the connection that was opened since, watched; None where it cannot be told."""
     given = conninfo_to_dict(conninfo)
     if str(given.get("host") or "").startswith(("/", "@")):
-        # A Unix socket. What has a TCP socket of this port belongs to somebody else.
+        # The system closes a Unix socket with its server. A TCP socket of this port belongs to another connection.
         return None
     ports = str(given.get("port") or "5432").split(",")
     found = {fd: peer for fd, peer in _peers(before).items() if str(peer[1]) in ports}
     if len(found) != 1:
+        log.warning(
+            "a connection of ADBC to port %s is not watched: %d connections were opened at the same time, and this one "
+            "cannot be told among them. If the server falls silent, only TCP's own timeouts end the wait",
+            " or ".join(ports),
+            len(found),
+        )
         return None
     [(fd, (address, port))] = found.items()
     host = next(
