@@ -76,6 +76,18 @@ def test_what_is_inserted_while_the_rows_from_before_are_enqueued_comes_once(con
     assert enqueued(ledger) == [10, 15, 20, 25, 28, 30]
 
 
+def test_of_two_that_enqueue_the_rows_from_before_at_once_each_takes_others(connect, ledger):
+    first, second = connect(autocommit=False), connect()
+    ledger.execute("select revision.track('ledger')")
+    first.execute("select revision.enqueue_chunk('ledger', 2)")
+    with ThreadPoolExecutor() as pool:
+        chunk = pool.submit(second.execute, "select revision.enqueue_chunk('ledger', 2)")
+        until(ledger, waits(second, behind=first))
+        first.commit()
+        chunk.result()
+    assert enqueued(ledger) == [10, 20, 30]
+
+
 def test_what_was_captured_and_updated_since_comes_once(ledger):
     ledger.execute("select revision.track('ledger')")
     ledger.execute("insert into ledger values (15)")

@@ -240,6 +240,14 @@ def test_a_detached_partition_is_told_and_loses_the_capture(parted):
     assert found(parted) == []
 
 
+def test_the_capture_of_a_detached_partition_is_taken_off_later_while_somebody_writes_there(parted, connect):
+    writer = connect(autocommit=False)
+    writer.execute("insert into low values (1)")
+    assert refresh(parted) == ["public.low: postponed, it is being written"]
+    writer.commit()
+    assert len(refresh(parted)) == 1
+
+
 def test_what_was_written_into_a_partition_while_it_was_detached_is_brought_when_it_is_back(parted):
     parted.execute("insert into low values (1), (2)")
     parted.execute("alter table item attach partition low for values from (0) to (10)")

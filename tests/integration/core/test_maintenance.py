@@ -64,6 +64,29 @@ def test_who_maintains_one_system_of_a_database_may_do_what_the_core_needs(conne
             assert as_keeper.execute(f"select pgchange.{step}()").fetchall() == []
 
 
+@pytest.mark.parametrize(
+    ("step", "table", "columns", "values"),
+    [
+        (
+            "trim_batches",
+            "batch",
+            "kind, consumer, batch_id, attempt, count, number, noted_at",
+            "gen_random_uuid(), 1, 1, 1",
+        ),
+        ("trim_watchers", "watcher", "kind, feed, looked_at", ""),
+    ],
+)
+def test_what_somebody_is_writing_is_trimmed_the_next_time(connect, step, table, columns, values):
+    connection, writer = connect(), connect(autocommit=False)
+    old = ", ".join(filter(None, ["'commit', 'c'", values, "now() - interval '30 days'"]))
+    connection.execute(f"insert into pgchange.{table} ({columns}) values ({old})")
+    writer.execute(f"update pgchange.{table} set kind = 'commit'")
+    connection.execute("set statement_timeout = '10s'")
+    assert connection.execute(f"select pgchange.{step}()").fetchall() == []
+    writer.rollback()
+    assert len(connection.execute(f"select pgchange.{step}()").fetchall()) == 1
+
+
 def test_a_step_of_maintenance_that_fails_stops_no_other(db, connect, role):
     connection, keeper = connect(), role("maintenance")
     connection.execute("select revision.grant_maintainer(%s::regrole)", [keeper.name])

@@ -77,10 +77,22 @@ def test_however_many_look_one_sample_is_kept_in_five_seconds(db: str, connectio
     assert ready(connection) == [2, 2]
 
 
+NOTE = 'select pgchange.note_samples(\'[{"kind": "commit", "consumer": "commits:test/0", "ready": 2}]\')'
+
+
+def test_of_two_sessions_that_note_at_the_same_time_one_does(
+    connection: Connection, connect: Connect
+) -> None:
+    first = connect(autocommit=False)
+    first.execute(NOTE)
+    assert connection.execute(NOTE).fetchall() == [(0,)]
+    first.commit()
+    assert ready(connection) == [2]
+
+
 def test_a_session_that_waited_before_the_lock_notes_no_second_sample(
     db: str, connection: Connection, connect: Connect
 ) -> None:
-    note = 'select pgchange.note_samples(\'[{"kind": "commit", "consumer": "commits:test/0", "ready": 2}]\')'
     connection.execute(
         """
         create or replace function pgchange.check_face(caller name, face regprocedure) returns void language plpgsql as $$
@@ -95,10 +107,10 @@ def test_a_session_that_waited_before_the_lock_notes_no_second_sample(
     connection.execute("select pg_advisory_lock(1)")
     waiting = connect()
     waiting.execute("set application_name = 'waits'")
-    waiter = threading.Thread(target=waiting.execute, args=[note])
+    waiter = threading.Thread(target=waiting.execute, args=[NOTE])
     waiter.start()
     until(connection, waits(waiting, "advisory"))
-    connection.execute(note)
+    connection.execute(NOTE)
     connection.execute("select pg_advisory_unlock(1)")
     waiter.join()
     assert ready(connection) == [2]

@@ -109,6 +109,16 @@ def test_a_second_maintenance_steps_aside_while_another_is_at_work(connect, step
     assert contiguous(second)
 
 
+def test_events_are_placed_the_next_time_while_another_maintenance_is_at_work(connect):
+    first, second = connect(autocommit=False), connect()
+    publish(second, at="now() + interval '5 hours'")
+    lines(first, "select pgmb.drop_emptied('pgmb.events')")
+    second.execute("set lock_timeout = '10s'")
+    assert one(second, "select pgmb.place_scheduled()") == 0
+    first.commit()
+    assert one(second, "select pgmb.place_scheduled()") == 1
+
+
 @pytest.mark.parametrize("shorter", [False, True])
 def test_no_partition_is_made_while_publishers_wait_for_another_to_be_attached(connect, shorter):
     connection = connect()
