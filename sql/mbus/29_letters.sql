@@ -81,6 +81,8 @@ declare
     letter bigint;
 begin
     perform pgchange.check_reason(reason);
+    -- The batch is locked before its messages, as in a claim and an ack, and no other transaction acks or adopts it from here on.
+    perform from mbus.batch as b where b.number = (feed_skip.batch ->> 'version')::bigint and b.consumer = c.id for update;
     select p.* into mark
     from mbus.pending(qname, c, (mbus.feed_position(qname, cname) ->> 'slot')::integer) as p
     where p.number = (feed_skip.batch ->> 'version')::bigint;

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from airflow_pgchange.admin import dead_letters
 from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
@@ -10,6 +14,8 @@ from airflow_pgchange.feeds.draining import Plan, drain
 from airflow_pgchange.feeds.errors import BatchGivenUp, LetterRefused, UnknownLetter
 from tests import queues
 from tests.batches import taken
+from tests.limits import shorten
+from tests.waiting import until, waits
 
 pytestmark = [pytest.mark.hstore, pytest.mark.usefixtures("few_sessions")]
 
@@ -204,3 +210,30 @@ def test_a_message_that_comes_again_from_the_dmq_is_not_copied_again(connection)
     dead_letters.redrive(connection, consumer="queue:q")
     assert (queues.drain(connection), queues.drain(connection, queue="audit")) == (["1"], [])
     assert queues.there(connection) == []
+
+
+def test_a_skip_waits_for_a_claim_that_dissolves_the_batch_and_is_then_refused(db, connection, connect):
+    first, _ = queues.fill(connection, range(2))
+    slot, claim, opener, skipper = (connect(autocommit=False) for _ in range(4))
+    with pytest.raises(ZeroDivisionError), ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(1000)
+        # The worker of the claim holds the second slot, so that whoever skips gets the first one, the batch's own.
+        slot.execute("select mbus.feed_lock('q', 'default')")
+        raise ZeroDivisionError("poison")
+    assert queues.take(connection, first) == "0"
+    position = queues.one(slot, "select mbus.feed_position('q', 'default')")
+    # The claim pauses when it has locked the batch, and before it locks the messages.
+    shorten(connection, "mbus.dissolve", "begin", "begin perform pg_advisory_xact_lock(1);")
+    opener.execute("select pg_advisory_xact_lock(1)")
+    with ThreadPoolExecutor() as threads:
+        claimed = threads.submit(
+            queues.one, claim, "select mbus.feed_claim('q', 'default', %s, 10)", Jsonb(position)
+        )
+        until(connection, waits(claim, behind=opener))
+        skipped = threads.submit(queues.one, skipper, "select mbus.skip_batch('q', 'default', 'poison')")
+        until(connection, waits(skipper, behind=claim))
+        opener.rollback()
+        assert claimed.result()["count"] == 1
+        claim.commit()
+        with pytest.raises(psycopg.DatabaseError, match="at work, or acked"):
+            skipped.result()
