@@ -237,3 +237,30 @@ def test_a_skip_waits_for_a_claim_that_dissolves_the_batch_and_is_then_refused(d
         claim.commit()
         with pytest.raises(psycopg.DatabaseError, match="at work, or acked"):
             skipped.result()
+
+
+def test_a_skip_that_meets_an_ack_is_refused_as_the_batch_is_at_work(db, connection, connect):
+    queues.post(connection, 0)
+    skipper, opener = connect(autocommit=False), connect(autocommit=False)
+    # If the ack does not wait for the skip, the skip ends with an error instead of waiting for ever.
+    skipper.execute("set lock_timeout = '5s'")
+    # The skip pauses when it is about to see which batches are at work.
+    shorten(connection, "mbus.pending", "begin", "begin perform pg_advisory_xact_lock(1);")
+    with ThreadPoolExecutor() as threads, ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(10)
+        opener.execute("select pg_advisory_xact_lock(1)")
+        skipped = threads.submit(
+            queues.one,
+            skipper,
+            "select mbus.feed_skip('q', 'default', b.batch || jsonb_build_object('attempt', 1), 'poison') "
+            "from mbus.batch as b",
+        )
+        until(connection, waits(skipper, behind=opener))
+        acked = threads.submit(consumer.ack)
+        until(connection, waits(behind=skipper), patience=2)
+        opener.rollback()
+        with pytest.raises(psycopg.DatabaseError, match="at work, or acked"):
+            skipped.result()
+        skipper.rollback()
+        acked.result()
+    assert connection.execute("select count(*) from mbus.dmq").fetchone() == (0,)
