@@ -81,7 +81,7 @@ declare
     letter bigint;
 begin
     perform pgchange.check_reason(reason);
-    -- The batch is locked before its messages, as in a claim and an ack, and no other transaction acks or adopts it from here on.
+    -- Lock the batch before its messages, as a claim and an ack do. From here on no other transaction can ack or adopt the batch.
     perform from mbus.batch as b where b.number = (feed_skip.batch ->> 'version')::bigint and b.consumer = c.id for update;
     select p.* into mark
     from mbus.pending(qname, c, (mbus.feed_position(qname, cname) ->> 'slot')::integer) as p

@@ -64,22 +64,19 @@ def test_who_maintains_one_system_of_a_database_may_do_what_the_core_needs(conne
             assert as_keeper.execute(f"select pgchange.{step}()").fetchall() == []
 
 
-@pytest.mark.parametrize(
-    ("step", "table", "columns", "values"),
-    [
-        (
-            "trim_batches",
-            "batch",
-            "kind, consumer, batch_id, attempt, count, number, noted_at",
-            "gen_random_uuid(), 1, 1, 1",
-        ),
-        ("trim_watchers", "watcher", "kind, feed, looked_at", ""),
-    ],
-)
-def test_what_somebody_is_writing_is_trimmed_the_next_time(connect, step, table, columns, values):
+OLD_ROWS = {
+    "trim_batches": "insert into pgchange.batch (kind, consumer, batch_id, attempt, count, number, noted_at) "
+    "values ('commit', 'c', gen_random_uuid(), 1, 1, 1, now() - interval '30 days')",
+    "trim_watchers": "insert into pgchange.watcher (kind, feed, looked_at) "
+    "values ('commit', 'c', now() - interval '30 days')",
+}
+"""For each step, the statement that inserts a row that it trims."""
+
+
+@pytest.mark.parametrize(("step", "table"), [("trim_batches", "batch"), ("trim_watchers", "watcher")])
+def test_what_somebody_is_writing_is_trimmed_the_next_time(connect, step, table):
     connection, writer = connect(), connect(autocommit=False)
-    old = ", ".join(filter(None, ["'commit', 'c'", values, "now() - interval '30 days'"]))
-    connection.execute(f"insert into pgchange.{table} ({columns}) values ({old})")
+    connection.execute(OLD_ROWS[step])
     writer.execute(f"update pgchange.{table} set kind = 'commit'")
     connection.execute("set statement_timeout = '10s'")
     assert connection.execute(f"select pgchange.{step}()").fetchall() == []

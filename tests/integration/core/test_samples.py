@@ -19,6 +19,7 @@ from tests.waiting import until, waits
 
 FEED = CommitFeed("test", 0)
 KEY = ("commit", "commits:test/0")
+NOTE = 'select pgchange.note_samples(\'[{"kind": "commit", "consumer": "commits:test/0", "ready": 2}]\')'
 Connection = psycopg.Connection[Any]
 
 
@@ -75,9 +76,6 @@ def test_however_many_look_one_sample_is_kept_in_five_seconds(db: str, connectio
     later(connection, 5)
     note()
     assert ready(connection) == [2, 2]
-
-
-NOTE = 'select pgchange.note_samples(\'[{"kind": "commit", "consumer": "commits:test/0", "ready": 2}]\')'
 
 
 def test_of_two_sessions_that_note_at_the_same_time_one_does(

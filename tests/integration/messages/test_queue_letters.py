@@ -217,12 +217,12 @@ def test_a_skip_waits_for_a_claim_that_dissolves_the_batch_and_is_then_refused(d
     slot, claim, opener, skipper = (connect(autocommit=False) for _ in range(4))
     with pytest.raises(ZeroDivisionError), ConsumerTransaction(FEED, db) as consumer:
         consumer.claim(1000)
-        # The worker of the claim holds the second slot, so that whoever skips gets the first one, the batch's own.
+        # The later claim works in slot 1. The batch's own slot 0 is then free for the skip.
         slot.execute("select mbus.feed_lock('q', 'default')")
         raise ZeroDivisionError("poison")
     assert queues.take(connection, first) == "0"
     position = queues.one(slot, "select mbus.feed_position('q', 'default')")
-    # The claim pauses when it has locked the batch, and before it locks the messages.
+    # The claim pauses after it has locked the batch and before it locks the messages.
     shorten(connection, "mbus.dissolve", "begin", "begin perform pg_advisory_xact_lock(1);")
     opener.execute("select pg_advisory_xact_lock(1)")
     with ThreadPoolExecutor() as threads:
@@ -244,7 +244,7 @@ def test_a_skip_that_meets_an_ack_is_refused_as_the_batch_is_at_work(db, connect
     skipper, opener = connect(autocommit=False), connect(autocommit=False)
     # If the ack does not wait for the skip, the skip ends with an error instead of waiting for ever.
     skipper.execute("set lock_timeout = '5s'")
-    # The skip pauses when it is about to see which batches are at work.
+    # The skip pauses before it reads which batches are at work.
     shorten(connection, "mbus.pending", "begin", "begin perform pg_advisory_xact_lock(1);")
     with ThreadPoolExecutor() as threads, ConsumerTransaction(FEED, db) as consumer:
         consumer.claim(10)
