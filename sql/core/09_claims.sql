@@ -92,6 +92,23 @@ end
 $$;
 comment on function pgchange.check_claim(integer) is 'Refuse a batch of no changes, and a claim in a transaction that has written.';
 
+-- Without a search_path of its own, because claims call it: each change of the path takes time.
+create function pgchange.check_attempts(consumer text, batch_id text, attempt integer, max_attempts integer) returns void
+language plpgsql immutable
+as $$
+begin
+    if attempt >= max_attempts then
+        raise exception using errcode = 'PC010',
+            message = pg_catalog.format('batch %s of %s has failed, at attempt %s', batch_id, consumer, attempt),
+            hint = pg_catalog.format('mend what it fails on and raise max_attempts, or give it up: airflow pgchange skip %s',
+                                     pgchange.shell_quoted(consumer));
+    end if;
+end
+$$;
+comment on function pgchange.check_attempts(text, text, integer, integer) is
+    'Refuse to claim a batch again that has been claimed max_attempts times; no attempt is counted. Without max_attempts there is no '
+    'limit.';
+
 create function pgchange.check_reason(reason text) returns void
 language plpgsql immutable
 as $$
@@ -147,12 +164,7 @@ create function pgchange.claim_again(mark pgchange.claim, max_attempts integer) 
 language plpgsql
 as $$
 begin
-    if mark.attempt >= max_attempts then
-        raise exception using errcode = 'PC010',
-            message = format('batch %s of %s has failed, at attempt %s', mark.batch_id, mark.consumer, mark.attempt),
-            hint = format('mend what it fails on and raise max_attempts, or give it up: airflow pgchange skip %s',
-                          pgchange.shell_quoted(mark.consumer));
-    end if;
+    perform pgchange.check_attempts(mark.consumer, mark.batch_id::text, mark.attempt, max_attempts);
     update pgchange.claim as c set attempt = c.attempt + 1, claimed_at = clock_timestamp()
     where c.kind = mark.kind and c.consumer = mark.consumer
     returning c.attempt into mark.attempt;

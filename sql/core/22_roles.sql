@@ -20,8 +20,8 @@ select pgchange.add_role(
         'usage, create on schema pgchange_staging'
     ],
     functions => $$
-        who_locks locked locks_held check_claim check_reason check_isolation check_version refuse_stale full_xid snapshot_of
-        snapshot_union snapshot_below snapshot_with note_watchers pinned_settings
+        who_locks locked locks_held check_claim check_attempts check_reason check_isolation check_version refuse_stale full_xid
+        snapshot_of snapshot_union snapshot_below snapshot_with note_watchers pinned_settings
     $$);
 
 select pgchange.add_role(
@@ -62,6 +62,6 @@ create policy seen on pgchange.letter for select using (pgchange.has_letter_righ
 create policy kept on pgchange.letter using (pgchange.has_letter_right('keep', kind, address));
 
 select pgchange.close_schema('pgchange', types => 'consumer_status finding', unpinned => $$
-        check_claimed check_position check_version close_schema fits in_work is_named lock_briefly next_number note_claim note_end note_failed
-        refuse_stale settings
+        check_attempts check_claimed check_position check_version close_schema fits in_work is_named lock_briefly next_number
+        note_claim note_end note_failed refuse_stale settings
     $$);

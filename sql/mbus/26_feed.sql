@@ -111,12 +111,7 @@ begin
             'where a.consumer = $1 and a.batch = $2 and a.id between $3 and $4', 'log$' || qname)
         into remaining using c.id, mark.number, mark.lowest, mark.highest;
         if mark.count = remaining then
-            if mark.attempt >= max_attempts then
-                raise exception using errcode = 'PC010',
-                    message = format('batch %s of %s has failed, at attempt %s', mark.batch ->> 'id', mbus.name_of(qname, c.name), mark.attempt),
-                    hint = format('mend what it fails on and raise max_attempts, or give it up: airflow pgchange skip %s',
-                                  pgchange.shell_quoted(mbus.name_of(qname, c.name)));
-            end if;
+            perform pgchange.check_attempts(mbus.name_of(qname, c.name), mark.batch ->> 'id', mark.attempt, max_attempts);
             update mbus.batch as b set
                 attempt = b.attempt + 1, slot = new_slot, claimed_at = clock_timestamp(), taken = 0, taken_by = null
             where b.number = mark.number

@@ -152,13 +152,7 @@ begin
     if at.batch is not null
        and (select count(*) from tube.pods_of(tube, worker, at.batch -> 'bounds')) = (at.batch -> 'bounds' ->> 'pods')::bigint
     then
-        if at.attempt >= max_attempts then
-            raise exception using errcode = 'PC010',
-                message = format('batch %s of worker %s of tube %I has failed, at attempt %s', at.batch ->> 'id', worker, tube, at.attempt),
-                hint = format('mend what it fails on and raise max_attempts, or give it up: airflow pgchange skip %s, '
-                              'or select tube.skip_batch(%L, %s, ''...'')', pgchange.shell_quoted(tube.name_of(tube, worker)),
-                              tube, worker);
-        end if;
+        perform pgchange.check_attempts(tube.name_of(tube, worker), at.batch ->> 'id', at.attempt, max_attempts);
         update tube.worker as w set attempt = w.attempt + 1, claimed_at = clock_timestamp()
         where w.tube = claim.tube and w.worker = claim.worker and w.version = at.version
         returning w.attempt into at.attempt;

@@ -142,7 +142,10 @@ def test_a_batch_that_failed_as_often_as_it_may_is_refused_and_can_be_skipped(db
     with pytest.raises(ZeroDivisionError), ConsumerTransaction(FEED, db) as consumer:
         consumer.claim(100)
         raise ZeroDivisionError
-    with pytest.raises(BatchGivenUp, match="tube.skip_batch"), ConsumerTransaction(FEED, db) as consumer:
+    with (
+        pytest.raises(BatchGivenUp, match="airflow pgchange skip tube:q/0"),
+        ConsumerTransaction(FEED, db) as consumer,
+    ):
         consumer.claim(100, max_attempts=1)
     item.execute("select tube.skip_batch('q', 0, 'cannot be parsed')")
     assert work(db) == []
