@@ -1,20 +1,36 @@
--- What is the same for every feed whose claims are in pgchange.claim. A feed brings what only it knows, and is given the rest as
--- functions of its own schema: thin calls, so that who may do what stays a matter of that schema's rights.
+-- What a kind of feed is declared by. A schema calls pgchange.offer() with the traits of its kind. Each trait brings functions that are
+-- the same for all kinds that have it, and each trait has hooks: functions that the schema itself must write, because those functions
+-- call them. pgchange.close_schema() refuses a schema that lacks one.
 
 create table pgchange.offered (
-    name text primary key,
+    trait text,
+    name text,
     takes text not null,
     returns text not null,
     volatility text not null check (volatility in ('immutable', 'stable', 'volatile')),
     as_owner boolean not null,
     callers text check (callers in ('consumer', 'admin')),
     body text not null,
-    told text not null
+    told text not null,
+    primary key (trait, name)
 );
 comment on table pgchange.offered is
-    'The functions that pgchange.offer() gives a schema. In takes %s stands for what a consumer is named by. In body %1$I stands for '
-    'the schema, %2$s for the consumer, %3$L for the kind, %4$I for the schema that says where its positions mean something, %5$s for the '
-    'consumer of address jsonb, %6$L for the format of names, and %7$s for the fields of an address. callers: who is granted it.';
+    'The functions that pgchange.offer() gives a schema, by the trait that brings each. In takes %s stands for the arguments that name a '
+    'consumer. In body %1$I stands for the schema, %2$s for those arguments, %3$L for the kind, %4$I for the schema that has here() and '
+    'is_native(), %5$s for the arguments taken from address jsonb, %6$L for the format of names, and %7$s for the fields of an address. '
+    'callers: the role that may execute it.';
+
+create table pgchange.hook (
+    trait text,
+    name text,
+    takes text not null,
+    returns text not null,
+    told text not null,
+    primary key (trait, name)
+);
+comment on table pgchange.hook is
+    'The functions that a schema must write for a trait, because functions of pgchange.offered or pgchange call them. In takes %s stands for the '
+    'arguments that name a consumer. In returns, "setof record" stands for rows of any type. told: what the function does, in one sentence.';
 
 create table pgchange.given (
     schema name references pgchange.registered on delete cascade,
@@ -22,68 +38,180 @@ create table pgchange.given (
     callers text,
     primary key (schema, signature)
 );
-comment on table pgchange.given is 'The functions that pgchange.offer() gave each schema, and who is granted them.';
+comment on table pgchange.given is 'The functions that pgchange.offer() gave each schema, and the role that may execute each.';
+
+create table pgchange.promised (
+    schema name references pgchange.registered on delete cascade,
+    name text,
+    takes text,
+    returns text not null,
+    told text not null,
+    primary key (schema, name)
+);
+comment on table pgchange.promised is
+    'The functions that each schema must write: the hooks, but those that only functions of its own call, and its own functions. '
+    'takes is null for the latter, whose arguments may differ.';
 
 create function pgchange.add_offer(
-    name text, takes text, returns text, volatility text, as_owner boolean, callers text, body text, told text
+    trait text, name text, takes text, returns text, volatility text, as_owner boolean, callers text, body text, told text
 ) returns void
 language sql
 as $$
-    insert into pgchange.offered values (name, takes, returns, volatility, as_owner, callers, body, told)
+    insert into pgchange.offered values (trait, name, takes, returns, volatility, as_owner, callers, body, told)
     on conflict on constraint offered_pkey do update set
         takes = excluded.takes, returns = excluded.returns, volatility = excluded.volatility, as_owner = excluded.as_owner,
         callers = excluded.callers, body = excluded.body, told = excluded.told
 $$;
-comment on function pgchange.add_offer(text, text, text, text, boolean, text, text, text) is
-    'Note a function that pgchange.offer() gives a schema.';
+comment on function pgchange.add_offer(text, text, text, text, text, boolean, text, text, text) is
+    'Note a function that pgchange.offer() gives each schema with a trait.';
+
+create function pgchange.add_hook(trait text, name text, takes text, returns text, told text) returns void
+language sql
+as $$
+    insert into pgchange.hook values (trait, name, takes, returns, told)
+    on conflict on constraint hook_pkey do update set takes = excluded.takes, returns = excluded.returns, told = excluded.told
+$$;
+comment on function pgchange.add_hook(text, text, text, text, text) is 'Note a function that each schema with a trait must write.';
+
+create function pgchange.arguments(takes text, out names text[], out types text[])
+language sql immutable
+as $$
+    select coalesce(array_agg(m[1] order by n), '{}'), coalesce(array_agg(m[2] order by n), '{}')
+    from regexp_matches(takes, '("?\w+"?) ([^,]+?)(?: default [^,]+)?(?:,|$)', 'g') with ordinality as a(m, n)
+$$;
+comment on function pgchange.arguments(text) is 'The names and the types of a list of arguments.';
+
+create function pgchange.check_traits(traits text[], own text[]) returns void
+language plpgsql stable
+as $$
+declare
+    wrong text := (
+        select string_agg(distinct format('%L', t), ', ')
+        from unnest(traits) as t
+        where not exists (select from pgchange.offered as o where o.trait = t)
+          and not exists (select from pgchange.hook as h where h.trait = t));
+begin
+    if wrong is not null then
+        raise invalid_parameter_value using
+            message = format('a feed cannot be offered with the traits %s: no function of pgchange belongs to them', wrong),
+            hint = format('choose among %s', (
+                select string_agg(distinct format('%L', o.trait), ', ') from pgchange.offered as o where o.trait <> 'feed'));
+    end if;
+    wrong := (
+        select string_agg(format('%L', f), ', ')
+        from unnest(own) as f
+        where not exists (select from pgchange.offered as o where o.name = f and o.trait = any (traits)));
+    if wrong is not null then
+        raise invalid_parameter_value using
+            message = format('a feed cannot have functions of its own in place of %s: its traits bring no such function', wrong),
+            hint = 'select name from pgchange.offered lists the functions that traits bring; leave the others out of own';
+    end if;
+end
+$$;
+comment on function pgchange.check_traits(text[], text[]) is
+    'Refuse traits that nothing belongs to, and own functions that none of the traits would bring.';
 
 create function pgchange.offer(
-    kind text, schema name, consumer text, called text, functions text[] default null, own text[] default '{}',
-    origin name default null, letters_elsewhere boolean default true
+    kind text, schema name, consumer text, called text, traits text[], own text[] default '{}', origin name default null,
+    letters_elsewhere boolean default true, tells_of_batches boolean default false
 ) returns void
 language plpgsql
 as $$
 declare
+    of_kind constant text[] := array['feed'] || traits;
+    named record := pgchange.arguments(consumer);
+    given text := array_to_string(named.names, ', ');
+    of_address text := (
+        select string_agg(format('(address ->> %L)::%s', a.name, a.type), ', ' order by a.n)
+        from unnest(named.names, named.types) with ordinality as a(name, type, n));
+    address text := (select string_agg(format('%1$L, %1$s', a.name), ', ' order by a.n) from unnest(named.names) with ordinality as a(name, n));
     one pgchange.offered;
     takes text;
     signature text;
-    given text;
-    of_address text;
-    address text;
 begin
-    perform pgchange.register(schema, kind, letters_elsewhere => letters_elsewhere, prefix => split_part(called, '%', 1));
+    perform pgchange.check_traits(of_kind, own);
+    perform pgchange.register(schema, kind, tells_of_batches, letters_elsewhere, split_part(called, '%', 1));
     delete from pgchange.given as g where g.schema = offer.schema;
-    select string_agg(format('%I', p.name), ', ' order by p.n),
-           string_agg(format('(address ->> %L)::%s', p.name, p.type), ', ' order by p.n),
-           string_agg(format('%1$L, %1$I', p.name), ', ' order by p.n)
-    into given, of_address, address
-    from (
-        select a.n, split_part(a.argument, ' ', 1) as name, split_part(a.argument, ' ', 2) as type
-        from unnest(string_to_array(consumer, ', ')) with ordinality as a(argument, n)
-    ) as p;
+    delete from pgchange.promised as p where p.schema = offer.schema;
     for one in
-        select o.* from pgchange.offered as o
-        where o.name = any (coalesce(functions, array[o.name])) and o.name <> all (own)
-        order by o.name
+        select o.* from pgchange.offered as o where o.trait = any (of_kind) and o.name <> all (own) order by o.name
     loop
         takes := format(one.takes, consumer);
-        signature := format('%I.%I(%s)', schema, one.name, regexp_replace(takes, ' default [^,]+', '', 'g'));
+        signature := format('%I.%I(%s)', schema, one.name, array_to_string((pgchange.arguments(takes)).types, ', '));
         execute format(
             'create function %I.%I(%s) returns %s language plpgsql %s %s as %L',
             schema, one.name, takes, one.returns, one.volatility,
-            -- To set it costs more than what the others do: such functions call them, or they name everything with its schema.
+            -- A search_path costs more than these bodies do. The others call as their caller, or name everything with its schema.
             case when one.as_owner then 'security definer set search_path = pg_catalog, pg_temp' end,
             format(one.body, schema, given, kind, coalesce(origin, schema), of_address, called, address));
         execute format('comment on function %s is %L', signature, one.told);
         insert into pgchange.given (schema, signature, callers) values (schema, signature, one.callers);
     end loop;
+    insert into pgchange.promised (schema, name, takes, returns, told)
+    select schema, o.name, null, o.returns, o.told from pgchange.offered as o where o.trait = any (of_kind) and o.name = any (own)
+    union all
+    select schema, h.name, format(h.takes, consumer), h.returns, h.told
+    from pgchange.hook as h
+    cross join lateral (
+        select bool_or(o.name <> all (own)) as any_given
+        from pgchange.offered as o where o.trait = any (of_kind) and o.body like '%\%1$I.' || h.name || '(%'
+    ) as caller
+    -- No offered function calls a hook that pgchange itself calls, such as redrive().
+    where h.trait = any (of_kind) and coalesce(caller.any_given, true);
 end
 $$;
-comment on function pgchange.offer(text, name, text, text, text[], text[], name, boolean) is
-    'Register the feeds of a kind and give their schema the functions that are the same for all kinds, all but its own or only those '
-    'that are named: the schema brings the others, and what these call. consumer is what a consumer is named by, as arguments of a function; called the '
-    'format of its name, which begins with a prefix that no other kind has; origin the schema that keeps where its positions mean something, if another does; letters_elsewhere is as '
-    'in pgchange.registered.';
+comment on function pgchange.offer(text, name, text, text, text[], text[], name, boolean, boolean) is
+    'Register the feeds of a kind, and give their schema the functions that its traits bring. traits: ''position'' or ''work set'', by '
+    'what a consumer''s progress is; and ''recorded letters'' or ''copied letters'', by what a dead letter holds. consumer: the '
+    'arguments that name a consumer; called: the format of its name, which begins with a prefix that no other kind has. own: the '
+    'functions that the schema writes itself in place of the given ones. origin: the schema that has here() and is_native(), if not this '
+    'one. letters_elsewhere and tells_of_batches are as in pgchange.registered.';
+
+create function pgchange.missing(schema name, wanted pgchange.promised) returns text
+language plpgsql stable
+as $$
+declare
+    types constant oid[] := array(select to_regtype(t)::oid from unnest((pgchange.arguments(wanted.takes)).types) as t);
+    result text := (
+        select case when p.proretset then 'setof ' else '' end || format_type(p.prorettype, null)
+        from pg_proc as p
+        where p.pronamespace = quote_ident(schema)::regnamespace and p.proname = wanted.name
+          and (wanted.takes is null
+               or (p.proargtypes::oid[])[0:cardinality(types) - 1] = types and p.pronargs - cardinality(types) <= p.pronargdefaults)
+        order by p.pronargs limit 1);
+begin
+    if wanted.returns in (result, case when result like 'setof %' then 'setof record' end) or wanted.takes is null and result is not null then
+        return null;
+    end if;
+    return format('%I.%I(%s) returns %s%s: %s', schema, wanted.name, coalesce(wanted.takes, '...'), wanted.returns,
+                  ', not ' || result, wanted.told);
+end
+$$;
+comment on function pgchange.missing(name, pgchange.promised) is
+    'How a schema must write a promised function, with what it does; null where the schema has it.';
+
+create function pgchange.check_offer(schema name) returns void
+language plpgsql stable
+as $$
+declare
+    missing text[] := array(
+        select m.told
+        from pgchange.promised as p cross join lateral pgchange.missing(check_offer.schema, p) as m(told)
+        where p.schema = check_offer.schema and m.told is not null
+        order by p.name);
+begin
+    if missing <> '{}' then
+        raise undefined_function using
+            message = format('schema %I cannot be a feed yet: it lacks %s of the functions that its given functions call',
+                             schema, cardinality(missing)),
+            detail = array_to_string(missing, E'\n'),
+            hint = 'create them before pgchange.close_schema()';
+    end if;
+end
+$$;
+comment on function pgchange.check_offer(name) is
+    'Refuse a schema that lacks a function which it promised by pgchange.offer(), and list all of these: what they take and return, and '
+    'what they do.';
 
 create function pgchange.open_given(schema name, callers text, role regrole) returns void
 language plpgsql

@@ -3,37 +3,68 @@
 
 do $do$
 begin
-    perform pgchange.add_offer('name_of', '%s', 'text', 'immutable', false, null, $$
+    perform pgchange.add_hook(
+        'position', 'register', '%s', 'boolean',
+        'Make the consumer, at the beginning, if it is not there and nobody holds its lock; true if it was made.');
+    perform pgchange.add_hook(
+        'position', 'position', '%s', 'jsonb',
+        'Return the progress of the consumer with its version and its source, or null if it is not in this database.');
+    perform pgchange.add_hook(
+        'position', 'at', '"position" jsonb', 'jsonb',
+        'Return the place that a position or a point stands for, in a form in which equal places are equal; of ''{}'' the beginning.');
+    perform pgchange.add_hook(
+        'position', 'put', '%s, at jsonb, version bigint, source text, was bigint, before jsonb', 'boolean',
+        'Set the progress of the consumer to a place, if it is at version was and at place before, each unless null; true if it was set.');
+    perform pgchange.add_hook(
+        'position', 'forget', '%s', 'boolean',
+        'Delete the progress of the consumer; true if it was in this database.');
+    perform pgchange.add_hook(
+        'position', 'choose', '%s, "position" jsonb, max_changes integer', 'jsonb',
+        'Return the next batch after a position, with its id, count, slices, oldest, and bounds, or null if nothing is ready.');
+    perform pgchange.add_hook(
+        'position', 'covers', 'at jsonb, upto jsonb', 'boolean',
+        'Return whether a consumer at one place has processed all that lies before another.');
+    perform pgchange.add_hook(
+        'position', 'point', '', 'jsonb',
+        'Return the point behind all that is committed now, with its source.');
+    perform pgchange.add_hook(
+        'position', 'consumers', '', 'setof jsonb',
+        'Return the address of each consumer whose progress is in this database.');
+    perform pgchange.add_hook(
+        'position', 'lag', '"position" jsonb, upto integer', 'jsonb',
+        'Return how many changes are ready after a position, exact up to a number, and how many wait.');
+
+    perform pgchange.add_offer('feed', 'name_of', '%s', 'text', 'immutable', false, null, $$
 begin
     return pg_catalog.format(%6$L, %2$s);
 end
 $$, 'A consumer''s name, as status shows it.');
 
-    perform pgchange.add_offer('address', '%s', 'jsonb', 'immutable', false, null, $$
+    perform pgchange.add_offer('feed', 'address', '%s', 'jsonb', 'immutable', false, null, $$
 begin
     return pg_catalog.jsonb_build_object(%7$s);
 end
 $$, 'What a consumer''s claim and its dead letters are known by.');
 
-    perform pgchange.add_offer('lock_key', '%s', 'bigint', 'immutable', false, 'consumer', $$
+    perform pgchange.add_offer('feed', 'lock_key', '%s', 'bigint', 'immutable', false, 'consumer', $$
 begin
     return pg_catalog.hashtextextended(pg_catalog.concat_ws(' ', 'pgchange', %3$L, %2$s), 0);
 end
 $$, 'The advisory lock of a consumer. Two consumers with the same key would only find each other busy.');
 
-    perform pgchange.add_offer('take_lock', '%s', 'boolean', 'volatile', false, 'consumer', $$
+    perform pgchange.add_offer('feed', 'take_lock', '%s', 'boolean', 'volatile', false, 'consumer', $$
 begin
     return pg_catalog.pg_try_advisory_xact_lock(%1$I.lock_key(%2$s));
 end
 $$, 'Take a consumer''s lock until the transaction ends, or say that another has it.');
 
-    perform pgchange.add_offer('locked', '%s', 'boolean', 'stable', false, 'consumer', $$
+    perform pgchange.add_offer('feed', 'locked', '%s', 'boolean', 'stable', false, 'consumer', $$
 begin
     return pgchange.locked(%1$I.lock_key(%2$s));
 end
 $$, 'Whether a consumer is at work.');
 
-    perform pgchange.add_offer('take_idle', '%s', 'void', 'volatile', false, null, $$
+    perform pgchange.add_offer('position', 'take_idle', '%s', 'void', 'volatile', false, null, $$
 begin
     perform pgchange.take_idle(
         %1$I.name_of(%2$s), %1$I.lock_key(%2$s), %1$I.position(%2$s) is not null,
@@ -41,7 +72,7 @@ begin
 end
 $$, 'Take the lock of a consumer that exists and is not at work, or say so.');
 
-    perform pgchange.add_offer('pending', '%s, "position" jsonb', 'pgchange.claim', 'stable', true, 'admin', $$
+    perform pgchange.add_offer('position', 'pending', '%s, "position" jsonb', 'pgchange.claim', 'stable', true, 'admin', $$
 begin
     return pgchange.pending(
         %3$L, %1$I.name_of(%2$s), coalesce(("position" ->> 'version')::bigint, 0), %1$I.at("position"),
@@ -49,26 +80,26 @@ begin
 end
 $$, 'The claim that a position has not acked yet, if there is one; that of a dead letter while the letter is to be sent.');
 
-    perform pgchange.add_offer('in_work', '%s, "position" jsonb', 'jsonb', 'stable', true, 'consumer', $$
+    perform pgchange.add_offer('position', 'in_work', '%s, "position" jsonb', 'jsonb', 'stable', true, 'consumer', $$
 begin
     return pgchange.in_work(%1$I.pending(%2$s, "position"));
 end
 $$, 'At the source: the batch that a position has not acked yet, with its attempts, the error of the last one and whether the '
     'progress is in another database; or null.');
 
-    perform pgchange.add_offer('note_failure', '%s, batch jsonb, error text', 'void', 'volatile', true, 'consumer', $$
+    perform pgchange.add_offer('position', 'note_failure', '%s, batch jsonb, error text', 'void', 'volatile', true, 'consumer', $$
 begin
     perform pgchange.note_failure(%3$L, %1$I.name_of(%2$s), batch, error);
 end
 $$, 'Note at the source what the attempt on a batch failed on, for its dead letter.');
 
-    perform pgchange.add_offer('is_known', '%s', 'boolean', 'stable', true, 'admin', $$
+    perform pgchange.add_offer('position', 'is_known', '%s', 'boolean', 'stable', true, 'admin', $$
 begin
     return pgchange.mark(%3$L, %1$I.name_of(%2$s)) is not null;
 end
 $$, 'Whether a consumer has claimed here, wherever its progress is.');
 
-    perform pgchange.add_offer('check_readable', 'batch jsonb', 'void', 'stable', true, null, $$
+    perform pgchange.add_offer('recorded letters', 'check_readable', 'batch jsonb', 'void', 'stable', true, null, $$
 begin
     perform pgchange.check_readable(batch, case
         when %4$I.is_native() and pgchange.came_along(batch -> 'bounds' ->> 'source', %4$I.here()) then (
@@ -78,13 +109,13 @@ begin
 end
 $$, 'Refuse a recorded batch whose changes this database cannot give any more.');
 
-    perform pgchange.add_offer('mark', '%s', 'jsonb', 'stable', true, 'consumer', $$
+    perform pgchange.add_offer('position', 'mark', '%s', 'jsonb', 'stable', true, 'consumer', $$
 begin
     return pgchange.mark(%3$L, %1$I.name_of(%2$s)) || jsonb_build_object('source', %4$I.here());
 end
 $$, 'What this source knows of a consumer: the positions before and behind the batch that it claimed last.');
 
-    perform pgchange.add_offer('check_position', '"position" jsonb', 'void', 'stable', true, 'consumer', $$
+    perform pgchange.add_offer('position', 'check_position', '"position" jsonb', 'void', 'stable', true, 'consumer', $$
 begin
     perform pgchange.check_position(
         "position" ->> 'consumer', "position", case when %4$I.is_native() then %4$I.here() end,
@@ -93,7 +124,7 @@ end
 $$, 'Refuse a consumer whose batches this database does not know: it was restored, or lost its tail.');
 
     perform pgchange.add_offer(
-        'claim', '%s, "position" jsonb, max_changes integer, max_attempts integer default null', 'jsonb', 'volatile', true, 'consumer',
+        'position', 'claim', '%s, "position" jsonb, max_changes integer, max_attempts integer default null', 'jsonb', 'volatile', true, 'consumer',
         $$
 declare
     mark pgchange.claim;
@@ -118,7 +149,7 @@ $$, 'Record and return the next batch of a consumer, or the one that it claimed 
     'a dead letter that is to be sent again before the next; null when nothing is ready. Call it on the primary of the source, in a '
     'transaction of its own, holding the lock.');
 
-    perform pgchange.add_offer('advance', '%s, batch jsonb', 'bigint', 'volatile', false, null, $$
+    perform pgchange.add_offer('position', 'advance', '%s, batch jsonb', 'bigint', 'volatile', false, null, $$
 declare
     bounds jsonb := batch -> 'bounds';
 begin
@@ -133,20 +164,20 @@ begin
 end
 $$, 'Put a consumer behind a batch, if it is where the batch began; the version that it is at now.');
 
-    perform pgchange.add_offer('check_point', 'point jsonb', 'void', 'immutable', false, null, $$
+    perform pgchange.add_offer('position', 'check_point', 'point jsonb', 'void', 'immutable', false, null, $$
 begin
     perform pgchange.check_point(point, %1$L);
 end
 $$, 'Refuse what is no point to move a consumer to.');
 
-    perform pgchange.add_offer('check_move', '%s, "position" jsonb, point jsonb', 'void', 'volatile', false, null, $$
+    perform pgchange.add_offer('position', 'check_move', '%s, "position" jsonb, point jsonb', 'void', 'volatile', false, null, $$
 begin
     perform pgchange.check_move(
         %1$I.name_of(%2$s), "position", point, %4$I.here(), %1$I.covers(%1$I.at(%1$I.point()), %1$I.at(point)), %1$L);
 end
 $$, 'In the database of the changes: refuse a move to a point of another one, or of the future.');
 
-    perform pgchange.add_offer('note_move', '%s, "position" jsonb, point jsonb', 'bigint', 'volatile', true, 'admin', $$
+    perform pgchange.add_offer('position', 'note_move', '%s, "position" jsonb, point jsonb', 'bigint', 'volatile', true, 'admin', $$
 begin
     perform %1$I.check_point(point);
     perform %1$I.check_move(%2$s, "position", point);
@@ -157,7 +188,7 @@ $$, 'In the database of the changes: note that a consumer is moved from its posi
     'return the version for move_consumer(). A batch in work is given up as such: its changes come in a new one.');
 
     perform pgchange.add_offer(
-        'move_consumer', '%s, point jsonb, version bigint default null', 'void', 'volatile', true, 'admin', $$
+        'position', 'move_consumer', '%s, point jsonb, version bigint default null', 'void', 'volatile', true, 'admin', $$
 begin
     perform %1$I.take_idle(%2$s);
     perform %1$I.check_point(point);
@@ -171,7 +202,7 @@ $$, 'Move a consumer to a point that point() of the source gave, or to the begin
     'what lies behind comes, again if need be. Where the changes are in another database, note_move() there gives the version. Dead '
     'letters that lie behind it are void: what they stand for comes by itself.');
 
-    perform pgchange.add_offer('adopt_mark', '%s, mark jsonb', 'text', 'volatile', true, 'admin', $$
+    perform pgchange.add_offer('position', 'adopt_mark', '%s, mark jsonb', 'text', 'volatile', true, 'admin', $$
 declare
     here jsonb;
     how record;
@@ -193,7 +224,7 @@ $$, 'Go on from what mark() of the source says, or from the beginning where it k
     'where the source lost batches that were processed.');
 
     perform pgchange.add_offer(
-        'status', 'upto integer default 1000', 'setof pgchange.consumer_status', 'volatile', true, 'consumer', $$
+        'position', 'status', 'upto integer default 1000', 'setof pgchange.consumer_status', 'volatile', true, 'consumer', $$
 declare
     held bigint[] := pgchange.locks_held();
     address jsonb;

@@ -2,7 +2,17 @@
 
 do $do$
 begin
-    perform pgchange.add_offer('ack', '%s, batch jsonb', 'bigint', 'volatile', true, 'consumer', $$
+    perform pgchange.add_hook(
+        'recorded letters', 'changes', '"after" jsonb, upto jsonb', 'setof record',
+        'Return the changes behind one place up to another, in order.');
+    perform pgchange.add_hook(
+        'copied letters', 'check_letter', 'address jsonb, content jsonb', 'void',
+        'Raise the reason why a dead letter cannot be sent again, if there is one.');
+    perform pgchange.add_hook(
+        'copied letters', 'redrive', 'letter bigint', 'void',
+        'Send a dead letter again, and delete it.');
+
+    perform pgchange.add_offer('position', 'ack', '%s, batch jsonb', 'bigint', 'volatile', true, 'consumer', $$
 declare
     version constant bigint := %1$I.advance(%2$s, batch);
 begin
@@ -15,7 +25,7 @@ end
 $$, 'Put a consumer behind a batch, in the transaction that holds its lock and writes the results. A dead letter that was sent '
     'again is done with it.');
 
-    perform pgchange.add_offer('skip', '%s, batch jsonb, reason text', 'bigint', 'volatile', true, 'consumer', $$
+    perform pgchange.add_offer('recorded letters', 'skip', '%s, batch jsonb, reason text', 'bigint', 'volatile', true, 'consumer', $$
 begin
     perform %1$I.take_idle(%2$s);
     perform %1$I.advance(%2$s, batch);
@@ -25,7 +35,7 @@ end
 $$, 'Give up a claimed batch, as in_work() of the source has it: it becomes a dead letter, or goes back to the one that it was sent '
     'from, whose number is returned; the consumer goes on behind it.');
 
-    perform pgchange.add_offer('skip_batch', '%s, reason text', 'uuid', 'volatile', true, 'admin', $$
+    perform pgchange.add_offer('position', 'skip_batch', '%s, reason text', 'uuid', 'volatile', true, 'admin', $$
 declare
     batch jsonb;
 begin
@@ -40,7 +50,7 @@ begin
 end
 $$, 'Give up the batch that a consumer claimed and cannot finish, where changes and progress share a database.');
 
-    perform pgchange.add_offer('drop_consumer', '%s', 'void', 'volatile', true, 'admin', $$
+    perform pgchange.add_offer('position', 'drop_consumer', '%s', 'void', 'volatile', true, 'admin', $$
 declare
     claims boolean;
 begin
@@ -56,13 +66,13 @@ end
 $$, 'Forget a consumer: its progress with its dead letters, and its claim, of which a database has both or one. It no longer holds '
     'back trimming, and under the same name it begins anew. One that nobody knows is refused.');
 
-    perform pgchange.add_offer('letter_rights', 'address jsonb', 'text[]', 'immutable', false, 'admin', $$
+    perform pgchange.add_offer('position', 'letter_rights', 'address jsonb', 'text[]', 'immutable', false, 'admin', $$
 begin
     return '{see,keep}';
 end
 $$, 'What who may execute this may do with dead letters of this schema.');
 
-    perform pgchange.add_offer('check_letter', 'address jsonb, content jsonb', 'void', 'stable', true, 'admin', $$
+    perform pgchange.add_offer('recorded letters', 'check_letter', 'address jsonb, content jsonb', 'void', 'stable', true, 'admin', $$
 begin
     -- The source is where the claims are.
     if pgchange.mark(%3$L, %1$I.name_of(%5$s)) is not null then
@@ -71,13 +81,13 @@ begin
 end
 $$, 'Refuse a dead letter whose batch cannot be read any more, in the database of the changes.');
 
-    perform pgchange.add_offer('redrive', 'letter bigint', 'void', 'volatile', true, 'admin', $$
+    perform pgchange.add_offer('recorded letters', 'redrive', 'letter bigint', 'void', 'volatile', true, 'admin', $$
 begin
     perform pgchange.send_letter(%3$L, letter);
 end
 $$, 'Put a dead letter before its consumer: a claim hands out the letter''s batch once the batch in work is done.');
 
-    perform pgchange.add_offer('letter_batch', '"position" jsonb', 'jsonb', 'stable', false, null, $$
+    perform pgchange.add_offer('recorded letters', 'letter_batch', '"position" jsonb', 'jsonb', 'stable', false, null, $$
 declare
     batch jsonb := "position" -> 'letter' -> 'batch';
     at jsonb := %1$I.at("position");
@@ -88,12 +98,14 @@ begin
 end
 $$, 'The batch of the dead letter that a position carries: read by its recorded slices, acked where the position is now.');
 
-    perform pgchange.add_offer('void_letters', '%s, why text', 'void', 'volatile', false, null, $$
+    perform pgchange.add_offer('position', 'void_letters', '%s, why text', 'void', 'volatile', false, null, $$
 declare
     known jsonb := %1$I.position(%2$s);
 begin
     update pgchange.letter as l set void = why, on_its_way = false
     where l.kind = %3$L and l.address = %1$I.address(%2$s) and l.void is null
+      -- Without bounds it holds copies of its changes: they can be sent again wherever the consumer is.
+      and l.content ? 'bounds'
       and (l.content -> 'bounds' ->> 'source' is distinct from coalesce(known ->> 'source', l.content -> 'bounds' ->> 'source')
            or not %1$I.covers(%1$I.at(known), l.content -> 'bounds' -> 'upto'));
 end

@@ -77,6 +77,7 @@ declare
     grantee text;
     type text;
 begin
+    perform pgchange.check_offer(of_schema);
     for routine in
         select p.oid from pg_catalog.pg_proc as p
         where p.pronamespace::regnamespace::text in (pg_catalog.quote_ident(of_schema), pg_catalog.quote_ident(of_schema || '_sealed'))
@@ -120,5 +121,5 @@ begin
 end
 $$;
 comment on function pgchange.close_schema(name, text, text) is
-    'End the load of a schema: pin the search path of its functions to that of the load, and take all rights from everybody but its owner: grants come after it. Functions in unpinned '
+    'End the load of a schema: refuse it if it lacks a function that it promised by pgchange.offer(), pin the search path of its functions to that of the load, and take all rights from everybody but its owner: grants come after it. Functions in unpinned '
     'keep the path of their caller, which is pinned: they are called once a row or once an ack, or are to be inlined.';

@@ -114,8 +114,8 @@ comment on function pgmb.check_group(text) is 'Refuse a group that does not exis
 
 do $$
 begin
-    perform pgchange.offer('event', 'pgmb', 'gid text', 'events:%s', array[
-        'name_of', 'lock_key', 'take_lock', 'locked', 'pending', 'in_work', 'note_failure', 'mark', 'ack',
-        'letter_rights'], letters_elsewhere => false);
+    perform pgchange.offer(
+        'event', 'pgmb', 'gid text', 'events:%s', traits => '{position,copied letters}',
+        own => '{address,adopt_mark,check_move,check_position,claim,note_move,skip_batch,status,take_idle}', letters_elsewhere => false);
 end
 $$;

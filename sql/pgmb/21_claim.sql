@@ -14,6 +14,13 @@ as $$
 $$;
 comment on function pgmb.at(jsonb) is 'The cursor of a position, as a claim has it.';
 
+create function pgmb.covers(at jsonb, upto jsonb) returns boolean
+language sql immutable
+as $$
+    select (at #>> '{}') collate "C" >= (upto #>> '{}') collate "C"
+$$;
+comment on function pgmb.covers(jsonb, jsonb) is 'Whether a group at one cursor has read all before another.';
+
 create function pgmb.choose(gid text, after text, max_changes integer) returns jsonb
 language plpgsql volatile
 as $$

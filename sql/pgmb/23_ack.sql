@@ -1,23 +1,19 @@
 -- An ack moves the group's cursor.
 
 -- Without a search_path of its own: an ack waits for this.
-create function pgmb.advance(gid text, batch jsonb) returns bigint
+create function pgmb.put(
+    gid text, at jsonb, version bigint, source text, was bigint default null, before jsonb default null
+) returns boolean
 language plpgsql
 as $$
-declare
-    bounds jsonb := batch -> 'bounds';
 begin
-    perform pgchange.check_claimed('event', pgmb.name_of(gid), batch);
     update pgmb.subscription_groups as g set
-        version = (batch ->> 'version')::bigint, last_read_event_id = bounds ->> 'upto',
-        source = bounds ->> 'source', updated_at = now()
-    where g.id = gid and g.version = (bounds ->> 'from_version')::bigint
-      and coalesce(g.last_read_event_id, '') = bounds ->> 'after';
-    if not found then
-        perform pgchange.refuse_stale(pgmb.name_of(gid), batch);
-    end if;
-    return (batch ->> 'version')::bigint;
+        version = put.version, last_read_event_id = nullif(at #>> '{}', ''), source = put.source, updated_at = now()
+    where g.id = put.gid
+      and (was is null or g.version = was)
+      and (before is null or coalesce(g.last_read_event_id, '') = before #>> '{}');
+    return found;
 end
 $$;
-comment on function pgmb.advance(text, jsonb) is
-    'Move a group''s cursor to the end of a batch, if it is where the batch began; the version that it is at now.';
+comment on function pgmb.put(text, jsonb, bigint, text, bigint, jsonb) is
+    'Put the cursor of a group at a place, if it is where it was, where that is said; true if it is there now.';

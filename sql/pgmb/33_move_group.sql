@@ -35,34 +35,56 @@ as $$
 $$;
 comment on function pgmb.cursor_hint() is 'Which cursors a group can be moved to.';
 
-create function pgmb.note_move(gid text, "position" jsonb, new_cursor pgmb.event_id) returns bigint
+create function pgmb.check_move(gid text, "position" jsonb, point jsonb) returns void
+language plpgsql stable
+as $$
+declare
+    here text := pgmb.here();
+begin
+    perform pgmb.check_group(gid);
+    if point ->> 'source' <> here or point is null and not coalesce(pgchange.came_along("position" ->> 'source', here), true) then
+        raise exception using errcode = 'PC004',
+            message = format('group %I is moved to a point of another database than this one', gid),
+            hint = 'the database of the events notes a move first: pgmb.note_move() there gives the version for pgmb.move_group()';
+    end if;
+    perform pgmb.check_past(point ->> 'cursor', pgmb.cursor_hint());
+    perform pgmb.check_kept(gid, point ->> 'cursor');
+end
+$$;
+comment on function pgmb.check_move(text, jsonb, jsonb) is
+    'In the database of the events: refuse a move to a point of another one, of the future, or before events that are gone.';
+
+create function pgmb.note_move(gid text, "position" jsonb, point jsonb) returns bigint
 language plpgsql security definer
 as $$
 declare
     mark pgchange.claim;
 begin
-    perform pgmb.check_group(gid);
-    if new_cursor is null and not coalesce(pgchange.came_along("position" ->> 'source', pgmb.here()), true) then
-        raise exception using errcode = 'PC004',
-            message = format('group %I is moved to a point of another database than this one', gid),
-            hint = 'the database of the events notes a move first: pgmb.note_move() there gives the version for pgmb.move_group()';
-    end if;
-    perform pgmb.check_past(new_cursor, pgmb.cursor_hint());
-    perform pgmb.check_kept(gid, new_cursor);
+    perform pgmb.check_point(point);
+    perform pgmb.check_move(gid, "position", point);
     -- What it was moved back to before is kept too, until it has claimed.
     mark := pgchange.record(
         'event', pgmb.name_of(gid), pgmb.address(gid), "position", to_jsonb(least(
             coalesce("position" ->> 'cursor', '') collate "C", (
                 select least(c.after, c.upto) from pgmb.claims as c
                 where c.consumer = pgmb.name_of(gid) and c.batch is null and c.elsewhere) collate "C")),
-        to_jsonb(coalesce(new_cursor, '')), pgmb.here(), null);
+        pgmb.at(point), pgmb.here(), null);
     return mark.version;
 end
 $$;
+comment on function pgmb.note_move(text, jsonb, jsonb) is
+    'In the database of the events: note that a group is moved from its position to a point that pgmb.point_of() gave, as a claim notes a '
+    'batch, and return the version for pgmb.move_consumer(). What it is moved back to is kept until it has claimed from there; refused '
+    'where that is gone, or lies in the future.';
+
+create function pgmb.note_move(gid text, "position" jsonb, new_cursor pgmb.event_id) returns bigint
+language sql
+as $$
+    select pgmb.note_move(gid, "position", case when new_cursor is not null
+        then jsonb_build_object('cursor', new_cursor, 'source', pgmb.here()) end)
+$$;
 comment on function pgmb.note_move(text, jsonb, pgmb.event_id) is
-    'In the database of the events: note that a group is moved from its position to a cursor, as a claim notes a batch, and '
-    'return the version for pgmb.move_group(). What it is moved back to is kept until it has claimed from there; refused where '
-    'that is gone, or lies in the future.';
+    'The same by a cursor, of which null is the beginning: it returns the version for pgmb.move_group().';
 
 create function pgmb.move_group(
     gid text, new_cursor pgmb.event_id, version bigint default null, source text default null
@@ -87,10 +109,8 @@ begin
         raise invalid_parameter_value using message = 'say where the cursor is from: source => pgmb.here() of the database of the events',
             hint = 'pgmb.point_of() there gives both';
     end if;
-    update pgmb.subscription_groups as g set
-        last_read_event_id = new_cursor, version = move_group.version, source = coalesce(move_group.source, g.source),
-        updated_at = now()
-    where g.id = gid;
+    perform pgmb.move_consumer(
+        gid, case when new_cursor is not null then jsonb_build_object('cursor', new_cursor, 'source', source) end, version);
 end
 $$;
 comment on function pgmb.move_group(text, pgmb.event_id, bigint, text) is

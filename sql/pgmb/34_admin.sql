@@ -197,17 +197,26 @@ comment on function pgmb.unread_by(timestamptz, timestamptz, integer) is
     'How many events that were dispatched in a span of time each group has not read; where not all of its slices were looked at, which '
     'are at most upto, at least so many. Its cost depends on neither backlog nor history.';
 
+create function pgmb.forget(gid text) returns boolean
+language plpgsql
+as $$
+begin
+    -- What a poll under way dispatches to this group would be there for the next one of its name.
+    perform pg_advisory_xact_lock(pgmb.dispatch_key());
+    delete from pgmb.fault as f where f.group_id = gid;
+    delete from pgchange.letter as l where l.kind = 'event' and l.address ->> 'group' = gid;
+    delete from pgmb.subscription_groups as g where g.id = gid;
+    return found;
+end
+$$;
+comment on function pgmb.forget(text) is
+    'Delete a group with its subscriptions, its cursor, its faults, and its dead letters and those of its handlers; true if it was here.';
+
 create function pgmb.drop_group(gid text) returns void
 language plpgsql security definer
 as $$
 begin
-    perform pgmb.take_idle(gid);
-    -- What a poll under way dispatches to this group would be there for the next one of its name.
-    perform pg_advisory_xact_lock(pgmb.dispatch_key());
-    delete from pgmb.fault as f where f.group_id = gid;
-    perform pgchange.forget_claim('event', pgmb.name_of(gid));
-    delete from pgchange.letter as l where l.kind = 'event' and l.address ->> 'group' = gid;
-    delete from pgmb.subscription_groups as g where g.id = gid;
+    perform pgmb.drop_consumer(gid);
 end
 $$;
 comment on function pgmb.drop_group(text) is

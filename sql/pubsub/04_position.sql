@@ -3,9 +3,10 @@
 
 do $$
 begin
-    perform pgchange.offer('commit', 'pubsub', 'consumer_id text, branch_id bigint', 'commits:%s/%s', origin => 'revision', functions => array[
-        'name_of', 'address', 'lock_key', 'take_lock', 'locked', 'take_idle', 'pending', 'in_work', 'note_failure', 'is_known',
-        'note_move', 'move_consumer', 'ack', 'skip', 'skip_batch', 'drop_consumer', 'letter_rights', 'redrive']);
+    perform pgchange.offer(
+        'commit', 'pubsub', 'consumer_id text, branch_id bigint', 'commits:%s/%s', traits => '{position,recorded letters}',
+        own => '{adopt_mark,advance,check_letter,check_move,check_point,check_position,check_readable,claim,letter_batch,mark,status,void_letters}',
+        origin => 'revision');
 end
 $$;
 

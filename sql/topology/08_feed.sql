@@ -5,7 +5,8 @@
 
 do $$
 begin
-    perform pgchange.offer('topology', 'topology', 'consumer_id text', 'topology:%s', own => '{mark}');
+    perform pgchange.offer(
+        'topology', 'topology', 'consumer_id text', 'topology:%s', traits => '{position,recorded letters}', own => '{mark}');
 end
 $$;
 

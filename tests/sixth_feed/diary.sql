@@ -14,7 +14,8 @@ create table diary.reader (
     source text,
     updated_at timestamptz not null default now()
 );
-select pgchange.keep_origin('diary'), pgchange.offer('diary', 'diary', 'reader text', 'diary:%s');
+select pgchange.keep_origin('diary'),
+    pgchange.offer('diary', 'diary', 'reader text', 'diary:%s', traits => '{position,recorded letters}');
 
 create function diary.take_turn() returns trigger language plpgsql as $$
 begin

@@ -168,9 +168,9 @@ def test_a_function_that_all_feeds_call_comes_with_a_test_of_each_before_any_fee
 def test_a_function_that_the_core_gives_to_a_schema_leads_to_the_functions_that_it_calls(repository):
     repo = repository({
         "sql/core/01_pending.sql": "create function pgchange.pending() returns int language sql as $$ select 1; $$;\n",
-        "sql/core/02_offered.sql": "do $do$ begin perform pgchange.add_offer('claim', '%s', $$\n"
+        "sql/core/02_offered.sql": "do $do$ begin perform pgchange.add_offer('position', 'claim', '%s', $$\n"
         "begin perform pgchange.pending(); end $$, 'Claim.'); end $do$;\n",
-        "sql/tube/01_offer.sql": "select pgchange.offer('tube', 'tube', 'a');\n",
+        "sql/tube/01_offer.sql": "select pgchange.offer('tube', 'tube', 'a', 'a:%s', '{position}');\n",
         "tests/test_it.py": 'def test_it(c):\n    c.execute("select tube.claim()")\n',
     })  # fmt: skip
     assert chosen(repo, "sql/core/01_pending.sql", 1) == ["test_it.py"]

@@ -132,7 +132,7 @@ def test_no_other_kind_may_call_its_consumers_as_one_does_already(connection: Co
         with pytest.raises(psycopg.errors.InvalidParameterValue, match="prefix"), connection.transaction():
             connection.execute("create schema other")
             connection.execute(
-                "select pgchange.keep_origin('other'), pgchange.offer('other', 'other', 'reader text', %s)",
+                "select pgchange.keep_origin('other'), pgchange.offer('other', 'other', 'reader text', %s, '{position}')",
                 [called],
             )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange.admin import consumers
@@ -281,3 +282,65 @@ def test_a_role_that_is_granted_what_was_given_can_do_that(
         psycopg.connect(make_conninfo(db, user=role("other").name)) as others,
     ):
         others.execute("select diary.take_lock('ann')")
+
+
+OFFER = """
+create schema notes;
+select pg_catalog.set_config('pgchange.path_before', pg_catalog.current_setting('search_path'), true);
+select pgchange.keep_origin('notes'), pgchange.offer('note', 'notes', 'reader text', 'note:%s', traits => {}, own => {});
+"""
+
+
+def offer(connection: Connection, traits: list[str], own: list[str]) -> None:
+    connection.execute(sql.SQL(OFFER).format(traits, own))
+
+
+def test_a_schema_that_lacks_functions_is_refused_with_all_of_them_and_what_each_does(db: str) -> None:
+    with psycopg.connect(db) as connection:
+        offer(connection, ["position", "recorded letters"], ["status"])
+        connection.execute(
+            """
+            create function notes.at("position" jsonb) returns jsonb language sql as 'select $1';
+            create function notes.forget(reader text) returns void language sql as '';
+            create function notes.register(reader text, why text default '') returns boolean
+                language sql as 'select true';
+            create function notes.point(at integer) returns jsonb language sql as 'select null::jsonb';
+            """
+        )
+        with pytest.raises(psycopg.errors.UndefinedFunction) as refused:
+            connection.execute("select pgchange.close_schema('notes')")
+    told = refused.value.diag
+    assert told.message_primary == (
+        "schema notes cannot be a feed yet: it lacks 8 of the functions that its given functions call"
+    )
+    lines = (told.message_detail or "").splitlines()
+    # Only its own status would call lag() and consumers().
+    assert [line.partition("(")[0].removeprefix("notes.") for line in lines] == [
+        "changes",
+        "choose",
+        "covers",
+        "forget",
+        "point",
+        '"position"',
+        "put",
+        "status",
+    ]
+    assert lines[3] == (
+        "notes.forget(reader text) returns boolean, not void: "
+        "Delete the progress of the consumer; true if it was in this database."
+    )
+    assert lines[4].startswith("notes.point() returns jsonb: Return the point")
+
+
+@pytest.mark.parametrize(
+    ("traits", "own", "told"),
+    [
+        (["position", "letters"], [], "the traits 'letters'"),
+        (["position"], ["status", "check_letter"], "in place of 'check_letter'"),
+    ],
+)
+def test_traits_and_own_functions_that_mean_nothing_are_refused(
+    db: str, traits: list[str], own: list[str], told: str
+) -> None:
+    with psycopg.connect(db) as connection, pytest.raises(psycopg.errors.InvalidParameterValue, match=told):
+        offer(connection, traits, own)

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 
 from tests.suite.choosing.parts import Part, sql_named
 
-TEMPLATE = re.compile(r"add_offer\(\s*'(\w+)'.*?\$\$(.*?)\$\$", re.DOTALL)
+TEMPLATE = re.compile(r"add_offer\(\s*'[\w ]+', '(\w+)'.*?\$\$(.*?)\$\$", re.DOTALL)
 CALLED = re.compile(r"%1\$I\.(\w+)")
-OFFER = re.compile(r"pgchange\.offer\('\w+', '(\w+)',.*?\);", re.DOTALL)
-LISTED = re.compile(r"array\[(.*?)\]", re.DOTALL)
+OFFER = re.compile(r"pgchange\.offer\(\s*'\w+', '(\w+)',.*?\);", re.DOTALL)
+OWN = re.compile(r"own => '\{(.*?)\}'", re.DOTALL)
 FEED = re.compile(
     r'^class (\w+)\(OfferedFeed\):.*?^    schema: ClassVar\[str\] = "(\w+)"', re.DOTALL | re.MULTILINE
 )
@@ -23,9 +23,9 @@ def offered(texts: Mapping[str, str]) -> Iterator[Part]:
     templates = {name: body for text in made.values() for name, body in TEMPLATE.findall(text)}
     for path, text in made.items():
         for offer in OFFER.finditer(text):
-            listed = LISTED.search(offer[0])
+            own = OWN.search(offer[0])
             for name, body in templates.items():
-                if listed is None or f"'{name}'" in listed[1]:
+                if own is None or name not in re.split(r"\W+", own[1]):
                     uses = {f"sql:{offer[1]}.{called}" for called in CALLED.findall(body)} | sql_named(body)
                     yield Part(
                         path, *_lines(text, offer), frozenset({f"sql:{offer[1]}.{name}"}), frozenset(uses)
