@@ -6,6 +6,7 @@ from psycopg import sql
 
 from airflow_pgchange.feeds import Batch
 from airflow_pgchange.results.merge import Staged
+from airflow_pgchange.results.modes import Mode
 from airflow_pgchange.results.staging import create
 
 BATCH = Batch(id="batch-1", feed="commits:test/0", version=1, attempt=2, count=3, slices=(), bounds={})
@@ -40,7 +41,7 @@ def stage(connection, target, key, mode, columns, rows, *, of_ids=(), touched=()
         insert(LOSER, None, *row)
     winners.pop(LOSER, None)
     kinds, counts = tuple(columns.items()), tuple(winners.items())
-    return Staged(target, tuple(key), mode, table, kinds, counts, batch.id, batch.attempt)
+    return Staged(target, tuple(key), Mode(mode), table, kinds, counts, batch.id, batch.attempt)
 
 
 def rows_of(connection, query):

@@ -11,6 +11,7 @@ from psycopg import sql
 from airflow_pgchange.feeds.errors import MergeRefused
 from airflow_pgchange.feeds.queries import ask, rows
 from airflow_pgchange.results.fitting import ADDITIVE
+from airflow_pgchange.results.modes import Conflict
 from airflow_pgchange.results.staging import Staged
 from airflow_pgchange.results.target import Column, Target
 
@@ -55,8 +56,11 @@ def are_missing(
     """Whether some of the rows that were selected to be inserted may not be written, given how many were written."""
     if written >= _counted(connection, selected):
         return False
+    conflict = staged.behaviour.conflict
+    if conflict is None or not conflict.idempotent:
+        return True
     # A row that stood there already may have been left alone.
-    return staged.mode in ("append", "add") or _first(connection, staged, target, selected) is not None
+    return _first(connection, staged, selected, _stands(staged, target, conflict)) is not None
 
 
 def insert(
@@ -73,10 +77,11 @@ def insert(
     name = target.identifier.as_string(None)
     in_children = sql.SQL(_TREE + _INTO_CHILDREN).format(name, name)
     before = ask(connection, in_children)
-    if staged.mode == "append":
+    conflict = staged.behaviour.conflict
+    if conflict is None:
         count, first = _counted(connection, selected) - connection.execute(query).rowcount, None
     else:
-        count, first = _unwritten(connection, staged, target, query, selected)
+        count, first = _unwritten(connection, staged, query, selected, _stands(staged, target, conflict))
     # A trigger that stands in for partitioning writes the row into a child of the table.
     if count > ask(connection, in_children) - before:
         were = f"{count:,} of {_counted(connection, selected):,} rows {_was(count)} not written"
@@ -103,9 +108,9 @@ def check_deleted(
 def _unwritten(
     connection: psycopg.Connection[Any],
     staged: Staged,
-    target: Target,
     query: sql.Composed,
     selected: sql.Composed,
+    stands: sql.Composed,
 ) -> tuple[int, str | None]:
     """Insert; how many rows were neither written nor stood there before, and the key of the first."""
     key = [sql.Identifier(name) for name in staged.key]
@@ -120,7 +125,7 @@ def _unwritten(
         key=COMMA.join(sql.SQL("s.{}").format(name) for name in key),
         selected=selected,
         same=AND.join(sql.SQL("w.{0} = s.{0}").format(name) for name in key),
-        stands=_stands(staged, target),
+        stands=stands,
     )
     for count, *values in connection.execute(checked):
         return count, _shown(staged, values)
@@ -128,30 +133,28 @@ def _unwritten(
 
 
 def _first(
-    connection: psycopg.Connection[Any], staged: Staged, target: Target, selected: sql.Composed
+    connection: psycopg.Connection[Any], staged: Staged, selected: sql.Composed, stands: sql.Composed
 ) -> Sequence[Any] | None:
     """A row of those to insert that does not stand in the table as it is staged."""
     key = COMMA.join(sql.SQL("s.{}").format(sql.Identifier(name)) for name in staged.key)
     query = sql.SQL("select {} from ({}) as s where not ({}) limit 1")
-    return next(iter(rows(connection, query.format(key, selected, _stands(staged, target)))), None)
+    return next(iter(rows(connection, query.format(key, selected, stands))), None)
 
 
-def _stands(staged: Staged, target: Target) -> sql.Composed:
+def _stands(staged: Staged, target: Target, conflict: Conflict) -> sql.Composed:
     """The condition that a row s, if it were written, would change nothing in the table."""
     same = [sql.SQL("t.{0} = s.{0}").format(sql.Identifier(name)) for name in staged.key]
     for name, _ in staged.columns:
         if name not in staged.key:
-            same.append(_unchanged(target.columns[name], staged.mode))
+            same.append(_unchanged(target.columns[name], conflict))
     return sql.SQL("exists (select from {} as t where {})").format(target.identifier, AND.join(same))
 
 
-def _unchanged(column: Column, mode: str) -> sql.Composed:
+def _unchanged(column: Column, conflict: Conflict) -> sql.Composed:
     name, stored = sql.Identifier(column.name), sql.SQL(column.stored)
-    if mode == "add":
-        return sql.SQL("coalesce(t.{0} + s.{0}, t.{0}, s.{0}) is not distinct from t.{0}").format(name)
     # Numbers can be equal though their texts differ, and not every type has an operator for "equal".
     shown = sql.SQL("" if column.type in ADDITIVE else "::text")
-    return sql.SQL("t.{0}{2} is not distinct from s.{0}::{1}{2}").format(name, stored, shown)
+    return sql.SQL(conflict.unchanged).format(name, stored, shown)
 
 
 def _counted(connection: psycopg.Connection[Any], selected: sql.Composed) -> int:

@@ -85,7 +85,7 @@ def _numbers(staged: Staged, target: Target) -> Iterator[tuple[str, sql.Composab
         if name in numeric:
             shown = sql.SQL(", ").join([*keys, sql.SQL("{}::numeric as n").format(sql.Identifier(name))])
             yield name, sql.SQL("select {} from {}").format(shown, rows)
-    if staged.mode != "add":
+    if not staged.behaviour.sums:
         return
     same = sql.SQL(" and ").join(
         sql.SQL("t.{0} = s.{0}::{1}").format(sql.Identifier(name), sql.SQL(target.columns[name].type))

@@ -23,8 +23,6 @@ __all__ = ["Staged", "merge", "read_manifest", "validate", "write_manifest"]
 COMMA = sql.SQL(", ")
 Which = Literal["is not true", "is not null", "is true"]
 """What ``TOUCHED`` is."""
-ADDED = "{0} = coalesce(t.{0} + excluded.{0}, t.{0}, excluded.{0})"
-OVERWRITTEN = "{0} = excluded.{0}"
 STRINGS = ("character", "bit")
 
 
@@ -60,7 +58,7 @@ def merge(
                 with connection.transaction():
                     _write(connection, staged, target, kinds, exactly=True)
             except errors.CardinalityViolation:
-                if staged.mode == "replace":
+                if staged.behaviour.one_row_a_key:
                     _check_once(connection, staged, target)
                 raise
             except errors.NumericValueOutOfRange as error:
@@ -78,7 +76,7 @@ def _write(
     exactly: bool = False,
 ) -> bool:
     """Write; False where fewer rows were written than staged. ``exactly`` raises MergeRefused then, and finds which."""
-    if staged.mode != "append":
+    if staged.behaviour.needs_key:
         _check_keys(connection, staged, target, kinds)
     if kinds.ids:
         _delete_gone(connection, staged, target)
@@ -89,7 +87,7 @@ def _write(
     else:
         written = connection.execute(query).rowcount
         # A trigger may have kept rows out, the first of two among them.
-        if staged.mode == "replace" and written != most:
+        if staged.behaviour.one_row_a_key and written != most:
             _check_once(connection, staged, target)
         if written < most and kept_out.are_missing(connection, staged, target, selected, written):
             return False
@@ -103,25 +101,24 @@ def _insert(staged: Staged, target: Target) -> sql.Composed:
     query = sql.SQL("insert into {} as t ({}) overriding system value {}").format(
         target.identifier, COMMA.join([*key, *values]), _selected(staged, target)
     )
-    if staged.mode == "append":
+    conflict = staged.behaviour.conflict
+    if conflict is None:
         return query
-    new = ADDED if staged.mode == "add" else OVERWRITTEN
-    updates = COMMA.join(sql.SQL(new).format(value) for value in values)
+    updates = COMMA.join(sql.SQL(conflict.assigned).format(value) for value in values)
     action = sql.SQL("update set {}").format(updates) if values else sql.SQL("nothing")
     return sql.SQL("{} on conflict ({}) do {}").format(query, COMMA.join(key), action)
 
 
 def _selected(staged: Staged, target: Target) -> sql.Composed:
-    """The rows to insert, in the order of their keys: summed for add, one a key for mirror."""
-    key, values, rows = COMMA.join(_key(staged)), _values(staged), _rows(staged, target)
-    if staged.mode == "add":
-        sums = COMMA.join(sql.SQL("sum({0}) as {0}").format(value) for value in values)
-        return sql.SQL("select {0}, {1} from ({2}) s group by {0} order by {0}").format(key, sums, rows)
-    columns = COMMA.join([*_key(staged), *values])
-    if staged.mode == "mirror":
-        return sql.SQL("select distinct on ({0}) {1} from ({2}) s order by {0}").format(key, columns, rows)
-    order = sql.SQL("order by {}").format(key) if staged.key else sql.SQL("")
-    return sql.SQL("select {} from ({}) s {}").format(columns, rows, order)
+    """The rows to insert, in the order of their keys."""
+    key, values = COMMA.join(_key(staged)), _values(staged)
+    return sql.SQL(staged.behaviour.selected).format(
+        key=key,
+        columns=COMMA.join([*_key(staged), *values]),
+        sums=COMMA.join(sql.SQL("sum({0}) as {0}").format(value) for value in values),
+        rows=_rows(staged, target),
+        order=sql.SQL("order by {}").format(key) if staged.key else sql.SQL(""),
+    )
 
 
 def _rows(staged: Staged, target: Target, which: Which = "is not true") -> sql.Composed:
@@ -208,9 +205,9 @@ def _check_keys(connection: psycopg.Connection[Any], staged: Staged, target: Tar
                 f'{staged.target}: the key {rounded} would not be stored as it is, for "{name}" is {column.stored}, and '
                 f"several keys could become one: {way} it in Spark before merging, or widen the column"
             )
-    if staged.mode == "replace" and not _values(staged):
+    if staged.behaviour.one_row_a_key and not _values(staged):
         _check_once(connection, staged, target)
-    if staged.mode == "mirror" and kinds.of_no_id:
+    if staged.behaviour.deletes_touched and kinds.of_no_id:
         touched = _rows(staged, target, "is not null")
         foreign = _first(
             connection,

@@ -33,7 +33,7 @@ def refusals(staged: Staged) -> Iterator[None]:
         said = error.diag.message_primary or str(error)
         detail = f" ({error.diag.message_detail})" if error.diag.message_detail else ""
         advice = ""
-        if isinstance(error, ONE_BY_ONE) and staged.mode != "append":
+        if isinstance(error, ONE_BY_ONE) and staged.behaviour.needs_key:
             advice = f": {AT_THE_END}"
         elif isinstance(error, errors.CardinalityViolation) and staged.key:
             advice = f": {SAME_ROW}"

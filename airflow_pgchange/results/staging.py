@@ -8,14 +8,15 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import psycopg
 from psycopg import sql
 
 from airflow_pgchange.feeds.batch import Batch
-from airflow_pgchange.feeds.errors import InvalidArgument, MergeRefused, translated
+from airflow_pgchange.feeds.errors import MergeRefused, translated
 from airflow_pgchange.feeds.schemas import our_schema
+from airflow_pgchange.results.modes import Behaviour, Mode
 
 SCHEMA = "pgchange_staging"
 ATTEMPT = "pgchange_attempt"
@@ -26,8 +27,6 @@ under one; and null for any other row."""
 ROOM = 1600 - 2
 """Columns that a table can have, without those two."""
 RESERVED = "pgchange_"
-
-Mode = Literal["add", "replace", "mirror", "append"]
 
 our_schema(
     SCHEMA,
@@ -70,6 +69,11 @@ class Staged:
         return sum(count for _, count in self.winners)
 
     @property
+    def behaviour(self) -> Behaviour:
+        """What the merge of these rows does."""
+        return self.mode.behaviour
+
+    @property
     def identifier(self) -> sql.Identifier:
         return sql.Identifier(SCHEMA, self.table)
 
@@ -79,6 +83,7 @@ class Staged:
             **{
                 **data,
                 "key": tuple(data["key"]),
+                "mode": Mode(data["mode"]),
                 "columns": tuple((name, kind) for name, kind in data["columns"]),
                 "winners": tuple((attempt, count) for attempt, count in data["winners"]),
                 "copied": _copied(data.get("copied")),
@@ -88,13 +93,6 @@ class Staged:
 
 def _copied(data: Mapping[str, Any] | None) -> Copied | None:
     return None if data is None else Copied(**{**data, "columns": tuple(data["columns"])})
-
-
-def checked_mode(mode: str) -> Mode:
-    """``mode`` if there is such a one; raises InvalidArgument."""
-    if mode not in get_args(Mode):
-        raise InvalidArgument(f"mode must be one of {', '.join(get_args(Mode))}, not {mode!r}")
-    return mode  # type: ignore[return-value]
 
 
 def create(

@@ -22,7 +22,8 @@ from airflow_pgchange.feeds.reading import connected
 from airflow_pgchange.feeds.tube import TubeFeed
 from airflow_pgchange.results.attached import Attached
 from airflow_pgchange.results.merge import validate, write_manifest
-from airflow_pgchange.results.staging import TOUCHED, Copied, Staged, checked_mode, create
+from airflow_pgchange.results.modes import Mode
+from airflow_pgchange.results.staging import TOUCHED, Copied, Staged, create
 from airflow_pgchange.results.target import look_up
 from airflow_pgchange.spark import request, session, sink
 from airflow_pgchange.spark.installed import check_versions
@@ -36,7 +37,7 @@ from airflow_pgchange.spark.request import Request
 from airflow_pgchange.spark.source import NAME, data_source, prepare
 from airflow_pgchange.spark.types import staging_types
 
-__all__ = ["Attached", "Job", "batch_job", "batch_jobs"]
+__all__ = ["Attached", "Job", "Mode", "batch_job", "batch_jobs"]
 
 SMALL = 50_000
 """Changes below which the driver reads a batch itself, and rows up to which it stages its results: a data source costs
@@ -201,14 +202,14 @@ class Job:
         if not isinstance(table, str):
             copied = Copied(*table.parts, tuple(name for name in frame.columns if name != TOUCHED))
             frame, keys = as_copied(frame, table, target)
-        self._stage(copy, keys, "mirror", frame.drop(TOUCHED), lambda: frame, copied=copied)
+        self._stage(copy, keys, Mode.MIRROR, frame.drop(TOUCHED), lambda: frame, copied=copied)
 
     def merge(
         self,
         frame: DataFrame,
         into: str,
         key: str | Sequence[str],
-        mode: str,
+        mode: Mode | str,
         *,
         shard: int | None = None,
     ) -> None:
@@ -220,21 +221,23 @@ class Job:
         or overwritten, and ids of the batch (with ``shard``, of that shard) that the frame lacks are deleted.
         ``append``: rows are inserted. Only the frame's columns are written, rounded to the target's scale as in any
         insert, but for keys and for what is added: a sum that is rounded where a batch ends depends on where that is, and
-        only the last digits of a ``double precision`` may. Raises MergeRefused, before any work is done, if the frame
-        does not fit or the block has ended.
+        only the last digits of a ``double precision`` may. ``mode`` is a ``Mode`` or its name. Raises InvalidArgument for
+        another name, and MergeRefused, before any work is done, if the frame does not fit or the block has ended.
         """
-        keys = (key,) if isinstance(key, str) else tuple(key)
+        keys, chosen = (key,) if isinstance(key, str) else tuple(key), Mode.of(mode)
 
         def marked_rows() -> DataFrame:
-            return with_touched(frame, self.changes(shard), into, keys) if mode == "mirror" else frame
+            if not chosen.behaviour.deletes_touched:
+                return frame
+            return with_touched(frame, self.changes(shard), into, keys)
 
-        self._stage(into, keys, mode, frame, marked_rows)
+        self._stage(into, keys, chosen, frame, marked_rows)
 
     def _stage(
         self,
         into: str,
         keys: tuple[str, ...],
-        mode: str,
+        mode: Mode,
         shown: DataFrame,
         rows: Callable[[], DataFrame],
         *,
@@ -243,10 +246,9 @@ class Job:
         """Stage ``rows``, which are asked for once it is known that what is ``shown`` of them fits."""
         if self.ended:
             raise MergeRefused(f"{into}: the batch_job() block has ended without this: merge inside it")
-        chosen, results = checked_mode(mode), self._request.results
-        columns = staging_types(shown.schema)
+        results, columns = self._request.results, staging_types(shown.schema)
         with connect(results, primary=True) as connection:
-            validate(connection, into, keys, chosen, columns)
+            validate(connection, into, keys, mode, columns)
             table = create(connection, self.batch, into, list(columns.items()))
         frame, target = rows(), Rows(into, keys)
         self._note("staging", into)
@@ -257,7 +259,7 @@ class Job:
         staged = Staged(
             target=into,
             key=keys,
-            mode=chosen,
+            mode=mode,
             table=table,
             columns=tuple(columns.items()),
             winners=winners,

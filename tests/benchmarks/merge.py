@@ -11,6 +11,7 @@ import psycopg
 from airflow_pgchange.feeds import CommitFeed
 from airflow_pgchange.results import staging
 from airflow_pgchange.results.merge import Staged, merge
+from airflow_pgchange.results.modes import Mode
 from demo.flights import DDL
 from tests.benchmarks.measure import Report, ratio, section, side_by_side, wall
 from tests.benchmarks.spark import claimed
@@ -56,7 +57,7 @@ def run(conninfo: str, report: Report) -> None:
         def ours(table: str) -> None:
             winners = ((ATTEMPT, ROWS),)
             staged = Staged(
-                "public.target", ("id",), "replace", table, COLUMNS, winners, batch.id, batch.attempt
+                "public.target", ("id",), Mode.REPLACE, table, COLUMNS, winners, batch.id, batch.attempt
             )
             merge(connection, batch, [staged])
 

@@ -8,6 +8,7 @@ import pytest
 
 from airflow_pgchange.results.fitting import EXACT, _fits
 from airflow_pgchange.results.merge import _delete_gone, _insert
+from airflow_pgchange.results.modes import Mode
 from airflow_pgchange.results.staging import Staged
 from airflow_pgchange.results.target import Column, Target
 
@@ -24,7 +25,9 @@ TARGET = Target(
 
 
 def staged(mode, key=("id",)):
-    return Staged("public.t", key, mode, "b00_1_00", tuple(COLUMNS.items()), ((7, 1), (9, 2)), "batch", 1)
+    return Staged(
+        "public.t", key, Mode(mode), "b00_1_00", tuple(COLUMNS.items()), ((7, 1), (9, 2)), "batch", 1
+    )
 
 
 def insert(mode, **kwargs):

@@ -11,7 +11,8 @@ from psycopg import errors, sql
 from airflow_pgchange.feeds.connect import connect as feed_connect
 from airflow_pgchange.feeds.errors import InvalidArgument, MergeRefused, PermissionDenied, SchemaMissing
 from airflow_pgchange.results.merge import Staged, merge, read_manifest, write_manifest
-from airflow_pgchange.results.staging import checked_mode, create
+from airflow_pgchange.results.modes import Mode
+from airflow_pgchange.results.staging import create
 from tests.staging import BATCH, PLACES, rows_of, stage
 from tests.waiting import until, waits
 
@@ -277,14 +278,14 @@ def test_staging_without_our_schema_says_what_to_install(bare_db):
 
 def test_an_unknown_mode_is_named():
     with pytest.raises(InvalidArgument, match="add, replace, mirror, append, not 'upsert'"):
-        checked_mode("upsert")
+        Mode.of("upsert")
 
 
 def test_a_manifest_comes_back_as_it_was_written(tmp_path):
     staged = Staged(
         "public.t",
         ("a", "b"),
-        "add",
+        Mode.ADD,
         "b00_1_00",
         (("a", "text"), ("b", "bigint")),
         ((7, 3), (9, 0)),

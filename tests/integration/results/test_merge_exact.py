@@ -7,6 +7,7 @@ import pytest
 from airflow_pgchange.feeds.connect import connect as feed_connect
 from airflow_pgchange.feeds.errors import MergeRefused
 from airflow_pgchange.results.merge import merge, validate
+from airflow_pgchange.results.modes import Mode
 from tests.staging import BATCH, rows_of, stage
 
 TENS = {
@@ -85,7 +86,7 @@ def batch(connection, kind, values):
 def test_what_its_column_would_round_is_not_added(summed, column, staged):
     connection = summed(column)
     with pytest.raises(MergeRefused, match='public.summed: "n" comes as .*(in Spark|alter table)'):
-        validate(connection, "public.summed", ["k"], "add", {"k": "integer", "n": staged})
+        validate(connection, "public.summed", ["k"], Mode.ADD, {"k": "integer", "n": staged})
 
 
 @pytest.mark.parametrize(("column", "staged", "value", "total"), ADDED)
@@ -154,7 +155,7 @@ def test_what_a_type_of_the_catalogue_would_cut_is_refused(results, mode, column
 def test_a_key_of_money_is_not_read_from_text(results):
     results.execute("create table public.keyed (k money primary key, n int)")
     with pytest.raises(MergeRefused, match=r'"k" is money .*decimal'):
-        validate(results, "public.keyed", ["k"], "replace", {"k": "text", "n": "integer"})
+        validate(results, "public.keyed", ["k"], Mode.REPLACE, {"k": "text", "n": "integer"})
 
 
 def test_a_text_that_a_key_would_cut_is_to_be_shortened_and_a_number_to_be_rounded(results):

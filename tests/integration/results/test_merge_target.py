@@ -9,6 +9,7 @@ from psycopg import errors
 
 from airflow_pgchange.feeds.errors import MergeRefused, PermissionDenied
 from airflow_pgchange.results.merge import merge, validate
+from airflow_pgchange.results.modes import Mode
 from tests.staging import BATCH, PLACES, rows_of, stage
 
 
@@ -195,7 +196,7 @@ def unfit(shared):
 def test_a_misfit_is_refused_before_any_work_is_done(unfit, case):
     target, key, mode, columns, message = MISFITS[case]
     with pytest.raises(MergeRefused, match=message):
-        validate(unfit, target, key, mode, columns)
+        validate(unfit, target, key, Mode(mode), columns)
 
 
 def test_a_role_without_rights_on_the_target_is_told_which_it_needs(results, role, connect_to):
@@ -203,6 +204,6 @@ def test_a_role_without_rights_on_the_target_is_told_which_it_needs(results, rol
     someone = role("someone")
     results.execute(f"grant select, insert on places to {someone.name}")
     connection = connect_to(someone.conninfo)
-    validate(connection, "public.places", ["id"], "append", {"id": "bigint"})
+    validate(connection, "public.places", ["id"], Mode.APPEND, {"id": "bigint"})
     with pytest.raises(PermissionDenied, match=r'grant update, delete on "public"."places"'):
-        validate(connection, "public.places", ["id"], "mirror", {"id": "bigint"})
+        validate(connection, "public.places", ["id"], Mode.MIRROR, {"id": "bigint"})

@@ -1,0 +1,152 @@
+"""The modes of a merge, and everything in which they differ, in one table.
+
+Code that depends on the mode asks its ``Behaviour`` and never compares the mode itself. A new mode then has to state
+every field, and cannot be taken for another mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Literal, LiteralString
+
+from airflow_pgchange.feeds.errors import InvalidArgument
+
+Privilege = Literal["select", "insert", "update", "delete"]
+
+
+class Mode(StrEnum):
+    """How staged rows become rows of their target; ``Job.merge`` describes each mode."""
+
+    ADD = "add"
+    REPLACE = "replace"
+    MIRROR = "mirror"
+    APPEND = "append"
+
+    @classmethod
+    def of(cls, name: str) -> Mode:
+        """Return the mode of a name, such as a configuration has it. Raises InvalidArgument."""
+        try:
+            return cls(name)
+        except ValueError:
+            raise InvalidArgument(f"mode must be one of {', '.join(cls)}, not {name!r}") from None
+
+    @property
+    def behaviour(self) -> Behaviour:
+        """What a merge in this mode does."""
+        return BEHAVIOURS[self]
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """What is done with a row of the target that has the key of a staged row.
+
+    The fields are SQL templates for one column outside the key. In them ``t`` is the row of the target.
+    """
+
+    assigned: LiteralString
+    """The assignment to the column {0}. The staged row is ``excluded``."""
+    unchanged: LiteralString
+    """The condition that the assignment changes nothing. The staged row is ``s``, {0} is the column, and {1} its type;
+    {2} is a cast
+    to text where values cannot be compared otherwise."""
+    idempotent: bool
+    """To write a row twice changes nothing, so a staged row that stands in the target counts as written."""
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """Everything in which the modes of a merge differ. No field has a default, so each mode states all of them."""
+
+    privileges: tuple[Privilege, ...]
+    """What the role of the results connection needs on the target."""
+    selected: LiteralString
+    """The template of the query for the rows to insert. {rows} are the staged rows, {columns} all their columns, {key}
+    those of the key, {sums} the sums of the others. {order} orders by the key, if there is one."""
+    conflict: Conflict | None
+    """None: rows are only inserted. Rows that a trigger keeps out are then counted by the number of rows that PostgreSQL
+    has inserted, otherwise by their keys."""
+    needs_key: bool
+    """Rows are found by their key. The target needs a unique index on it and may have no rules, and the staged keys may
+    be neither NULL nor rounded."""
+    one_row_a_key: bool
+    """A merge is refused if two staged rows have the same key, as nobody knows which of them should win."""
+    sums: bool
+    """The columns outside the key are summed. There is at least one of them, and none may round the sum of a batch."""
+    deletes_touched: bool
+    """Rows whose ids the batch names are deleted if they are not staged. The id is the key's last column, all staged rows
+    are rows of such ids, and row security must not hide rows of the target."""
+    copies_rows: bool
+    """The staged rows are rows of another table as they are. To leave out a column is then no way to make it fit."""
+
+    def __post_init__(self) -> None:
+        if self.conflict is not None and not self.needs_key:
+            raise TypeError("a mode that resolves conflicts needs a key")
+
+
+OVERWRITE = Conflict(
+    assigned="{0} = excluded.{0}",
+    unchanged="t.{0}{2} is not distinct from s.{0}::{1}{2}",
+    idempotent=True,
+)
+SUM = Conflict(
+    assigned="{0} = coalesce(t.{0} + excluded.{0}, t.{0}, excluded.{0})",
+    unchanged="coalesce(t.{0} + s.{0}, t.{0}, s.{0}) is not distinct from t.{0}",
+    idempotent=False,
+)
+
+
+def complete(table: Mapping[Mode, Behaviour]) -> Mapping[Mode, Behaviour]:
+    """Return the table, read-only. Raises TypeError if a mode has no entry."""
+    if missing := [mode for mode in Mode if mode not in table]:
+        raise TypeError(f"no behaviour is stated for the modes {', '.join(missing)}")
+    return MappingProxyType(dict(table))
+
+
+BEHAVIOURS = complete(
+    {
+        Mode.ADD: Behaviour(
+            privileges=("select", "insert", "update"),
+            selected="select {key}, {sums} from ({rows}) s group by {key} {order}",
+            conflict=SUM,
+            needs_key=True,
+            one_row_a_key=False,
+            sums=True,
+            deletes_touched=False,
+            copies_rows=False,
+        ),
+        Mode.REPLACE: Behaviour(
+            privileges=("select", "insert", "update"),
+            selected="select {columns} from ({rows}) s {order}",
+            conflict=OVERWRITE,
+            needs_key=True,
+            one_row_a_key=True,
+            sums=False,
+            deletes_touched=False,
+            copies_rows=False,
+        ),
+        Mode.MIRROR: Behaviour(
+            privileges=("select", "insert", "update", "delete"),
+            # A row that was changed twice is staged twice.
+            selected="select distinct on ({key}) {columns} from ({rows}) s {order}",
+            conflict=OVERWRITE,
+            needs_key=True,
+            one_row_a_key=False,
+            sums=False,
+            deletes_touched=True,
+            copies_rows=True,
+        ),
+        Mode.APPEND: Behaviour(
+            privileges=("insert",),
+            selected="select {columns} from ({rows}) s {order}",
+            conflict=None,
+            needs_key=False,
+            one_row_a_key=False,
+            sums=False,
+            deletes_touched=False,
+            copies_rows=False,
+        ),
+    }
+)
