@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from tests.suite.choosing.concern import concerned
 from tests.suite.choosing.feeds import FEEDS, of_feed
 from tests.suite.choosing.graph import Graph, read_graph
 from tests.suite.choosing.ranking import Choice, choose, rank, within
+from tests.suite.parsing import syntax
 
 ROOT = Path(__file__).parents[2]
 CLAIM = """create function tube.rank_of(id text) returns bigint language sql as $$ select 1; $$;
@@ -240,7 +240,7 @@ def sources(graph: Graph) -> Sequence[str]:
         {p.path for p in graph.parts if re.match(r"(airflow_pgchange|sql|dags)/.*(py|sql)$", p.path)}
     )
     return [
-        path for path in paths if path.endswith(".sql") or len(ast.parse((ROOT / path).read_text()).body) > 1
+        path for path in paths if path.endswith(".sql") or len(syntax((ROOT / path).read_text()).body) > 1
     ]
 
 

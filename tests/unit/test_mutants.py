@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import subprocess
@@ -24,6 +23,7 @@ from tests.suite.mutants.run import Trial, try_all
 from tests.suite.mutants.sample import of_file, sample
 from tests.suite.mutants.state import Result, State, survivors
 from tests.suite.mutants.tree import run
+from tests.suite.parsing import syntax
 
 PLPGSQL = """
 create function shop.sell(item shop.item, amount integer) returns shop.sale
@@ -170,7 +170,7 @@ def test_every_mutant_of_sql_parses() -> None:
 def test_python_gets_the_fault_of_each_kind(kind: str, code: str, mutated: str) -> None:
     made = _made("airflow_pgchange/shop.py", code)
     assert mutated in made[kind]
-    assert all(ast.parse(text) for texts in made.values() for text in texts)
+    assert all(syntax(text) for texts in made.values() for text in texts)
 
 
 def test_annotations_decorators_and_docstrings_are_left_alone() -> None:

@@ -1,5 +1,6 @@
 """What runs the tests: its budget, its order, what it counts and what it leaves."""
 
+import gc
 import os
 import re
 import subprocess
@@ -9,6 +10,7 @@ import pytest
 
 from tests.suite import budget, clusters, release, room, servers, shares
 from tests.suite.budget import Budget, FileCost, Spent
+from tests.suite.parsing import syntax
 from tests.suite.run import ROOT
 
 ALLOWED = Budget(0.02, 100.0, {"a": FileCost(60.0, 60.0, 0.1, {}), "b": FileCost(30.0, 30.0, 0.1, {})})
@@ -269,3 +271,31 @@ def test_files_run_in_the_order_in_which_they_are_named_where_that_is_asked_for(
         "test_fails",
         "test_slow",
     ]
+
+
+class Parsing:
+    """A cycle whose finalizer parses, as that of a client does which logs a traceback."""
+
+    def __init__(self):
+        self.cycle = self
+
+    def __del__(self):
+        syntax("a = [1]")
+
+
+def test_garbage_whose_finalizer_parses_does_not_disturb_the_parsing_of_a_file():
+    """Ten times: whether CPython before 3.11.8 fails depends on where in the tree the finalizer runs."""
+    text = "a = [b, (1, 2), c(d.e[3])]\n" * 100
+    usual = gc.get_threshold()
+    # Objects that exist already need not be looked through.
+    gc.freeze()
+    try:
+        for _ in range(10):
+            gc.set_threshold(50)
+            Parsing()
+            assert len(syntax(text).body) == 100
+            gc.set_threshold(*usual)
+            gc.collect()
+    finally:
+        gc.set_threshold(*usual)
+        gc.unfreeze()

@@ -11,6 +11,7 @@ import pytest
 from airflow.cli.cli_config import ActionCommand, Arg, GroupCommand
 
 from airflow_pgchange.cli.definition import get_pgchange_cli_commands
+from tests.suite.parsing import syntax
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "airflow_pgchange"
@@ -119,7 +120,7 @@ def arguments() -> Iterator[Argument]:
     """Of every public function, method and dataclass."""
     for path in sorted(PACKAGE.rglob("*.py")):
         file = path.relative_to(PACKAGE).as_posix()
-        yield from _of(ast.parse(path.read_text()).body, file, "")
+        yield from _of(syntax(path.read_text()).body, file, "")
 
 
 def _of(body: list[ast.stmt], file: str, owner: str) -> Iterator[Argument]:

@@ -17,6 +17,7 @@ from airflow_pgchange.spark.job import SMALL, Job
 from airflow_pgchange.spark.package import EXECUTOR_PACKAGES
 from tests import airflow_home
 from tests.readme import ROOT, blocks
+from tests.suite.parsing import syntax
 from tests.suite.processes import said_with
 
 airflow_home.prepare()
@@ -38,7 +39,7 @@ def test_the_dag_of_the_guide_has_its_function_as_a_task() -> None:
 
 @pytest.mark.parametrize("block", [0, 2], ids=["one batch", "batch after batch"])
 def test_the_applications_of_the_guide_use_what_a_job_has(block: int) -> None:
-    tree = ast.parse(blocks("python", PAGE)[block])
+    tree = syntax(blocks("python", PAGE)[block])
     used = {
         node.attr
         for node in ast.walk(tree)

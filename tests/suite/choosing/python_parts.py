@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tests.suite.choosing.parts import Part, named
+from tests.suite.parsing import syntax
 
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 # Reading the text is several times faster than walking the tree, of which only the statements are needed.
@@ -39,7 +40,7 @@ def module_name(path: str) -> str:
 def read_python(path: str, text: str) -> Module:
     """What defines nothing at the top of a file is the module's own: importing it runs that."""
     name = module_name(path)
-    tree = ast.parse(text)
+    tree = syntax(text)
     strings = not MAKES_CODE_UP.search(text)
     lines = text.splitlines(keepends=True)
     imported: dict[str, str] = {}

@@ -12,6 +12,7 @@ from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.operators.provider import OperatorProvider
 
 from tests.suite.mutants.mutant import Edit
+from tests.suite.parsing import syntax
 
 _KINDS = {
     "AddNot": "negate",
@@ -41,7 +42,7 @@ _KINDS = {
 def edits(text: str) -> Iterator[Edit]:
     """Edits of a module, each of which parses afterwards."""
     at = _offsets(text)
-    pieces = [_span(node, at) for node in ast.parse(text).body]
+    pieces = [_span(node, at) for node in syntax(text).body]
     for edit in (*_operator_edits(text), *_statement_edits(text)):
         # A statement is parsed sooner than the module that it is in.
         start, end = next((p for p in pieces if p[0] <= edit.start and edit.end <= p[1]), (0, len(text)))
@@ -62,13 +63,13 @@ def places(text: str) -> Callable[[int], str]:
                 found.append((*_span(child, at), name))
             look(child, name)
 
-    look(ast.parse(text), "")
+    look(syntax(text), "")
     return lambda position: next((n for start, end, n in reversed(found) if start <= position < end), "")
 
 
 def _parses(text: str) -> bool:
     try:
-        ast.parse(text)
+        syntax(text)
     except SyntaxError:
         return False
     return True
@@ -133,7 +134,7 @@ def _is_noise(node: Any) -> bool:
 
 def _statement_edits(text: str) -> Iterator[Edit]:
     at = _offsets(text)
-    tree = ast.parse(text)
+    tree = syntax(text)
     checks: set[ast.AST] = set()
     for node in ast.walk(tree):
         match node:
