@@ -93,6 +93,12 @@ begin
     loop
         execute pg_catalog.format('alter routine %s set search_path = %s', routine, path);
     end loop;
+    for routine in
+        select p.oid from pg_catalog.pg_proc as p
+        where p.pronamespace = here and pg_catalog.obj_description(p.oid, 'pg_proc') is null
+    loop
+        execute pg_catalog.format('comment on routine %s is %L', routine, 'Internal to schema ' || of_schema || '.');
+    end loop;
     -- Whom the default privileges of the database open what is made, too. Nobody was granted anything yet.
     for grantee in
         select 'public'
@@ -121,5 +127,7 @@ begin
 end
 $$;
 comment on function pgchange.close_schema(name, text, text) is
-    'End the load of a schema: refuse it if it lacks a function that it promised by pgchange.offer(), pin the search path of its functions to that of the load, and take all rights from everybody but its owner: grants come after it. Functions in unpinned '
+    'End the load of a schema: refuse it if it lacks a function that it promised by pgchange.offer(), pin the search path of its '
+    'functions to that of the load, note that those without a comment are internal, and take all rights from everybody but its '
+    'owner: grants come after it. Functions in unpinned '
     'keep the path of their caller, which is pinned: they are called once a row or once an ack, or are to be inlined.';

@@ -44,17 +44,15 @@ create index commit_queue_order on revision.commit_queue (branch_id, txid, id);
 create table revision.commit_queue_default partition of revision.commit_queue default;
 comment on table revision.commit_queue_default is 'Takes what no other partition takes, so that no write ever fails.';
 
+-- Refuse to set transaction ids by hand, as was once advised after a restore; pubsub.rebase_after_restore() does it.
 create function revision.refuse_txid() returns trigger
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     perform pgchange.refuse(
         format('txid of %s cannot be set: consumers would lose commits or get them again', tg_relid::regclass),
         'after a restore: select pubsub.rebase_after_restore(); to move a consumer: airflow pgchange move <consumer> --to <time>');
 end
 $$;
-comment on function revision.refuse_txid() is
-    'Refuse to set transaction ids by hand, as was once advised after a restore; pubsub.rebase_after_restore() does it.';
 
 create trigger txid_kept before update of txid on revision.commit_queue
     for each statement execute function revision.refuse_txid();

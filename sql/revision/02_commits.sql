@@ -1,8 +1,8 @@
 -- Which events a commit gives.
 
+-- A commit in trunk or in a stable branch gives an event of that branch, and one inserted approved also one of the approved branch.
 create function revision.commit_inserted() returns trigger
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 begin
     insert into revision.commit_queue (commit_id, branch_id)
     select c.id, c.branch_id
@@ -17,13 +17,10 @@ begin
     return null;
 end
 $$;
-comment on function revision.commit_inserted() is
-    'A commit in trunk or in a stable branch gives an event of that branch, and one inserted approved also one of the '
-    'approved branch.';
 
+-- Approving a commit of trunk gives an event of the approved branch.
 create function revision.commit_updated() returns trigger
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 begin
     insert into revision.commit_queue (commit_id, branch_id)
     select c.id, b.id
@@ -34,7 +31,6 @@ begin
     return null;
 end
 $$;
-comment on function revision.commit_updated() is 'Approving a commit of trunk gives an event of the approved branch.';
 
 create trigger inserted after insert on revision.commit
     referencing new table as added

@@ -4,9 +4,11 @@
 -- none of ours and an expression can do no more than its owner. It evaluates inside an exception block and writes outside
 -- it: a write inside would cost every statement a second transaction id.
 
+-- The key column of a tracked table as it is today. If one column has its name and another its number, it is the one that is unique:
+-- that took the place of the other. If both are or neither is, it is the one with the number, whatever it is called now; in a
+-- restored table, where numbers are others, the one with the name.
 create function revision.key_attribute(known revision.tracked) returns pg_attribute
-language sql stable
-as $$
+language sql stable as $$
     select a
     from pg_attribute as a
     join pg_class as c on c.oid = a.attrelid
@@ -21,14 +23,10 @@ as $$
     order by u.is_unique desc, (a.attnum = known.key_number) = (known.key_of = known.tbl::oid) desc
     limit 1
 $$;
-comment on function revision.key_attribute(revision.tracked) is
-    'The key column of a tracked table as it is today. If one column has its name and another its number, it is the one that is '
-    'unique: that took the place of the other. If both are or neither is, it is the one with the number, whatever it is called '
-    'now; in a restored table, where numbers are others, the one with the name.';
 
+-- Today's name of the key column of a tracked table or of a partition of it.
 create function revision.key_column(rel oid) returns name
-language sql stable security definer
-as $$
+language sql stable security definer as $$
     with recursive line(relid) as (
         select rel
         union
@@ -40,11 +38,10 @@ as $$
     cross join lateral (select (revision.key_attribute(t)).*) as k
     limit 1
 $$;
-comment on function revision.key_column(oid) is 'Today''s name of the key column of a tracked table or of a partition of it.';
 
+-- What revision.track() would refuse about the key of a tracked table today; null where it is as it has to be.
 create function revision.key_trouble(known revision.tracked) returns text
-language sql stable
-as $$
+language sql stable as $$
     select case
         when k.attname is null then format('its key column %I was dropped, and its rows go to revision.fault', known.commit_id)
         when k.atttypid not in ('bigint'::regtype, 'integer'::regtype)
@@ -59,12 +56,10 @@ as $$
     end
     from (select (revision.key_attribute(known)).*) as k
 $$;
-comment on function revision.key_trouble(revision.tracked) is
-    'What revision.track() would refuse about the key of a tracked table today; null where it is as it has to be.';
 
+-- Whether a table is, or is a partition of, the table for which the capture was written whose number was root.
 create function revision.is_captured(rel oid, root oid) returns boolean
-language sql stable security definer
-as $$
+language sql stable security definer as $$
     with recursive line(relid) as (
         select rel
         union
@@ -75,9 +70,8 @@ as $$
         or not exists (select from revision.tracked as t where t.tbl = root)
            and exists (select from line join revision.tracked as t on t.tbl = line.relid)
 $$;
-comment on function revision.is_captured(oid, oid) is
-    'Whether a table is, or is a partition of, the table for which the capture was written whose number was root.';
 
+-- Note a row that could not be placed in the queue.
 create function revision.note_fault(rel oid, commit_id bigint, message text) returns void
 language sql
 -- Asked by captures, whatever a writer has set.
@@ -85,8 +79,8 @@ set row_security = on
 as $$
     insert into revision.fault (tbl, commit_id, message) values (rel, note_fault.commit_id, note_fault.message)
 $$;
-comment on function revision.note_fault(oid, bigint, text) is 'Note a row that could not be placed in the queue.';
 
+-- Note that a partition was written after it had left its table: if it comes back, its rows are in no commit.
 create function revision.note_departed(rel oid) returns void
 language sql
 set row_security = on
@@ -95,12 +89,10 @@ as $$
     select rel, 'missed', 'it was written while it was no partition of the tracked table'
     where not exists (select from revision.fault as f where f.tbl = rel and f.kind = 'missed')
 $$;
-comment on function revision.note_departed(oid) is
-    'Note that a partition was written after it had left its table: if it comes back, its rows are in no commit.';
 
+-- Whether the caller is a member of the owner of a table, or of one that it is a partition of.
 create function revision.owns(rel oid) returns boolean
-language sql stable
-as $$
+language sql stable as $$
     with recursive line(relid) as (
         select rel
         union
@@ -109,22 +101,20 @@ as $$
     select exists (
         select from line join pg_class as c on c.oid = line.relid where pg_has_role(c.relowner, 'usage'))
 $$;
-comment on function revision.owns(oid) is 'Whether the caller is a member of the owner of a table, or of one that it is a partition of.';
 
+-- Refuse to do something with a table of whose owner the caller is no member.
 create function revision.check_owner(tbl regclass, deed text) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     if not revision.owns(tbl) then
         perform pgchange.check_owner(tbl, deed);
     end if;
 end
 $$;
-comment on function revision.check_owner(regclass, text) is 'Refuse to do something with a table of whose owner the caller is no member.';
 
+-- The branch of a tracked table's own, made at the first call.
 create function revision.own_branch(tbl regclass) returns bigint
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     branch bigint := (select b.id from revision.branch as b where b.tbl = own_branch.tbl);
 begin
@@ -136,11 +126,10 @@ begin
     return branch;
 end
 $$;
-comment on function revision.own_branch(regclass) is 'The branch of a tracked table''s own, made at the first call.';
 
+-- Refuse, with the reason, a table that cannot be tracked.
 create function revision.check_trackable(tbl regclass, commit_id name) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     class pg_class := (select c from pg_class as c where c.oid = tbl);
     owner_name name := pg_get_userbyid(class.relowner);
@@ -183,11 +172,11 @@ begin
     end if;
 end
 $$;
-comment on function revision.check_trackable(regclass, name) is 'Refuse, with the reason, a table that cannot be tracked.';
 
+-- The body of the trigger function of one table, written for its columns so that PostgreSQL keeps its plans. A row without a key, or
+-- whatever else fails, is looked at by itself and becomes a fault. A partition that has left the table makes no commits.
 create function revision.capture_body(tbl regclass, commit_id name, branch_id bigint, expression text) returns text
-language sql stable
-as $$
+language sql stable as $$
     select format(
         case when expression is null then $constant$
 #variable_conflict use_column
@@ -294,6 +283,3 @@ $expression$ end,
     from pg_class as c join pg_attribute as a on a.attrelid = c.oid and a.attname = capture_body.commit_id
     where c.oid = tbl
 $$;
-comment on function revision.capture_body(regclass, name, bigint, text) is
-    'The body of the trigger function of one table, written for its columns so that PostgreSQL keeps its plans. A row without a key, '
-    'or whatever else fails, is looked at by itself and becomes a fault. A partition that has left the table makes no commits.';

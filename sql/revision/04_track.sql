@@ -1,8 +1,8 @@
 -- Tracking a table: its capture is put in place under a lock that waits for the table's writers.
 
+-- What other transactions have committed. PostgreSQL's own snapshot does not say that this one is still open.
 create function revision.committed_now() returns pg_snapshot
-language sql volatile
-as $$
+language sql volatile as $$
     select pgchange.snapshot_of(
         array(
             select o::text::bigint from pg_snapshot_xip(now.seen) as o
@@ -12,12 +12,10 @@ as $$
         greatest(pg_snapshot_xmax(now.seen)::text::bigint, now.own + 1))
     from (select pg_current_snapshot(), pg_current_xact_id()::text::bigint) as now(seen, own)
 $$;
-comment on function revision.committed_now() is
-    'What other transactions have committed. PostgreSQL''s own snapshot does not say that this one is still open.';
 
+-- What is known of a tracked table is what its trigger and its columns say, not the caller.
 create function revision.derive_capture() returns trigger
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 begin
     -- Who looks after all tables calls it by this name: it is not to be what somebody says.
     new.function := (
@@ -43,38 +41,35 @@ begin
     return new;
 end
 $$;
-comment on function revision.derive_capture() is 'What is known of a tracked table is what its trigger and its columns say, not the caller.';
 
 create trigger derive_capture before insert or update of tbl, commit_id on revision.tracked
     for each row execute function revision.derive_capture();
 
+-- Note that the queue holds rows of a table that is tracked no more.
 create function revision.note_untracked() returns trigger
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 begin
     insert into revision.untracked (tbl) values (old.tbl) on conflict do nothing;
     return null;
 end
 $$;
-comment on function revision.note_untracked() is 'Note that the queue holds rows of a table that is tracked no more.';
 
 create trigger note_untracked after delete on revision.tracked
     for each row execute function revision.note_untracked();
 
+-- Note a table whose capture is in place.
 create function revision.register(
     tbl regclass, commit_id name, branch_id bigint, expression text, key_ceiling bigint
 ) returns void
-language sql
-as $$
+language sql as $$
     insert into revision.tracked (tbl, commit_id, branch_id, expression, key_ceiling)
     values (tbl, commit_id, branch_id, expression, key_ceiling)
     on conflict on constraint tracked_pkey do update set commit_id = excluded.commit_id
 $$;
-comment on function revision.register(regclass, name, bigint, text, bigint) is 'Note a table whose capture is in place.';
 
+-- Forget a table whose capture is gone.
 create function revision.unregister(tbl regclass) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     if exists (
         select from pg_trigger as t where t.tgrelid = unregister.tbl and t.tgname = 'pgchange_capture'
@@ -86,42 +81,36 @@ begin
     delete from revision.tracked as t where t.tbl = unregister.tbl;
 end
 $$;
-comment on function revision.unregister(regclass) is 'Forget a table whose capture is gone.';
 
+-- Note which of the partitions that the capture came to late have rows that may be in no commit, and say so.
 create function revision.note_missed(tbl regclass, came regclass[]) returns void
-language sql
-as $$
+language sql as $$
     insert into revision.fault (tbl, kind, message)
     select m, 'missed', 'its rows were there before it was captured'
     from pgchange.tell_missed(tbl, came, 'commit', 'revision', 'enqueue_attached') as m
 $$;
-comment on function revision.note_missed(regclass, regclass[]) is
-    'Note which of the partitions that the capture came to late have rows that may be in no commit, and say so.';
 
+-- The trigger that keeps a tracked partitioned table from getting a foreign partition; null if the table has none.
 create function revision.bar(tbl regclass) returns name
-language sql stable
-as $$
+language sql stable as $$
     select t.tgname from pg_trigger as t
     where t.tgrelid = tbl and t.tgparentid = 0 and t.tgconstraint <> 0 and t.tgname ~ '^pgchange_capture_bar_[0-9a-f]{12}$'
     limit 1
 $$;
-comment on function revision.bar(regclass) is
-    'The trigger that keeps a tracked partitioned table from getting a foreign partition; null if the table has none.';
 
+-- Take the bar off a table that is tracked no more.
 create function revision.drop_bar(tbl regclass) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     if revision.bar(tbl) is not null then
         execute format('drop trigger %I on %s', revision.bar(tbl), tbl);
     end if;
 end
 $$;
-comment on function revision.drop_bar(regclass) is 'Take the bar off a table that is tracked no more.';
 
+-- Put the capture on a table and on every partition that lacks it; returns on how many.
 create function revision.place_triggers(tbl regclass, function text) returns integer
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     known revision.tracked := (select t from revision.tracked as t where t.tbl = place_triggers.tbl);
     -- The function of a former owner has captured what was written up to now.
@@ -154,12 +143,10 @@ begin
     return cardinality(placed);
 end
 $$;
-comment on function revision.place_triggers(regclass, text) is
-    'Put the capture on a table and on every partition that lacks it; returns on how many.';
 
+-- Refuse an expression that gives the rows of a table no branch.
 create function revision.check_expression(tbl regclass, commit_id name, expression text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     execute format(
         'select %I, pg_catalog.int8up((%s)) from %s as %I limit 0', commit_id, expression, tbl,
@@ -170,11 +157,10 @@ exception when others then
         'write an SQL expression over the columns of one row that gives a bigint; name functions with their schema');
 end
 $$;
-comment on function revision.check_expression(regclass, name, text) is 'Refuse an expression that gives the rows of a table no branch.';
 
+-- The name of the function that captures a table for its present owner: the one that is there, or one that is to be made.
 create function revision.function_for(tbl regclass) returns text
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     class pg_class := (select c from pg_class as c where c.oid = tbl);
     schema_name name := (select n.nspname from pg_namespace as n where n.oid = class.relnamespace);
@@ -196,12 +182,10 @@ begin
     return known;
 end
 $$;
-comment on function revision.function_for(regclass) is
-    'The name of the function that captures a table for its present owner: the one that is there, or one that is to be made.';
 
+-- Write the trigger function of a tracked table, or replace it.
 create function revision.place_function(tbl regclass, commit_id name, branch_id bigint, expression text, function text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     -- Without an expression every name in the body has its schema, types and operators too, or a writer's own would run
     -- with the owner's rights. Pinning the path instead would be the dearest part of it. An expression has the path that
@@ -218,12 +202,9 @@ begin
         'alter function %s() owner to %I', function, (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = tbl));
 end
 $$;
-comment on function revision.place_function(regclass, name, bigint, text, text) is
-    'Write the trigger function of a tracked table, or replace it.';
 
 create function revision.track(tbl regclass, commit_id name default 'id', branch_id text default null) returns bigint
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     known revision.tracked;
     expression text := nullif(trim(branch_id), '');
@@ -278,9 +259,9 @@ comment on function revision.track(regclass, name, text) is
 -- The expression is checked as it will be evaluated.
 select pgchange.pin_settings('revision.track(regclass, name, text)', 'revision.check_expression(regclass, name, text)');
 
+-- Take a capture off every table that it is on. The function of a former owner stays, and does nothing.
 create function revision.drop_capture(function text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     placed record;
 begin
@@ -297,12 +278,9 @@ begin
     end if;
 end
 $$;
-comment on function revision.drop_capture(text) is
-    'Take a capture off every table that it is on. The function of a former owner stays, and does nothing.';
 
 create function revision.untrack(tbl regclass) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     known revision.tracked := (select t from revision.tracked as t where t.tbl = untrack.tbl);
     part regclass;

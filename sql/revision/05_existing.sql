@@ -1,37 +1,31 @@
 -- Rows that were there before the tracking began, and rows that capture could not place.
 
+-- A row's xmin as the 64-bit transaction id that it most recently stood for. A frozen row may seem younger than it is.
 create function revision.full_xid(xmin xid) returns bigint
-language sql stable
-as $$
+language sql stable as $$
     select case when (now.n & ~4294967295) + x.n > now.n then (now.n & ~4294967295) + x.n - 4294967296
                 else (now.n & ~4294967295) + x.n end
     from (select pg_snapshot_xmax(pg_current_snapshot())::text::bigint) as now(n), (select xmin::text::bigint) as x(n)
 $$;
-comment on function revision.full_xid(xid) is
-    'A row''s xmin as the 64-bit transaction id that it most recently stood for. A frozen row may seem younger than it is.';
 
+-- The transaction that made the ids of the queue this cluster's own: that of the installation, or of a rebase; null where they are
+-- not.
 create function revision.native_from() returns bigint
-language sql stable security definer
-as $$
+language sql stable security definer as $$
     select revision.full_xid(o.xmin) from revision.origin as o where revision.is_native()
 $$;
-comment on function revision.native_from() is
-    'The transaction that made the ids of the queue this cluster''s own: that of the installation, or of a rebase; null where '
-    'they are not.';
 
+-- Whether history of a branch, or of any, is gone that was written since.
 create function revision.trimmed_since(branch_id bigint, since pg_snapshot) returns boolean
-language sql stable security definer
-as $$
+language sql stable security definer as $$
     select exists (
         select from revision.trimmed as t
         where t.branch_id = coalesce(trimmed_since.branch_id, t.branch_id) and t.commits > 0 and t.upto > pg_snapshot_xmin(since))
 $$;
-comment on function revision.trimmed_since(bigint, pg_snapshot) is
-    'Whether history of a branch, or of any, is gone that was written since.';
 
+-- Refuse to run what the owner of a table wrote for anybody else: it could do whatever its caller may.
 create function revision.check_reads_no_code(known revision.tracked) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = known.tbl);
 begin
@@ -52,12 +46,10 @@ begin
     perform pgchange.check_code(known.tbl);
 end
 $$;
-comment on function revision.check_reads_no_code(revision.tracked) is
-    'Refuse to run what the owner of a table wrote for anybody else: it could do whatever its caller may.';
 
+-- Put one row of a tracked table in the queue; false, and a fault, where its branch cannot be told. A row that is gone goes nowhere.
 create function revision.enqueue_row(tbl regclass, commit_id bigint) returns boolean
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     known revision.tracked := (select t from revision.tracked as t where t.tbl = enqueue_row.tbl);
     branch bigint := known.branch_id;
@@ -80,13 +72,9 @@ begin
     return true;
 end
 $$;
-comment on function revision.enqueue_row(regclass, bigint) is
-    'Put one row of a tracked table in the queue; false, and a fault, where its branch cannot be told. A row that is gone '
-    'goes nowhere.';
 
 create function revision.replay_faults(tbl regclass) returns bigint
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     fault revision.fault;
     replayed bigint := 0;
@@ -113,9 +101,10 @@ comment on function revision.replay_faults(regclass) is
     'Try the faults of a table again, when what caused them is mended; returns how many went through. The rest stay faults. '
     'Only the owner of the table may where what reads it could be code of his: an expression, a policy, a key of another type.';
 
+-- Put the next chunk of the rows that were there before the tracking in the queue; returns how many rows it looked at, null when
+-- there are no more.
 create function revision.enqueue_chunk(tbl regclass, chunk integer) returns bigint
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     known revision.tracked;
     key name := revision.key_column(tbl);
@@ -218,13 +207,9 @@ begin
     return looked;
 end
 $$;
-comment on function revision.enqueue_chunk(regclass, integer) is
-    'Put the next chunk of the rows that were there before the tracking in the queue; returns how many rows it looked at, '
-    'null when there are no more.';
 
 create procedure revision.enqueue_existing(tbl regclass, chunk integer default 10000)
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     looked bigint;
     total bigint := 0;

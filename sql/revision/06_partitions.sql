@@ -1,5 +1,6 @@
 -- Partitions of the queue, made ahead.
 
+-- The partitions of the queue with their range of transaction ids, the default one excepted.
 create function revision.partitions() returns table (relid regclass, lower bigint, upper bigint)
 language sql stable
 set search_path = pg_catalog, pg_temp
@@ -12,16 +13,15 @@ as $$
     where i.inhparent = 'revision.commit_queue'::regclass and b.bound is not null
     order by 2
 $$;
-comment on function revision.partitions() is 'The partitions of the queue with their range of transaction ids, the default one excepted.';
 
+-- The advisory lock of who makes, trims and drops partitions: one at a time, and who comes meanwhile steps aside.
 create function revision.upkeep_key() returns bigint
-language sql immutable
-as $$
+language sql immutable as $$
     select pg_catalog.hashtextextended('pgchange upkeep revision', 0)
 $$;
-comment on function revision.upkeep_key() is
-    'The advisory lock of who makes, trims and drops partitions: one at a time, and who comes meanwhile steps aside.';
 
+-- Add the partitions of the transaction ids from each bound to below the next, none of which the default partition may hold. Writers
+-- are held up, while that is read, only where the ids are those of today.
 create function revision.add_partitions(bounds bigint[]) returns setof text
 language plpgsql security definer
 set lock_timeout = '200ms'
@@ -67,17 +67,14 @@ begin
     alter table revision.commit_queue_default drop constraint pgchange_free;
 end
 $$;
-comment on function revision.add_partitions(bigint[]) is
-    'Add the partitions of the transaction ids from each bound to below the next, none of which the default partition may hold. '
-    'Writers are held up, while that is read, only where the ids are those of today.';
 
+-- Add one partition, as revision.add_partitions does.
 create function revision.add_partition(lower bigint, upper bigint) returns text
-language sql security definer
-as $$
+language sql security definer as $$
     select * from revision.add_partitions(array[lower, upper])
 $$;
-comment on function revision.add_partition(bigint, bigint) is 'Add one partition, as revision.add_partitions does.';
 
+-- The latest transaction id of which the default partition has rows; null where it is empty.
 create function revision.last_of_default() returns bigint
 language plpgsql stable
 set enable_seqscan = off
@@ -103,11 +100,10 @@ begin
     );
 end
 $$;
-comment on function revision.last_of_default() is 'The latest transaction id of which the default partition has rows; null where it is empty.';
 
+-- Why partitions of the queue are made only when somebody says that writers may be stopped; else null.
 create function revision.crowded_default() returns text
-language plpgsql stable security definer
-as $$
+language plpgsql stable security definer as $$
 begin
     return (
         select format(
@@ -120,9 +116,8 @@ begin
               and p.upper > pg_snapshot_xmax(pg_current_snapshot())::text::bigint));
 end
 $$;
-comment on function revision.crowded_default() is
-    'Why partitions of the queue are made only when somebody says that writers may be stopped; else null.';
 
+-- Have nobody at work in the queue until this transaction ends; it waits up to a minute for those who are.
 create function revision.stop_writers() returns void
 language plpgsql
 set lock_timeout = '60s'
@@ -134,9 +129,8 @@ begin
     lock table only revision.commit_queue in access exclusive mode;
 end
 $$;
-comment on function revision.stop_writers() is
-    'Have nobody at work in the queue until this transaction ends; it waits up to a minute for those who are.';
 
+-- The first transaction id, from one on, that the default partition has no rows of and gets none until this transaction ends.
 create function revision.end_of_default(lower bigint) returns bigint
 language plpgsql
 set lock_timeout = '200ms'
@@ -154,9 +148,9 @@ begin
     return greatest(pg_snapshot_xmax(pg_current_snapshot())::text::bigint, last + 1);
 end
 $$;
-comment on function revision.end_of_default(bigint) is
-    'The first transaction id, from one on, that the default partition has no rows of and gets none until this transaction ends.';
 
+-- Drop the partitions that trimming emptied, when there are more than spare of them: for a moment it locks the whole queue, so it is
+-- done rarely, and not at all where somebody would have to wait long.
 create function revision.drop_empty_partitions(spare integer default 8) returns setof text
 language plpgsql security definer
 set lock_timeout = '200ms'
@@ -198,15 +192,11 @@ exception when lock_not_available or deadlock_detected then
     return next 'postponed dropping empty partitions: the queue is in use';
 end
 $$;
-comment on function revision.drop_empty_partitions(integer) is
-    'Drop the partitions that trimming emptied, when there are more than spare of them: for a moment it locks the whole '
-    'queue, so it is done rarely, and not at all where somebody would have to wait long.';
 
 create function revision.maintain_partitions(
     width bigint default 1000000, ahead integer default 2, stop_writers boolean default false
 ) returns setof text
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 declare
     now_at bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
     lower bigint;

@@ -1,8 +1,8 @@
 -- The capture on partitions that came later, and what was in them.
 
+-- The tables that have the trigger of a tracked table and are no partitions of it any more.
 create function revision.departed(known revision.tracked) returns setof regclass
-language sql stable
-as $$
+language sql stable as $$
     select g.tgrelid::regclass
     from pg_trigger as own
     join pg_trigger as g on g.tgfoid = own.tgfoid and g.tgname = own.tgname
@@ -10,16 +10,13 @@ as $$
       and g.tgrelid not in (select d.relid from pgchange.descendants(known.tbl) as d(relid))
     order by g.tgrelid
 $$;
-comment on function revision.departed(revision.tracked) is
-    'The tables that have the trigger of a tracked table and are no partitions of it any more.';
 
 create function revision.tracking()
 returns table (
     tbl regclass, branch_id bigint, expression text, untriggered regclass[], disabled regclass[], key_renamed boolean,
     existing_done boolean, faults bigint, missed regclass[], departed regclass[], key_trouble text, without_key bigint
 )
-language sql stable security definer
-as $$
+language sql stable security definer as $$
     select t.tbl, t.branch_id, t.expression,
            array(
                select d.relid from pgchange.descendants(t.tbl) as d(relid)
@@ -60,9 +57,9 @@ comment on function revision.tracking() is
     'were captured, tables that were partitions once and still have the trigger, what revision.track() would refuse about the key '
     'today, and how many rows without a key are in no commit. revision.recapture() mends the first, the third and the sixth.';
 
+-- Write the capture of a table anew for its present owner and the column that holds its key now, and say so.
 create function revision.mend_key(known revision.tracked) returns text
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     key name := revision.key_column(known.tbl);
     function text := revision.function_for(known.tbl);
@@ -79,12 +76,10 @@ begin
         else format('%s: its key is captured as %I', known.tbl, key) end;
 end
 $$;
-comment on function revision.mend_key(revision.tracked) is
-    'Write the capture of a table anew for its present owner and the column that holds its key now, and say so.';
 
+-- Take the capture off the former partitions of a table, and say so; what is written there makes no commits in any case.
 create function revision.drop_departed(known revision.tracked) returns setof text
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     former regclass;
 begin
@@ -103,12 +98,9 @@ begin
     end loop;
 end
 $$;
-comment on function revision.drop_departed(revision.tracked) is
-    'Take the capture off the former partitions of a table, and say so; what is written there makes no commits in any case.';
 
 create function revision.recapture() returns setof text
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     known revision.tracked;
     broken record;
@@ -158,8 +150,7 @@ comment on function revision.recapture() is
     'be, and for each partition that has rows that may be in no commit.';
 
 create function revision.enqueue_attached(part regclass) returns bigint
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     known revision.tracked := (
         select t from revision.tracked as t where part in (select d.relid from pgchange.descendants(t.tbl) as d(relid)));

@@ -6,9 +6,10 @@ begin
 end
 $$;
 
+-- Tables whose rows are not all captured, whose key is no key any more or whose commits could not be placed, partitions that came
+-- with rows or left, and partitions of the queue that are made only when somebody says so.
 create function revision.health() returns setof pgchange.finding
-language sql volatile
-as $$
+language sql volatile as $$
     select 'commit', line.severity, null, line.told, line.call
     from revision.tracking() as t
     cross join lateral (values
@@ -38,7 +39,3 @@ as $$
     select 'commit', 'warning', null, format('revision.commit_queue needs partitions: %s', c.reason), null
     from revision.crowded_default() as c(reason) where c.reason is not null
 $$;
-comment on function revision.health() is
-    'Tables whose rows are not all captured, whose key is no key any more or whose commits could not be placed, partitions that came '
-    'with rows or left, and partitions '
-    'of the queue that are made only when somebody says so.';

@@ -20,6 +20,7 @@ BEGINS = (
 CODE = re.compile(
     rf"\$|'\W*({BEGINS})\b|'[a-z_]+\.[\w$%]+(\([^']*\))?'$|'\W*[a-z_]+\.[\w$]+\(.*\)\W*'$", re.DOTALL
 )
+BEFORE_STATEMENT = re.compile(r"(?:\s|--.*\n)*")
 COMMENTS = ("SQL_COMMENT", "C_COMMENT")
 RETURNED = ("FUNC_PARAM_OUT", "FUNC_PARAM_TABLE")
 LONG = 150
@@ -67,6 +68,8 @@ def read(path: str, text: str) -> SqlFile:
             commented.add(_commented(statement))
             continue
         if thing := _made(kind, statement):
+            if kind == "CreateFunctionStmt" and _comment_above(text, start):
+                commented.add(thing)
             made[thing] = _body(statement) if kind == "CreateFunctionStmt" else ""
         for name, at in _named(code, bodies=kind in ("CreateFunctionStmt", "DoStmt")):
             named.setdefault(name, text.count("\n", 0, start + at) + 1)
@@ -88,7 +91,7 @@ def looking_forward(files: Sequence[SqlFile]) -> list[str]:
 
 
 def without_comment(files: Sequence[SqlFile]) -> list[str]:
-    """What no statement says the purpose of."""
+    """Objects without a `comment on`, and functions that have no comment above them either."""
     told = {thing for file in files for thing in file.commented}
     return [
         f"{file.path}: {thing}"
@@ -105,6 +108,13 @@ def written_twice(files: Sequence[SqlFile]) -> list[str]:
         for thing, body in file.made.items():
             alike[" ".join(body.split())].append(f"{file.path}: {thing}")
     return [" and ".join(things) for words, things in alike.items() if len(words) > LONG and len(things) > 1]
+
+
+def _comment_above(text: str, start: int) -> bool:
+    """Whether the line before a statement is a comment. ``start`` may lie before such lines."""
+    head = BEFORE_STATEMENT.match(text, start)
+    lines = text[: head.end() if head else start].splitlines()
+    return bool(lines) and lines[-1].startswith("--")
 
 
 def _statements(text: str) -> Iterator[tuple[int, str, str, dict[str, Any]]]:

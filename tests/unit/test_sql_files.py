@@ -134,6 +134,15 @@ def test_a_comment_is_about_the_function_that_takes_what_it_says():
     assert without_comment([read("1.sql", two + "comment on function shop.pay is 'x';")]) == []
 
 
+@pytest.mark.parametrize(
+    ("above", "is_explained"),
+    [("-- Take money.\n", True), ("", False), ("-- The till.\n\n", False), ("-- Money.\nselect 1;\n", False)],
+)
+def test_a_function_is_explained_by_the_comment_directly_above_it(above, is_explained):
+    text = f"-- A shop.\n\n{above}create function shop.pay(a int) returns void language sql as '';"
+    assert (without_comment([read("1.sql", text)]) == []) is is_explained
+
+
 def test_a_long_body_that_is_there_twice_is_found():
     long = f"select {'1 +  ' * 50} 1"
     made = "create function shop.{}() returns int language sql as $$ {} $$;"
