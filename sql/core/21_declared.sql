@@ -88,8 +88,7 @@ begin
           -- Those of pgchange.offer() have their own, or name everything with its schema.
           and not exists (
               select from pgchange.given as g
-              where g.schema = of_schema and g.signature = pg_catalog.format(
-                  '%I.%I(%s)', of_schema, p.proname, pg_catalog.pg_get_function_identity_arguments(p.oid)))
+              where g.schema = of_schema and pg_catalog.to_regprocedure(g.signature) = p.oid)
     loop
         execute pg_catalog.format('alter routine %s set search_path = %s', routine, path);
     end loop;

@@ -463,6 +463,14 @@ def test_a_function_of_a_schema_that_is_closed_keeps_its_own_search_path_and_els
     ]
 
 
+def test_a_given_function_that_names_everything_with_its_schema_gets_no_search_path(connect):
+    paths = connect().execute(
+        "select p.proconfig from pgchange.given as g join pg_proc as p on p.oid = to_regprocedure(g.signature) "
+        "where not p.prosecdef"
+    )
+    assert {path for (path,) in paths} == {None}
+
+
 NEVER_CHANGED = "revision.commit_queue"
 """What only inserts and truncates write, in all of its partitions: those need no replica identity."""
 
