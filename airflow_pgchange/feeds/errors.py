@@ -130,6 +130,10 @@ class ServerUnavailable(PgChangeError):
     """PostgreSQL cannot be reached, or ended the connection. Check host, port and server, then try again."""
 
 
+class AirflowUnavailable(PgChangeError):
+    """Airflow did not return a connection in time, so PostgreSQL was not asked. Look at Airflow's metadata database."""
+
+
 class NotPublished(PgChangeError):
     """Events that a publisher could not send: its list ``events`` has them. Mend them, or publish them again."""
 

@@ -125,9 +125,12 @@ class Line:
         return None if self._connection is None else self._connection()
 
     def quiet_for(self) -> float:
-        """Seconds for which somebody has been waiting while no byte came, and none of ours was taken."""
+        """Seconds for which somebody has been waiting while no byte came, and none of ours was taken.
+
+        0 if bytes came that were not read yet: then this process is busy, as with a blocked event loop.
+        """
         since, now = self.waiting_since, time.monotonic()
-        if since is None:
+        if since is None or self._has_unread():
             return 0.0
         progress = self._bytes()
         if progress != self._progress:
@@ -154,6 +157,13 @@ class Line:
     def close(self) -> None:
         """Watch it no more."""
         self.is_open = False
+
+    def _has_unread(self) -> bool:
+        """Whether bytes of the server, or the end of the connection, wait to be read."""
+        with suppress(OSError), socket_of(self._fd, self._inode) as same:
+            same.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            return True
+        return False
 
     def _bytes(self) -> tuple[int, int]:
         """Bytes that the peer has acknowledged and sent; always the same if the system does not tell."""

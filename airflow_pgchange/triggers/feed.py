@@ -9,7 +9,7 @@ from typing import Any
 from airflow.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 
 from airflow_pgchange.feeds.checks import Seconds, patience, seconds
-from airflow_pgchange.feeds.errors import ConsumerBusy, Permanent, ServerUnavailable
+from airflow_pgchange.feeds.errors import AirflowUnavailable, ConsumerBusy, Permanent, ServerUnavailable
 from airflow_pgchange.feeds.feed import CONDITIONS, Goal, progress_at, to_json
 from airflow_pgchange.feeds.queue import QueueFeed
 from airflow_pgchange.triggers.poller import switchboard
@@ -28,8 +28,9 @@ class FeedTrigger(BaseEventTrigger):
 
     An event is a wake-up, not a batch: one for a backlog, and again, with growing pauses, while something
     stays ready and no consumer is at work. Its payload is the lag, plain JSON. With ``once`` it fires once,
-    and an error other than a server that cannot be reached or a table that is locked ends it with ``{"error":
-    message}``; without, it goes on until it is cancelled. ``max_age`` needs no ``min_changes``: whichever comes first.
+    and an error ends it with ``{"error": message}``, unless the error may pass: PostgreSQL cannot be reached, Airflow is
+    slow to return the connection, or a table is locked. Without ``once`` it goes on until it is cancelled. ``max_age``
+    needs no ``min_changes``: whichever comes first.
     """
 
     def __init__(
@@ -161,7 +162,7 @@ def _event(trigger: BaseTrigger, name: str, news: News, once: bool) -> TriggerEv
     if isinstance(news, Recovered):
         trigger.log.info("%s: answered again", name)
     elif isinstance(news, Trouble):
-        if once and not isinstance(news.error, ServerUnavailable | ConsumerBusy):
+        if once and not isinstance(news.error, AirflowUnavailable | ServerUnavailable | ConsumerBusy):
             permanent = isinstance(news.error, Permanent)
             return _fired({"feed": name, "error": str(news.error), "permanent": permanent})
         trigger.log.warning("%s: %s; asking again in %g s", name, news.error, news.retry_in)

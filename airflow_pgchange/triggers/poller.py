@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import Context
 from dataclasses import dataclass, replace
@@ -18,19 +18,19 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import psycopg
-from airflow.sdk.exceptions import AirflowException
 
-from airflow_pgchange.feeds.errors import ConsumerBusy, InvalidArgument, PgChangeError, ServerUnavailable
+from airflow_pgchange.feeds.errors import ConsumerBusy, PgChangeError, ServerUnavailable
 from airflow_pgchange.feeds.queries import ask_all
-from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.triggers.last_seen import note
 from airflow_pgchange.triggers.link import Connection, Link, Opener
+from airflow_pgchange.triggers.lookups import Lookups
+from airflow_pgchange.triggers.loop_time import within
 from airflow_pgchange.triggers.sharing import Among, Question, Sharing
 from airflow_pgchange.triggers.subscription import Subscription
 from airflow_pgchange.triggers.watches import Payload, Watch
 
 ANSWER_WITHIN = 30.0
-"""Seconds for a look at everything that is due."""
+"""Seconds for a look at everything that is due, once the connections are open."""
 NOTED_WITHIN = 1.0
 """Seconds for which the last one to leave waits for what is being noted."""
 TICK = 0.1
@@ -100,8 +100,10 @@ class Poller:
 
     async def _look_at(self, asked: Sequence[Subscription]) -> None:
         try:
-            async with asyncio.timeout(ANSWER_WITHIN):
-                await self._ask(asked)
+            # Before the time runs: if Airflow is slow to return a connection, PostgreSQL is not to blame.
+            opened = {link: await link.connection() for link in self.links}
+            async with within(ANSWER_WITHIN):
+                await self._ask(asked, opened)
         except TimeoutError:
             await self._asked.close()
             self._fail(
@@ -118,7 +120,7 @@ class Poller:
         told = {s.watch.feed: s.sight for s in sorted(due, key=lambda s: s.sight.woke_at is not None)}
         if told and self._notes and (connection := self.links[0].opened) is not None:
             try:
-                async with self.noting, asyncio.timeout(ANSWER_WITHIN):
+                async with self.noting, within(ANSWER_WITHIN):
                     self._notes = await note(connection, told, now)
             except TimeoutError:
                 # It is opened again with the next look.
@@ -127,12 +129,22 @@ class Poller:
                 if connection.closed:
                     self._fail(active, _ours(error))
 
-    async def _ask(self, active: Sequence[Subscription]) -> None:
+    async def _ask(self, active: Sequence[Subscription], opened: Mapping[Link, Connection]) -> None:
         progress, source = self.links
+
+        async def each(
+            link: Link,
+            asked: Sequence[Subscription],
+            question: Question,
+            among: Among = lambda subscription: None,
+        ) -> dict[Subscription, Any]:
+            self._asked = link
+            return await self._each(opened[link], asked, question, among)
+
         started = self._clock.now()
-        positions = await self._each(progress, active, lambda s: s.watch.feed.position())
+        positions = await each(progress, active, lambda s: s.watch.feed.position())
         found = [s for s in active if s in positions]
-        answers = await self._each(
+        answers = await each(
             source,
             found,
             lambda s: s.watch.question(positions[s]),
@@ -146,7 +158,7 @@ class Poller:
             if news is not None:
                 due.append((subscription, news))
         ringing = [subscription for subscription, _ in due]
-        held = await self._each(progress, ringing, lambda s: s.watch.feed.locked())
+        held = await each(progress, ringing, lambda s: s.watch.feed.locked())
         for subscription, news in due:
             if subscription in held and subscription.watch.unless_at_work(bool(held[subscription]), now):
                 subscription.queue.put_nowait(news)
@@ -154,14 +166,12 @@ class Poller:
 
     async def _each(
         self,
-        link: Link,
+        connection: Connection,
         asked: Sequence[Subscription],
         question: Question,
-        among: Among = lambda subscription: None,
+        among: Among,
     ) -> dict[Subscription, Any]:
         """The answers of those that could be answered; one bad question must not blind the others."""
-        self._asked = link
-        connection = await link.connection()
         if not any(s.apart for s in asked):
             try:
                 return await self._together(connection, asked, question, among)
@@ -208,7 +218,8 @@ class Switchboard:
     """The pollers and links of one event loop, each there as long as somebody needs it."""
 
     def __init__(self, opener: Opener | None = None, clock: Clock | None = None) -> None:
-        self._opener = opener or open_by_name
+        self._lookups = Lookups()
+        self._opener = opener or self._lookups.open
         self._clock = clock or Clock()
         self._links: dict[tuple[str, bool], Link] = {}
         self._pollers: dict[tuple[Link, Link], tuple[Poller, asyncio.Task[None]]] = {}
@@ -257,6 +268,8 @@ class Switchboard:
         needed = {link for pair in self._pollers for link in pair}
         for name, link in [item for item in self._links.items() if item[1] in set(key) - needed]:
             del self._links[name]
+            if all(conn_id != link.conn_id for conn_id, _ in self._links):
+                self._lookups.forget(link.conn_id)
             await link.close()
 
 
@@ -266,14 +279,6 @@ _BOARDS: WeakKeyDictionary[asyncio.AbstractEventLoop, Switchboard] = WeakKeyDict
 def switchboard() -> Switchboard:
     """The one of this event loop."""
     return _BOARDS.setdefault(asyncio.get_running_loop(), Switchboard())
-
-
-async def open_by_name(conn_id: str, primary: bool) -> Connection:
-    """Open an Airflow connection; read anew each time, so that a changed password is taken up."""
-    try:
-        return await PgChangeHook(conn_id).aget_conn(primary=primary)
-    except AirflowException as error:
-        raise InvalidArgument(f"connection {conn_id}: {error}") from error
 
 
 def _ours(error: PgChangeError | psycopg.Error) -> PgChangeError:
