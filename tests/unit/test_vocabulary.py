@@ -93,6 +93,7 @@ INSIDE = (
     "spark/sink.py",
     "triggers/alarm.py",
     "triggers/link.py",
+    "triggers/lookups.py",
     "triggers/poller.py",
     "triggers/subscription.py",
     "triggers/watches.py",
