@@ -158,6 +158,23 @@ def test_a_partition_that_is_written_while_a_shorter_one_is_to_replace_it_stays(
     assert kept(connection) == ids
 
 
+def test_partitions_are_postponed_by_a_row_that_comes_into_the_default_one_itself_while_it_is_waited_for(
+    connect, attaching
+):
+    """A restored dump writes so."""
+    watching, writer = connect(), connect(autocommit=False)
+    be_patient(watching)
+    shorten_rests(watching)
+    writer.execute(
+        "insert into pgmb.events_default (id, topic, payload) "
+        "values (pgmb.create_event_id(now() + interval '4 hours', 1), 't', '{}')"
+    )
+    made = attaching("now() + interval '5 hours'")
+    until(watching, waits(relation="pgmb.events_default", behind=writer))
+    writer.commit()
+    assert made.result() == ["postponed the partitions of events: it is in use"]
+
+
 def test_what_waits_for_its_time_is_moved_while_nobody_waits_for_that(connect):
     connection = connect()
     expected = publish(connection, 2000, at="now() + interval '5 hours'")
