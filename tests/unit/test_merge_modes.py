@@ -12,6 +12,7 @@ import airflow_pgchange
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.results.merge import Staged
 from airflow_pgchange.results.modes import BEHAVIOURS, Behaviour, Conflict, Mode, complete
+from tests.suite.parsing import syntax
 
 PACKAGE = Path(airflow_pgchange.__file__).parent
 TABLE = PACKAGE / "results" / "modes.py"
@@ -31,7 +32,7 @@ def is_mode(node):
 
 def distinctions(source):
     """The lines of Python code that tell modes apart: comparisons, patterns and tables of modes."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(syntax(source)):
         match node:
             case ast.Compare(left=left, comparators=others):
                 found = any(map(is_mode, [left, *others]))
