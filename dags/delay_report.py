@@ -5,9 +5,7 @@ Needs the connection ``airline``, and the DAG ``flight_delays``, whose results i
 
 from airflow.sdk import dag, task
 
-from airflow_pgchange.feeds import CommitFeed
-from airflow_pgchange.hooks.pgchange import PgChangeHook
-from airflow_pgchange.sensors.consumer import ConsumerSensor
+from airflow_pgchange import CommitFeed, ConsumerSensor, PgChangeHook
 
 MOVEMENTS = CommitFeed(consumer_id="route_delay", branch_id=0)
 

@@ -15,12 +15,9 @@ from typing import Any
 from airflow.sdk import dag
 from psycopg.types.json import Jsonb
 
-from airflow_pgchange.assets.pgchange import feed_asset
+from airflow_pgchange import EventFeed, EventHandlersOperator, PgChangeHook, feed_asset
 from airflow_pgchange.events import Delivery, Event, Handler
-from airflow_pgchange.feeds import EventFeed
-from airflow_pgchange.hooks.pgchange import PgChangeHook
-from airflow_pgchange.operators.events import SubscribeEventsOperator
-from airflow_pgchange.operators.handlers import EventHandlersOperator
+from airflow_pgchange.operators import SubscribeEventsOperator
 
 GROUP = "flights"
 TOPICS = ["public.flight.insert", "public.flight.update", "public.flight.delete"]

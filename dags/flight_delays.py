@@ -7,9 +7,7 @@ from pathlib import Path
 
 from airflow.sdk import dag
 
-from airflow_pgchange.assets.pgchange import feed_asset
-from airflow_pgchange.feeds import CommitFeed
-from airflow_pgchange.operators.spark import SparkBatchOperator
+from airflow_pgchange import CommitFeed, SparkBatchOperator, feed_asset
 
 MOVEMENTS = CommitFeed(consumer_id="route_delay", branch_id=0)
 

@@ -10,8 +10,7 @@ from datetime import timedelta
 from airflow.sdk import dag, task
 from psycopg import Connection
 
-from airflow_pgchange.assets.pgchange import feed_asset
-from airflow_pgchange.feeds import Batch, Change, CommitFeed
+from airflow_pgchange import Batch, Change, CommitFeed, feed_asset
 
 MOVEMENTS = CommitFeed(consumer_id="movement_audit", branch_id=0)
 

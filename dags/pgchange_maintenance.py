@@ -11,7 +11,7 @@ from typing import Any
 
 from airflow.sdk import Param, Variable, dag, task
 
-from airflow_pgchange.operators.maintenance import MaintenanceOperator
+from airflow_pgchange import MaintenanceOperator
 
 
 @dag(

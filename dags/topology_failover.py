@@ -12,11 +12,10 @@ from datetime import timedelta
 from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import dag, task
 
-from airflow_pgchange.assets.pgchange import feed_asset
-from airflow_pgchange.feeds import CommitFeed, TopologyFeed, by_hand
-from airflow_pgchange.feeds.errors import SourceLostTail
-from airflow_pgchange.feeds.lag import lag
-from airflow_pgchange.hooks.pgchange import PgChangeHook
+from airflow_pgchange import CommitFeed, PgChangeHook, TopologyFeed, feed_asset
+from airflow_pgchange.admin import repair_consumer
+from airflow_pgchange.errors import SourceLostTail
+from airflow_pgchange.feeds import lag
 from airflow_pgchange.topology import failover
 
 CATALOGUE = TopologyFeed("failover")
@@ -53,7 +52,7 @@ def topology_failover() -> None:
                 try:
                     lag(results, source, feed)
                 except SourceLostTail:
-                    log.warning("%s goes on, %s", feed.name, by_hand.repair(results, source, feed))
+                    log.warning("%s goes on, %s", feed.name, repair_consumer(results, source, feed))
 
     # A run is as its last tasks are, and consumers are moved also where a failover failed.
     fail_over() >> [move_consumers.expand(replicaset=list(CONSUMERS)), EmptyOperator(task_id="failed_over")]

@@ -16,11 +16,11 @@ from typing import Any
 import psycopg
 from airflow.sdk import Param, chain, dag, task
 
-from airflow_pgchange.assets.sagas import saga_schedule
-from airflow_pgchange.hooks.pgchange import PgChangeHook
-from airflow_pgchange.messages import RollBack, Saga, Step, TryAgain, Work, create_queues
-from airflow_pgchange.operators.sagas import SagaHandlerOperator, StartSagaOperator
-from airflow_pgchange.sensors.sagas import SagaSensor
+from airflow_pgchange import PgChangeHook
+from airflow_pgchange.assets import saga_schedule
+from airflow_pgchange.messages import RollBack, Saga, Step, TryAgain, Work, create_saga_queues
+from airflow_pgchange.operators import SagaHandlerOperator, StartSagaOperator
+from airflow_pgchange.sensors import SagaSensor
 
 Connection = psycopg.Connection[Any]
 
@@ -72,7 +72,7 @@ def tour_booking() -> None:
     @task
     def make_queues() -> None:
         with PgChangeHook("airline").get_conn(primary=True) as connection:
-            create_queues(connection, TOUR)
+            create_saga_queues(connection, TOUR)
 
     start = StartSagaOperator(
         task_id="start", saga=TOUR, data={"tour_id": "{{ params.tour_id }}"}, postgres_conn_id="airline"

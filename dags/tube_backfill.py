@@ -14,10 +14,9 @@ from typing import Any
 
 from airflow.sdk import Param, dag, task
 
-from airflow_pgchange import tubes
-from airflow_pgchange.feeds.errors import InvalidArgument
-from airflow_pgchange.hooks.pgchange import PgChangeHook
-from airflow_pgchange.operators.tube import TubeBackfillOperator
+from airflow_pgchange import PgChangeHook, tubes
+from airflow_pgchange.errors import InvalidArgument
+from airflow_pgchange.operators import TubeBackfillOperator
 
 NAME = r'("([^"]|"")+"|[^".\s][^.]*)'
 

@@ -14,13 +14,9 @@ from typing import Any
 
 from airflow.sdk import dag, task, task_group
 
-from airflow_pgchange import tubes
-from airflow_pgchange.assets.pgchange import feed_asset
-from airflow_pgchange.feeds import AllTubes
-from airflow_pgchange.feeds.feed import to_json
-from airflow_pgchange.hooks.pgchange import PgChangeHook
-from airflow_pgchange.operators.spark import SparkBatchOperator
-from airflow_pgchange.operators.tube import TubeGarbageCollectOperator
+from airflow_pgchange import PgChangeHook, SparkBatchOperator, feed_asset, tubes
+from airflow_pgchange.feeds import AllTubes, to_json
+from airflow_pgchange.operators import TubeGarbageCollectOperator
 
 AIRLINE = "airline"
 

@@ -25,11 +25,8 @@ import httpx
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from airflow_pgchange import tubes
-from airflow_pgchange.admin import schema
-from airflow_pgchange.feeds import CommitFeed, TubeFeed
-from airflow_pgchange.feeds.errors import PgChangeError, UnknownConsumer
-from airflow_pgchange.feeds.lag import lag, position
+from airflow_pgchange import CommitFeed, PgChangeError, TubeFeed, admin, tubes
+from airflow_pgchange.feeds import Feed, lag
 from demo import flights
 from demo.airflow import LocalAirflow, airflow_connection, sqlalchemy_url
 from demo.connect import ConnectServer
@@ -135,12 +132,12 @@ def play(
         finally:
             stop.set()
         done = time.monotonic()
-        batches = position(connection, FEED)["version"]
+        batches = batches_of(connection, FEED)
         result = connection.execute(
             "select * from public.route_delay order by carrier, origin, dest"
         ).fetchall()
         ((copied, differing),) = connection.execute(COPY_IS_LIKE).fetchall()
-        replays = position(connection, COPIES)["version"]
+        replays = batches_of(connection, COPIES)
     wanted = flights.expected(days)
     show(result, wanted)
     same = result == wanted
@@ -184,17 +181,19 @@ def follow(airflow: LocalAirflow, connection: psycopg.Connection[Any], replay: F
         time.sleep(0.2)
 
 
+def batches_of(connection: psycopg.Connection[Any], feed: Feed) -> int:
+    """The batches that a consumer has finished, 0 before it has begun."""
+    return next((row["version"] or 0 for row in admin.status(connection) if row["consumer"] == feed.name), 0)
+
+
 def standing(connection: psycopg.Connection[Any]) -> str:
-    """How far writers and consumer are, in a line, as one snapshot sees both."""
+    """How far writers and consumer are, in a line: one snapshot sees how many changes there are and how many wait."""
     with connection.transaction():
         connection.execute("set transaction isolation level repeatable read")
         ((committed,),) = connection.execute("select count(*) from public.movement").fetchall()
         found = lag(connection, connection, FEED, 1_000_000)
         touched = lag(connection, connection, COPIES, 1_000_000).ready
-        try:
-            batches = position(connection, FEED)["version"]
-        except UnknownConsumer:
-            batches = 0
+    batches = batches_of(connection, FEED)
     return (
         f"committed {committed:>8,}   ready {found.ready:>8,}   waiting {found.waiting:>6,}   "
         f"processed {committed - found.ready - found.waiting:>8,}   batches {batches:>3}   to copy {touched:>7,}"
@@ -280,7 +279,7 @@ def show(result: list[flights.Row], wanted: list[flights.Row]) -> None:
 def prepare(database: str) -> None:
     """Our schemas, the tables of the demo, and the tracking."""
     with psycopg.connect(database, autocommit=True) as connection:
-        schema.install(connection)
+        admin.install(connection)
         connection.execute(flights.DDL)
         connection.execute("select revision.track('public.movement', branch_id => '0')")
         if connection.execute("select exists (select from public.movement)").fetchone() == (True,):

@@ -17,10 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from airflow_pgchange.spark.parent import die_with_parent
 from demo.postgres import free_port
 from demo.spark import clean_environment, java_home, spark_home
-from demo.started import Started
+from demo.started import Started, die_with_parent
 
 START_PATIENCE = 300.0
 SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"

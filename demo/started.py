@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
+import signal
+import sys
 from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
+
+PR_SET_PDEATHSIG = 1
+LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent ends: a ``preexec_fn``. It does nothing outside Linux."""
+    if LIBC is not None:
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 class Started(ABC):

@@ -20,6 +20,12 @@ from airflow_pgchange.decorators.tube import CollectDecoratedOperator
 from airflow_pgchange.events import Handler
 from airflow_pgchange.feeds import CommitFeed, TubeFeed
 from airflow_pgchange.messages import Saga, Step
+from airflow_pgchange.operators import (
+    TubeAttachOperator,
+    TubeBackfillOperator,
+    TubeGarbageCollectOperator,
+    TubeTouchOperator,
+)
 from airflow_pgchange.operators.batch import BatchOperator
 from airflow_pgchange.operators.events import (
     PublishEventsOperator,
@@ -34,12 +40,6 @@ from airflow_pgchange.operators.messages import PostMessageOperator, RequestMess
 from airflow_pgchange.operators.sagas import SagaHandlerOperator, StartSagaOperator
 from airflow_pgchange.operators.schema import InstallSchemaOperator
 from airflow_pgchange.operators.spark import SparkBatchOperator
-from airflow_pgchange.operators.tube import (
-    TubeAttachOperator,
-    TubeBackfillOperator,
-    TubeGarbageCollectOperator,
-    TubeTouchOperator,
-)
 from airflow_pgchange.sensors.consumer import ConsumerSensor
 from airflow_pgchange.sensors.feed import FeedSensor
 from airflow_pgchange.sensors.sagas import SagaSensor

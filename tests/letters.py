@@ -6,8 +6,8 @@ from typing import Any
 
 import psycopg
 
-from airflow_pgchange.admin import dead_letters
-from airflow_pgchange.feeds import CommitFeed, by_hand
+from airflow_pgchange.admin import by_hand, dead_letters
+from airflow_pgchange.feeds import CommitFeed
 from airflow_pgchange.feeds.draining import Plan, drain
 from tests.commits import FEED, claim_and_fail, commits
 
@@ -25,13 +25,13 @@ def give_up(
     at = to.get("at") or connection
     ids = commits(at, n)
     claim_and_fail(db, source, feed, limit=n)
-    by_hand.skip(connection, at, feed, "cannot be parsed")
-    return dead_letters.listed(connection)[-1].id, ids
+    by_hand.skip_batch(connection, at, feed, "cannot be parsed")
+    return dead_letters.letters(connection)[-1].id, ids
 
 
 def only(connection: Connection) -> dead_letters.Letter:
     """The one letter that there is."""
-    (letter,) = dead_letters.listed(connection)
+    (letter,) = dead_letters.letters(connection)
     return letter
 
 

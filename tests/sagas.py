@@ -9,7 +9,7 @@ import psycopg
 
 from airflow_pgchange.feeds import QueueFeed
 from airflow_pgchange.feeds.draining import Plan, drain
-from airflow_pgchange.messages import Saga, Step, Work, create_queues, handle
+from airflow_pgchange.messages import Saga, Step, Work, create_saga_queues, handle_saga
 from airflow_pgchange.messages.saga_handling import Do
 from tests.batches import connections_reused
 from tests.queues import one
@@ -31,7 +31,7 @@ WORKED = [queue for queue in TOUR.queues if queue != TOUR.bungs]
 
 def prepare(connection: psycopg.Connection[Any]) -> None:
     """Make the queues, and a table in which handlers note what they did."""
-    create_queues(connection, TOUR)
+    create_saga_queues(connection, TOUR)
     connection.execute(
         "create table act (n bigint generated always as identity, saga bigint, kind text, step text)"
     )
@@ -49,7 +49,7 @@ def run(db: str, do: Do = note, queue_names: Sequence[str] = WORKED, **options: 
 
     def process(transaction, batch):
         (change,) = transaction.changes()
-        transaction.ack(lambda kept: answers.append(handle(kept, change, do, **options)))
+        transaction.ack(lambda kept: answers.append(handle_saga(kept, change, do, **options)))
 
     plans = {queue: Plan(QueueFeed(queue), db, limit=1) for queue in queue_names}
     with psycopg.connect(db, autocommit=True) as watch, connections_reused():

@@ -1,1 +1,67 @@
 """What people and schedules do with a database of feeds: install, look, mend, keep house. psycopg only, no Airflow."""
+
+from typing import TYPE_CHECKING
+
+from airflow_pgchange._lazy import lazily
+
+if TYPE_CHECKING:
+    from airflow_pgchange.admin.by_hand import (
+        drop_consumer,
+        move_consumer,
+        repair_consumer,
+        skip_batch,
+        trim_commit_queue,
+    )
+    from airflow_pgchange.admin.consumers import status
+    from airflow_pgchange.admin.dead_letters import Letter, drop_letters, letter_content, letters, redrive
+    from airflow_pgchange.admin.health import Finding, findings
+    from airflow_pgchange.admin.maintenance import Report, maintain
+    from airflow_pgchange.admin.schema import install, uninstall, upgrade
+    from airflow_pgchange.admin.versions import Installed
+else:
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            "by_hand": [
+                "drop_consumer",
+                "move_consumer",
+                "repair_consumer",
+                "skip_batch",
+                "trim_commit_queue",
+            ],
+            "consumers": ["status"],
+            "dead_letters": [
+                "Letter",
+                "drop_letters",
+                "letter_content",
+                "letters",
+                "redrive",
+            ],
+            "health": ["Finding", "findings"],
+            "maintenance": ["Report", "maintain"],
+            "schema": ["install", "uninstall", "upgrade"],
+            "versions": ["Installed"],
+        },
+    )
+
+__all__ = [
+    "Finding",
+    "Installed",
+    "Letter",
+    "Report",
+    "drop_consumer",
+    "drop_letters",
+    "findings",
+    "install",
+    "letter_content",
+    "letters",
+    "maintain",
+    "move_consumer",
+    "redrive",
+    "repair_consumer",
+    "skip_batch",
+    "status",
+    "trim_commit_queue",
+    "uninstall",
+    "upgrade",
+]

@@ -53,7 +53,7 @@ class Letter:
     hindrance: str | None
 
 
-def listed(
+def letters(
     connection: psycopg.Connection[Any],
     source: psycopg.Connection[Any] | None = None,
     *,
@@ -73,7 +73,7 @@ def listed(
     return [_seen_from(source, connection, letter) for letter in letters]
 
 
-def content(connection: psycopg.Connection[Any], number: int) -> Any:
+def letter_content(connection: psycopg.Connection[Any], number: int) -> Any:
     """What a letter holds, which its kind decides: of a batch of the commit queue where it begins and ends and the
     first of its commits, of a tube its ids, of a group its events, of a queue its messages. Raises UnknownLetter."""
     _check_numbers([number])
@@ -106,7 +106,7 @@ def redrive(
                 _send(connection, source, number)
         return list(ids)
     sent = []
-    for letter in listed(connection, source, consumer=consumer, older_than=older_than):
+    for letter in letters(connection, source, consumer=consumer, older_than=older_than):
         if letter.on_its_way or letter.hindrance is not None:
             continue
         try:
@@ -117,7 +117,7 @@ def redrive(
     return sent
 
 
-def drop(
+def drop_letters(
     connection: psycopg.Connection[Any],
     *,
     ids: Sequence[int] = (),

@@ -10,9 +10,8 @@ from typing import Any, LiteralString, TypeVar
 import psycopg
 from psycopg import sql
 
-from airflow_pgchange.admin import health, versions
+from airflow_pgchange.admin import by_hand, health, versions
 from airflow_pgchange.events.dispatch import dispatch
-from airflow_pgchange.feeds import by_hand
 from airflow_pgchange.feeds.checks import Seconds
 from airflow_pgchange.feeds.connect import kept_open
 from airflow_pgchange.feeds.errors import (
@@ -124,7 +123,7 @@ def _steps(
     yield "revision", partial(_lines, connection, "revision.maintain_partitions", width, ahead)
     yield "revision", partial(_lines, connection, "revision.recapture")
     if retention is not None:
-        yield "pubsub", partial(by_hand.trim, connection, retention)
+        yield "pubsub", partial(by_hand.trim_commit_queue, connection, retention)
     yield "pgmb", partial(_dispatched, connection)
     yield "pgmb", partial(_placed, connection)
     # Trimming gives back the room of a default partition, which is read before the next one is made.

@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_pgchange.admin.watching import hindrance
 from airflow_pgchange.cli.common import Rows, command, conninfo_by_name
-from airflow_pgchange.feeds import connect as databases
+from airflow_pgchange.feeds.connect import both as both_databases
 from airflow_pgchange.feeds.connect import keep_open
 from airflow_pgchange.feeds.error_text import described, without_secrets
 from airflow_pgchange.feeds.errors import InvalidArgument, PgChangeError
@@ -79,7 +79,7 @@ def _told(
     try:
         known += [conninfo_by_name(one) for one in place.connections]
         reached = [make_conninfo(conninfo, **REACH) for conninfo in known]
-        with databases.both(reached[0], reached[1] if place.source else None, primary=False) as opened:
+        with both_databases(reached[0], reached[1] if place.source else None, primary=False) as opened:
             for connection in opened:
                 keep_open(connection, **LIMITS)
             told += [None if feed is None else hindrance(*opened, feed) for feed, _ in ordered]

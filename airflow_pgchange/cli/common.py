@@ -18,7 +18,7 @@ from airflow.utils.cli import suppress_logs_and_warning
 from airflow.utils.providers_configuration_loader import providers_configuration_loaded
 from psycopg.conninfo import conninfo_to_dict
 
-from airflow_pgchange.feeds import connect as databases
+from airflow_pgchange.feeds.connect import both as both_databases
 from airflow_pgchange.feeds.connect import connect, keep_open
 from airflow_pgchange.feeds.errors import InvalidArgument, PgChangeError
 from airflow_pgchange.hooks.pgchange import conninfo_of
@@ -76,7 +76,7 @@ def both(args: Namespace) -> Iterator[tuple[Database, Database]]:
     source = None
     if args.source_conn_id is not None or args.source_dsn is not None:
         source = _conninfo(args.source_conn_id, args.source_dsn, "--source-conn-id", "--source-dsn")
-    with databases.both(conninfo(args), source) as opened:
+    with both_databases(conninfo(args), source) as opened:
         for connection in opened:
             keep_open(connection)
         yield opened

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from airflow_pgchange.admin import consumers
+from airflow_pgchange.admin import by_hand, consumers
 from airflow_pgchange.cli.common import DONE, Rows, both, command, confirm, database
-from airflow_pgchange.feeds import by_hand
 from airflow_pgchange.feeds.checks import seconds, time_of
 
 
@@ -14,7 +13,7 @@ from airflow_pgchange.feeds.checks import seconds, time_of
 def skip(args: Namespace) -> Rows:
     consumer = consumers.named(args.consumer)
     with both(args) as (results, source):
-        skipped = by_hand.skip(results, source, consumer(source), args.reason)
+        skipped = by_hand.skip_batch(results, source, consumer(source), args.reason)
     return [{"consumer": args.consumer, "skipped": skipped}]
 
 
@@ -23,7 +22,7 @@ def repair(args: Namespace) -> Rows:
     feed = consumers.movable(args.consumer)
     confirm(args, f"{feed.name} will go on from what the source still knows of it; batches may come again.")
     with both(args) as (results, source):
-        repaired = by_hand.repair(results, source, feed)
+        repaired = by_hand.repair_consumer(results, source, feed)
     return [{"consumer": feed.name, "from_here_on": repaired}]
 
 
@@ -33,7 +32,7 @@ def move(args: Namespace) -> Rows:
     to = args.to if args.to in ("beginning", "now") else time_of("--to (beginning, now or a time)", args.to)
     confirm(args, f"{feed.name} will move to {args.to}: changes are left out, or come again.")
     with both(args) as (results, source):
-        by_hand.move(results, source, feed, to)
+        by_hand.move_consumer(results, source, feed, to)
     return [{"consumer": feed.name, "moved_to": args.to}]
 
 
@@ -42,7 +41,7 @@ def drop(args: Namespace) -> Rows:
     feed = consumers.movable(args.consumer)
     confirm(args, f"{feed.name} will be forgotten; under the same name it would begin anew.")
     with both(args) as (results, source):
-        by_hand.drop(results, source, feed)
+        by_hand.drop_consumer(results, source, feed)
     return [{"consumer": feed.name, "dropped": True}]
 
 
@@ -54,4 +53,4 @@ def trim(args: Namespace) -> Rows:
             args,
             f"History older than {args.retention} will be gone; consumers that come later will not get it.",
         )
-        return [{"trimmed": line} for line in by_hand.trim(connection, args.retention)]
+        return [{"trimmed": line} for line in by_hand.trim_commit_queue(connection, args.retention)]

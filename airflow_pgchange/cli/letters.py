@@ -17,7 +17,7 @@ SHOWN_ERROR = 200
 @command("There are no dead letters.")
 def show(args: Namespace) -> Rows:
     with both(args) as (connection, source):
-        found = dead_letters.listed(connection, source, consumer=args.consumer, older_than=args.older_than)
+        found = dead_letters.letters(connection, source, consumer=args.consumer, older_than=args.older_than)
     return [asdict(letter) if args.output == "json" else _brief(letter) for letter in found]
 
 
@@ -38,7 +38,7 @@ def drop(args: Namespace) -> Rows:
         confirm(args, "What these letters stand for will be gone.")
         return [
             {"letter": number, "state": "dropped"}
-            for number in dead_letters.drop(connection, **_chosen(args))
+            for number in dead_letters.drop_letters(connection, **_chosen(args))
         ]
 
 

@@ -1,10 +1,14 @@
 """Feeds, batches and the consumer transaction: psycopg only, no Airflow and no Spark."""
 
-from airflow_pgchange.feeds.batch import Batch, Change
+from airflow_pgchange.feeds.batch import Batch, Change, Lag
 from airflow_pgchange.feeds.commit_queue import CommitFeed
 from airflow_pgchange.feeds.conditions import TopologyCondition
+from airflow_pgchange.feeds.connect import connect
 from airflow_pgchange.feeds.event import EventFeed
-from airflow_pgchange.feeds.feed import Feed
+from airflow_pgchange.feeds.feed import Feed, Watched, from_json, kind_of_feed, to_json
+from airflow_pgchange.feeds.lag import lag
+from airflow_pgchange.feeds.names import Names
+from airflow_pgchange.feeds.offered import OfferedFeed
 from airflow_pgchange.feeds.queue import QueueFeed
 from airflow_pgchange.feeds.topology import TopologyFeed
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
@@ -18,8 +22,17 @@ __all__ = [
     "ConsumerTransaction",
     "EventFeed",
     "Feed",
+    "Lag",
+    "Names",
+    "OfferedFeed",
     "QueueFeed",
     "TopologyCondition",
     "TopologyFeed",
     "TubeFeed",
+    "Watched",
+    "connect",
+    "from_json",
+    "kind_of_feed",
+    "lag",
+    "to_json",
 ]

@@ -10,7 +10,7 @@ import psycopg
 from airflow.sdk import BaseHook, Connection
 from psycopg.conninfo import make_conninfo
 
-from airflow_pgchange.feeds import connect as databases
+from airflow_pgchange.feeds.connect import both as both_databases
 from airflow_pgchange.feeds.connect import connect, connect_async
 from airflow_pgchange.feeds.errors import InvalidArgument
 
@@ -75,7 +75,7 @@ def both(
 ) -> AbstractContextManager[tuple[psycopg.Connection[Any], psycopg.Connection[Any]]]:
     """Connections to the database of the results and to that of the changes, by the names of Airflow's."""
     source = PgChangeHook(source_conn_id).conninfo() if source_conn_id else None
-    return databases.both(PgChangeHook(postgres_conn_id).conninfo(), source, primary=primary)
+    return both_databases(PgChangeHook(postgres_conn_id).conninfo(), source, primary=primary)
 
 
 def conninfo_of(connection: Connection, extra: Mapping[str, Any]) -> str:

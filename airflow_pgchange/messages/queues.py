@@ -79,7 +79,7 @@ def post(
     return str(ask(connection, sql.SQL("select mbus.post({})").format(sql.SQL(", ").join(arguments))))
 
 
-def temporary(connection: psycopg.Connection[Any]) -> str:
+def temporary_queue(connection: psycopg.Connection[Any]) -> str:
     """Make a queue that lives as long as the session of ``connection``, not behind a pooler that shares sessions."""
     return str(ask(connection, select("mbus.create_temporary_queue")))
 

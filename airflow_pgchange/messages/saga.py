@@ -137,7 +137,7 @@ class Saga:
         }
 
 
-def create_queues(connection: psycopg.Connection[Any], saga: Saga) -> None:
+def create_saga_queues(connection: psycopg.Connection[Any], saga: Saga) -> None:
     """Make the queues that a saga needs and that are not there yet."""
     query = (
         "select mbus.create_queue(q, 16) from unnest(%s::text[]) as q "
@@ -147,7 +147,7 @@ def create_queues(connection: psycopg.Connection[Any], saga: Saga) -> None:
         connection.execute(query, [list(saga.queues)])
 
 
-def start(connection: psycopg.Connection[Any], saga: Saga, data: Texts) -> int:
+def start_saga(connection: psycopg.Connection[Any], saga: Saga, data: Texts) -> int:
     """Post the messages of a saga, all in one transaction or none, each with ``data``; returns the saga's number.
 
     It has begun when the transaction of ``connection`` is committed: together with whatever else that writes.

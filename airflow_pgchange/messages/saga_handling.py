@@ -81,7 +81,7 @@ class _NotKept(Exception):
 Do = Callable[[Work, psycopg.Connection[Any]], Answer]
 
 
-def handle(
+def handle_saga(
     connection: psycopg.Connection[Any], change: Change, do: Do, *, max_attempts: int | None = None
 ) -> str:
     """Do what the message of a saga asks for, in the transaction that receives it; returns what became of it.

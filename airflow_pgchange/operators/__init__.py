@@ -1,1 +1,61 @@
 """Operators that process batches and look after the schemas."""
+
+from typing import TYPE_CHECKING
+
+from airflow_pgchange._lazy import lazily
+
+if TYPE_CHECKING:
+    from airflow_pgchange.operators.batch import BatchOperator
+    from airflow_pgchange.operators.events import (
+        PublishEventsOperator,
+        ReplayEventsOperator,
+        SubscribeEventsOperator,
+    )
+    from airflow_pgchange.operators.handlers import EventHandlersOperator
+    from airflow_pgchange.operators.letters import DeadLettersOperator
+    from airflow_pgchange.operators.maintenance import MaintenanceOperator
+    from airflow_pgchange.operators.messages import PostMessageOperator, RequestMessageOperator
+    from airflow_pgchange.operators.sagas import SagaHandlerOperator, StartSagaOperator
+    from airflow_pgchange.operators.schema import InstallSchemaOperator
+    from airflow_pgchange.operators.spark import SparkBatchOperator
+    from airflow_pgchange.operators.tube.attach import TubeAttachOperator, TubeTouchOperator
+    from airflow_pgchange.operators.tube.backfill import TubeBackfillOperator
+    from airflow_pgchange.operators.tube.control_pods import TubeGarbageCollectOperator
+else:
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            "batch": ["BatchOperator"],
+            "events": ["PublishEventsOperator", "ReplayEventsOperator", "SubscribeEventsOperator"],
+            "handlers": ["EventHandlersOperator"],
+            "letters": ["DeadLettersOperator"],
+            "maintenance": ["MaintenanceOperator"],
+            "messages": ["PostMessageOperator", "RequestMessageOperator"],
+            "sagas": ["SagaHandlerOperator", "StartSagaOperator"],
+            "schema": ["InstallSchemaOperator"],
+            "spark": ["SparkBatchOperator"],
+            "tube.attach": ["TubeAttachOperator", "TubeTouchOperator"],
+            "tube.backfill": ["TubeBackfillOperator"],
+            "tube.control_pods": ["TubeGarbageCollectOperator"],
+        },
+    )
+
+__all__ = [
+    "BatchOperator",
+    "DeadLettersOperator",
+    "EventHandlersOperator",
+    "InstallSchemaOperator",
+    "MaintenanceOperator",
+    "PostMessageOperator",
+    "PublishEventsOperator",
+    "ReplayEventsOperator",
+    "RequestMessageOperator",
+    "SagaHandlerOperator",
+    "SparkBatchOperator",
+    "StartSagaOperator",
+    "SubscribeEventsOperator",
+    "TubeAttachOperator",
+    "TubeBackfillOperator",
+    "TubeGarbageCollectOperator",
+    "TubeTouchOperator",
+]

@@ -59,7 +59,7 @@ def _run(context: Context) -> str | None:
 class FeedOperator(CheckedArguments, BaseOperator):
     """Claims batches of a feed and commits each with its results; subclasses say how a batch is processed.
 
-    All but ``skip_if_empty`` can be templated. With an outlet of ``airflow_pgchange.assets.targets.target_tables`` each
+    All but ``skip_if_empty`` can be templated. With an outlet of ``airflow_pgchange.target_tables`` each
     table that a batch wrote is an asset, for other DAGs to be scheduled on.
 
     :param feed: the feed, or its JSON

@@ -79,11 +79,11 @@ class DeadLettersOperator(CheckedArguments, BaseOperator):
         asks_source = None if self.action == "drop" else self.source_conn_id
         with both(self.postgres_conn_id, asks_source) as (connection, source):
             if self.action == "drop":
-                done = dead_letters.drop(connection, ids=ids, **asked)
+                done = dead_letters.drop_letters(connection, ids=ids, **asked)
             else:
                 done = dead_letters.redrive(connection, source, ids=ids, **asked)
                 if not ids:
-                    self._tell_of_others(dead_letters.listed(connection, source, **asked))
+                    self._tell_of_others(dead_letters.letters(connection, source, **asked))
         self.log.info("%s: %d letters", self.action, len(done))
         return {"action": self.action, "letters": done}
 

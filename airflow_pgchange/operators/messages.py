@@ -76,7 +76,7 @@ class PostMessageOperator(CheckedArguments, BaseOperator):
 
 
 class RequestMessageOperator(PostMessageOperator):
-    """Posts a request and waits for the answer, which a handler posts with ``airflow_pgchange.messages.queues.answer``.
+    """Posts a request and waits for the answer, which a handler posts with ``airflow_pgchange.messages.answer``.
 
     Without ``reply_queue`` the answer goes to a temporary queue, which ends with this task's session: so it cannot be
     deferred. A named reply queue serves any number of requests; nobody may consume from it.
@@ -119,7 +119,7 @@ class RequestMessageOperator(PostMessageOperator):
         """Returns the data of the answer."""
         with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as connection:
             if self.reply_queue is None:
-                queue = queues.temporary(connection)
+                queue = queues.temporary_queue(connection)
                 queues.request(connection, self.queue_name, self.message(), queue)
                 return self._wait(lambda: queues.consume(connection, queue))
             iid = queues.new_iid(connection, self.reply_queue)

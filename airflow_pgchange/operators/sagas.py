@@ -17,7 +17,7 @@ from airflow_pgchange.feeds.draining import Plan
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.hooks.pgchange import PgChangeHook
-from airflow_pgchange.messages import Saga, handle, start
+from airflow_pgchange.messages import Saga, handle_saga, start_saga
 from airflow_pgchange.messages.queues import Texts
 from airflow_pgchange.messages.saga_handling import Do, Work
 from airflow_pgchange.operators.feed import FeedOperator
@@ -32,7 +32,7 @@ class StartSagaOperator(CheckedArguments, BaseOperator):
 
     Guarantee: at least once. A task that is tried again after it had committed starts another saga.
 
-    :param saga: the saga; its queues are there (``airflow_pgchange.messages.create_queues``)
+    :param saga: the saga; its queues are there (``airflow_pgchange.messages.create_saga_queues``)
     :param data: what every handler is told: texts or None by name (templated)
     :param postgres_conn_id: the database of the queues
     """
@@ -58,7 +58,7 @@ class StartSagaOperator(CheckedArguments, BaseOperator):
     def execute(self, context: Context) -> int:
         """Returns the number of the saga, as ``mbus.sagas`` shows it."""
         with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as connection:
-            number = start(connection, self.saga, self.data)
+            number = start_saga(connection, self.saga, self.data)
         self.log.info("saga %s %d has begun", self.saga.name, number)
         return number
 
@@ -70,7 +70,7 @@ class SagaHandlerOperator(FeedOperator):
     ``TryAgain(reason, delay)`` or ``RollBack(reason)``; what it wrote through ``connection`` is kept in the first case
     alone. Where it raises, the message is tried again after a minute, and the task fails once it has worked off the
     others. Several tasks may work off one queue at once. It does not wait for what is tried again later, nor for the
-    steps behind: schedule its DAG by ``airflow_pgchange.assets.sagas.saga_schedule``, and it runs whenever one is due.
+    steps behind: schedule its DAG by ``airflow_pgchange.assets.saga_schedule``, and it runs whenever one is due.
 
     Guarantee: each step is done once and before those that come after it, or not at all; once a saga is rolled back, each
     compensation is done once. For what is done through ``connection``, that is; what is done elsewhere may be done again
@@ -116,7 +116,7 @@ class SagaHandlerOperator(FeedOperator):
         answers: list[str] = []
         transaction.ack(
             lambda connection: answers.append(
-                handle(connection, change, self.do, max_attempts=self.max_attempts)
+                handle_saga(connection, change, self.do, max_attempts=self.max_attempts)
             )
         )
         self._answers[answers[-1]] += 1

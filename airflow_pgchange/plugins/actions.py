@@ -11,9 +11,8 @@ import psycopg
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from airflow_pgchange.admin import consumers, dead_letters
+from airflow_pgchange.admin import by_hand, consumers, dead_letters
 from airflow_pgchange.admin.maintenance import maintain
-from airflow_pgchange.feeds import by_hand
 from airflow_pgchange.feeds.error_text import without_secrets
 from airflow_pgchange.plugins.access import Source, acting
 from airflow_pgchange.plugins.datamodels import Done
@@ -71,7 +70,7 @@ def skip(connection_id: str, asked: Skip, source: Source = None) -> Done:
     """Give up the batch that a consumer cannot finish: it becomes a dead letter."""
     feed = consumers.named(asked.consumer)
     with both(connection_id, source) as (results, changes):
-        batch = by_hand.skip(results, changes, feed(changes), asked.reason)
+        batch = by_hand.skip_batch(results, changes, feed(changes), asked.reason)
     return Done(done=[f"{asked.consumer}: batch {batch} is a dead letter now"])
 
 
@@ -80,7 +79,7 @@ def move(connection_id: str, asked: Move, source: Source = None) -> Done:
     """Move a consumer to the beginning, to now or to a time: changes are left out, or come again."""
     feed = consumers.movable(asked.consumer)
     with both(connection_id, source) as (results, changes):
-        by_hand.move(results, changes, feed, asked.to)
+        by_hand.move_consumer(results, changes, feed, asked.to)
     return Done(done=[f"{feed.name} has moved to {asked.to}"])
 
 
@@ -91,7 +90,7 @@ def repair(connection_id: str, asked: One, source: Source = None) -> Done:
     """Go on after the source lost its tail, or was restored; batches may come again."""
     feed = consumers.movable(asked.consumer)
     with both(connection_id, source) as (results, changes):
-        guarantee = by_hand.repair(results, changes, feed)
+        guarantee = by_hand.repair_consumer(results, changes, feed)
     return Done(done=[f"{feed.name} goes on: {guarantee} from here on"])
 
 
@@ -100,7 +99,7 @@ def drop(connection_id: str, asked: One, source: Source = None) -> Done:
     """Forget a consumer; under the same name it would begin anew."""
     feed = consumers.movable(asked.consumer)
     with both(connection_id, source) as (results, changes):
-        by_hand.drop(results, changes, feed)
+        by_hand.drop_consumer(results, changes, feed)
     return Done(done=[f"{feed.name} is forgotten"])
 
 
@@ -121,7 +120,7 @@ def redrive(connection_id: str, asked: Numbers, source: Source = None) -> Done:
 def drop_letters(connection_id: str, asked: Numbers) -> Done:
     """Forget letters: what they stand for is gone."""
     with both(connection_id, None) as (results, _):
-        dropped = dead_letters.drop(results, ids=asked.ids)
+        dropped = dead_letters.drop_letters(results, ids=asked.ids)
     return Done(done=[f"letter {number} is dropped" for number in dropped])
 
 

@@ -65,7 +65,7 @@ VIEW = View(backfills, datamodels.Backfills(backfills=[], tables=[], trouble=Non
 def start(connection_id: str, asked: Wanted) -> Done:
     """Ask the workers of a tube to bring all rows of a table; one that is not finished goes on where it stopped."""
     with both(connection_id, None) as (connection, _):
-        number = tubes.asked(connection, asked.tube, asked.table)
+        number = tubes.ask_backfill(connection, asked.tube, asked.table)
     return Done(
         done=[f"backfill {number} of {asked.table} goes on with the next run of the workers of {asked.tube}"]
     )

@@ -133,12 +133,12 @@ def _shown(look: Look[M], connection: str, rights: Rights, asked: View[M]) -> M:
 
 
 def _letters(connections: Connections) -> list[dead_letters.Letter]:
-    return dead_letters.listed(*connections)
+    return dead_letters.letters(*connections)
 
 
 def _held(number: int, connections: Connections) -> datamodels.Held:
     try:
-        content = datamodels.Content.of(dead_letters.content(connections[0], number))
+        content = datamodels.Content.of(dead_letters.letter_content(connections[0], number))
     except UnknownLetter:
         return datamodels.Held()
     return datamodels.Held(content=content.content, cut=content.cut)

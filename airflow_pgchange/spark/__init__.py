@@ -4,8 +4,17 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-from airflow_pgchange.feeds.errors import ExtraMissing
+from airflow_pgchange._lazy import lazily
+from airflow_pgchange.errors import ExtraMissing
+
+if TYPE_CHECKING:
+    from airflow_pgchange.spark.job import Job, batch_job, batch_jobs
+else:
+    __getattr__, __dir__ = lazily(__name__, {"job": ["Job", "batch_job", "batch_jobs"]})
+
+__all__ = ["Job", "batch_job", "batch_jobs"]
 
 NEEDED = ("pyspark", "pyarrow", "adbc_driver_postgresql")
 

@@ -37,8 +37,6 @@ from airflow_pgchange.spark.request import Request
 from airflow_pgchange.spark.source import NAME, data_source, prepare
 from airflow_pgchange.spark.types import staging_types
 
-__all__ = ["Attached", "Job", "Mode", "batch_job", "batch_jobs"]
-
 SMALL = 50_000
 """Changes below which the driver reads a batch itself, and rows up to which it stages its results: a data source costs
 seconds to start. Beside a warm server, on two cores that others used too, the driver took of the time of executors, in

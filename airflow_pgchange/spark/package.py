@@ -35,6 +35,7 @@ KEPT = 30 * 24 * 3600.0
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("feeds", "results", "spark", "topology")
+"""The folders of the package that an application or an executor uses, besides the modules beside them."""
 
 
 def cache() -> Path:
@@ -90,10 +91,8 @@ def _forget_unused(directory: Path) -> None:
 
 
 def _files() -> dict[str, bytes]:
-    sources = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
-    return {"airflow_pgchange/__init__.py": b""} | {
-        str(Path(ROOT.name) / path.relative_to(ROOT)): path.read_bytes() for path in sources
-    }
+    sources = [*ROOT.glob("*.py"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))]
+    return {str(Path(ROOT.name) / path.relative_to(ROOT)): path.read_bytes() for path in sorted(sources)}
 
 
 def _write(files: dict[str, bytes], target: Path) -> None:

@@ -1,7 +1,7 @@
 """Tubes beside their feed: making them, backfills, control pods and workers. psycopg only, no Airflow and no Spark."""
 
 from airflow_pgchange.tubes.attachment import attach, attached, ensure, touch
-from airflow_pgchange.tubes.backfills import BackfillProgress, asked, backfill, chunks
+from airflow_pgchange.tubes.backfills import BackfillProgress, ask_backfill, backfill, backfill_chunks
 from airflow_pgchange.tubes.control_pods import Control, Downstream, work_off
 from airflow_pgchange.tubes.copies import TableDownstream
 from airflow_pgchange.tubes.workers import ready, workers
@@ -11,11 +11,11 @@ __all__ = [
     "Control",
     "Downstream",
     "TableDownstream",
-    "asked",
+    "ask_backfill",
     "attach",
     "attached",
     "backfill",
-    "chunks",
+    "backfill_chunks",
     "ensure",
     "ready",
     "touch",

@@ -70,7 +70,7 @@ def backfill(
     with kept_open(connection):
         with _unless(stop, f"the backfill of {table} was stopped before it began"), found(table):
             number = committed(connection, begin.format(tube, name, order_col, shard, chunk_size))
-        for progress in chunks(connection, number, timeout=timeout, stopped=stop):
+        for progress in backfill_chunks(connection, number, timeout=timeout, stopped=stop):
             told(progress)
             if progress.finished:
                 break
@@ -80,7 +80,7 @@ def backfill(
         return progress
 
 
-def asked(connection: psycopg.Connection[Any], tube: str, table: str) -> int:
+def ask_backfill(connection: psycopg.Connection[Any], tube: str, table: str) -> int:
     """Ask the workers of a tube for a backfill of an attached table, in the order of its ids: the number of the one
     that they carry out with their control pods, or with which they go on if there is one that is not finished."""
     name = table_identifier(table).as_string(None)
@@ -91,7 +91,7 @@ def asked(connection: psycopg.Connection[Any], tube: str, table: str) -> int:
     return number
 
 
-def chunks(
+def backfill_chunks(
     connection: psycopg.Connection[Any],
     number: int,
     *,

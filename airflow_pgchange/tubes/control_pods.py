@@ -27,7 +27,7 @@ from airflow_pgchange.feeds.queries import ask, call, records, select
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
 from airflow_pgchange.feeds.tube import TubeFeed
 from airflow_pgchange.results.attached import Attached
-from airflow_pgchange.tubes.backfills import BackfillProgress, chunks, committed
+from airflow_pgchange.tubes.backfills import BackfillProgress, backfill_chunks, committed
 from airflow_pgchange.tubes.given_ids import each_id
 
 CHUNK = 10_000
@@ -180,7 +180,7 @@ class _Turn:
             self.ended[seq] = 0
             return False
         patience = max(LEAST_WAIT, deadline - time.monotonic())
-        for progress in chunks(connection, number, timeout=patience, stopped=self.stopped):
+        for progress in backfill_chunks(connection, number, timeout=patience, stopped=self.stopped):
             self.told(progress)
             if progress.finished:
                 self.ended[seq] = progress.looked_at

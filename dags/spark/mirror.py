@@ -2,7 +2,7 @@
 
 import logging
 
-from airflow_pgchange.spark.job import batch_jobs
+from airflow_pgchange import batch_jobs
 
 for job in batch_jobs():
     tables = job.attached()

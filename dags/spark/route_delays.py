@@ -5,7 +5,7 @@ Adding is right because a movement never changes once it is written.
 
 from pyspark.sql.functions import coalesce, col, count_if, lit, sum, when
 
-from airflow_pgchange.spark.job import batch_jobs
+from airflow_pgchange import batch_jobs
 
 for job in batch_jobs():
     departed, arrived = col("kind") == "departure", col("kind") == "arrival"

@@ -21,7 +21,7 @@ from airflow_pgchange.events import Delivery, EventHandlers, Handler
 from airflow_pgchange.feeds import Change, CommitFeed, EventFeed, QueueFeed, TopologyFeed, TubeFeed
 from airflow_pgchange.feeds.connect import connect
 from airflow_pgchange.feeds.errors import ConsumerBusy
-from airflow_pgchange.messages import RollBack, TryAgain, Work, handle
+from airflow_pgchange.messages import RollBack, TryAgain, Work, handle_saga
 from airflow_pgchange.messages.saga_handling import Answer
 from tests.chaos import event_worker, mirror_worker
 from tests.chaos.crew import end_work
@@ -162,7 +162,7 @@ class Sagas(Batches):
 
     def feeds(self) -> Iterator[Batch]:
         def keep(connection: Connection, changes: Sequence[Change]) -> None:
-            handle(connection, changes[0], self.do)
+            handle_saga(connection, changes[0], self.do)
 
         for queue in self.chance.sample(WORKED, len(WORKED)):
             if ready(self.log, queue):

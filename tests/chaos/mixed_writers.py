@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 from psycopg import errors
 
-from airflow_pgchange.messages import start
+from airflow_pgchange.messages import start_saga
 from tests import queues
 from tests.chaos import harness, mirror_writers
 from tests.chaos.event_publishers import Publisher
@@ -90,7 +90,7 @@ def sagas(connection: Connection, chance: random.Random) -> None:
         time.sleep(PAUSE)
         return
     connection.execute("begin")
-    number = start(connection, TOUR, {"tour_id": str(chance.random())})
+    number = start_saga(connection, TOUR, {"tour_id": str(chance.random())})
     connection.execute("insert into started (saga) values (%s)", [number])
     end(connection, chance)
 

@@ -12,9 +12,17 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from airflow_pgchange.admin import dead_letters
-from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, QueueFeed, by_hand
-from airflow_pgchange.messages import RollBack, Saga, Step, TryAgain, create_queues, handle, start
+from airflow_pgchange.admin import by_hand, dead_letters
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, QueueFeed
+from airflow_pgchange.messages import (
+    RollBack,
+    Saga,
+    Step,
+    TryAgain,
+    create_saga_queues,
+    handle_saga,
+    start_saga,
+)
 from airflow_pgchange.messages.saga_handling import Answer
 from demo.postgres import free_port
 from tests import events, queues
@@ -233,8 +241,8 @@ def test_where_nothing_is_it_is_said_and_a_person_starts_pauses_and_cancels_a_ba
 def test_a_link_to_a_dead_letter_shows_it_to_whoever_follows_it(ledger: str, url: str, browser: Page) -> None:
     """Seconds: a server and a browser are started."""
     with psycopg.connect(ledger, autocommit=True) as connection:
-        by_hand.skip(connection, connection, FEED, "the carrier is gone")
-        (number,) = [letter.id for letter in dead_letters.listed(connection)]
+        by_hand.skip_batch(connection, connection, FEED, "the carrier is gone")
+        (number,) = [letter.id for letter in dead_letters.letters(connection)]
     view = f"{url}/plugin/pgchange/letters"
     come_back(browser, url, view="letters")
     letter = row(browser, "Dead letters in airline", "the carrier is gone")
@@ -251,7 +259,7 @@ def test_a_link_to_a_dead_letter_shows_it_to_whoever_follows_it(ledger: str, url
     browser.goto(link)
     expect(held).to_be_visible()
     with psycopg.connect(ledger, autocommit=True) as connection:
-        dead_letters.drop(connection, ids=[number])
+        dead_letters.drop_letters(connection, ids=[number])
     expect(browser.get_by_text(f"Letter {number} is not among these")).to_be_visible()
 
 
@@ -260,7 +268,7 @@ def answered(db: str, queue: str, answer: Answer) -> None:
     with ConsumerTransaction(QueueFeed(queue), db) as transaction:
         assert transaction.claim(1)
         (change,) = transaction.changes()
-        transaction.ack(lambda kept: handle(kept, change, lambda *_: answer))
+        transaction.ack(lambda kept: handle_saga(kept, change, lambda *_: answer))
 
 
 @pytest.mark.hstore
@@ -275,8 +283,8 @@ def test_a_person_sees_how_long_queues_are_and_follows_a_saga_step_by_step(
         queues.post(connection, 1, "orders", delay="1 hour", kind="retail")
         queues.post(connection, 2, "orders", after=[first], kind="retail")
         connection.execute("select mbus.post_dmq('n=>3', iid => mbus.get_iid('orders'))")
-        create_queues(connection, TOUR)
-        number = start(connection, TOUR, {"tour_id": "7"})
+        create_saga_queues(connection, TOUR)
+        number = start_saga(connection, TOUR, {"tour_id": "7"})
     come_back(browser, url, view="queues")
     # Behind a thousand the rest is an estimate.
     expect(row(browser, "Queues in airline", "12 parts")).to_contain_text("~1,2")
@@ -362,7 +370,7 @@ def test_a_person_sees_who_is_a_master_and_who_owns_which_buckets(
 def test_each_view_can_be_read_by_all(ledger: str, url: str, browser: Page) -> None:
     """Seconds: a server and a browser are started, and each view is gone through."""
     with psycopg.connect(ledger, autocommit=True) as connection:
-        by_hand.skip(connection, connection, FEED, "the carrier is gone")
+        by_hand.skip_batch(connection, connection, FEED, "the carrier is gone")
         connection.execute("select tube.backfill_begin('copies', 'ledger', null)")
         connection.execute(
             "select pgchange.note_watchers(%s)",

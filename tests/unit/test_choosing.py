@@ -75,6 +75,20 @@ def test_a_package_hands_on_what_its_modules_define(repository):
     assert chosen(repo, "pack/a.py", 2) == ["test_it.py"]
 
 
+def test_a_package_that_imports_a_name_when_it_is_used_hands_it_on_and_uses_nothing_itself(repository):
+    names = "from pack.a import f\n    from pack.b import g"
+    repo = repository({
+        "pack/__init__.py": f"if TYPE_CHECKING:\n    {names}\nelse:\n    __getattr__ = lazily()\n",
+        "pack/a.py": "def f(): ...\n",
+        "pack/b.py": "def g(): ...\n",
+        "tests/test_f.py": "from pack import f\ndef test_it():\n    f()\n",
+        "tests/test_g.py": "from pack import g\ndef test_it():\n    g()\n",
+    })  # fmt: skip
+    assert chosen(repo, "pack/a.py") == ["test_f.py"]
+    assert chosen(repo, "pack/b.py") == ["test_g.py"]
+    assert chosen(repo, "pack/__init__.py", 5) == ["test_f.py", "test_g.py"]
+
+
 def test_a_test_reaches_what_its_helpers_and_fixtures_use(repository):
     repo = repository({
         "pack/a.py": "def f(): ...\n",

@@ -15,9 +15,9 @@ from airflow.serialization.serialized_objects import DagSerialization
 from airflow_pgchange.decorators.batch import pgchange_batch_task
 from airflow_pgchange.feeds.draining import Plan
 from airflow_pgchange.feeds.stopping import Stop
+from airflow_pgchange.operators import TubeAttachOperator, TubeTouchOperator
 from airflow_pgchange.operators.batch import BatchOperator
 from airflow_pgchange.operators.feed import FeedOperator
-from airflow_pgchange.operators.tube import TubeAttachOperator, TubeTouchOperator
 from tests.every_operator import (
     ARGUMENTS,
     COMMITS,

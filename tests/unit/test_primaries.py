@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from argparse import Namespace
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -17,7 +18,7 @@ from airflow_pgchange.events.group import held_group
 from airflow_pgchange.events.sender import Sender
 from airflow_pgchange.events.stream_log import StreamLog
 from airflow_pgchange.feeds import Batch, CommitFeed, ConsumerTransaction, TubeFeed, error_text, transaction
-from airflow_pgchange.feeds import connect as connections
+from airflow_pgchange.feeds.connect import both
 from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.plugins import looks
 from airflow_pgchange.topology.catalogue import Catalogue
@@ -84,7 +85,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
         servers.append((conninfo, primary))
         return MagicMock()
 
-    for module in (connections, transaction):
+    for module in (import_module("airflow_pgchange.feeds.connect"), transaction):
         monkeypatch.setattr(module, "connect", note)
     return servers
 
@@ -116,7 +117,7 @@ def test_a_consumer_reads_changes_on_any_server_and_does_all_else_on_primaries(
 def test_of_two_databases_that_of_the_results_is_on_its_primary_in_any_case(
     primary: bool, opened: list[Any]
 ) -> None:
-    with connections.both("results", "changes", primary=primary):
+    with both("results", "changes", primary=primary):
         assert opened == [("results", True), ("changes", primary)]
 
 

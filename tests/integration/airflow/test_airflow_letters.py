@@ -96,7 +96,7 @@ def test_drop_asks_first_and_forgets(db: str, connection: psycopg.Connection[Any
     assert pgchange("drop", "--older-than", "0 s", "--dsn", db, "--yes") == [
         {"letter": letter, "state": "dropped"}
     ]
-    assert dead_letters.listed(connection) == []
+    assert dead_letters.letters(connection) == []
 
 
 def test_the_source_is_asked_where_it_is_elsewhere(
@@ -272,7 +272,7 @@ def test_by_default_a_task_fails_on_a_batch_that_failed_as_often_as_it_may(
     for error in (ValueError, BatchGivenUp):
         with pytest.raises(error):
             run(consumer(conn_id, on_give_up="fail"))
-    assert dead_letters.listed(connection) == []
+    assert dead_letters.letters(connection) == []
 
 
 def test_what_airflow_masks_is_not_in_a_letter(

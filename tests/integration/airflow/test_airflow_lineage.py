@@ -18,8 +18,8 @@ from psycopg.conninfo import conninfo_to_dict
 from airflow_pgchange import tubes
 from airflow_pgchange.assets.pgchange import feed_asset
 from airflow_pgchange.feeds import Batch, Change, CommitFeed, ConsumerTransaction, EventFeed, TubeFeed
+from airflow_pgchange.operators import TubeBackfillOperator
 from airflow_pgchange.operators.spark import SparkBatchOperator
-from airflow_pgchange.operators.tube import TubeBackfillOperator
 from airflow_pgchange.results.staging import Copied, Staged
 from airflow_pgchange.utils import lineage
 from tests.airflow_home import uri

@@ -15,7 +15,7 @@ from airflow.sdk import DAG, task
 from airflow_pgchange import tubes
 from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed
 from airflow_pgchange.feeds.errors import InvalidArgument, Refused, Stopped, UnknownConsumer
-from airflow_pgchange.operators.tube import (
+from airflow_pgchange.operators import (
     TubeAttachOperator,
     TubeBackfillOperator,
     TubeGarbageCollectOperator,

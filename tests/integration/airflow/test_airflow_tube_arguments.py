@@ -12,7 +12,7 @@ import pytest
 from airflow_pgchange import tubes
 from airflow_pgchange.feeds import TubeFeed
 from airflow_pgchange.feeds.errors import InvalidArgument, SchemaMissing, Stopped
-from airflow_pgchange.operators.tube import (
+from airflow_pgchange.operators import (
     TubeAttachOperator,
     TubeBackfillOperator,
     TubeGarbageCollectOperator,

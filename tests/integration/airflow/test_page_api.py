@@ -350,12 +350,12 @@ def test_who_may_edit_does_what_the_command_line_can_and_the_audit_log_tells_who
     op, noted = people("op"), len(page.audit_log())
     done = op.post(f"{AIRLINE}/consumers/skip", SKIP)
     assert done.status_code == 200, done.text
-    (letter,) = dead_letters.listed(connect())
+    (letter,) = dead_letters.letters(connect())
     assert (letter.consumer, letter.reason) == ("commits:delays/0", "no use")
     for action in ("letters/redrive", "letters/drop"):
         done = op.post(f"{AIRLINE}/{action}", {"ids": [letter.id]})
         assert done.status_code == 200, done.text
-    assert dead_letters.listed(connect()) == []
+    assert dead_letters.letters(connect()) == []
     for action, body in ACTIONS:
         if "letters" not in action and action != "consumers/skip":
             done = op.post(f"{AIRLINE}/{action}", body)

@@ -11,7 +11,7 @@ import pytest
 from fastapi import FastAPI
 
 from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
-from airflow_pgchange.messages import RollBack, Saga, Step, create_queues, handle, start
+from airflow_pgchange.messages import RollBack, Saga, Step, create_saga_queues, handle_saga, start_saga
 from tests import page, queues
 from tests.airflow_home import uri
 from tests.ledger import Connect
@@ -33,15 +33,15 @@ def people(airflow: FastAPI, db: str, connect: Connect, monkeypatch: pytest.Monk
     queues.post(connection, 2, "orders", delay="1 hour")
     queues.post(connection, 3, "orders", after=[first])
     connection.execute("select mbus.post_dmq('n=>4', iid => mbus.get_iid('orders'))")
-    create_queues(connection, TOUR)
-    number = start(connection, TOUR, {"passenger": "name of a passenger"})
+    create_saga_queues(connection, TOUR)
+    number = start_saga(connection, TOUR, {"passenger": "name of a passenger"})
     assert number == 1
     for queue, answer in (("rooms", None), ("seats", RollBack("no seat for name of a passenger"))):
         with ConsumerTransaction(QueueFeed(queue), db) as transaction:
             transaction.claim(1)
             (change,) = transaction.changes()
             transaction.ack(
-                lambda kept, change=change, answer=answer: handle(kept, change, lambda *_: answer)
+                lambda kept, change=change, answer=answer: handle_saga(kept, change, lambda *_: answer)
             )
     monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", uri(db))
     return page.afresh(airflow)

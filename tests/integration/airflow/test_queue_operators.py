@@ -169,7 +169,7 @@ def request(connection):
 
 def test_who_answers_a_session_that_ended_goes_on(connection, connect_to, db):
     session = connect_to(db)
-    gone = queues.temporary(session)
+    gone = queues.temporary_queue(session)
     queues.request(connection, "q", Message({"n": "1"}), gone)
     session.close()
     until(connection, f"select not mbus.lives('{gone}')")

@@ -13,7 +13,8 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.types.json import Jsonb
 
-from airflow_pgchange.feeds import CommitFeed, EventFeed, QueueFeed, TopologyFeed, by_hand
+from airflow_pgchange.admin import by_hand
+from airflow_pgchange.feeds import CommitFeed, EventFeed, QueueFeed, TopologyFeed
 from airflow_pgchange.feeds.errors import SourceLostTail, SourceRestored
 from tests.batches import drained, taken
 from tests.commits import commits, narrow_partitions, use_up_transactions
@@ -104,13 +105,13 @@ def test_a_copy_from_a_template_is_another_place_for_consumers_elsewhere_alone(
 
 
 def test_a_consumer_elsewhere_is_repaired_to_go_on_in_a_copy(source, copy, other_db, connect_to):
-    assert by_hand.repair(connect_to(other_db), connect_to(copy), ELSEWHERE) == "exactly once"
+    assert by_hand.repair_consumer(connect_to(other_db), connect_to(copy), ELSEWHERE) == "exactly once"
     assert len(drained(ELSEWHERE, other_db, copy)) == 3
     refused(ELSEWHERE, other_db, source)
 
 
 def test_a_consumer_is_moved_to_another_database_by_a_point_of_it(copy, other_db, connect_to):
-    by_hand.move(connect_to(other_db), connect_to(copy), ELSEWHERE, "now")
+    by_hand.move_consumer(connect_to(other_db), connect_to(copy), ELSEWHERE, "now")
     commits(connect_to(copy), 2)
     assert len(drained(ELSEWHERE, other_db, copy)) == 2
 
@@ -124,7 +125,7 @@ def test_what_a_consumer_elsewhere_is_moved_back_to_is_kept(source, other_db, co
     drained(ELSEWHERE, other_db, source)
     drained(HERE, source)
     use_up_transactions(connection, 120)
-    by_hand.move(results, connection, ELSEWHERE, "beginning" if to == "beginning" else before)
+    by_hand.move_consumer(results, connection, ELSEWHERE, "beginning" if to == "beginning" else before)
     connection.execute("select pubsub.trim_commit_queue('0 s')")
     assert len(drained(ELSEWHERE, other_db, source)) == 2
     # Its source hears of the last ack by the claim behind it.
@@ -166,9 +167,9 @@ def test_no_repair_puts_a_consumer_ahead_of_where_it_was(db, other_db, connect_t
         for table in ("pgchange.claim",)
     }
     if deed == "moved back":
-        by_hand.move(results, source, feed, "beginning")
+        by_hand.move_consumer(results, source, feed, "beginning")
     else:
-        by_hand.drop(results, source, feed)
+        by_hand.drop_consumer(results, source, feed)
     for _ in range(3):
         assert len(taken(feed, other_db, db, 1)) == 1
     # As a promotion does it that lost what came since.
@@ -180,7 +181,7 @@ def test_no_repair_puts_a_consumer_ahead_of_where_it_was(db, other_db, connect_t
             )
     with pytest.raises(SourceLostTail):
         taken(feed, other_db, db, 1)
-    assert by_hand.repair(results, source, feed) == "at least once"
+    assert by_hand.repair_consumer(results, source, feed) == "at least once"
     assert len(drained(feed, other_db, db)) >= 5
 
 
@@ -240,7 +241,7 @@ def test_a_catalogue_that_was_restored_in_the_cluster_of_its_origin_is_told_from
     there, other_db, _ = restored
     for feed, results in ((TopologyFeed("here"), there), (TopologyFeed("elsewhere"), other_db)):
         refused(feed, results, there)
-        assert by_hand.repair(connect_to(results), connect_to(there), feed) == "exactly once"
+        assert by_hand.repair_consumer(connect_to(results), connect_to(there), feed) == "exactly once"
         assert drained(feed, results, there) == []
 
 
@@ -250,7 +251,7 @@ def test_a_log_that_was_restored_in_the_cluster_of_its_origin_is_told_from_it(re
     assert drained(EventFeed("here"), there) == []
     assert [change.id for change in drained(EventFeed("here"), there)] == later
     refused(EventFeed("elsewhere"), other_db, there)
-    by_hand.repair(connect_to(other_db), connect_to(there), EventFeed("elsewhere"))
+    by_hand.repair_consumer(connect_to(other_db), connect_to(there), EventFeed("elsewhere"))
     assert [change.id for change in drained(EventFeed("elsewhere"), other_db, there)] == later
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_pgchange.admin import consumers
+from airflow_pgchange.admin import by_hand, consumers
 from airflow_pgchange.admin.maintenance import maintain
-from airflow_pgchange.feeds import by_hand, points
+from airflow_pgchange.feeds import points
 from airflow_pgchange.feeds.errors import SourceLostTail, SourceRestored
 from airflow_pgchange.feeds.lag import lag
 from tests.commits import FEED, commits, drain
@@ -84,7 +84,7 @@ def test_a_restored_queue_is_not_trimmed(db, connect):
     drain(db)
     connection.execute(RESTORED)
     with pytest.raises(SourceRestored, match="rebase_after_restore"):
-        by_hand.trim(connection, "0 s")
+        by_hand.trim_commit_queue(connection, "0 s")
 
 
 def test_a_standby_that_is_merely_late_is_not_accused(own_cluster, own_database, connect_to):

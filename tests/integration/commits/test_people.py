@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from airflow_pgchange.admin import consumers
-from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, by_hand
+from airflow_pgchange.admin import by_hand, consumers
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from airflow_pgchange.feeds.errors import BatchNotFinished, ConsumerBusy, UnknownConsumer
 from tests.commits import (
     FEED,
@@ -76,7 +76,7 @@ def test_a_poisonous_batch_is_skipped_and_recorded(db, connect):
     poison = commits(connection, 2)
     claim_and_fail(db)
     rest = commits(connection, 2)
-    skipped = by_hand.skip(connection, connection, FEED, "cannot be parsed")
+    skipped = by_hand.skip_batch(connection, connection, FEED, "cannot be parsed")
     row = connection.execute(
         "select batch_id::text, reason, changes from pgchange.letter where consumer = 'commits:test/0'"
     ).fetchone()
@@ -87,7 +87,7 @@ def test_a_poisonous_batch_is_skipped_and_recorded(db, connect):
 def test_nothing_in_work_cannot_be_skipped(db, connect):
     drain(db)
     with pytest.raises(BatchNotFinished, match="no batch in work"):
-        by_hand.skip(connect(), connect(), FEED, "why not")
+        by_hand.skip_batch(connect(), connect(), FEED, "why not")
 
 
 def test_a_consumer_at_work_cannot_be_moved(db, connect):
@@ -95,14 +95,14 @@ def test_a_consumer_at_work_cannot_be_moved(db, connect):
     commits(connection)
     drain(db)
     with ConsumerTransaction(FEED, db), pytest.raises(ConsumerBusy, match="at work"):
-        by_hand.move(connection, connection, FEED, "beginning")
+        by_hand.move_consumer(connection, connection, FEED, "beginning")
 
 
 def test_moved_to_the_beginning_everything_comes_again(db, connect):
     connection = connect()
     everything = commits(connection, 3)
     drain(db)
-    by_hand.move(connection, connection, FEED, "beginning")
+    by_hand.move_consumer(connection, connection, FEED, "beginning")
     assert drain(db) == everything
 
 
@@ -110,7 +110,7 @@ def test_moved_to_now_nothing_comes_but_what_is_new(db, connect):
     connection = connect()
     commits(connection, 3)
     claim_and_fail(db)
-    by_hand.move(connection, connection, FEED, "now")
+    by_hand.move_consumer(connection, connection, FEED, "now")
     new = commits(connection)
     assert drain(db) == new
 
@@ -121,7 +121,7 @@ def test_moved_to_a_time_what_was_written_since_comes(db, connect):
     at = connection.execute("select clock_timestamp()").fetchone()[0]
     since = commits(connection, 2)
     drain(db)
-    by_hand.move(connection, connection, FEED, at)
+    by_hand.move_consumer(connection, connection, FEED, at)
     assert drain(db) == since
 
 
@@ -129,7 +129,7 @@ def test_a_dropped_consumer_begins_anew(db, connect):
     connection = connect()
     everything = commits(connection, 3)
     drain(db)
-    by_hand.drop(connection, connection, FEED)
+    by_hand.drop_consumer(connection, connection, FEED)
     assert consumers.status(connection) == []
     assert drain(db) == everything
 
@@ -137,7 +137,7 @@ def test_a_dropped_consumer_begins_anew(db, connect):
 def test_an_unknown_consumer_is_named(connect):
     connection = connect()
     with pytest.raises(UnknownConsumer, match="commits:nobody/0"):
-        by_hand.drop(connection, connection, CommitFeed("nobody", 0))
+        by_hand.drop_consumer(connection, connection, CommitFeed("nobody", 0))
 
 
 def test_trimming_empties_partitions_that_everybody_has_processed(own_database, connect_to):
@@ -146,7 +146,7 @@ def test_trimming_empties_partitions_that_everybody_has_processed(own_database, 
     commits(connection)
     drain(own_database)
     use_up_transactions(connection)
-    assert any("trimmed 1 commits" in line for line in by_hand.trim(connection, "0 s"))
+    assert any("trimmed 1 commits" in line for line in by_hand.trim_commit_queue(connection, "0 s"))
     assert connection.execute("select count(*) from revision.commit_queue").fetchone() == (0,)
 
 
@@ -156,7 +156,9 @@ def test_trimming_keeps_what_a_consumer_has_not_processed(own_database, connect_
     connection.execute("select pubsub.lock_watermark('test', 0)")
     expected = commits(connection)
     use_up_transactions(connection)
-    assert any("commits:test/0 has not processed it" in line for line in by_hand.trim(connection, "0 s"))
+    assert any(
+        "commits:test/0 has not processed it" in line for line in by_hand.trim_commit_queue(connection, "0 s")
+    )
     assert drain(own_database) == expected
 
 
@@ -165,7 +167,7 @@ def test_trimming_keeps_what_is_young(own_database, connect_to):
     narrow_partitions(connection)
     commits(connection)
     use_up_transactions(connection)
-    assert by_hand.trim(connection, "1 hour") == []
+    assert by_hand.trim_commit_queue(connection, "1 hour") == []
 
 
 def test_trimming_keeps_young_commits_of_a_consumer_that_ends_while_it_is_asked_about(
@@ -180,7 +182,7 @@ def test_trimming_keeps_young_commits_of_a_consumer_that_ends_while_it_is_asked_
     use_up_transactions(connection)
     ending.execute("lock table pubsub.watermark in access exclusive mode")
     with ThreadPoolExecutor() as threads:
-        trimmed = threads.submit(by_hand.trim, connect_to(own_database), "1 hour")
+        trimmed = threads.submit(by_hand.trim_commit_queue, connect_to(own_database), "1 hour")
         until(connection, waits(behind=ending))
         ending.execute("update pubsub.watermark set snapshot = pg_current_snapshot()")
         ending.commit()
@@ -196,7 +198,9 @@ def test_trimming_keeps_what_a_claim_of_a_consumer_elsewhere_needs(own_database,
     with pytest.raises(BatchNotFinished), ConsumerTransaction(FEED, db, own_database) as consumer:
         consumer.claim(2)
     use_up_transactions(connection)
-    assert any("commits:test/0 has not processed it" in line for line in by_hand.trim(connection, "0 s"))
+    assert any(
+        "commits:test/0 has not processed it" in line for line in by_hand.trim_commit_queue(connection, "0 s")
+    )
     with ConsumerTransaction(FEED, db, own_database) as consumer:
         consumer.claim(2)
         assert [change.id for change in consumer.changes()] == expected[:2]
@@ -208,9 +212,11 @@ def test_trimming_keeps_what_a_consumer_elsewhere_was_moved_back_to(own_database
     narrow_partitions(connection)
     expected = commits(connection, 3)
     assert drain(db, own_database) == expected
-    by_hand.move(connect_to(db), connection, FEED, "beginning")
+    by_hand.move_consumer(connect_to(db), connection, FEED, "beginning")
     use_up_transactions(connection)
-    assert any("commits:test/0 has not processed it" in line for line in by_hand.trim(connection, "0 s"))
+    assert any(
+        "commits:test/0 has not processed it" in line for line in by_hand.trim_commit_queue(connection, "0 s")
+    )
     assert drain(db, own_database) == expected
 
 
@@ -256,9 +262,9 @@ def test_a_look_for_old_history_ends_at_the_first_partition_that_is_too_young(ow
         use_up_transactions(connection)
     drain(own_database)
     connection.execute("update revision.commit_queue set created_at = now() - interval '1 year' where id = 2")
-    assert by_hand.trim(connection, "30 days") == []
+    assert by_hand.trim_commit_queue(connection, "30 days") == []
     connection.execute("update revision.commit_queue set created_at = now() - interval '1 year' where id = 1")
-    assert len(by_hand.trim(connection, "30 days")) == 2
+    assert len(by_hand.trim_commit_queue(connection, "30 days")) == 2
 
 
 def test_a_consumer_of_a_branch_that_is_gone_is_shown_beside_the_others(db, connect):

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from airflow_pgchange.admin import consumers, dead_letters
+from airflow_pgchange.admin import by_hand, consumers, dead_letters
 from airflow_pgchange.feeds import (
     CommitFeed,
     ConsumerTransaction,
@@ -18,7 +18,6 @@ from airflow_pgchange.feeds import (
     QueueFeed,
     TopologyFeed,
     TubeFeed,
-    by_hand,
 )
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.queries import ask
@@ -51,7 +50,7 @@ def in_work(connection: Connection) -> set[str]:
 
 
 def skip(connection: Connection, name: str) -> None:
-    by_hand.skip(connection, connection, consumers.named(name)(connection), "no use")
+    by_hand.skip_batch(connection, connection, consumers.named(name)(connection), "no use")
 
 
 @pytest.fixture
@@ -81,12 +80,12 @@ def test_letters_are_chosen_by_the_name_of_one_consumer(alike: Connection, kind:
     names = {each: named(alike, each) for each in (kind, other)}
     for name in names.values():
         skip(alike, name)
-    assert [letter.kind for letter in dead_letters.listed(alike, consumer=names[kind])] == [kind]
+    assert [letter.kind for letter in dead_letters.letters(alike, consumer=names[kind])] == [kind]
     assert len(dead_letters.redrive(alike, consumer=names[kind])) == 1
-    waiting = [letter.kind for letter in dead_letters.listed(alike) if not letter.on_its_way]
+    waiting = [letter.kind for letter in dead_letters.letters(alike) if not letter.on_its_way]
     assert waiting == [other]
-    dead_letters.drop(alike, consumer=names[kind])
-    assert [letter.kind for letter in dead_letters.listed(alike)] == [other]
+    dead_letters.drop_letters(alike, consumer=names[kind])
+    assert [letter.kind for letter in dead_letters.letters(alike)] == [other]
 
 
 def test_attempts_on_batches_are_told_of_one_consumer(alike: Connection) -> None:
@@ -101,7 +100,7 @@ def test_a_consumer_of_commits_is_dropped_by_the_name_that_status_shows(
 ) -> None:
     ask(connection, CommitFeed(name, 0).register())
     feed = consumers.movable(named(connection, "commit"))
-    by_hand.drop(connection, connection, feed)
+    by_hand.drop_consumer(connection, connection, feed)
     assert consumers.status(connection) == []
 
 

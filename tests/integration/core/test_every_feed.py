@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from airflow_pgchange.admin import consumers, dead_letters
+from airflow_pgchange.admin import by_hand, consumers, dead_letters
 from airflow_pgchange.feeds import (
     CommitFeed,
     ConsumerTransaction,
@@ -19,7 +19,6 @@ from airflow_pgchange.feeds import (
     QueueFeed,
     TopologyFeed,
     TubeFeed,
-    by_hand,
 )
 from airflow_pgchange.feeds.errors import (
     BatchGivenUp,
@@ -174,8 +173,8 @@ def test_an_error_that_arrives_late_is_not_written_on_the_next_attempt(
             raise ZeroDivisionError(f"attempt {n}")
     assert [batch.attempt for batch in attempts if batch] == [1, 2]
     ask(connection, feed.note_failure(attempts[0], "the late error of attempt 1"))
-    by_hand.skip(connection, connection, feed, "no use")
-    (letter,) = dead_letters.listed(connection)
+    by_hand.skip_batch(connection, connection, feed, "no use")
+    (letter,) = dead_letters.letters(connection)
     assert letter.error == "ZeroDivisionError: attempt 2"
 
 
@@ -187,7 +186,7 @@ def test_a_batch_that_is_given_up_is_shown_as_skipped(
     fill(connection)
     with unfinished(feed, db) as consumer:
         consumer.claim(10)
-    by_hand.skip(connection, connection, feed, "no use")
+    by_hand.skip_batch(connection, connection, feed, "no use")
     rows = connection.execute(
         "select attempt, skipped_at is not null, acked_at from pgchange.batches(%s)", [feed.name]
     ).fetchall()
@@ -263,9 +262,9 @@ def test_a_batch_that_is_given_up_is_a_letter_until_it_is_sent_again(
     with pytest.raises(BatchGivenUp, match="has failed"), ConsumerTransaction(feed, db) as consumer:
         consumer.claim(10, max_attempts=1)
     with pytest.raises(InvalidArgument, match="4,000 characters"):
-        by_hand.skip(connection, connection, feed, "x" * 4001)
-    by_hand.skip(connection, connection, feed, "cannot be read")
-    (letter,) = dead_letters.listed(connection)
+        by_hand.skip_batch(connection, connection, feed, "x" * 4001)
+    by_hand.skip_batch(connection, connection, feed, "cannot be read")
+    (letter,) = dead_letters.letters(connection)
     assert (letter.consumer, letter.changes, letter.reason) == (feed.name, batch.count, "cannot be read")
     assert dead_letters.redrive(connection, ids=[letter.id]) == [letter.id]
     with ConsumerTransaction(feed, db) as consumer:
@@ -273,15 +272,15 @@ def test_a_batch_that_is_given_up_is_a_letter_until_it_is_sent_again(
         assert again is not None
         assert again.count == batch.count
         consumer.ack()
-    assert dead_letters.listed(connection) == []
+    assert dead_letters.letters(connection) == []
 
 
 def given_up(feed: Feed, db: str, connection: Any) -> int:
     """The number of the letter of a batch that a person gave up."""
     with unfinished(feed, db) as consumer:
         consumer.claim(10)
-    by_hand.skip(connection, connection, feed, "cannot be read")
-    (letter,) = dead_letters.listed(connection)
+    by_hand.skip_batch(connection, connection, feed, "cannot be read")
+    (letter,) = dead_letters.letters(connection)
     return letter.id
 
 
@@ -338,7 +337,7 @@ def test_a_consumer_that_nobody_knows_is_not_dropped_but_named_with_where_the_ot
 ) -> None:
     connection = connect()
     with pytest.raises(UnknownConsumer, match="there is no (consumer|group)") as told:
-        by_hand.drop(connection, connection, feed)
+        by_hand.drop_consumer(connection, connection, feed)
     assert (feed.name.split("/")[0].split(":")[-1]) in str(told.value)
     assert "lists them" in str(told.value)
 
@@ -352,7 +351,7 @@ def test_the_claim_of_a_consumer_of_the_topology_whose_progress_is_elsewhere_is_
     with ConsumerTransaction(feed, other_db, source=db) as consumer:
         consumer.claim(10)
         consumer.ack()
-    by_hand.drop(results, catalogue, feed)
+    by_hand.drop_consumer(results, catalogue, feed)
     assert catalogue.execute("select from pgchange.claim").fetchall() == []
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_pgchange.admin import dead_letters
-from airflow_pgchange.feeds import ConsumerTransaction, by_hand
+from airflow_pgchange.admin import by_hand, dead_letters
+from airflow_pgchange.feeds import ConsumerTransaction
 from airflow_pgchange.feeds.draining import Plan, drain
 from airflow_pgchange.feeds.errors import BatchGivenUp, InvalidArgument, PgChangeError, Stopped
 from airflow_pgchange.feeds.queries import ask
@@ -32,7 +32,7 @@ def test_before_the_last_try_a_batch_fails_and_is_tried_again(db, connection):
     for _ in range(2):
         with pytest.raises(Poison):
             drain_but({ids[0]}, plan(db, max_attempts=3))
-    assert dead_letters.listed(connection) == []
+    assert dead_letters.letters(connection) == []
     assert drain_but({ids[0]}, plan(db, max_attempts=3)) == []
     assert only(connection).attempts == 3
 
@@ -52,13 +52,13 @@ def test_by_default_a_batch_that_failed_as_often_as_it_may_stays_and_fails(db, c
         drain_but(set(ids), given)
     with pytest.raises(BatchGivenUp):
         drain_but(set(), given)
-    assert dead_letters.listed(connection) == []
+    assert dead_letters.letters(connection) == []
 
 
 def test_a_last_try_counts_as_one_of_the_batches_of_a_run(db, connection):
     ids = commits(connection, 5)
     assert drain_but(set(ids), plan(db, limit=1, max_batches=2)) == []
-    assert len(dead_letters.listed(connection)) == 2
+    assert len(dead_letters.letters(connection)) == 2
 
 
 def test_who_is_told_of_letters_gets_their_numbers(db, connection):
@@ -69,7 +69,7 @@ def test_who_is_told_of_letters_gets_their_numbers(db, connection):
         raise Poison
 
     drained = drain(plan(db, limit=2), fail, given_up=told.append)
-    assert tuple(told) == drained.letters == tuple(letter.id for letter in dead_letters.listed(connection))
+    assert tuple(told) == drained.letters == tuple(letter.id for letter in dead_letters.letters(connection))
     assert drained.summary()["letters"] == told
 
 
@@ -81,7 +81,7 @@ def test_who_is_stopped_gives_nothing_up(db, connection):
 
     with pytest.raises(Stopped):
         drain(plan(db), stop)
-    assert dead_letters.listed(connection) == []
+    assert dead_letters.letters(connection) == []
     assert drain_all(db) == ids
 
 
@@ -119,7 +119,7 @@ def test_what_somebody_else_claimed_meanwhile_is_not_given_up(db, connection):
 
     with pytest.raises(Poison):
         drain_but(set(ids), plan(db, hide=meanwhile))
-    assert dead_letters.listed(connection) == []
+    assert dead_letters.letters(connection) == []
 
 
 def test_an_error_that_arrives_after_its_batch_was_acked_is_not_written_on_the_next_batch(db, connection):
@@ -129,7 +129,7 @@ def test_an_error_that_arrives_after_its_batch_was_acked_is_not_written_on_the_n
     commits(connection)
     assert claim_and_fail(db).attempt == acked.attempt
     ask(connection, FEED.note_failure(acked, "the late error"))
-    by_hand.skip(connection, connection, FEED, "no use")
+    by_hand.skip_batch(connection, connection, FEED, "no use")
     assert only(connection).error.startswith("tests.commits.Failed")
 
 
@@ -152,7 +152,7 @@ def test_an_error_that_cannot_be_noted_hides_nothing(db, connection, monkeypatch
         consumer.claim(1)
         raise Poison
     monkeypatch.undo()
-    by_hand.skip(connection, connection, FEED, "why")
+    by_hand.skip_batch(connection, connection, FEED, "why")
     assert only(connection).error is None
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from psycopg.types.json import Jsonb
 
-from airflow_pgchange.admin import dead_letters
-from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, by_hand
+from airflow_pgchange.admin import by_hand, dead_letters
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from airflow_pgchange.feeds.errors import HistoryTrimmed, LetterRefused, SourceRestored
 from tests.commits import FEED, commits, drain, narrow_partitions, use_up_transactions
 from tests.letters import give_up, only
@@ -18,7 +18,7 @@ OTHER = CommitFeed("other", 0)
 
 def trimmed(connection):
     use_up_transactions(connection)
-    return by_hand.trim(connection, "0 s")
+    return by_hand.trim_commit_queue(connection, "0 s")
 
 
 def test_a_letter_at_rest_holds_back_no_trimming_and_says_that_it_can_no_longer_be_sent(
@@ -49,7 +49,7 @@ def test_trimming_of_other_history_hinders_no_letter(own_database, connect_to):
     connection.execute("select revision.maintain_partitions(1000000, 1)")
     letter, ids = give_up(connection, own_database)
     slow.commit()
-    assert any("trimmed 1 commits" in line for line in by_hand.trim(connection, "0 s"))
+    assert any("trimmed 1 commits" in line for line in by_hand.trim_commit_queue(connection, "0 s"))
     dead_letters.redrive(connection, ids=[letter])
     assert drain(own_database) == ids
 
@@ -81,8 +81,8 @@ def test_a_letter_whose_source_trimmed_its_history_is_refused_before_its_consume
 ):
     connection, source = connect_to(db), connect_to(own_database)
     letter = give_up_and_trim(connection, source, db, own_database)
-    assert dead_letters.listed(connection)[0].hindrance is None
-    assert "3 of the 3 changes" in dead_letters.listed(connection, source)[0].hindrance
+    assert dead_letters.letters(connection)[0].hindrance is None
+    assert "3 of the 3 changes" in dead_letters.letters(connection, source)[0].hindrance
     with pytest.raises(HistoryTrimmed):
         dead_letters.redrive(connection, source, ids=[letter])
     assert not only(connection).on_its_way
@@ -99,7 +99,7 @@ def test_a_claim_refuses_a_letter_that_was_trimmed_on_its_way_until_it_is_droppe
         ConsumerTransaction(FEED, db, own_database) as c,
     ):
         c.claim(10)
-    dead_letters.drop(connection, ids=[letter])
+    dead_letters.drop_letters(connection, ids=[letter])
     rest = commits(source)
     assert drain(db, own_database) == rest
 
@@ -111,7 +111,7 @@ def test_a_letter_of_a_source_that_was_restored_is_refused_and_nobody_is_held_up
     connection.execute("select pubsub.rebase_after_restore()")
     with pytest.raises(SourceRestored, match="letters drop"):
         dead_letters.redrive(connection, ids=[first])
-    assert not any(letter.on_its_way for letter in dead_letters.listed(connection))
+    assert not any(letter.on_its_way for letter in dead_letters.letters(connection))
     rest = commits(connection)
     assert drain(db) == rest
 
@@ -137,7 +137,7 @@ def test_a_letter_that_the_source_lost_with_its_tail_is_void_after_the_repair(db
         "insert into pgchange.claim select (jsonb_populate_record(null::pgchange.claim, %s)).*",
         [Jsonb(mark)],
     )
-    assert by_hand.repair(connection, source, FEED) == "at least once"
+    assert by_hand.repair_consumer(connection, source, FEED) == "at least once"
     assert drain(db, other_db) == ids
     with pytest.raises(LetterRefused, match="lost its latest transactions"):
         dead_letters.redrive(connection, source, ids=[lost])
@@ -151,7 +151,7 @@ def test_a_letter_behind_which_its_consumer_was_moved_is_void_as_its_changes_com
     letter, ids = give_up(connection, db)
     if sent:
         dead_letters.redrive(connection, ids=[letter])
-    by_hand.move(connection, connection, FEED, "beginning")
+    by_hand.move_consumer(connection, connection, FEED, "beginning")
     assert drain(db) == ids
     with pytest.raises(LetterRefused, match="come by themselves"):
         dead_letters.redrive(connection, ids=[letter])
@@ -162,8 +162,8 @@ def test_a_letter_that_is_void_stays_so_for_the_reason_that_made_it_so(db, other
     connection, source = connect_to(db), connect_to(other_db)
     letter, _ = give_up(connection, db, source=other_db, at=source)
     source.execute("delete from pgchange.claim")
-    by_hand.repair(connection, source, FEED)
-    by_hand.move(connection, source, FEED, "beginning")
+    by_hand.repair_consumer(connection, source, FEED)
+    by_hand.move_consumer(connection, source, FEED, "beginning")
     with pytest.raises(LetterRefused, match="lost its latest transactions"):
         dead_letters.redrive(connection, source, ids=[letter])
 
@@ -171,7 +171,7 @@ def test_a_letter_that_is_void_stays_so_for_the_reason_that_made_it_so(db, other
 def test_a_move_ahead_leaves_letters_as_they_are(db, connection):
     letter, ids = give_up(connection, db)
     commits(connection)
-    by_hand.move(connection, connection, FEED, "now")
+    by_hand.move_consumer(connection, connection, FEED, "now")
     dead_letters.redrive(connection, ids=[letter])
     assert drain(db) == ids
 
@@ -179,8 +179,8 @@ def test_a_move_ahead_leaves_letters_as_they_are(db, connection):
 def test_with_a_consumer_its_letters_are_forgotten(db, connection):
     give_up(connection, db)
     other, _ = give_up(connection, db, n=6, feed=OTHER)
-    by_hand.drop(connection, connection, FEED)
-    assert [letter.id for letter in dead_letters.listed(connection)] == [other]
+    by_hand.drop_consumer(connection, connection, FEED)
+    assert [letter.id for letter in dead_letters.letters(connection)] == [other]
 
 
 @pytest.mark.parametrize(("at", "covers"), [(6, False), (7, True), (8, True)])

@@ -82,16 +82,16 @@ def session(admin, role, connect_to):
 
 
 def kinds(connection):
-    return [letter.kind for letter in dead_letters.listed(connection)]
+    return [letter.kind for letter in dead_letters.letters(connection)]
 
 
 def test_a_role_without_a_grant_sees_nothing(session):
     with pytest.raises(PermissionDenied):
-        dead_letters.listed(session())
+        dead_letters.letters(session())
     with pytest.raises(
         PermissionDenied, match=r"let the owner of the schema run it: .*`pubsub\.grant_admin`"
     ):
-        dead_letters.listed(session("pubsub.grant_consumer"))
+        dead_letters.letters(session("pubsub.grant_consumer"))
 
 
 def test_a_keeper_of_consumers_sees_the_letters_of_the_commit_queue_and_no_other(session):
@@ -111,7 +111,7 @@ def test_who_is_both_sees_both(session):
     ]
 
 
-@pytest.mark.parametrize("does", [dead_letters.redrive, dead_letters.drop])
+@pytest.mark.parametrize("does", [dead_letters.redrive, dead_letters.drop_letters])
 def test_who_may_only_look_changes_nothing(session, admin, does):
     looking = session("tube.grant_consumer", on_pods=["select", "insert"])
     with pytest.raises(PermissionDenied, match="may see letter 2"):
@@ -121,7 +121,7 @@ def test_who_may_only_look_changes_nothing(session, admin, does):
     assert touched(admin) == []
 
 
-@pytest.mark.parametrize("does", [dead_letters.redrive, dead_letters.drop])
+@pytest.mark.parametrize("does", [dead_letters.redrive, dead_letters.drop_letters])
 def test_a_letter_that_is_not_ones_own_is_unknown(session, admin, does):
     with pytest.raises(UnknownLetter):
         does(session("tube.grant_consumer", on_pods=["delete"]), ids=[1])
@@ -146,7 +146,7 @@ def test_a_worker_that_may_not_touch_cannot_send_again(session, admin):
 def test_a_keeper_of_consumers_sends_and_drops_letters_of_the_commit_queue(session, db):
     keeper = session("pubsub.grant_admin")
     assert dead_letters.redrive(keeper, ids=[1]) == [1]
-    assert dead_letters.drop(keeper, ids=[1]) == [1]
+    assert dead_letters.drop_letters(keeper, ids=[1]) == [1]
 
 
 def test_nobody_writes_a_letter_in_anothers_name(session):
@@ -175,7 +175,7 @@ def test_a_worker_with_the_rights_of_a_worker_gives_batches_up(admin, role):
     admin.execute("select tube.touch('q', 0, '{5}', 'T')")
     drained = drain(plan(worker.conninfo, feed=TubeFeed("q")), failing)
     assert len(drained.letters) == 1
-    letter = dead_letters.listed(admin)[-1]
+    letter = dead_letters.letters(admin)[-1]
     assert (letter.given_up_by, letter.error) == (worker.name, "tests.letters.Poison: cannot parse it")
 
 
@@ -184,11 +184,11 @@ def test_a_consumer_with_the_rights_of_a_consumer_gives_batches_up(admin, role):
     admin.execute("select pubsub.grant_consumer(%s::regrole)", [consumer.name])
     commits(admin)
     drain(plan(consumer.conninfo), failing)
-    letter = dead_letters.listed(admin)[-1]
+    letter = dead_letters.letters(admin)[-1]
     assert (letter.given_up_by, letter.error) == (consumer.name, "tests.letters.Poison: cannot parse it")
 
 
-@pytest.mark.parametrize("does", [dead_letters.redrive, dead_letters.drop])
+@pytest.mark.parametrize("does", [dead_letters.redrive, dead_letters.drop_letters])
 @pytest.mark.parametrize(
     ("chosen", "says"),
     [
@@ -207,7 +207,7 @@ def test_nonsense_is_refused_and_changes_nothing(unchanged, does, chosen, says):
     with pytest.raises(InvalidArgument, match=says):
         does(unchanged, **chosen)
     assert kinds(unchanged) == ["commit", "tube"]
-    assert not any(letter.on_its_way for letter in dead_letters.listed(unchanged))
+    assert not any(letter.on_its_way for letter in dead_letters.letters(unchanged))
 
 
 @pytest.mark.parametrize(
@@ -219,12 +219,12 @@ def test_nonsense_in_sql_is_refused(unchanged, call):
     assert kinds(unchanged) == ["commit", "tube"]
 
 
-@pytest.mark.parametrize("does", [dead_letters.redrive, dead_letters.drop])
+@pytest.mark.parametrize("does", [dead_letters.redrive, dead_letters.drop_letters])
 def test_of_several_letters_none_is_touched_where_one_is_not_there(unchanged, does):
     with pytest.raises(UnknownLetter, match="no dead letter 99"):
         does(unchanged, ids=[2, 99])
     assert kinds(unchanged) == ["commit", "tube"]
-    assert not any(letter.on_its_way for letter in dead_letters.listed(unchanged))
+    assert not any(letter.on_its_way for letter in dead_letters.letters(unchanged))
 
 
 def test_a_letter_on_its_way_is_not_sent_twice(admin):
@@ -235,14 +235,14 @@ def test_a_letter_on_its_way_is_not_sent_twice(admin):
 
 def test_a_letter_of_a_tube_that_is_gone_says_so(admin):
     admin.execute("delete from tube.tube")
-    assert "no tube q" in dead_letters.listed(admin)[1].hindrance
+    assert "no tube q" in dead_letters.letters(admin)[1].hindrance
     with pytest.raises(UnknownConsumer, match="no tube q"):
         dead_letters.redrive(admin, ids=[2])
 
 
 def test_a_database_without_the_store_says_what_to_run(bare_db, connect_to):
     with pytest.raises(SchemaMissing, match="airflow pgchange install"):
-        dead_letters.listed(connect_to(bare_db))
+        dead_letters.letters(connect_to(bare_db))
 
 
 def test_with_a_system_its_letters_go_and_others_stay(admin):
@@ -277,11 +277,11 @@ select pgchange.write_letter('gadget', 'gadget:a', '{"of": "a"}', '{}', 1, 'why'
 def test_another_kind_of_feed_plugs_in_with_three_functions_and_a_row(connect):
     connection = connect()
     connection.execute(PLUGIN)
-    sendable, gone = [letter for letter in dead_letters.listed(connection) if letter.kind == "gadget"]
+    sendable, gone = [letter for letter in dead_letters.letters(connection) if letter.kind == "gadget"]
     assert (sendable.hindrance, gone.hindrance) == (None, "its event is gone")
     assert dead_letters.redrive(connection, consumer="gadget:a") == [sendable.id]
     assert one(connection, "select content from gadget.sent") == {"event": 7, "handler": "h"}
-    assert dead_letters.drop(connection, ids=[gone.id]) == [gone.id]
+    assert dead_letters.drop_letters(connection, ids=[gone.id]) == [gone.id]
 
 
 def test_a_letter_of_another_kind_that_is_on_its_way_is_not_sent_by_a_choice_of_letters(connect):
@@ -319,7 +319,7 @@ def test_a_password_in_an_error_is_not_in_its_letter(db, connect):
         consumer.claim(1)
         raise ValueError("cannot connect with hunter2secret to postgresql://joe:topsecret@host/x, token=abc")
     drain(plan(db), failing)
-    error = dead_letters.listed(connection)[-1].error
+    error = dead_letters.letters(connection)[-1].error
     assert error == "ValueError: cannot connect with *** to postgresql://joe:***@host/x, token=***"
 
 
@@ -341,8 +341,8 @@ def test_a_schema_that_a_stranger_made_in_place_of_one_that_went_is_not_asked(ad
         asking.add_notice_handler(lambda notice: told.append(notice.message_primary))
     assert kinds(keeper) == ["commit"]
     assert dead_letters.redrive(keeper, older_than=timedelta(0)) == [1]
-    assert "cannot be sent again here" in dead_letters.listed(admin)[1].hindrance
+    assert "cannot be sent again here" in dead_letters.letters(admin)[1].hindrance
     with pytest.raises(LetterRefused, match="letters of kind tube cannot be sent again here"):
         dead_letters.redrive(admin, ids=[2])
-    assert dead_letters.drop(admin, ids=[2]) == [2]
+    assert dead_letters.drop_letters(admin, ids=[2]) == [2]
     assert told == []

@@ -9,8 +9,8 @@ from collections import Counter
 
 import pytest
 
-from airflow_pgchange.admin import dead_letters
-from airflow_pgchange.feeds import CommitFeed, TubeFeed, by_hand
+from airflow_pgchange.admin import by_hand, dead_letters
+from airflow_pgchange.feeds import CommitFeed, TubeFeed
 from airflow_pgchange.feeds.connect import connect as open_connection
 from airflow_pgchange.feeds.draining import drain
 from airflow_pgchange.feeds.errors import (
@@ -71,8 +71,8 @@ class Run:
             while not self.stopping.wait(0.02):
                 try:
                     if chance.random() < 0.2:
-                        by_hand.skip(results, source, self.feed, "by a person")
-                    found = dead_letters.listed(results)
+                        by_hand.skip_batch(results, source, self.feed, "by a person")
+                    found = dead_letters.letters(results)
                     if found:
                         dead_letters.redrive(results, source, ids=[chance.choice(found).id])
                         self.resent += 1
@@ -90,7 +90,7 @@ class Run:
         """Everything that is left: letters are sent again, and nothing fails any more."""
         with open_connection(self.results) as results, open_connection(self.source) as source:
             while True:
-                left = dead_letters.listed(results)
+                left = dead_letters.letters(results)
                 dead_letters.redrive(results, source, older_than="0 s")
                 given = plan(self.results, self.source, feed=self.feed, limit=10_000, max_attempts=1000)
                 if drain(given, self.process(random.Random(0), 0)).batches == 0 and not left:

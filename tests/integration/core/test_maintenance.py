@@ -7,8 +7,9 @@ import re
 import psycopg
 import pytest
 
+from airflow_pgchange.admin import by_hand
 from airflow_pgchange.admin.maintenance import maintain
-from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, TopologyFeed, TubeFeed, by_hand
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, TopologyFeed, TubeFeed
 from airflow_pgchange.tubes import work_off
 from tests.commits import claim_and_fail, commits, drain
 from tests.event_keeping import (
@@ -170,7 +171,7 @@ def test_what_maintenance_advises_can_be_typed_whatever_things_are_called(db, co
     assert """revision.replay_faults('public."it''s"')""" in attention
     assert "tube.clear_faults('joe''s')" in attention
     assert "airflow pgchange skip 'commits:yearly audit/0'" in attention
-    by_hand.skip(connection, connection, feed, "cannot be parsed")
+    by_hand.skip_batch(connection, connection, feed, "cannot be parsed")
     attention = "\n".join(maintain(connection).attention)
     assert "letters list --consumer 'commits:yearly audit/0'" in attention
 
@@ -186,7 +187,7 @@ def test_maintenance_names_a_consumer_of_a_topology_whose_batch_fails_and_what_h
     assert line.endswith(
         " has failed 3 times: tests.commits.Failed; to give it up: airflow pgchange skip 'topology:the router'"
     )
-    by_hand.skip(connection, connection, feed, "cannot be parsed")
+    by_hand.skip_batch(connection, connection, feed, "cannot be parsed")
     connection.execute("update topology.consumer set source = 'elsewhere'")
     (letter, line) = maintain(connection).attention
     assert letter.startswith("topology:the router: 1 dead letter since ")

@@ -11,10 +11,10 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from airflow_pgchange.admin import consumers
+from airflow_pgchange.admin import by_hand, consumers
 from airflow_pgchange.admin.health import findings
 from airflow_pgchange.assets.pgchange import feed_asset
-from airflow_pgchange.feeds import Batch, Change, ConsumerTransaction, by_hand, feed, points
+from airflow_pgchange.feeds import Batch, Change, ConsumerTransaction, feed, points
 from airflow_pgchange.feeds.errors import InvalidArgument, SourceLostTail, SourceRestored, StaleClaim
 from airflow_pgchange.feeds.feed import from_json, from_uri, to_json, to_uri
 from airflow_pgchange.operators.batch import BatchOperator
@@ -261,7 +261,7 @@ def test_results_in_another_database_are_known_to_the_source_and_repaired_from_i
     diary.execute("delete from pgchange.claim")
     with pytest.raises(SourceLostTail), ConsumerTransaction(ANN, other_db, db) as transaction:
         transaction.claim(1)
-    assert by_hand.repair(results, diary, ANN) == "at least once"
+    assert by_hand.repair_consumer(results, diary, ANN) == "at least once"
     with ConsumerTransaction(ANN, other_db, db) as transaction:
         assert transaction.claim(10).count == 2
         transaction.ack()

@@ -11,8 +11,8 @@ import pytest
 from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict
 
-from airflow_pgchange.admin import consumers, schema
-from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, by_hand, queries, transaction
+from airflow_pgchange.admin import by_hand, consumers, schema
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, queries, transaction
 from airflow_pgchange.feeds.connect import complete
 from airflow_pgchange.feeds.connect import connect as feed_connect
 from airflow_pgchange.feeds.errors import (
@@ -385,13 +385,13 @@ def test_a_batch_claimed_before_the_consumer_was_moved_cannot_be_acked(db, conne
     connection = connect()
     expected = commits(connection, 2)
     drain(db, limit=1)
-    by_hand.move(connection, connection, FEED, "beginning")
+    by_hand.move_consumer(connection, connection, FEED, "beginning")
     batch = claim_and_fail(db)
-    by_hand.move(connection, connection, FEED, "now")
+    by_hand.move_consumer(connection, connection, FEED, "now")
     with pytest.raises(errors.Error, match="not where batch") as refused:
         connection.execute(FEED.ack(batch))
     assert refused.value.sqlstate == "PC006"
-    by_hand.move(connection, connection, FEED, "beginning")
+    by_hand.move_consumer(connection, connection, FEED, "beginning")
     assert drain(db) == expected
 
 

@@ -39,7 +39,7 @@ def test_a_batch_is_summed_once_and_in_a_dag_and_in_spark(guide, db, connect, mo
         with batch_of(EventFeed("large"), db) as job:
             yield job
 
-    monkeypatch.setattr("airflow_pgchange.spark.job.batch_job", batch_job)
+    monkeypatch.setattr("airflow_pgchange.batch_job", batch_job)
     guide.run("Read exactly once")
     connection = connect()
     paid, refunded = sum(range(1, 201)) * 100 + 500, 100

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from airflow_pgchange.feeds import by_hand
+from airflow_pgchange.admin import by_hand
 from tests.event_keeping import kept, maintain
 from tests.events import (
     FEED,
@@ -106,11 +106,11 @@ def test_a_group_whose_cursor_is_elsewhere_is_not_moved_back_to_where_it_could_n
     assert work(db, source=other_db) == later
     source.execute("select pgmb.maintain_events_table()")
     with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="are gone") as refused:
-        by_hand.move(results, source, FEED, "beginning")
+        by_hand.move_consumer(results, source, FEED, "beginning")
     assert work(db, source=other_db) == []
     told = re.search(r"airflow pgchange move events:g --to '(.*)'$", refused.value.diag.message_hint)
     assert told is not None
-    by_hand.move(results, source, FEED, told[1])
+    by_hand.move_consumer(results, source, FEED, told[1])
     assert work(db, source=other_db) == later
 
 
@@ -123,7 +123,7 @@ def test_what_a_group_whose_cursor_is_elsewhere_is_moved_back_to_is_kept_until_i
     assert work(db, source=other_db) == [old]
     later = publish(source, "a")
     assert work(db, source=other_db) == later
-    by_hand.move(results, source, FEED, "beginning")
+    by_hand.move_consumer(results, source, FEED, "beginning")
     # The old event is past its retention of an hour by then, and the later one is not, whatever half hour begins.
     maintain(source, "50 minutes")
     assert work(db, source=other_db, limit=1) == [old]
@@ -190,7 +190,7 @@ def test_a_group_whose_cursor_is_elsewhere_is_not_moved_into_the_future(db, othe
     future = one(source, "select pgmb.create_event_id(now() + interval '1 hour', 0)")
     at = Jsonb(one(results, "select pgmb.position('g')"))
     assert "future" in str(error(source, "select pgmb.note_move('g', %s, %s)", at, future))
-    by_hand.move(results, source, FEED, "now")
+    by_hand.move_consumer(results, source, FEED, "now")
     ids = publish(source, "a")
     assert work(db, source=other_db) == ids
 

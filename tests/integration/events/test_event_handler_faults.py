@@ -56,7 +56,7 @@ def test_without_retries_a_failure_ends_the_run_and_nothing_passes_it(db, connec
     assert unread(connection) == list(range(20))
     group(db, Handler("strict", after, retries=None), Handler("b", before), limit=10).run("empty")
     assert after.numbers == list(range(20))
-    assert dead_letters.listed(connection) == []
+    assert dead_letters.letters(connection) == []
 
 
 def test_who_fails_beside_one_that_ends_the_run_is_told_of_too(db, connection, caplog, monkeypatch):
@@ -115,7 +115,7 @@ def test_an_async_call_that_takes_too_long_is_ended(db, connection):
     done = group(db, Handler("slow", slow, timeout=0.05, retries=())).run("empty")
     assert ended.wait(SECONDS)
     assert done.given_up == 1
-    assert "TimeoutError" in dead_letters.listed(connection)[0].error
+    assert "TimeoutError" in dead_letters.letters(connection)[0].error
 
 
 def test_a_handler_whose_calls_never_end_ends_the_run(db, connection, monkeypatch):
@@ -190,19 +190,19 @@ def test_a_poisonous_key_takes_no_other_key_with_it(db, connection):
     publish(connection, [Event("t", {"n": n, "k": n % 4}) for n in range(40)])
     group(db, Handler("split", seen, key=lambda event: event.payload["k"], retries=())).run("empty")
     assert sorted(seen.numbers) == [n for n in range(40) if n % 4 != 2]
-    (letter,) = dead_letters.listed(connection)
+    (letter,) = dead_letters.letters(connection)
     assert letter.changes == 10
 
 
 def test_a_letter_of_a_handler_whose_subscription_goes_in_that_very_moment_stays(db, connection):
     publish(connection, numbered(0, 5))
     group(db, Handler("a", Seen(failing(1)), retries=())).run("empty")
-    (letter,) = dead_letters.listed(connection)
+    (letter,) = dead_letters.letters(connection)
     connection.execute("delete from pgmb.subscriptions")
     # What pgchange.redrive() calls once it has found the letter to be sendable.
     with pytest.raises(psycopg.Error, match="no event can be sent to group"):
         connection.execute("select pgmb.redrive(%s)", [letter.id])
-    assert [one.id for one in dead_letters.listed(connection)] == [letter.id]
+    assert [one.id for one in dead_letters.letters(connection)] == [letter.id]
 
 
 def test_a_stop_finishes_what_runs_and_leaves_the_rest(db, connection, monkeypatch):

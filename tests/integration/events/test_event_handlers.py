@@ -346,7 +346,7 @@ def test_a_consumers_rights_are_enough(db, connection, role):
     publish(connection, Event("pgmb-retry", payload, subscription_id=sid))
     bad = Handler("bad", failing(2), retries=(LATER,))
     run_with_retries(group(other.conninfo, Handler("a", Seen()), bad), connection)
-    assert [letter.consumer for letter in dead_letters.listed(connection)] == ["events:g/bad"]
+    assert [letter.consumer for letter in dead_letters.letters(connection)] == ["events:g/bad"]
 
 
 def test_a_run_until_nothing_is_left_is_not_ended_by_what_others_get(db, connection):

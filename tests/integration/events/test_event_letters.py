@@ -49,7 +49,7 @@ def test_a_batch_that_is_given_up_is_a_dead_letter_and_the_group_goes_on(db, con
     assert len(given_up(db).letters) == 1
     publish(connection, numbers(3, 5))
     assert [n for n, _ in work(db)] == [3, 4]
-    (letter,) = dead_letters.listed(connection)
+    (letter,) = dead_letters.letters(connection)
     assert (letter.kind, letter.consumer, letter.changes, letter.attempts) == ("event", "events:g", 3, 1)
     assert letter.error == "ValueError: poison"
     assert letter.hindrance is None
@@ -60,10 +60,10 @@ def test_a_letter_that_is_sent_again_brings_its_events_to_its_group_alone_and_in
     ids = publish(connection, numbers(0, 3), returning=True)
     given_up(db)
     assert len(take(connection, "other")) == 3
-    (letter,) = dead_letters.listed(connection)
+    (letter,) = dead_letters.letters(connection)
     connection.execute("delete from pgmb.events")
     dead_letters.redrive(connection, ids=[letter.id])
-    assert dead_letters.listed(connection) == []
+    assert dead_letters.letters(connection) == []
     assert work(db) == [(n, {"replay_of": ids[n]}) for n in range(3)]
     assert take(connection, "other") == []
 
@@ -71,7 +71,7 @@ def test_a_letter_that_is_sent_again_brings_its_events_to_its_group_alone_and_in
 def test_a_large_batch_is_a_letter_for_each_thousand(db, connection):
     publish(connection, numbers(0, 2500))
     given_up(db)
-    found = dead_letters.listed(connection, consumer="events:g")
+    found = dead_letters.letters(connection, consumer="events:g")
     assert [letter.changes for letter in found] == [1000, 1000, 500]
     dead_letters.redrive(connection, consumer="events:g")
     assert [n for n, _ in work(db)] == list(range(2500))
@@ -80,7 +80,7 @@ def test_a_large_batch_is_a_letter_for_each_thousand(db, connection):
 def test_very_large_events_are_a_letter_for_each_few_of_them(db, connection):
     publish(connection, [Event("t", {"n": n, "large": "x" * 5 * 2**20}) for n in range(4)])
     assert len(given_up(db).letters) == 1
-    listed = dead_letters.listed(connection)
+    listed = dead_letters.letters(connection)
     assert len(listed) > 1
     assert sum(letter.changes for letter in listed) == 4
     dead_letters.redrive(connection, ids=[letter.id for letter in listed])
@@ -91,11 +91,11 @@ def test_a_letter_whose_group_has_no_subscription_any_more_stays_and_says_so(db,
     publish(connection, numbers(0, 3))
     given_up(db)
     unsubscribe(connection, connection.execute("select id from pgmb.subscriptions").fetchone()[0])
-    (letter,) = dead_letters.listed(connection)
+    (letter,) = dead_letters.letters(connection)
     assert "no event can be sent to group g: its subscription" in letter.hindrance
     with pytest.raises(LetterRefused):
         dead_letters.redrive(connection, ids=[letter.id])
-    assert len(dead_letters.listed(connection)) == 1
+    assert len(dead_letters.letters(connection)) == 1
 
 
 def test_a_letter_whose_subscription_goes_in_that_very_moment_is_sent_to_nobody(db, connection):
@@ -103,13 +103,13 @@ def test_a_letter_whose_subscription_goes_in_that_very_moment_is_sent_to_nobody(
     publish(connection, numbers(0, 3))
     given_up(db)
     assert len(take(connection, "other")) == 3
-    (letter,) = dead_letters.listed(connection)
+    (letter,) = dead_letters.letters(connection)
     connection.execute("delete from pgmb.subscriptions where group_id = 'g'")
     # What pgchange.redrive() calls once it has found the letter to be sendable.
     with pytest.raises(psycopg.Error, match="no event can be sent to group g"):
         connection.execute("select pgmb.redrive(%s)", [letter.id])
     assert take(connection, "other") == []
-    assert len(dead_letters.listed(connection)) == 1
+    assert len(dead_letters.letters(connection)) == 1
 
 
 def test_a_letter_in_another_database_than_its_events_says_that_it_cannot_be_sent(
@@ -117,7 +117,7 @@ def test_a_letter_in_another_database_than_its_events_says_that_it_cannot_be_sen
 ):
     publish(connection, numbers(0, 3))
     given_up(db, other_db)
-    (letter,) = dead_letters.listed(connect_to(other_db))
+    (letter,) = dead_letters.letters(connect_to(other_db))
     assert letter.changes == 3
     assert "in another database" in letter.hindrance
 
@@ -126,7 +126,7 @@ def test_dropping_a_group_drops_its_letters(db, connection):
     publish(connection, numbers(0, 3))
     given_up(db)
     connection.execute("select pgmb.drop_group('g')")
-    assert dead_letters.listed(connection) == []
+    assert dead_letters.letters(connection) == []
 
 
 def test_a_batch_whose_cursor_is_in_another_database_is_not_skipped_here(db, other_db, connection):

@@ -27,7 +27,7 @@ def test_a_failed_call_is_tried_again_by_itself_and_the_others_are_left_alone(db
     assert good.numbers == list(range(5))
     assert bad.attempts == [3]
     assert bad.numbers == list(range(5))
-    assert dead_letters.listed(connection) == []
+    assert dead_letters.letters(connection) == []
 
 
 def test_a_retry_is_an_event_as_everybody_knows_them(db, connection):
@@ -72,7 +72,7 @@ def test_after_the_last_try_the_events_and_their_error_are_a_dead_letter(db, con
     publish(connection, numbered(0, 3))
     handlers = group(db, Handler("bad", failing(99), retries=(LATER,)))
     run_with_retries(handlers, connection)
-    (letter,) = dead_letters.listed(connection)
+    (letter,) = dead_letters.letters(connection)
     assert (letter.kind, letter.consumer, letter.changes, letter.attempts) == (
         "event",
         "events:g/bad",
@@ -88,11 +88,11 @@ def test_a_dead_letter_that_is_sent_again_goes_to_its_handler_alone(db, connecti
     mended, other = Seen(failing(1)), Seen()
     handlers = group(db, Handler("bad", mended, retries=()), Handler("other", other))
     handlers.run("empty")
-    (letter,) = dead_letters.listed(connection)
+    (letter,) = dead_letters.letters(connection)
     assert letter.hindrance is None
     connection.execute("delete from pgmb.events")
     dead_letters.redrive(connection, ids=[letter.id])
-    assert dead_letters.listed(connection) == []
+    assert dead_letters.letters(connection) == []
     handlers.run("empty")
     assert mended.numbers == other.numbers == [0, 1, 2]
     assert mended.attempts == [1]
@@ -102,7 +102,7 @@ def test_a_dead_letter_whose_subscription_is_gone_says_so_and_stays(db, connecti
     publish(connection, numbered(0, 3))
     group(db, Handler("bad", failing(1), retries=())).run("empty")
     unsubscribe(connection, connection.execute("select id from pgmb.subscriptions").fetchone()[0])
-    (letter,) = dead_letters.listed(connection)
+    (letter,) = dead_letters.letters(connection)
     assert "subscriptions are gone" in letter.hindrance
 
 
@@ -113,7 +113,7 @@ def test_a_password_in_an_error_does_not_reach_the_dead_letter(db, connection):
         raise ValueError("cannot reach postgres://me:hunter2@host/db")
 
     group(db, Handler("bad", fail, retries=())).run("empty")
-    (letter,) = dead_letters.listed(connection)
+    (letter,) = dead_letters.letters(connection)
     assert "hunter2" not in letter.error
     assert "cannot reach" in letter.error
 
@@ -124,7 +124,7 @@ def test_what_comes_back_to_a_handler_that_is_gone_is_a_dead_letter(db, connecti
     payload = {"ids": ids, "retryNumber": 1, "handlerName": "old"}
     publish(connection, Event("pgmb-retry", payload, subscription_id=sid))
     group(db, Handler("new", Seen())).run("empty")
-    (letter,) = dead_letters.listed(connection)
+    (letter,) = dead_letters.letters(connection)
     assert (letter.consumer, letter.changes) == ("events:g/old", 3)
     assert "no handler of this name" in letter.error
 
@@ -138,7 +138,7 @@ def test_what_comes_back_to_nobody_is_one_dead_letter_however_often_its_batch_co
         with pytest.raises(HandlerFailed):
             group(db, Handler("strict", failing(1), retries=None)).run("empty")
     done = group(db, Handler("strict", Seen(), retries=None)).run("empty")
-    assert (done.given_up, len(dead_letters.listed(connection)), unread(connection)) == (1, 1, [])
+    assert (done.given_up, len(dead_letters.letters(connection)), unread(connection)) == (1, 1, [])
 
 
 def test_a_retry_that_says_nothing_useful_is_a_dead_letter(db, connection):
@@ -146,7 +146,7 @@ def test_a_retry_that_says_nothing_useful_is_a_dead_letter(db, connection):
     publish(connection, Event("pgmb-retry", {"ids": "all"}, subscription_id=sid))
     done = group(db, Handler("a", Seen())).run("empty")
     assert done.given_up == 1
-    assert "ids, retryNumber and handlerName" in dead_letters.listed(connection)[0].error
+    assert "ids, retryNumber and handlerName" in dead_letters.letters(connection)[0].error
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_a_retry_that_nobody_can_read_is_a_dead_letter_and_stops_no_handler(
     publish(connection, numbered(7, 8))
     assert group(db, Handler("a", seen)).run("empty").given_up == 1
     assert seen.numbers == [7]
-    assert len(dead_letters.listed(connection)) == 1
+    assert len(dead_letters.letters(connection)) == 1
 
 
 def test_a_retry_comes_by_a_subscription_of_its_handler(db, connection):
@@ -201,7 +201,7 @@ def test_an_event_that_has_no_key_is_a_dead_letter_and_stops_no_other(db, connec
     assert sorted(seen.numbers) == [0, 3]
     # In which order they are given up is left to the threads; which error is whose is not.
     sent_again = {}
-    for letter in dead_letters.listed(connection):
+    for letter in dead_letters.letters(connection):
         dead_letters.redrive(connection, ids=[letter.id])
         group(db, Handler("a", again := Seen())).run("empty")
         sent_again[letter.error.partition(":")[0]] = again.numbers
@@ -233,7 +233,7 @@ def test_a_number_that_python_cannot_read_stops_no_handler(db, connection, numbe
 def test_very_large_events_are_given_up_in_portions(db, connection):
     publish(connection, numbered(0, 3, large="x" * 5 * 2**20))
     group(db, Handler("bad", failing(1), retries=())).run("empty")
-    assert [letter.changes for letter in dead_letters.listed(connection)] == [1, 1, 1]
+    assert [letter.changes for letter in dead_letters.letters(connection)] == [1, 1, 1]
 
 
 @pytest.fixture
@@ -306,7 +306,7 @@ def test_what_several_subscriptions_want_comes_again_while_one_of_them_is_there(
         connection.execute("select pgmb.poll_for_events()")
     unsubscribe(connection, ids[ended])
     run_with_retries(handlers, connection)
-    (letter,) = dead_letters.listed(connection)
+    (letter,) = dead_letters.letters(connection)
     assert (letter.attempts, letter.hindrance) == (3, None)
 
 
@@ -325,6 +325,6 @@ def test_what_can_come_again_by_no_subscription_is_a_dead_letter_at_once(db, bot
     for sid in ids:
         unsubscribe(connection, sid)
     done = group(db, Handler("a", failing(99), retries=(0,))).run("empty")
-    (letter,) = dead_letters.listed(connection)
+    (letter,) = dead_letters.letters(connection)
     assert (done.retried, done.given_up, letter.attempts) == (0, 1, 1)
     assert "subscriptions are gone" in letter.hindrance

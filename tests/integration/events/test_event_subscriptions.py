@@ -126,10 +126,10 @@ def test_a_connection_that_makes_dicts_of_its_rows_serves_as_well(bare_db):
         [made] = publish(connection, Event("a", {"n": 1}), returning=True)
         assert heartbeat(connection, "g") == 0
         group(bare_db, Handler("bad", failing(1), retries=())).run("empty")
-        [letter] = dead_letters.listed(connection)
+        [letter] = dead_letters.letters(connection)
         assert dead_letters.redrive(connection, ids=[letter.id]) == [letter.id]
         group(bare_db, Handler("bad", failing(1), retries=())).run("empty")
-        assert dead_letters.drop(connection, consumer="events:g/bad") == [letter.id + 1]
+        assert dead_letters.drop_letters(connection, consumer="events:g/bad") == [letter.id + 1]
         assert (made[:2], unsubscribe(connection, mine)) == ("pm", True)
 
 

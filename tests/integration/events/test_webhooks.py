@@ -75,7 +75,7 @@ def test_what_fails_comes_again_under_the_same_key_and_then_is_a_dead_letter(db,
     assert [(each.failed, each.retried, each.given_up) for each in done] == [(1, 1, 0), (1, 1, 0), (1, 0, 1)]
     keys = [r.headers["idempotency-key"] for r in requests if r.events[0]["payload"]["n"] == 1]
     assert (len(keys), len(set(keys))) == (3, 1)
-    [letter] = dead_letters.listed(connection)
+    [letter] = dead_letters.letters(connection)
     assert "webhook hook to 127.0.0.1: it answers 500" in letter.error
 
 
@@ -83,7 +83,7 @@ def test_422_drops_what_the_receiver_never_wants(db, connection, caplog):
     [dropped] = publish(connection, [Event("t", {"n": 1})], returning=True)
     with receiving(lambda request: 422) as (port, requests):
         done = EventHandlers("g", [hook(port)], db).run("empty")
-    assert (len(requests), done.failed, dead_letters.listed(connection)) == (1, 0, [])
+    assert (len(requests), done.failed, dead_letters.letters(connection)) == (1, 0, [])
     assert f"does not want 1 events from {dropped}" in caplog.text
 
 

@@ -55,7 +55,7 @@ def test_a_batch_that_is_given_up_is_a_dead_letter_and_the_consumer_goes_on(db, 
     assert len(given_up(db).letters) == 1
     queues.fill(connection, [3])
     assert work(db) == ["3"]
-    (letter,) = dead_letters.listed(connection)
+    (letter,) = dead_letters.letters(connection)
     assert (letter.kind, letter.consumer, letter.changes, letter.attempts) == (
         "queue",
         "queue:q/default",
@@ -69,8 +69,8 @@ def test_a_batch_that_is_given_up_is_a_dead_letter_and_the_consumer_goes_on(db, 
 def test_a_letter_holds_the_first_hundred_of_its_messages(db, connection):
     iids = queues.fill(connection, range(101))
     given_up(db)
-    (letter,) = dead_letters.listed(connection)
-    held = dead_letters.content(connection, letter.id)
+    (letter,) = dead_letters.letters(connection)
+    held = dead_letters.letter_content(connection, letter.id)
     assert [one["iid"] for one in held["holds"]] == iids[:100]
     assert (held["messages"], held["holds"][0]["data"]) == (101, {"n": "0"})
 
@@ -79,8 +79,8 @@ def test_of_a_letter_what_is_long_is_left_out_and_not_more_than_a_part_is_shown(
     queues.post(connection, "x" * 30_000)
     queues.fill(connection, ["x" * 15_000] * 50)
     given_up(db)
-    (letter,) = dead_letters.listed(connection)
-    held = dead_letters.content(connection, letter.id)
+    (letter,) = dead_letters.letters(connection)
+    held = dead_letters.letter_content(connection, letter.id)
     assert "left out" in held["holds"][0]["data"]
     assert held["holds"][1]["data"] == {"n": "x" * 15_000}
     assert (held["messages"], len(held["holds"])) == (51, 14)
@@ -91,8 +91,8 @@ def test_a_message_that_was_posted_to_the_dmq_is_what_its_letter_holds(connectio
     connection.execute(
         "select mbus.post_dmq(data, headers, properties || 'kind=>odd', iid => iid) from mbus.consume('q')"
     )
-    (letter,) = dead_letters.listed(connection)
-    (held,) = dead_letters.content(connection, letter.id)["holds"]
+    (letter,) = dead_letters.letters(connection)
+    (held,) = dead_letters.letter_content(connection, letter.id)["holds"]
     assert (held["iid"], held["data"], held["properties"]["kind"]) == ("q.1", {"n": "1"}, "odd")
 
 
@@ -102,12 +102,12 @@ def test_no_letter_shows_the_messages_of_another(owner, role, connect_to):
         owner.execute("select mbus.post_dmq('n=>1', iid => mbus.get_iid(%s))", [queue])
     owner.execute(f"grant mbus_{owner.info.dbname}_consume_q_by_other to {who.name}")
     owner.execute(f"select mbus.grant_admin('{who.name}')")
-    own, other = dead_letters.listed(owner)
+    own, other = dead_letters.letters(owner)
     session = connect_to(who.conninfo)
-    assert [letter.id for letter in dead_letters.listed(session)] == [own.id]
-    assert len(dead_letters.content(session, own.id)["holds"]) == 1
+    assert [letter.id for letter in dead_letters.letters(session)] == [own.id]
+    assert len(dead_letters.letter_content(session, own.id)["holds"]) == 1
     with pytest.raises(UnknownLetter):
-        dead_letters.content(session, other.id)
+        dead_letters.letter_content(session, other.id)
     made_up = "select mbus.letter_content('{\"queue\": \"q\"}', jsonb_build_object('letter', %s::bigint)) -> 'holds'"
     assert queues.one(session, made_up, other.id) == []
 
@@ -117,9 +117,9 @@ def test_a_letter_that_is_sent_again_brings_its_messages_to_its_consumer_alone(d
     iids = queues.fill(connection, range(3))
     assert len(work(db, feed=QueueFeed("q", "other"))) == 3
     given_up(db)
-    (letter,) = dead_letters.listed(connection)
+    (letter,) = dead_letters.letters(connection)
     dead_letters.redrive(connection, ids=[letter.id])
-    assert dead_letters.listed(connection) == []
+    assert dead_letters.letters(connection) == []
     assert work(db, feed=QueueFeed("q", "other")) == []
     with ConsumerTransaction(FEED, db) as consumer:
         consumer.claim(10)
@@ -142,10 +142,10 @@ def test_a_message_in_the_dmq_is_a_dead_letter(connection):
     iid = queues.post(connection, 1)
     message = "m.data, m.headers || '\"dmq.error\"=>boom', iid => m.iid"
     connection.execute(f"select mbus.post_dmq({message}) from mbus.consume('q') as m")
-    (letter,) = dead_letters.listed(connection)
+    (letter,) = dead_letters.letters(connection)
     assert (letter.consumer, letter.error, letter.changes) == ("queue:q", "boom", 1)
     assert queues.take(connection, iid) == "1"
-    assert dead_letters.listed(connection) == []
+    assert dead_letters.letters(connection) == []
 
 
 def test_a_message_that_one_consumer_put_in_the_dmq_comes_again_to_it_alone(connection):
@@ -153,7 +153,7 @@ def test_a_message_that_one_consumer_put_in_the_dmq_comes_again_to_it_alone(conn
     queues.post(connection, 1)
     assert queues.drain(connection, "other") == ["1"]
     connection.execute("select mbus.post_dmq(m.data, iid => m.iid) from mbus.consume('q') as m")
-    (letter,) = dead_letters.listed(connection)
+    (letter,) = dead_letters.letters(connection)
     dead_letters.redrive(connection, ids=[letter.id])
     assert (queues.drain(connection, "other"), queues.drain(connection)) == ([], ["1"])
 
@@ -163,7 +163,7 @@ def test_a_message_that_was_received_before_may_still_be_put_in_the_dmq(connecti
     iid = queues.post(connection, 1)
     assert queues.drain(connection) == ["1"]
     connection.execute("select mbus.post_dmq('n=>1', iid => %s)", [iid])
-    assert len(dead_letters.listed(connection)) == 1
+    assert len(dead_letters.letters(connection)) == 1
     assert queues.drain(connection, "other") == ["1"]
 
 
@@ -172,7 +172,7 @@ def test_dropping_a_letter_forgets_its_messages_and_sets_free_who_waits(db, conn
     queues.post(connection, 2, "after", after=[queues.post(connection, 1)])
     given_up(db)
     assert queues.consume(connection, queue="after") is None
-    dead_letters.drop(connection, consumer="queue:q/default")
+    dead_letters.drop_letters(connection, consumer="queue:q/default")
     assert connection.execute("select count(*) from mbus.dmq").fetchone() == (0,)
     assert queues.consume(connection, queue="after") == "2"
 
@@ -181,11 +181,11 @@ def test_a_letter_whose_consumer_is_gone_stays_and_says_so(db, connection):
     queues.fill(connection, range(3))
     given_up(db)
     connection.execute("select mbus.drop_consumer('default', 'q')")
-    (letter,) = dead_letters.listed(connection)
+    (letter,) = dead_letters.letters(connection)
     assert "unknown consumer:default" in letter.hindrance
     with pytest.raises(LetterRefused):
         dead_letters.redrive(connection, ids=[letter.id])
-    assert len(dead_letters.listed(connection)) == 1
+    assert len(dead_letters.letters(connection)) == 1
 
 
 def test_a_message_whose_only_consumer_is_gone_does_not_come_to_the_others(connection):
@@ -194,7 +194,7 @@ def test_a_message_whose_only_consumer_is_gone_does_not_come_to_the_others(conne
     assert queues.drain(connection) == ["1"]
     connection.execute("select mbus.post_dmq(m.data, iid => m.iid) from mbus.consume('q', 'other') as m")
     connection.execute("select mbus.drop_consumer('other', 'q')")
-    (letter,) = dead_letters.listed(connection)
+    (letter,) = dead_letters.letters(connection)
     assert "were dropped" in letter.hindrance
     with pytest.raises(LetterRefused, match="were dropped"):
         dead_letters.redrive(connection, ids=[letter.id])

@@ -158,14 +158,14 @@ def put_away(db):
 @pytest.mark.parametrize("put_away", [give_up, put_away])
 def test_a_letter_that_nobody_would_receive_is_not_sent_and_says_why(retail, db, put_away):
     put_away(db)
-    (letter,) = dead_letters.listed(retail)
+    (letter,) = dead_letters.letters(retail)
     assert letter.hindrance is None
     retail.execute("update mbus.dmq set properties = 'kind=>other'")
-    (letter,) = dead_letters.listed(retail)
+    (letter,) = dead_letters.letters(retail)
     assert "message q.1 does not match the selector of consumer retail" in letter.hindrance
     with pytest.raises(LetterRefused, match="does not match the selector of consumer retail"):
         dead_letters.redrive(retail, ids=[letter.id])
-    assert len(dead_letters.listed(retail)) == 1
+    assert len(dead_letters.letters(retail)) == 1
     retail.execute("update mbus.dmq set properties = 'kind=>retail'")
     assert dead_letters.redrive(retail, ids=[letter.id]) == [letter.id]
     assert (drain(retail), drain(retail, "retail")) == ([], ["1"])
@@ -175,7 +175,7 @@ def test_a_message_that_was_put_away_changed_is_not_sent_to_nobody(retail):
     with retail.transaction():
         assert consume(retail, "retail") == "1"
         retail.execute("select mbus.post_dmq('n=>1', properties => 'kind=>other', iid => 'q.1')")
-    (letter,) = dead_letters.listed(retail)
+    (letter,) = dead_letters.letters(retail)
     assert "does not match the selector of consumer retail" in letter.hindrance
     assert take(retail, "q.1") == "1"
 
@@ -186,5 +186,5 @@ def test_a_letter_is_not_sent_past_a_consumer_that_was_made_anew(q, db):
     give_up(db)
     q.execute("select mbus.drop_consumer('retail', 'q')")
     consumer(q, "retail", WANTED)
-    (letter,) = dead_letters.listed(q)
+    (letter,) = dead_letters.letters(q)
     assert "does not match the selector of consumer retail" in letter.hindrance

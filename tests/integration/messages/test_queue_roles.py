@@ -10,7 +10,7 @@ from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
 from airflow_pgchange.feeds.draining import Plan
 from airflow_pgchange.feeds.draining import drain as drain_feed
 from airflow_pgchange.feeds.errors import PermissionDenied
-from airflow_pgchange.messages import Saga, Step, create_queues
+from airflow_pgchange.messages import Saga, Step, create_saga_queues
 from tests.queues import consumer, drain, make, post, there
 
 pytestmark = pytest.mark.hstore
@@ -113,7 +113,7 @@ def test_nobody_makes_a_dead_letter_of_the_message_of_a_queue_that_is_not_its_ow
     session = connect_to(who.conninfo)
     with pytest.raises(psycopg.errors.InsufficientPrivilege, match=DENIED):
         session.execute("select mbus.post_dmq('n=>1', iid => 'r.1')")
-    assert dead_letters.listed(owner) == []
+    assert dead_letters.letters(owner) == []
 
 
 def test_a_temporary_consumer_does_not_read_past_the_selectors_of_its_maker(owner, role, connect_to):
@@ -202,7 +202,7 @@ def test_an_admin_of_all_queues_makes_those_of_a_saga(owner, role, connect_to):
     who = role("user")
     owner.execute(f"grant mbus_{owner.info.dbname}_admin to {who.name}")
     saga = Saga("s", (Step("a", "q", "undo"),))
-    create_queues(connect_to(who.conninfo), saga)
+    create_saga_queues(connect_to(who.conninfo), saga)
     assert owner.execute("select count(*) from mbus.queue").fetchone() == (6,)
 
 
@@ -217,9 +217,9 @@ def test_a_consumers_role_works_its_feed_and_keeps_its_letters(owner, role, conn
         raise ValueError("poison")
 
     drained = drain_feed(Plan(QueueFeed("q"), who.conninfo, max_attempts=1, on_give_up="dead_letter"), fail)
-    assert dead_letters.listed(connect_to(other.conninfo)) == []
+    assert dead_letters.letters(connect_to(other.conninfo)) == []
     session = connect_to(who.conninfo)
-    assert tuple(letter.id for letter in dead_letters.listed(session)) == drained.letters
+    assert tuple(letter.id for letter in dead_letters.letters(session)) == drained.letters
     dead_letters.redrive(session, ids=list(drained.letters))
     with ConsumerTransaction(QueueFeed("q"), who.conninfo) as transaction:
         assert transaction.claim(10).count == 1

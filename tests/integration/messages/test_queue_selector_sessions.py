@@ -97,8 +97,8 @@ def test_a_dead_letter_is_judged_alike_in_every_session(q, elsewhere):
         with session.transaction():
             assert consume(session) == "1"
             session.execute("select mbus.post_dmq('n=>1', iid => %s)", [iid])
-        assert [letter.hindrance for letter in dead_letters.listed(elsewhere)] == [None]
-        dead_letters.redrive(session, ids=[letter.id for letter in dead_letters.listed(session)])
+        assert [letter.hindrance for letter in dead_letters.letters(elsewhere)] == [None]
+        dead_letters.redrive(session, ids=[letter.id for letter in dead_letters.letters(session)])
         assert drain(session) == ["1"]
     assert there(q) == []
 

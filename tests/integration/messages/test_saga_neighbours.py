@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
-from airflow_pgchange.messages import RollBack, Saga, Step, TryAgain, start
+from airflow_pgchange.messages import RollBack, Saga, Step, TryAgain, start_saga
 from tests import queues
 from tests.conftest import database
 from tests.queues import one
@@ -38,13 +38,13 @@ def of_the_bad(do):
 
 
 def two(connection):
-    start(connection, TOUR, {"bad": "yes"})
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {"bad": "yes"})
+    start_saga(connection, TOUR, {})
 
 
 def test_the_batches_of_other_consumers_are_no_tries_of_a_step(db, connection):
     connection.execute("select mbus.create_consumer('audit', 'rooms')")
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     for _ in range(6):
         with pytest.raises(ZeroDivisionError), ConsumerTransaction(QueueFeed("rooms", "audit"), db) as audit:
             audit.claim(1)
@@ -97,8 +97,8 @@ def test_an_answer_that_cannot_be_kept_is_a_failure_of_its_step(db, connection):
     """Each answer is given to a saga of its own; another saga, of which no step fails, is behind them."""
     answers = list(BAD_ANSWERS)
     for number in range(len(answers)):
-        start(connection, TOUR, {"bad": str(number)})
-    start(connection, TOUR, {})
+        start_saga(connection, TOUR, {"bad": str(number)})
+    start_saga(connection, TOUR, {})
     done = run(db, of_the_bad(lambda work, kept: answers[int(work.data["bad"])]))
     assert done.count("failed") == len(answers)
     assert states(connection) == ["forward"] * len(answers) + ["complete"]
@@ -146,7 +146,7 @@ def test_a_saga_that_lost_a_compensation_waits_and_the_others_go_on(db, connecti
 
 @pytest.mark.parametrize("behind", ["tickets", "tour_end"])
 def test_a_saga_that_lost_a_message_ends_at_its_deadline(db, connection, behind):
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     lost = "transfers.1"
     if behind == "tickets":
         lost = "rooms.1"
@@ -172,14 +172,14 @@ def test_a_deadline_is_one_that_a_database_can_hold():
 
 def test_a_handler_that_commits_or_rolls_back_its_transaction_fails_and_the_others_go_on(db, connection):
     for end in ("commit", "rollback"):
-        start(connection, TOUR, {"bad": end})
-    start(connection, TOUR, {})
+        start_saga(connection, TOUR, {"bad": end})
+    start_saga(connection, TOUR, {})
     assert run(db, of_the_bad(lambda work, kept: getattr(kept, work.data["bad"])())).count("failed") == 2
     assert states(connection) == ["forward", "forward", "complete"]
 
 
 def test_a_statement_that_ends_the_transaction_of_a_step_loses_the_batch_and_nothing_else(db, connection):
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     with pytest.raises(psycopg.Error):
         run(db, lambda work, kept: kept.execute("commit") and None, ["rooms"])
     run(db)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
-from airflow_pgchange.messages import RollBack, TryAgain, start
+from airflow_pgchange.messages import RollBack, TryAgain, start_saga
 from tests.conftest import database
 from tests.queues import consume, one
 from tests.sagas import TOUR, run
@@ -20,7 +20,7 @@ def db(cluster, toured):
 
 @pytest.fixture
 def saga(connection):
-    return start(connection, TOUR, {"tour_id": "7"})
+    return start_saga(connection, TOUR, {"tour_id": "7"})
 
 
 def states(connection, saga):
@@ -89,7 +89,7 @@ def test_a_step_tells_what_it_comes_after_and_what_its_last_try_failed_on(db, co
 
 def test_a_step_that_is_done_is_so_whoever_else_gave_its_message_up(db, connection):
     connection.execute("select mbus.create_consumer('audit', 'rooms')")
-    saga = start(connection, TOUR, {})
+    saga = start_saga(connection, TOUR, {})
     run(db, queue_names=["rooms"])
     with (
         pytest.raises(ZeroDivisionError),
@@ -140,8 +140,8 @@ def test_a_step_among_the_dead_letters_is_refused_and_the_saga_tells_why_it_is_s
 
 def test_those_that_have_not_ended_come_first_and_then_the_latest(db, connection, saga):
     run(db)
-    second = start(connection, TOUR, {})
-    third = start(connection, TOUR, {})
+    second = start_saga(connection, TOUR, {})
+    third = start_saga(connection, TOUR, {})
     assert latest(connection, "id") == [(third,), (second,), (saga,)]
     assert latest(connection, "id", most=2) == [(third,), (second,)]
 
@@ -156,7 +156,7 @@ def test_what_a_saga_was_started_with_is_told_while_a_message_of_it_is_kept(db, 
 
 
 def test_what_a_saga_was_started_with_is_left_out_where_it_is_long(connection):
-    long = start(connection, TOUR, {"tour_id": "7" * 30_000})
+    long = start_saga(connection, TOUR, {"tour_id": "7" * 30_000})
     found = one(connection, "select mbus.saga_data(%s)", long)
     assert isinstance(found, str)
     assert "left out" in found

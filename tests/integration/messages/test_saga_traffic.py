@@ -15,7 +15,7 @@ from psycopg.conninfo import make_conninfo
 from airflow_pgchange.feeds import QueueFeed
 from airflow_pgchange.feeds.draining import Plan, drain
 from airflow_pgchange.feeds.errors import PgChangeError
-from airflow_pgchange.messages import RollBack, TryAgain, handle, start
+from airflow_pgchange.messages import RollBack, TryAgain, handle_saga, start_saga
 from tests import queues
 from tests.sagas import STEPS, TOUR, WORKED, Act, is_right, note, prepare, ready, refused_step
 
@@ -65,7 +65,7 @@ class Worker:
 
     def process(self, transaction, batch):
         (change,) = transaction.changes()
-        transaction.ack(lambda kept: handle(kept, change, self.do))
+        transaction.ack(lambda kept: handle_saga(kept, change, self.do))
         self.done += 1
         self.kill("before the commit")
 
@@ -94,7 +94,7 @@ def test_each_saga_is_done_or_undone_once_and_in_order_though_handlers_are_kille
     connection = connect()
     prepare(connection)
     with connection.transaction():
-        started = [start(connection, TOUR, {"n": str(n)}) for n in range(sagas)]
+        started = [start_saga(connection, TOUR, {"n": str(n)}) for n in range(sagas)]
     workers = [Worker(db, seed) for seed in range(WORKERS)]
     with ThreadPoolExecutor(WORKERS) as pool:
         for running in [pool.submit(worker.run) for worker in workers]:

@@ -13,7 +13,7 @@ from airflow_pgchange.admin.consumers import status
 from airflow_pgchange.admin.maintenance import maintain
 from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
 from airflow_pgchange.feeds.errors import InvalidArgument, Stopped
-from airflow_pgchange.messages import RollBack, Saga, Step, TryAgain, handle, queues, start
+from airflow_pgchange.messages import RollBack, Saga, Step, TryAgain, handle_saga, queues, start_saga
 from tests.conftest import database
 from tests.queues import one
 from tests.sagas import STEPS, TOUR, acts, due, note, run, state
@@ -52,7 +52,7 @@ def kill_a_handler(db, connection, do=lambda: None):
 
 
 def test_a_step_that_raises_is_tried_again_and_then_rolled_back(db, connection, caplog):
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     answers = run_to_the_end(db, connection, fail, max_attempts=3)
     assert (answers.count("failed"), answers.count("rolled back")) == (2, 1)
     assert state(connection)["state"] == "rolled back"
@@ -68,7 +68,7 @@ def test_a_statement_that_fails_counts_as_any_failure(db, connection):
     def divide(work, kept):
         kept.execute("select 1 / 0")
 
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     assert run(db, divide, max_attempts=1).count("rolled back") == 1
     assert "division by zero" in one(connection, "select reason from mbus.saga")
 
@@ -77,14 +77,14 @@ def test_what_a_step_failed_on_is_kept_without_the_password_of_its_connection(db
     def tell(work, kept):
         raise ValueError(f"refused: {kept.info.password!r}")
 
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     run(make_conninfo(db, password="p'w d"), tell, max_attempts=1)
     assert one(connection, "select reason from mbus.saga") == 'ValueError: refused: "***"'
 
 
 def test_a_handler_that_died_has_tried(db, connection):
     tries = []
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     kill_a_handler(db, connection)
     kill_a_handler(db, connection)
 
@@ -100,7 +100,7 @@ def test_a_handler_that_died_has_tried(db, connection):
 
 
 def test_a_step_whose_handlers_died_too_often_is_not_tried_again(db, connection):
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     for _ in range(2):
         kill_a_handler(db, connection)
     assert run(db, max_attempts=2).count("rolled back") == 1
@@ -109,8 +109,8 @@ def test_a_step_whose_handlers_died_too_often_is_not_tried_again(db, connection)
 
 
 def test_a_failure_comes_after_a_pause_so_that_other_sagas_go_on(db, connection):
-    start(connection, TOUR, {"bad": "yes"})
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {"bad": "yes"})
+    start_saga(connection, TOUR, {})
 
     def do(work, kept):
         if "bad" in work.data and work.step == "room":
@@ -132,7 +132,7 @@ def test_a_compensation_that_raises_is_tried_again(db, connection):
             raise ValueError("no answer")
         return None
 
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     run(db, do, max_attempts=1)
     assert "at try" not in (state(connection)["stuck"] or "")
     due(connection, "cancel_rooms")
@@ -141,7 +141,7 @@ def test_a_compensation_that_raises_is_tried_again(db, connection):
 
 
 def test_a_lost_connection_is_no_failure_of_the_step(db, connection):
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
 
     def lose(work, kept):
         connection.execute("select pg_terminate_backend(%s)", [kept.info.backend_pid])
@@ -161,7 +161,7 @@ def test_a_deadlock_is_no_failure_of_the_step(db, connection):
         if len(tries) == 1:
             kept.execute("do $$ begin raise exception using errcode = 'deadlock_detected'; end $$")
 
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     assert run(db, lose_once, ["rooms"]) == ["done"]
     assert tries == [1, 1]
 
@@ -170,13 +170,13 @@ def test_a_step_that_was_stopped_has_not_failed(db, connection):
     def stop(work, kept):
         raise Stopped("the task was killed")
 
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     with pytest.raises(Stopped):
         run(db, stop, ["rooms"])
 
 
 def test_a_saga_that_fails_again_and_again_is_named(db, connection):
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     for _ in range(4):
         kill_a_handler(db, connection)
     assert (
@@ -196,13 +196,13 @@ def overdue(connection):
 
 
 def test_a_saga_has_a_deadline(connection):
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     assert one(connection, "select deadline - started_at < interval '1 day 1 minute' from mbus.saga")
-    start(connection, Saga("tour", TOUR.steps, timeout=timedelta(hours=2)), {})
+    start_saga(connection, Saga("tour", TOUR.steps, timeout=timedelta(hours=2)), {})
     assert one(
         connection, "select deadline - started_at < interval '2 hours 1 minute' from mbus.saga where id = 2"
     )
-    start(connection, Saga("tour", TOUR.steps, timeout=None), {})
+    start_saga(connection, Saga("tour", TOUR.steps, timeout=None), {})
     assert one(connection, "select deadline is null from mbus.saga where id = 3")
 
 
@@ -213,7 +213,7 @@ def test_a_deadline_lies_ahead(timeout):
 
 
 def test_a_saga_that_nobody_works_off_is_rolled_back_by_maintenance_after_its_deadline(db, connection):
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     run(db, queue_names=["rooms"])
     overdue(connection)
     assert "its time was over at" in state(connection)["stuck"]
@@ -225,14 +225,14 @@ def test_a_saga_that_nobody_works_off_is_rolled_back_by_maintenance_after_its_de
 
 
 def test_a_step_that_comes_after_the_deadline_is_not_done(db, connection):
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     overdue(connection)
     assert run(db).count("rolled back") == 1
     assert acts(connection) == []
 
 
 def test_a_saga_whose_steps_are_all_done_ends_however_late(db, connection):
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     run(db, queue_names=["rooms", "tickets", "transfers"])
     overdue(connection)
     assert "its time was over at" in state(connection)["stuck"]
@@ -243,7 +243,7 @@ def test_a_saga_whose_steps_are_all_done_ends_however_late(db, connection):
 
 
 def test_a_step_in_hand_when_its_saga_is_rolled_back_by_maintenance_is_not_kept(db, connection):
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     answers = []
 
     def meanwhile(work, kept):
@@ -254,7 +254,7 @@ def test_a_step_in_hand_when_its_saga_is_rolled_back_by_maintenance_is_not_kept(
     with ConsumerTransaction(ROOMS, db) as slow:
         slow.claim(1)
         (message,) = slow.changes()
-        slow.ack(lambda kept: answers.append(handle(kept, message, meanwhile)))
+        slow.ack(lambda kept: answers.append(handle_saga(kept, message, meanwhile)))
     assert (answers, acts(connection)) == (["over"], [])
     run(db)
     assert state(connection)["state"] == "rolled back"
@@ -262,7 +262,7 @@ def test_a_step_in_hand_when_its_saga_is_rolled_back_by_maintenance_is_not_kept(
 
 def test_a_saga_is_not_rolled_back_between_the_end_of_a_step_and_its_commit(db, connection):
     """Otherwise its compensation would find the step not done, and the step would be kept after that."""
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     overdue(connection)
     connection.execute("set lock_timeout = '10s'")
     rolled_back = []
@@ -279,7 +279,7 @@ def test_a_saga_is_not_rolled_back_between_the_end_of_a_step_and_its_commit(db, 
 
 
 def test_a_saga_that_is_not_undone_in_time_is_named(connection):
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     connection.execute("select mbus.saga_roll_back('rooms.1', 'no')")
     assert state(connection)["stuck"] is None
     connection.execute(
@@ -292,17 +292,17 @@ def test_a_saga_that_is_not_undone_in_time_is_named(connection):
 def test_what_nobody_would_receive_of_a_saga_is_a_failure_that_is_told(db, connection):
     connection.execute("select mbus.create_consumer('fresh', 'rooms', $$not exist(t.properties, 'tries')$$)")
     connection.execute("select mbus.drop_consumer('default', 'rooms')")
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     feed, refused = QueueFeed("rooms", "fresh"), r"nobody would receive message rooms\.1 again"
     with pytest.raises(InvalidArgument, match=refused), ConsumerTransaction(feed, db) as transaction:
         transaction.claim(1)
         (message,) = transaction.changes()
-        transaction.ack(lambda kept: handle(kept, message, lambda *_: TryAgain("engaged")) and None)
+        transaction.ack(lambda kept: handle_saga(kept, message, lambda *_: TryAgain("engaged")) and None)
     until(connection, "select count(*) = 1 from mbus.batch where error like '%nobody would receive%'")
 
 
 def test_a_saga_is_seen_by_who_may_use_its_queues(db, connection, role, connect_to):
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     who = role("user")
     connection.execute(f"grant usage on schema mbus to {who.name}")
     connection.execute(f"grant execute on function mbus.saga_state(bigint), mbus.stuck_sagas() to {who.name}")

@@ -12,7 +12,7 @@ from airflow_pgchange.admin.maintenance import maintain
 from airflow_pgchange.feeds import QueueFeed
 from airflow_pgchange.feeds.draining import Plan, drain
 from airflow_pgchange.feeds.errors import InvalidArgument
-from airflow_pgchange.messages import RollBack, start
+from airflow_pgchange.messages import RollBack, start_saga
 from tests import queues
 from tests.conftest import database
 from tests.findings import findings
@@ -38,7 +38,7 @@ def kill_room(db):
 
 
 def test_a_saga_whose_message_is_dead_is_named_as_stuck(db, connection):
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     kill_room(db)
     assert "step of room: message rooms.1 is among the dead letters" in state(connection)["stuck"]
     dead_letters.redrive(connection, consumer="queue:rooms/default")
@@ -48,7 +48,7 @@ def test_a_saga_whose_message_is_dead_is_named_as_stuck(db, connection):
 
 
 def test_a_saga_is_not_complete_without_a_step_whose_message_a_stranger_received(db, connection):
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     connection.execute("select mbus.consume('rooms')")
     assert "rooms.1 was received by somebody who did not say" in state(connection)["stuck"]
     assert set(run(db)) == {"failed"}
@@ -62,9 +62,9 @@ def test_a_saga_is_not_complete_without_a_step_whose_message_a_stranger_received
 
 
 def test_a_saga_whose_dead_letter_was_dropped_is_undone_by_a_person(db, connection):
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     kill_room(db)
-    dead_letters.drop(connection, consumer="queue:rooms/default")
+    dead_letters.drop_letters(connection, consumer="queue:rooms/default")
     assert set(run(db)) == {"failed"}
     assert "mbus.saga_roll_back('rooms.1', reason)" in failure(connection, "tickets.1")
     assert one(connection, "select mbus.saga_roll_back('rooms.1', 'no room')")
@@ -74,7 +74,7 @@ def test_a_saga_whose_dead_letter_was_dropped_is_undone_by_a_person(db, connecti
 
 
 def test_a_saga_is_not_rolled_back_without_a_compensation_that_a_stranger_received(db, connection):
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     run(db, lambda work, kept: RollBack("full"), ["rooms"])
     connection.execute("select mbus.consume('cancel_rooms')")
     assert run(db).count("failed") == 1
@@ -84,14 +84,14 @@ def test_a_saga_is_not_rolled_back_without_a_compensation_that_a_stranger_receiv
 
 
 def test_only_a_step_rolls_back(connection):
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     compensation = one(connection, "select min(iid) from mbus.saga_message where kind = 'compensation'")
     assert one(connection, "select mbus.saga_roll_back(%s, 'why')", compensation) is False
     assert state(connection)["state"] == "forward"
 
 
 def test_who_rolls_back_waits_for_the_bung(db, connection, connect):
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     holder = connect(autocommit=False)
     bung = one(connection, "select iid from mbus.saga_message where kind = 'bung'")
     holder.execute("select mbus.take(%s)", [bung])
@@ -105,9 +105,9 @@ def test_who_rolls_back_waits_for_the_bung(db, connection, connect):
 
 
 def test_sagas_that_ended_are_forgotten_in_time(db, connection):
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     run(db)
-    open_one = start(connection, TOUR, {})
+    open_one = start_saga(connection, TOUR, {})
     assert one(connection, "select mbus.forget_sagas('1 hour')") == 0
     assert one(connection, "select mbus.forget_sagas('0')") == 1
     assert connection.execute("select id from mbus.sagas").fetchall() == [(open_one,)]
@@ -116,16 +116,16 @@ def test_sagas_that_ended_are_forgotten_in_time(db, connection):
 
 
 def test_maintenance_forgets_sagas_if_told_how_old(db, connection):
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     run(db)
     assert "sagas:" not in " ".join(maintain(connection).done)
     assert "sagas: forgot 1 that ended more than 0 s ago" in maintain(connection, saga_retention="0 s").done
 
 
 def test_who_maintains_the_queues_sees_the_sagas_and_forgets_them(db, connection, role, connect_to):
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     run(db)
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     keeper = role("maintenance")
     connection.execute("select mbus.grant_maintainer(%s::regrole)", [keeper.name])
     maintainer = connect_to(keeper.conninfo)
@@ -135,9 +135,9 @@ def test_who_maintains_the_queues_sees_the_sagas_and_forgets_them(db, connection
 
 def test_looking_for_trouble_does_not_look_at_sagas_that_ended(db, connection):
     for _ in range(3):
-        start(connection, TOUR, {})
+        start_saga(connection, TOUR, {})
     run(db)
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     connection.execute("set track_functions = 'all'")
     assert findings(connection, "mbus") == []
     connection.execute("select pg_stat_force_next_flush()")
@@ -146,14 +146,14 @@ def test_looking_for_trouble_does_not_look_at_sagas_that_ended(db, connection):
 
 
 def test_a_saga_goes_on_though_a_queue_of_its_other_half_is_gone(db, connection):
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     connection.execute("select mbus.drop_queue('cancel_transfers')")
     run(db, queue_names=[queue for queue in TOUR.queues if queue not in ("bungs", "cancel_transfers")])
     assert state(connection)["state"] == "complete"
 
 
 def test_a_message_of_a_queue_that_was_made_anew_is_no_step_of_an_older_saga(db, connection):
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     connection.execute("select mbus.drop_queue('rooms')")
     queues.make(connection, "rooms")
     queues.post(connection, "stranger", "rooms")
@@ -162,7 +162,7 @@ def test_a_message_of_a_queue_that_was_made_anew_is_no_step_of_an_older_saga(db,
 
 
 def test_a_saga_whose_queue_was_dropped_goes_on_with_the_message_that_a_person_posts_again(db, connection):
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     connection.execute("select mbus.drop_queue('rooms')")
     queues.make(connection, "rooms")
     queues.post(connection, "again", "rooms", iid="rooms.1")
@@ -171,13 +171,13 @@ def test_a_saga_whose_queue_was_dropped_goes_on_with_the_message_that_a_person_p
 
 
 def test_a_saga_starts_though_a_queue_of_an_older_one_was_made_anew(connection):
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     connection.execute("select mbus.drop_queue('bungs')")
     queues.make(connection, "bungs")
-    assert start(connection, TOUR, {}) == 2
+    assert start_saga(connection, TOUR, {}) == 2
 
 
 def test_a_saga_cannot_start_in_queues_that_are_not_there(connection):
     connection.execute("select mbus.drop_queue('bungs')")
     with pytest.raises((InvalidArgument, psycopg.Error), match="No such queue: bungs"):
-        start(connection, TOUR, {})
+        start_saga(connection, TOUR, {})

@@ -10,7 +10,15 @@ from psycopg.types.json import Jsonb
 
 from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
 from airflow_pgchange.feeds.errors import InvalidArgument
-from airflow_pgchange.messages import RollBack, Saga, Step, TryAgain, create_queues, handle, start
+from airflow_pgchange.messages import (
+    RollBack,
+    Saga,
+    Step,
+    TryAgain,
+    create_saga_queues,
+    handle_saga,
+    start_saga,
+)
 from tests import queues
 from tests.conftest import database
 from tests.queues import one
@@ -81,17 +89,17 @@ def test_steps_that_do_not_stand_in_their_order_are_refused_in_sql(connection, s
 def test_a_saga_whose_compensations_would_wait_for_nothing_is_refused(connection):
     connection.execute("select mbus.drop_consumer('default', 'bungs')")
     with pytest.raises(InvalidArgument, match="nothing waits behind a message of queue bungs"):
-        start(connection, TOUR, {})
+        start_saga(connection, TOUR, {})
 
 
 def test_a_step_may_be_lasting_if_it_says_so(connection):
     saga = Saga("mail", (Step("send", "mails", lasting=True),))
-    create_queues(connection, saga)
-    assert start(connection, saga, {}) == 1
+    create_saga_queues(connection, saga)
+    assert start_saga(connection, saga, {}) == 1
 
 
 def test_a_start_posts_both_sequences_with_the_bung_and_the_end(connection):
-    start(connection, TOUR, {"tour_id": "7"})
+    start_saga(connection, TOUR, {"tour_id": "7"})
     iids = {
         (kind, step): iid
         for kind, step, iid in connection.execute("select kind, step, iid from mbus.saga_message").fetchall()
@@ -125,14 +133,14 @@ def test_a_start_posts_both_sequences_with_the_bung_and_the_end(connection):
 
 def test_a_start_that_is_rolled_back_never_was(connect, connection):
     writer = connect(autocommit=False)
-    start(writer, TOUR, {})
+    start_saga(writer, TOUR, {})
     writer.rollback()
     assert left(connection) == set()
     assert connection.execute("select count(*) from mbus.saga").fetchone() == (0,)
 
 
 def test_all_steps_are_done_in_order_and_nothing_is_left(db, connection):
-    start(connection, TOUR, {"tour_id": "7"})
+    start_saga(connection, TOUR, {"tour_id": "7"})
     assert set(run(db)) == {"done"}
     done = acts(connection)
     assert (done[0], set(done), len(done)) == ("room", STEPS, 5)
@@ -144,7 +152,7 @@ def test_all_steps_are_done_in_order_and_nothing_is_left(db, connection):
 
 
 def test_steps_that_do_not_wait_for_each_other_are_ready_at_once(db, connection):
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     run(db, queue_names=["rooms"])
     with (
         ConsumerTransaction(QueueFeed("tickets"), db) as there,
@@ -168,7 +176,7 @@ REFUSED_ELSEWHERE = pytest.mark.release("test_saga_traffic.py has each step refu
     ],
 )
 def test_a_step_that_cannot_be_done_undoes_all(db, connection, step):
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     assert run(db, refuse(step)).count("rolled back") == 1
     assert step not in acts(connection)
     assert sorted(acts(connection, "compensation")) == sorted(STEPS)
@@ -192,7 +200,7 @@ def test_a_compensation_is_told_whether_its_step_was_done(db, connection):
             assert work.reason == "full"
         return RollBack("full") if work.kind == "step" and work.step == "there" else None
 
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     run(db, do, queue_names=["rooms", *[queue for queue in WORKED if queue != "rooms"]])
     assert told["room"] is True
     assert told["there"] is False
@@ -208,7 +216,7 @@ def test_a_step_is_tried_again_with_a_count_and_what_it_wrote_is_not_kept(db, co
             return TryAgain("engaged", timedelta()) if work.attempt < 3 else None
         return None
 
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     assert run(db, do).count("again") == 2
     assert tries == [1, 2, 3]
     assert sorted(acts(connection)) == sorted(STEPS)
@@ -216,7 +224,7 @@ def test_a_step_is_tried_again_with_a_count_and_what_it_wrote_is_not_kept(db, co
 
 
 def test_a_step_that_was_tried_too_often_undoes_all(db, connection):
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     answers = run(
         db,
         lambda work, kept: (
@@ -232,7 +240,7 @@ def test_a_compensation_cannot_be_rolled_back(db, connection):
     def do(work, kept):
         return RollBack("never")
 
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     assert set(run(db, do)) == {"rolled back", "failed"}
     assert state(connection)["state"] == "rolling back"
     errors = "select distinct error from mbus.saga_message where kind = 'compensation'"
@@ -244,7 +252,7 @@ def test_another_answer_than_those_that_there_are_is_a_failure_and_keeps_nothing
         note(work, kept)
         return True
 
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     assert run(db, do) == ["failed"]
     error = one(connection, "select error from mbus.saga_message where tries = 2")
     assert "the handler answered True: None says that it is done" in error
@@ -252,7 +260,7 @@ def test_another_answer_than_those_that_there_are_is_a_failure_and_keeps_nothing
 
 
 def test_what_is_in_hand_when_the_saga_is_rolled_back_is_not_kept(db, connection):
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     run(db, queue_names=["rooms"])
     answers: list[str] = []
 
@@ -261,12 +269,12 @@ def test_what_is_in_hand_when_the_saga_is_rolled_back_is_not_kept(db, connection
         with ConsumerTransaction(QueueFeed("tickets"), db) as fast:
             fast.claim(1)
             (change,) = fast.changes()
-            fast.ack(lambda other: answers.append(handle(other, change, lambda *_: RollBack("full"))))
+            fast.ack(lambda other: answers.append(handle_saga(other, change, lambda *_: RollBack("full"))))
 
     with ConsumerTransaction(QueueFeed("tickets"), db) as slow:
         slow.claim(1)
         (message,) = slow.changes()
-        slow.ack(lambda kept: answers.append(handle(kept, message, meanwhile)))
+        slow.ack(lambda kept: answers.append(handle_saga(kept, message, meanwhile)))
     assert answers == ["rolled back", "over"]
     assert acts(connection) == ["room"]
     run(db)
@@ -280,7 +288,7 @@ def handled_in_one_batch(db, queue, do):
     with ConsumerTransaction(QueueFeed(queue), db) as transaction:
         transaction.claim(100)
         transaction.ack(
-            lambda kept: answers.extend(handle(kept, change, do) for change in transaction.changes())
+            lambda kept: answers.extend(handle_saga(kept, change, do) for change in transaction.changes())
         )
     return answers
 
@@ -294,7 +302,7 @@ def handled_in_one_batch(db, queue, do):
     ],
 )
 def test_two_steps_of_a_saga_in_one_batch_are_undone_together(db, connection, answers, became):
-    start(connection, TOUR, {})
+    start_saga(connection, TOUR, {})
     run(db, queue_names=["rooms"])
 
     def do(work, kept):

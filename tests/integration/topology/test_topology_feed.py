@@ -5,7 +5,8 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from airflow_pgchange.feeds import ConsumerTransaction, TopologyFeed, by_hand, points
+from airflow_pgchange.admin import by_hand
+from airflow_pgchange.feeds import ConsumerTransaction, TopologyFeed, points
 from airflow_pgchange.feeds.connect import connect as connect_ours
 from airflow_pgchange.feeds.errors import (
     BatchGivenUp,
@@ -187,7 +188,7 @@ def test_the_beginning_of_a_trimmed_log_is_what_is_left_of_it(db, catalogue):
 
 def test_trimming_keeps_what_a_consumer_elsewhere_was_moved_back_to(db, other_db, catalogue, connect_to):
     changes = work(other_db, source=db)
-    by_hand.move(connect_to(other_db), catalogue, FEED, "beginning")
+    by_hand.move_consumer(connect_to(other_db), catalogue, FEED, "beginning")
     assert catalogue.execute("select topology.trim_log('0')").fetchone() == (None,)
     assert work(other_db, source=db) == changes != []
 

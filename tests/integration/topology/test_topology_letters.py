@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_pgchange.admin import dead_letters
-from airflow_pgchange.feeds import ConsumerTransaction, TopologyFeed, by_hand
+from airflow_pgchange.admin import by_hand, dead_letters
+from airflow_pgchange.feeds import ConsumerTransaction, TopologyFeed
 from airflow_pgchange.feeds.draining import Plan, drain
 from airflow_pgchange.feeds.errors import HistoryTrimmed, LetterRefused, StaleClaim
 from airflow_pgchange.feeds.lag import lag
@@ -43,7 +43,7 @@ def test_a_batch_that_is_given_up_is_a_dead_letter_and_the_consumer_goes_on(db, 
     given_up(db)
     catalogue.execute("select topology.set_master('r1', 'i1')")
     assert work(db) == ["1/4"]
-    (letter,) = dead_letters.listed(catalogue)
+    (letter,) = dead_letters.letters(catalogue)
     assert (letter.kind, letter.consumer, letter.changes, letter.attempts) == (
         "topology",
         "topology:router",
@@ -56,14 +56,14 @@ def test_a_batch_that_is_given_up_is_a_dead_letter_and_the_consumer_goes_on(db, 
 def test_a_letter_that_is_sent_again_comes_once_as_the_same_batch(db, catalogue):
     given_up(db)
     catalogue.execute("select topology.set_master('r1', 'i1')")
-    (letter,) = dead_letters.listed(catalogue)
+    (letter,) = dead_letters.letters(catalogue)
     assert dead_letters.redrive(catalogue, ids=[letter.id]) == [letter.id]
     assert lag(catalogue, catalogue, FEED, 10).ready == 4
     with ConsumerTransaction(FEED, db) as consumer:
         assert consumer.claim(1000).id == str(letter.batch_id)
         assert [change.id for change in consumer.changes()] == FIRST
         consumer.ack()
-    assert dead_letters.listed(catalogue) == []
+    assert dead_letters.letters(catalogue) == []
     assert [work(db), work(db)] == [["1/4"], []]
 
 
@@ -81,7 +81,7 @@ def test_a_letter_that_fails_again_is_the_same_letter(db, catalogue):
     letter = given_up(db)
     dead_letters.redrive(catalogue, ids=[letter])
     assert given_up(db) == letter
-    (listed,) = dead_letters.listed(catalogue)
+    (listed,) = dead_letters.letters(catalogue)
     assert (listed.attempts, listed.on_its_way) == (2, False)
     assert work(db) == []
 
@@ -91,7 +91,7 @@ def test_a_letter_that_was_dropped_while_its_batch_was_in_work_leaves_nothing(db
     dead_letters.redrive(catalogue, ids=[letter])
     with pytest.raises(StaleClaim, match="was dropped"), ConsumerTransaction(FEED, db) as consumer:
         consumer.claim(1000)
-        dead_letters.drop(catalogue, ids=[letter])
+        dead_letters.drop_letters(catalogue, ids=[letter])
         consumer.ack(lambda connection: connection.execute("create table kept ()"))
     assert catalogue.execute("select to_regclass('kept')").fetchone() == (None,)
     assert work(db) == []
@@ -101,7 +101,7 @@ def test_a_letter_whose_events_were_trimmed_can_only_be_dropped(db, catalogue):
     letter = given_up(db)
     catalogue.execute("update topology.log set written_at = now() - interval '1 day'")
     catalogue.execute("select topology.trim_log('1 hour')")
-    assert "were trimmed" in dead_letters.listed(catalogue)[0].hindrance
+    assert "were trimmed" in dead_letters.letters(catalogue)[0].hindrance
     with pytest.raises(HistoryTrimmed):
         dead_letters.redrive(catalogue, ids=[letter])
 
@@ -132,6 +132,6 @@ def test_a_person_may_give_up_what_is_in_work(db, catalogue):
     with pytest.raises(RuntimeError), ConsumerTransaction(FEED, db) as consumer:
         batch = consumer.claim(1000)
         raise RuntimeError
-    assert by_hand.skip(catalogue, catalogue, FEED, "poison") == str(batch.id)
+    assert by_hand.skip_batch(catalogue, catalogue, FEED, "poison") == str(batch.id)
     assert work(db) == []
-    assert dead_letters.listed(catalogue)[0].reason == "poison"
+    assert dead_letters.letters(catalogue)[0].reason == "poison"

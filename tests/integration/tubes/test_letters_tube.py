@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_pgchange.admin import dead_letters
-from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed, by_hand
+from airflow_pgchange.admin import by_hand, dead_letters
+from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed
 from tests.letters import only
 from tests.tubes import attach, claim, detach, drain, make, one, pods, touched
 
@@ -26,7 +26,7 @@ def prepared_item():
 def give_up(item, worker=0, workers=1):
     assert claim(item, worker, workers) is not None
     one(item, "select tube.skip_batch('q', %s, 'cannot be parsed')", worker)
-    return dead_letters.listed(item)[-1].id
+    return dead_letters.letters(item)[-1].id
 
 
 def touches(connection):
@@ -42,7 +42,7 @@ def test_a_letter_of_a_tube_tells_what_was_given_up(db, item):
     with pytest.raises(ValueError, match="row"), ConsumerTransaction(FEED, db) as consumer:
         batch = consumer.claim(10)
         raise ValueError("row 1 is too long")
-    assert by_hand.skip(item, item, FEED, "cannot be parsed") == batch.id
+    assert by_hand.skip_batch(item, item, FEED, "cannot be parsed") == batch.id
     letter = only(item)
     assert (letter.kind, letter.consumer, letter.changes, letter.attempts) == ("tube", "tube:q/0", 2, 1)
     assert (str(letter.batch_id), letter.error) == (batch.id, "ValueError: row 1 is too long")
@@ -59,7 +59,7 @@ def test_ids_come_again_under_their_shard_with_their_kind_and_payload(item):
     assert touches(item) == []
     assert dead_letters.redrive(item, ids=[letter]) == [letter]
     assert touches(item) == before
-    assert dead_letters.listed(item) == []
+    assert dead_letters.letters(item) == []
 
 
 def test_what_is_sent_again_is_worked_once(item):
@@ -125,7 +125,7 @@ def test_with_a_tube_its_letters_are_forgotten(item):
     give_up(item)
     item.execute("select tube.tube_ensure_absent('q')")
     make(item)
-    assert dead_letters.listed(item) == []
+    assert dead_letters.letters(item) == []
 
 
 def test_a_big_batch_is_one_letter(item):
@@ -144,5 +144,5 @@ def test_a_failure_behind_the_ack_is_noted_too(db, item):
         consumer.claim(10)
         consumer.ack()
         raise ValueError("late")
-    by_hand.skip(item, item, FEED, "why")
+    by_hand.skip_batch(item, item, FEED, "why")
     assert only(item).error == "ValueError: late"

@@ -29,7 +29,7 @@ def replay(db, monkeypatch):
 
     def run(feed=COPIES):
         with batch_of(feed, db) as job:
-            monkeypatch.setattr("airflow_pgchange.spark.job.batch_jobs", lambda: [job])
+            monkeypatch.setattr("airflow_pgchange.batch_jobs", lambda: [job])
             runpy.run_path(str(MIRROR))
 
     return run

@@ -81,7 +81,7 @@ def test_what_a_backfill_goes_by_is_changed_and_it_fails_with_the_reason(item, c
     chunk(item, number)
     item.execute(change)
     with pytest.raises(Refused, match=CHANGES[change]):
-        next(progress for progress in tubes.chunks(item, number) if progress.finished)
+        next(progress for progress in tubes.backfill_chunks(item, number) if progress.finished)
     assert one(item, "select state from tube.backfills()") == "failed"
     assert len(touched(item)) == 100
 

@@ -50,8 +50,8 @@ def test_a_schedule_behind_a_backfill_by_hand_is_done_by_it(db, item):
 
 
 def test_a_backfill_of_one_table_that_workers_are_asked_for_is_seen_at_once_and_carried_out_once(db, item):
-    number = tubes.asked(item, "q", "public.item")
-    assert tubes.asked(item, "q", "public.item") == number
+    number = tubes.ask_backfill(item, "q", "public.item")
+    assert tubes.ask_backfill(item, "q", "public.item") == number
     assert one(item, "select state from tube.backfills()") == "scheduled"
     assert kinds(item) == ["backfill_schedule"]
     settle(item, db)
@@ -60,7 +60,7 @@ def test_a_backfill_of_one_table_that_workers_are_asked_for_is_seen_at_once_and_
 
 
 def test_a_backfill_that_workers_are_asked_for_and_that_is_cancelled_is_not_begun_again(db, item):
-    number = tubes.asked(item, "q", "public.item")
+    number = tubes.ask_backfill(item, "q", "public.item")
     item.execute("select tube.backfill_cancel(%s)", [number])
     settle(item, db)
     assert item.execute("select id, state from tube.backfills()").fetchall() == [(number, "cancelled")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tests.suite.choosing.parts import Part, named
@@ -45,7 +45,7 @@ def read_python(path: str, text: str) -> Module:
     lines = text.splitlines(keepends=True)
     imported: dict[str, str] = {}
     parts = [Part(path, 0, 0, frozenset({f"py:{name}"}))]
-    for node in tree.body:
+    for node in _run(tree.body, imported):
         modules = _imports(node, imported)
         for piece in _pieces(path, name, node):
             uses = piece.uses | modules | _uses("".join(lines[piece.first - 1 : piece.last]), strings)
@@ -56,6 +56,17 @@ def read_python(path: str, text: str) -> Module:
                 first = piece.first
             parts.append(replace(piece, first=first, uses=uses))
     return Module(path, name, tuple(parts), imported)
+
+
+def _run(body: Sequence[ast.stmt], imported: dict[str, str]) -> Iterator[ast.stmt]:
+    """The statements that run when a module is imported; the imports for type checkers alone are noted."""
+    for node in body:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            for each in node.body:
+                _imports(each, imported)
+            yield from node.orelse
+        else:
+            yield node
 
 
 def _pieces(path: str, module: str, node: ast.stmt) -> Iterator[Part]:

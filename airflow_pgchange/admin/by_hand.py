@@ -17,7 +17,7 @@ from airflow_pgchange.feeds.queries import ask, rows
 Connection = psycopg.Connection[Any]
 
 
-def skip(results: Connection, source: Connection, feed: Feed, reason: str) -> str:
+def skip_batch(results: Connection, source: Connection, feed: Feed, reason: str) -> str:
     """Give up the batch that the consumer claimed and cannot finish; it becomes a dead letter, with ``reason``.
 
     Returns the batch's id. Raises BatchNotFinished where there is none, ConsumerBusy while the consumer is at work.
@@ -31,7 +31,7 @@ def skip(results: Connection, source: Connection, feed: Feed, reason: str) -> st
     return str(batch["id"])
 
 
-def repair(results: Connection, source: Connection, feed: Movable) -> str:
+def repair_consumer(results: Connection, source: Connection, feed: Movable) -> str:
     """Go on from what the source still knows of the consumer, after it lost its tail, was restored or was upgraded.
 
     Returns the guarantee from here on: ``exactly once``, or ``at least once`` where processed batches come again.
@@ -40,7 +40,7 @@ def repair(results: Connection, source: Connection, feed: Movable) -> str:
     return str(ask(results, feed.adopt_mark(ask(source, feed.mark()))))
 
 
-def move(results: Connection, source: Connection, feed: Movable, to: datetime | str) -> None:
+def move_consumer(results: Connection, source: Connection, feed: Movable, to: datetime | str) -> None:
     """Move the consumer to the ``"beginning"`` of what the source still has, to ``"now"`` (all that is there counts as
     processed), or to a time (all that was written before it counts as processed).
 
@@ -56,14 +56,14 @@ def move(results: Connection, source: Connection, feed: Movable, to: datetime | 
         ask(results, feed.move_to(point, version))
 
 
-def drop(results: Connection, source: Connection, feed: Movable) -> None:
+def drop_consumer(results: Connection, source: Connection, feed: Movable) -> None:
     """Forget the consumer, its progress, its claim and its dead letters: under the same name it would begin anew."""
     ask(results, feed.forget())
     if source is not results and ask(source, feed.known()):
         ask(source, feed.forget())
 
 
-def trim(source: Connection, retention: Seconds) -> list[str]:
+def trim_commit_queue(source: Connection, retention: Seconds) -> list[str]:
     """Remove history of the commit queue older than ``retention`` that all have processed; a line for each
     thing. Raises InvalidArgument."""
     query = sql.SQL("select pubsub.trim_commit_queue({})").format(span("retention", retention))
