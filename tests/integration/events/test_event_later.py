@@ -18,6 +18,7 @@ from tests.event_keeping import (
     set_aside_and_due,
     subscribe,
 )
+from tests.limits import be_patient
 from tests.tubes import one
 from tests.waiting import until, waits
 
@@ -196,6 +197,19 @@ def test_what_is_set_aside_later_and_due_earlier_is_delivered_too(connect):
     subscribe(connection)
     until(connection, "select pairs = 1 from pgmb.dispatch()")
     assert read(connection) == [expected]
+
+
+def test_a_poll_does_not_wait_for_maintenance_that_takes_back_what_is_due(connect):
+    connection, maintaining = connect(), connect(autocommit=False)
+    be_patient(connection)
+    subscribe(connection)
+    expected = set_aside_and_due(connection, 3)
+    assert one(maintaining, "select pgmb.place_scheduled()") == 3
+    connection.execute("set statement_timeout = '10s'")
+    assert one(connection, "select events from pgmb.dispatch()") == 0
+    maintaining.commit()
+    dispatch(connection)
+    assert read(connection) == expected
 
 
 def test_what_is_taken_back_is_not_let_go_of_by_the_same_maintenance(connect):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import psycopg
 import pytest
 
-from tests.queues import consume, consumen, drain, fill, make, one, post, take, there
-from tests.waiting import until
+from tests.limits import be_patient
+from tests.queues import consume, consumen, consumer, drain, fill, make, one, post, take, there
+from tests.waiting import pause_after, until, waits
 
 pytestmark = pytest.mark.hstore
 
@@ -35,6 +38,43 @@ def test_who_took_a_message_is_not_waited_for_and_has_nobody_wait(q, connect, co
     taker.commit()
     q.execute("select mbus.maintain()")
     assert one(q, names) == ["default"]
+
+
+def test_a_temporary_consumer_stays_while_another_one_is_made(q, connect, connect_to, db):
+    session = connect_to(db)
+    left_over = one(session, "select mbus.create_temporary_consumer('q')")
+    session.close()
+    until(q, f"select not mbus.lives('q {left_over}')")
+    names = "select array_agg(name order by name) from mbus.consumer"
+    pause_after(q, "insert on mbus.consumer")
+    q.execute("select pg_advisory_lock(1)")
+    maker = connect()
+    with ThreadPoolExecutor() as pool:
+        made = pool.submit(consumer, maker, "other")
+        until(q, waits(maker, key="1"))
+        q.execute("select mbus.clear_tempq()")
+        meanwhile = one(q, names)
+        q.execute("select pg_advisory_unlock(1)")
+        made.result()
+    assert meanwhile == ["default", left_over]
+    q.execute("select mbus.clear_tempq()")
+    assert one(q, names) == ["default", "other"]
+
+
+def test_a_temporary_queue_that_another_maintenance_removes_is_not_waited_for(q, connect, connect_to, db):
+    session = connect_to(db)
+    reply = one(session, "select mbus.create_temporary_queue()")
+    post(q, 1, reply)
+    session.close()
+    until(q, f"select not mbus.lives('{reply}')")
+    be_patient(q)
+    first = connect(autocommit=False)
+    first.execute("select mbus.clear_tempq()")
+    q.execute("set statement_timeout = '10s'")
+    q.execute("select mbus.clear_tempq()")
+    first.rollback()
+    q.execute("select mbus.clear_tempq()")
+    assert one(q, "select count(*) from mbus.temporary") == 0
 
 
 def test_who_received_from_a_temporary_queue_what_expired_since_is_not_waited_for(q, connect):

@@ -203,3 +203,17 @@ def test_collected_ids_are_under_the_shard_that_the_table_has_now(item):
     item.execute("select tube.tube_table_ensure_detached('q', 'item')")
     item.execute("select tube.collect('q', 1, 0, %s, array[8])", [seq])
     assert pods(item)[1:] == [("T", 4, [8])]
+
+
+def test_a_transaction_that_does_not_see_that_a_table_was_attached_anew_is_to_be_repeated(item, connect):
+    """It would touch under the shard that the table had when it was detached."""
+    item.execute("truncate item")
+    item.execute("select tube.tube_table_ensure_detached('q', 'item')")
+    seq = item.execute(ALL).fetchone()[0]
+    worker = connect()
+    with pytest.raises(psycopg.errors.SerializationFailure), worker.transaction():
+        worker.execute("set transaction isolation level repeatable read")
+        worker.execute("select from item")
+        attach(item, shard=4)
+        worker.execute("select tube.collect('q', 1, 0, %s, '{7}')", [seq])
+    assert pods(item) == []
