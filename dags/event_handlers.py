@@ -6,13 +6,15 @@ Before the first run:
 2. ``select pgmb.push_table_mutations('public.flight')``: from now on each change of that table is an event
 3. unpause the DAG and trigger it once: its first task subscribes the group
 
-Needs the connection ``airline``, to a database with our schemas and a table ``public.flight`` with an ``id``.
+Needs the connection ``airline``, or the one that you name, to a database with our schemas and a table ``public.flight``
+with an ``id``.
 """
 
 import logging
+from functools import partial
 from typing import Any
 
-from airflow.sdk import dag
+from airflow.sdk import DAG
 from psycopg.types.json import Jsonb
 
 from airflow_pgchange import EventFeed, EventHandlersOperator, PgChangeHook, feed_asset
@@ -30,10 +32,10 @@ def flight(event: Event) -> dict[str, Any]:
     return {**event.metadata.get("old", {}), **event.payload}
 
 
-def keep_history(delivery: Delivery) -> None:
+def keep_history(delivery: Delivery, postgres_conn_id: str) -> None:
     """An event may come again, and is kept once. What fails is tried again, and at last becomes a dead letter."""
     rows = [(event.id, event.topic, Jsonb(flight(event))) for event in delivery.events]
-    with PgChangeHook("airline").get_conn(primary=True) as connection, connection.transaction():
+    with PgChangeHook(postgres_conn_id).get_conn(primary=True) as connection, connection.transaction():
         connection.cursor().executemany(
             "insert into flight_history values (%s, %s, %s) on conflict do nothing", rows
         )
@@ -45,26 +47,29 @@ def announce(delivery: Delivery) -> None:
         log.info("flight %s: %s", flight(event)["id"], event.topic)
 
 
-@dag(
-    schedule=[feed_asset(EventFeed(GROUP), postgres_conn_id="airline")],
-    max_active_runs=1,
-    tags=["pgchange"],
-    doc_md=__doc__,
-)
-def event_handlers() -> None:
-    subscribe = SubscribeEventsOperator(
-        task_id="subscribe", group=GROUP, topics=TOPICS, postgres_conn_id="airline"
-    )
-    handle = EventHandlersOperator(
-        task_id="handle",
-        group=GROUP,
-        handlers=[
-            Handler("history", keep_history, retries=(5, 60)),
-            Handler("announce", announce, reliable=False, key=lambda event: flight(event)["id"]),
-        ],
-        postgres_conn_id="airline",
-    )
-    subscribe >> handle
+def event_handlers(dag_id: str = "event_handlers", *, postgres_conn_id: str = "airline") -> DAG:
+    with DAG(
+        dag_id,
+        schedule=[feed_asset(EventFeed(GROUP), postgres_conn_id)],
+        max_active_runs=1,
+        tags=["pgchange"],
+        doc_md=__doc__,
+        auto_register=False,
+    ) as made:
+        subscribe = SubscribeEventsOperator(
+            task_id="subscribe", group=GROUP, topics=TOPICS, postgres_conn_id=postgres_conn_id
+        )
+        handle = EventHandlersOperator(
+            task_id="handle",
+            group=GROUP,
+            handlers=[
+                Handler("history", partial(keep_history, postgres_conn_id=postgres_conn_id), retries=(5, 60)),
+                Handler("announce", announce, reliable=False, key=lambda event: flight(event)["id"]),
+            ],
+            postgres_conn_id=postgres_conn_id,
+        )
+        subscribe >> handle
+    return made
 
 
 event_handlers_dag = event_handlers()

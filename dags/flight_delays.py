@@ -1,32 +1,38 @@
 """Delays of every route, kept up to date: each departure, arrival and cancellation is a commit.
 
-Needs the connections ``airline`` and ``spark_default``, and the tables that ``make demo`` creates.
+Needs the connections ``airline`` and ``spark_default``, or those that you name, and the tables that ``make demo`` makes.
 """
 
 from pathlib import Path
 
-from airflow.sdk import dag
+from airflow.sdk import DAG
 
 from airflow_pgchange import CommitFeed, SparkBatchOperator, feed_asset
 
 MOVEMENTS = CommitFeed(consumer_id="route_delay", branch_id=0)
 
 
-@dag(
-    schedule=[feed_asset(MOVEMENTS, postgres_conn_id="airline")],
-    max_active_runs=1,
-    tags=["pgchange"],
-    doc_md=__doc__,
-)
-def flight_delays() -> None:
-    SparkBatchOperator(
-        task_id="aggregate",
-        feed=MOVEMENTS,
-        postgres_conn_id="airline",
-        application=str(Path(__file__).parent / "spark" / "route_delays.py"),
-        max_batches=None,
-        idle_timeout="5 s",
-    )
+def flight_delays(
+    dag_id: str = "flight_delays", *, postgres_conn_id: str = "airline", spark_conn_id: str = "spark_default"
+) -> DAG:
+    with DAG(
+        dag_id,
+        schedule=[feed_asset(MOVEMENTS, postgres_conn_id)],
+        max_active_runs=1,
+        tags=["pgchange"],
+        doc_md=__doc__,
+        auto_register=False,
+    ) as made:
+        SparkBatchOperator(
+            task_id="aggregate",
+            feed=MOVEMENTS,
+            postgres_conn_id=postgres_conn_id,
+            conn_id=spark_conn_id,
+            application=str(Path(__file__).parent / "spark" / "route_delays.py"),
+            max_batches=None,
+            idle_timeout="5 s",
+        )
+    return made
 
 
 flight_delays_dag = flight_delays()

@@ -5,16 +5,16 @@ is booked, and fails, saying why, if all was cancelled. ``tour_handlers`` does t
 one of their queues is due, so a step that is tried again later goes on by itself. What is not booked within an hour is
 cancelled, by the maintenance DAG if by nobody else. ``tour_booking`` makes the queues itself.
 
-Needs the connection ``airline``, and tables: ``create table tour (id bigint primary key, state text not null)``,
-``create table offer (what text primary key, free integer not null)``, and ``create table booking (tour_id bigint, what
-text, primary key (tour_id, what))``.
+Needs the connection ``airline``, or the one that you name for both DAGs, and tables: ``create table tour (id bigint
+primary key, state text not null)``, ``create table offer (what text primary key, free integer not null)``, and ``create
+table booking (tour_id bigint, what text, primary key (tour_id, what))``.
 """
 
 from datetime import timedelta
 from typing import Any
 
 import psycopg
-from airflow.sdk import Param, chain, dag, task
+from airflow.sdk import DAG, Param, chain, task
 
 from airflow_pgchange import PgChangeHook
 from airflow_pgchange.assets import saga_schedule
@@ -62,41 +62,60 @@ def conclude(work: Work, connection: Connection) -> None:
     connection.execute("update tour set state = %s where id = %s", [state, work.data["tour_id"]])
 
 
-@dag(
-    schedule=None,
-    params={"tour_id": Param(1, type="integer", minimum=1, title="Tour")},
-    tags=["pgchange"],
-    doc_md=__doc__,
-)
-def tour_booking() -> None:
-    @task
-    def make_queues() -> None:
-        with PgChangeHook("airline").get_conn(primary=True) as connection:
-            create_saga_queues(connection, TOUR)
+def tour_booking(dag_id: str = "tour_booking", *, postgres_conn_id: str = "airline") -> DAG:
+    with DAG(
+        dag_id,
+        schedule=None,
+        params={"tour_id": Param(1, type="integer", minimum=1, title="Tour")},
+        tags=["pgchange"],
+        doc_md=__doc__,
+        auto_register=False,
+    ) as made:
 
-    start = StartSagaOperator(
-        task_id="start", saga=TOUR, data={"tour_id": "{{ params.tour_id }}"}, postgres_conn_id="airline"
-    )
-    booked = SagaSensor(task_id="booked", saga=start.output, postgres_conn_id="airline", retries=2)
-    chain(make_queues(), start, booked)
+        @task
+        def make_queues() -> None:
+            with PgChangeHook(postgres_conn_id).get_conn(primary=True) as connection:
+                create_saga_queues(connection, TOUR)
+
+        start = StartSagaOperator(
+            task_id="start",
+            saga=TOUR,
+            data={"tour_id": "{{ params.tour_id }}"},
+            postgres_conn_id=postgres_conn_id,
+        )
+        booked = SagaSensor(task_id="booked", saga=start.output, postgres_conn_id=postgres_conn_id, retries=2)
+        chain(make_queues(), start, booked)
+    return made
 
 
-@dag(schedule=saga_schedule(TOUR, "airline"), catchup=False, tags=["pgchange"], doc_md=__doc__)
-def tour_handlers() -> None:
+def tour_handlers(dag_id: str = "tour_handlers", *, postgres_conn_id: str = "airline") -> DAG:
     def handler(queue: str, do: Any, name: str = "") -> None:
         SagaHandlerOperator(
-            task_id=name or queue, queue_name=queue, do=do, max_attempts=5, postgres_conn_id="airline"
+            task_id=name or queue,
+            queue_name=queue,
+            do=do,
+            max_attempts=5,
+            postgres_conn_id=postgres_conn_id,
         )
 
-    handler("rooms", book)
-    # Two tasks work off one queue at once: none gets what the other has.
-    for n in (1, 2):
-        handler("flights", book, f"flights_{n}")
-        handler("transfers", book, f"transfers_{n}")
-    for what in ("rooms", "flights", "transfers"):
-        handler(f"cancel_{what}", cancel)
-    handler(TOUR.end, conclude)
-    handler(TOUR.rolled_back, conclude)
+    with DAG(
+        dag_id,
+        schedule=saga_schedule(TOUR, postgres_conn_id),
+        catchup=False,
+        tags=["pgchange"],
+        doc_md=__doc__,
+        auto_register=False,
+    ) as made:
+        handler("rooms", book)
+        # Two tasks work off one queue at once: none gets what the other has.
+        for n in (1, 2):
+            handler("flights", book, f"flights_{n}")
+            handler("transfers", book, f"transfers_{n}")
+        for what in ("rooms", "flights", "transfers"):
+            handler(f"cancel_{what}", cancel)
+        handler(TOUR.end, conclude)
+        handler(TOUR.rolled_back, conclude)
+    return made
 
 
 tour_booking_dag = tour_booking()

@@ -7,12 +7,13 @@ Trigger it and fill in the form. A backfill that was stopped goes on where it wa
 by ``select * from tube.backfills()``; ``tube.backfill_pause(id)``, ``tube.backfill_resume(id)`` and
 ``tube.backfill_cancel(id)`` control it. A table's next backfill is refused until the workers have finished its last one.
 
-Needs the connection that you name in the form, to a database with a tube and attached tables.
+Needs the connection that you name in the form, or in ``tube_backfill(postgres_conn_id=...)``, to a database with a tube
+and attached tables.
 """
 
 from typing import Any
 
-from airflow.sdk import Param, dag, task
+from airflow.sdk import DAG, Param, task
 
 from airflow_pgchange import PgChangeHook, tubes
 from airflow_pgchange.errors import InvalidArgument
@@ -21,82 +22,86 @@ from airflow_pgchange.operators import TubeBackfillOperator
 NAME = r'("([^"]|"")+"|[^".\s][^.]*)'
 
 
-@dag(
-    schedule=None,
-    tags=["pgchange"],
-    doc_md=__doc__,
-    params={
-        "database": Param(
-            "airline",
-            type="string",
-            pattern=r"\S",
-            title="Connection",
-            description="Airflow connection of the database that holds the tube and its tables",
-        ),
-        "tube": Param(
-            type="string",
-            pattern=r"\S",
-            maxLength=57,
-            title="Tube",
-            description="Name of the tube, such as copies; select * from tube.tube_list() shows them",
-        ),
-        "tables": Param(
-            None,
-            type=["null", "array"],
-            items={"type": "string", "pattern": rf"^\s*({NAME}\.{NAME})?\s*$"},
-            title="Tables",
-            description="One per line, as schema.table; double quotes around a name that contains a dot. "
-            "Empty: every table that is attached to the tube",
-        ),
-        "order_column": Param(
-            None,
-            type=["null", "string"],
-            maxLength=63,
-            title="Order by",
-            description="The column whose order the backfill follows; an index on (this column, id) makes it fast. "
-            "Empty: the ids",
-        ),
-        "chunk_size": Param(
-            50_000,
-            type="integer",
-            # The form takes the minimum for whatever is below it.
-            minimum=100,
-            maximum=1_000_000,
-            title="Rows per chunk",
-            description="Each chunk is a transaction. A backfill that goes on keeps the size that it began with",
-        ),
-        "pause": Param(
-            0.0,
-            type="number",
-            minimum=0,
-            maximum=3600,
-            title="Pause (seconds)",
-            description="Rest between two chunks",
-        ),
-    },
-)
-def tube_backfill() -> None:
-    @task
-    def tables(params: dict[str, Any] | None = None) -> list[list[str]]:
-        given = params or {}
-        found = [table.strip() for table in given["tables"] or [] if table.strip()]
-        if not found:
-            with PgChangeHook(given["database"]).get_conn(primary=True) as connection:
-                found = tubes.attached(connection, given["tube"])
-        if not found:
-            raise InvalidArgument(f"no table is attached to tube {given['tube']}: attach one first")
-        # A list each: in a text a comma would part names.
-        return [[table] for table in found]
+def tube_backfill(dag_id: str = "tube_backfill", *, postgres_conn_id: str = "airline") -> DAG:
+    with DAG(
+        dag_id,
+        schedule=None,
+        tags=["pgchange"],
+        doc_md=__doc__,
+        auto_register=False,
+        params={
+            "database": Param(
+                postgres_conn_id,
+                type="string",
+                pattern=r"\S",
+                title="Connection",
+                description="Airflow connection of the database that holds the tube and its tables",
+            ),
+            "tube": Param(
+                type="string",
+                pattern=r"\S",
+                maxLength=57,
+                title="Tube",
+                description="Name of the tube, such as copies; select * from tube.tube_list() shows them",
+            ),
+            "tables": Param(
+                None,
+                type=["null", "array"],
+                items={"type": "string", "pattern": rf"^\s*({NAME}\.{NAME})?\s*$"},
+                title="Tables",
+                description="One per line, as schema.table; double quotes around a name that contains a dot. "
+                "Empty: every table that is attached to the tube",
+            ),
+            "order_column": Param(
+                None,
+                type=["null", "string"],
+                maxLength=63,
+                title="Order by",
+                description="The column whose order the backfill follows; an index on (this column, id) makes it fast. "
+                "Empty: the ids",
+            ),
+            "chunk_size": Param(
+                50_000,
+                type="integer",
+                # The form takes the minimum for whatever is below it.
+                minimum=100,
+                maximum=1_000_000,
+                title="Rows per chunk",
+                description="Each chunk is a transaction. A backfill that goes on keeps the size that it began with",
+            ),
+            "pause": Param(
+                0.0,
+                type="number",
+                minimum=0,
+                maximum=3600,
+                title="Pause (seconds)",
+                description="Rest between two chunks",
+            ),
+        },
+    ) as made:
 
-    TubeBackfillOperator.partial(
-        task_id="backfill",
-        tube="{{ params.tube }}",
-        order_col="{{ params.order_column or '' }}",
-        chunk_size="{{ params.chunk_size }}",
-        pause="{{ params.pause }}",
-        postgres_conn_id="{{ params.database }}",
-        map_index_template="{{ task.tables[0] }}",
-    ).expand(tables=tables())
+        @task
+        def tables(params: dict[str, Any] | None = None) -> list[list[str]]:
+            given = params or {}
+            found = [table.strip() for table in given["tables"] or [] if table.strip()]
+            if not found:
+                with PgChangeHook(given["database"]).get_conn(primary=True) as connection:
+                    found = tubes.attached(connection, given["tube"])
+            if not found:
+                raise InvalidArgument(f"no table is attached to tube {given['tube']}: attach one first")
+            # A list each: in a text a comma would part names.
+            return [[table] for table in found]
+
+        TubeBackfillOperator.partial(
+            task_id="backfill",
+            tube="{{ params.tube }}",
+            order_col="{{ params.order_column or '' }}",
+            chunk_size="{{ params.chunk_size }}",
+            pause="{{ params.pause }}",
+            postgres_conn_id="{{ params.database }}",
+            map_index_template="{{ task.tables[0] }}",
+        ).expand(tables=tables())
+    return made
 
 
 tube_backfill_dag = tube_backfill()

@@ -11,6 +11,7 @@ from airflow_pgchange.feeds.batch import Batch, Change
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
 from airflow_pgchange.operators.feed import FeedOperator
+from airflow_pgchange.utils.arguments import function
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -32,6 +33,8 @@ class BatchOperator(FeedOperator):
     latest transactions, at least once from the mark, and it is said), of tubes and message queues at least once
     then. At least once for results elsewhere, with ``batch.id`` as the key: it is the same in every attempt.
 
+    Raises InvalidArgument for a ``process`` that cannot be called, such as the name of a function.
+
     :param process: the callable
     """
 
@@ -39,7 +42,7 @@ class BatchOperator(FeedOperator):
 
     def __init__(self, *, process: Process, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.process = process
+        self.process = function("process", process)
 
     def process_batch(self, transaction: ConsumerTransaction, batch: Batch, context: Context) -> None:
         def write(connection: psycopg.Connection[Any]) -> None:

@@ -12,7 +12,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from airflow_pgchange.events import EventHandlers, Handler
 from airflow_pgchange.feeds.checks import OnBusy, Seconds, Until
-from airflow_pgchange.feeds.errors import ConsumerBusy, Stopped
+from airflow_pgchange.feeds.errors import ConsumerBusy, InvalidArgument, Stopped
 from airflow_pgchange.feeds.stopping import Stop
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.utils.arguments import CheckedArguments, Number, checks
@@ -66,7 +66,7 @@ class EventHandlersOperator(CheckedArguments, BaseOperator):
     ) -> None:
         super().__init__(**kwargs)
         self.group = group
-        self.handlers = handlers
+        self.handlers = _checked(handlers)
         self.until: Any = until
         self.idle_timeout: Any = idle_timeout
         self.limit: Any = limit
@@ -119,3 +119,16 @@ class EventHandlersOperator(CheckedArguments, BaseOperator):
         self._stop.ask()
         if self._running is not None:
             self._running.stop()
+
+
+def _checked(handlers: Any) -> Sequence[Handler]:
+    """The handlers, if they are a list of them. A function alone has no name, and no retries of its own."""
+    is_list = isinstance(handlers, list | tuple)
+    wrong = [each for each in handlers if not isinstance(each, Handler)] if is_list else [handlers]
+    if wrong:
+        raise InvalidArgument(
+            f"handlers must be a list of Handler objects, not {wrong[0]!r:.300}: write "
+            "handlers=[Handler('history', keep_history)]"
+        )
+    given: Sequence[Handler] = handlers
+    return given

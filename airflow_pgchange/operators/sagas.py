@@ -21,7 +21,7 @@ from airflow_pgchange.messages import Saga, handle_saga, start_saga
 from airflow_pgchange.messages.queues import Texts
 from airflow_pgchange.messages.saga_handling import Do, Work
 from airflow_pgchange.operators.feed import FeedOperator
-from airflow_pgchange.utils.arguments import CheckedArguments, Number, checks
+from airflow_pgchange.utils.arguments import CheckedArguments, Number, checks, function
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -108,7 +108,7 @@ class SagaHandlerOperator(FeedOperator):
                 f"{self.task_id}: a saga is handled in the database of its queues, which is postgres_conn_id, "
                 "in one transaction: leave source_conn_id out"
             )
-        self.do = do or _nothing
+        self.do = _nothing if do is None else function("do", do)
         self._answers: Counter[str] = Counter()
 
     def process_batch(self, transaction: ConsumerTransaction, batch: Batch, context: Context) -> None:

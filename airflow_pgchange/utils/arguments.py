@@ -94,6 +94,16 @@ def text(name: str, value: Any) -> str:
     return value
 
 
+def function(name: str, value: Any) -> Any:
+    """A callable, not its name."""
+    if not callable(value):
+        raise InvalidArgument(
+            f"{name} must be a function, not {value!r:.300} of type {type(value).__name__}: import the function, and "
+            f"give it without quotes and without calling it, as in {name}=keep"
+        )
+    return value
+
+
 def count(name: str, value: Any) -> int:
     """A whole number from 1 on."""
     number = whole(name, value)

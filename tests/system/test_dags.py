@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import socket
 from collections.abc import Callable
 from importlib import import_module
@@ -11,6 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 from airflow.sdk.exceptions import ParamValidationError
+from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from airflow_pgchange.feeds.errors import SourceLostTail
@@ -95,11 +98,57 @@ def test_the_examples_import_without_a_database(monkeypatch: pytest.MonkeyPatch)
 def test_an_example_is_imported_by_one_line_as_often_as_airflow_looks(tmp_path: Path) -> None:
     from airflow.dag_processing.dagbag import DagBag
 
-    (tmp_path / "mine.py").write_text(blocks("python", "docs/airflow.md")[-1])
+    (tmp_path / "mine.py").write_text(blocks("python", "docs/airflow.md")[-2])
     for _ in range(2):
         bag = DagBag(str(tmp_path))
         assert (bag.import_errors, list(bag.dags)) == ({}, ["pgchange_maintenance"])
         assert bag.dags["pgchange_maintenance"].fileloc == str(tmp_path / "mine.py")
+
+
+def test_an_example_is_made_for_the_connections_that_a_file_names(tmp_path: Path) -> None:
+    """And the one for the connections of the examples is not there: nobody has assigned it."""
+    from airflow.dag_processing.dagbag import DagBag
+
+    (tmp_path / "mine.py").write_text(blocks("python", "docs/airflow.md")[-1])
+    bag = DagBag(str(tmp_path))
+    assert (bag.import_errors, set(bag.dags)) == ({}, {"pgchange_maintenance", "shop_copies"})
+    params = bag.dags["pgchange_maintenance"].params
+    assert (params["databases"], params["retention"]) == (["shop", "warehouse"], "30 days")
+    replay: Any = bag.dags["shop_copies"].get_task("worker.replay")
+    assert (replay.postgres_conn_id, replay._conn_id) == ("shop", "spark_connect")
+
+
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "delay_report": {},
+    "event_handlers": {},
+    "flight_delays": {"spark_conn_id": "sparks"},
+    "movement_audit": {},
+    "pgchange_maintenance": {"databases": ["mine"]},
+    "tour_booking": {},
+    "tube_backfill": {},
+    "tube_replay": {"spark_conn_id": "sparks"},
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_names_only_the_connections_that_it_is_given(name: str) -> None:
+    module = import_module(f"airflow_pgchange.example_dags.{name}")
+    given = (
+        EXAMPLES[name] if "databases" in EXAMPLES[name] else {**EXAMPLES[name], "postgres_conn_id": "mine"}
+    )
+    made = [getattr(module, name)("mine", **given)]
+    if name == "tour_booking":
+        made.append(module.tour_handlers("mine", **given))
+    for dag in made:
+        dag.doc_md = None
+        stored = json.dumps(DagSerialization.to_dict(dag))
+        assert dag.dag_id == "mine"
+        assert re.findall(r'["/](?:airline|spark_default)["/]', stored) == []
+    source = Path(str(module.__file__)).read_text().replace(str(module.__doc__), "")
+    named = [line.strip() for line in source.splitlines() if "airline" in line]
+    assert all(
+        "conn_id: str =" in line or "variable" in line.lower() or "without it" in line for line in named
+    )
 
 
 def test_every_example_has_the_name_of_its_dag() -> None:

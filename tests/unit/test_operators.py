@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,15 @@ from airflow.sdk import DAG
 from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_pgchange.decorators.batch import pgchange_batch_task
+from airflow_pgchange.events import Handler
 from airflow_pgchange.feeds.draining import Plan
+from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.stopping import Stop
 from airflow_pgchange.operators import TubeAttachOperator, TubeTouchOperator
 from airflow_pgchange.operators.batch import BatchOperator
 from airflow_pgchange.operators.feed import FeedOperator
+from airflow_pgchange.operators.handlers import EventHandlersOperator
+from airflow_pgchange.operators.sagas import SagaHandlerOperator
 from tests.every_operator import (
     ARGUMENTS,
     COMMITS,
@@ -44,6 +49,43 @@ def serialised(dag: DAG) -> Any:
     stored = json.loads(json.dumps(DagSerialization.to_dict(dag)))
     DagSerialization.validate_schema(stored)
     return DagSerialization.from_dict(stored).get_task("task")
+
+
+NO_FUNCTIONS = [
+    (
+        BatchOperator,
+        {"feed": COMMITS, "process": "mine.keep"},
+        "process must be a function, not 'mine.keep' of type str",
+    ),
+    (
+        BatchOperator,
+        {"feed": COMMITS, "process": None},
+        "process must be a function, not None of type NoneType",
+    ),
+    (
+        SagaHandlerOperator,
+        {"queue_name": "q", "do": "mine.book"},
+        "do must be a function, not 'mine.book' of type str",
+    ),
+    (
+        EventHandlersOperator,
+        {"group": "g", "handlers": "mine.keep"},
+        "handlers must be a list of Handler objects, not 'mine.keep'",
+    ),
+    (
+        EventHandlersOperator,
+        {"group": "g", "handlers": [Handler("h", nothing), nothing]},
+        "handlers must be a list of Handler objects, not <function nothing",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "arguments", "told"), NO_FUNCTIONS)
+def test_what_is_no_function_is_refused_where_it_is_written(
+    kind: Any, arguments: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=re.escape(told)):
+        kind(task_id="t", **arguments)
 
 
 @EVERY
