@@ -178,6 +178,17 @@ def test_a_retry_is_the_same_batch_though_more_has_come(db, connection):
         consumer.ack()
 
 
+def test_a_batch_that_was_claimed_again_is_not_acked_by_its_earlier_attempt(db, connection):
+    queues.fill(connection, range(3))
+    first = fail(db)
+    with ConsumerTransaction(FEED, db) as consumer:
+        assert consumer.claim(1000).attempt == 2
+        with pytest.raises(psycopg.Error, match="no longer as it was claimed"):
+            connection.execute(FEED.ack(first))
+        consumer.ack()
+    assert queues.there(connection) == []
+
+
 def test_what_a_killed_worker_had_comes_to_another_once(db, connection):
     queues.fill(connection, range(3))
     with pytest.raises(psycopg.OperationalError), ConsumerTransaction(FEED, db) as consumer:
