@@ -258,7 +258,9 @@ def test_a_capture_does_not_wait_long_for_writers(item, connect):
 @pytest.mark.parametrize("dropped_by_hand", [[], ["insert", "delete", "update"]])
 def test_the_end_of_a_capture_does_not_wait_long_for_writers(item, connect, dropped_by_hand):
     """Nor if of all triggers those alone are left that never fire."""
-    item.execute("create table busy (id int) partition by list (id); create table one partition of busy default")
+    item.execute(
+        "create table busy (id int) partition by list (id); create table one partition of busy default"
+    )
     push(item, "busy")
     for op in dropped_by_hand:
         item.execute(f"drop trigger pgmb_push_{op} on busy; drop trigger pgmb_push_{op} on one")
