@@ -79,20 +79,6 @@ class EventFeed(OfferedFeed):
     def point_at(self, at: datetime | str | None) -> sql.Composed:
         return select("pgmb.point_of", at)
 
-    def note_move(self, position: Position, point: Any) -> sql.Composed:
-        return super().note_move(position, point and point["cursor"])
-
-    def move_to(self, point: Any, version: int) -> sql.Composed:
-        cursor, source = (point["cursor"], point["source"]) if point else (None, None)
-        return self._select("move_group", cursor, version, source)
-
-    def known(self) -> sql.Composed:
-        known = sql.SQL("select exists (select from pgmb.subscription_groups where id = {})")
-        return known.format(self.group)
-
-    def forget(self) -> sql.Composed:
-        return self._select("drop_group")
-
 
 def published_at(event_id: str) -> datetime:
     """The time in an event's id: when it was published, or was to be delivered."""

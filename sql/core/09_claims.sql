@@ -186,13 +186,17 @@ declare
     began_at bigint := coalesce(("position" ->> 'version')::bigint, 0);
     version bigint := pgchange.next_version(kind, consumer, greatest(began_at, (
         select c.version from pgchange.claim as c where c.kind = record.kind and c.consumer = record.consumer)));
+    -- A letter that is sent again keeps the id of its batch.
+    id constant uuid := coalesce(
+        batch ->> 'id', case when batch is not null then md5(concat_ws('|', kind, consumer, source, began_at, after, upto, batch -> 'count')) end);
 begin
     insert into pgchange.claim as c (
         kind, consumer, address, version, from_version, batch_id, attempt, batch, after, upto, source, elsewhere)
     values (
-        kind, consumer, address, version, began_at, (batch ->> 'id')::uuid, (batch is not null)::integer,
+        kind, consumer, address, version, began_at, id, (batch is not null)::integer,
         batch || jsonb_build_object(
-            'version', version, 'attempt', 1, 'bounds', batch -> 'bounds' || jsonb_build_object('from_version', began_at)),
+            'id', id, 'version', version, 'attempt', 1,
+            'bounds', batch -> 'bounds' || jsonb_build_object('source', source, 'from_version', began_at)),
         after, upto, source,
         coalesce("position" ->> 'database', '') <> source)
     on conflict on constraint claim_pkey do update set
@@ -207,8 +211,21 @@ begin
 end
 $$;
 comment on function pgchange.record(text, text, jsonb, jsonb, jsonb, jsonb, text, jsonb) is
-    'Record the batch that a consumer at a position claims, from after up to a point of the source, with its version and first '
-    'attempt; or without a batch a move by hand. A batch in work is given up as such.';
+    'Record the batch that a consumer at a position claims, from after up to a point of the source, with its id, its version and its '
+    'first attempt; or without a batch a move by hand. A batch in work is given up as such.';
+
+create function pgchange.check_known(kind text, consumer text, "position" jsonb, here text, is_native boolean) returns text
+language plpgsql stable
+as $$
+begin
+    perform pgchange.check_position(
+        consumer, "position", case when is_native then here end, (
+            select c.version from pgchange.claim as c where c.kind = check_known.kind and c.consumer = check_known.consumer));
+    return here;
+end
+$$;
+comment on function pgchange.check_known(text, text, jsonb, text, boolean) is
+    'Refuse a position of another place than here, or beyond the last claim of its consumer; else return the place.';
 
 create function pgchange.in_work(mark pgchange.claim) returns jsonb
 language sql stable

@@ -15,10 +15,10 @@ create table pgchange.offered (
     primary key (trait, name)
 );
 comment on table pgchange.offered is
-    'The functions that pgchange.offer() gives a schema, by the trait that brings each. In takes %s stands for the arguments that name a '
-    'consumer. In body %1$I stands for the schema, %2$s for those arguments, %3$L for the kind, %4$I for the schema that has here() and '
-    'is_native(), %5$s for the arguments taken from address jsonb, %6$L for the format of names, and %7$s for the fields of an address. '
-    'callers: the role that may execute it.';
+    'The functions that pgchange.offer() gives a schema, by the trait that brings each. In takes %1$s stands for the arguments that name '
+    'a consumer, and %2$s for a comma and the options of a claim. In body %1$I stands for the schema, %2$s for those arguments, %3$L for the kind, %4$I for the schema that has here() and '
+    'is_native(), %5$s for the arguments taken from address jsonb, %6$L for the format of names, %7$s for the fields of an address, and %8$s for a '
+    'comma and the names of those options. callers: the role that may execute it.';
 
 create table pgchange.hook (
     trait text,
@@ -29,8 +29,8 @@ create table pgchange.hook (
     primary key (trait, name)
 );
 comment on table pgchange.hook is
-    'The functions that a schema must write for a trait, because functions of pgchange.offered or pgchange call them. In takes %s stands for the '
-    'arguments that name a consumer. In returns, "setof record" stands for rows of any type. told: what the function does, in one sentence.';
+    'The functions that a schema must write for a trait, because functions of pgchange.offered or pgchange call them. In takes %1$s stands for '
+    'the arguments that name a consumer, and %2$s for a comma and the options of a claim. In returns, "setof record" stands for rows of any type. told: what the function does, in one sentence.';
 
 create table pgchange.given (
     schema name references pgchange.registered on delete cascade,
@@ -113,7 +113,7 @@ comment on function pgchange.check_traits(text[], text[]) is
 
 create function pgchange.offer(
     kind text, schema name, consumer text, called text, traits text[], own text[] default '{}', origin name default null,
-    letters_elsewhere boolean default true, tells_of_batches boolean default false
+    letters_elsewhere boolean default true, tells_of_batches boolean default false, options text default ''
 ) returns void
 language plpgsql
 as $$
@@ -125,6 +125,8 @@ declare
         select string_agg(format('(address ->> %L)::%s', a.name, a.type), ', ' order by a.n)
         from unnest(named.names, named.types) with ordinality as a(name, type, n));
     address text := (select string_agg(format('%1$L, %1$s', a.name), ', ' order by a.n) from unnest(named.names) with ordinality as a(name, n));
+    more constant text := coalesce(', ' || nullif(options, ''), '');
+    more_given constant text := coalesce(', ' || array_to_string(nullif((pgchange.arguments(options)).names, '{}'), ', '), '');
     one pgchange.offered;
     takes text;
     signature text;
@@ -136,21 +138,21 @@ begin
     for one in
         select o.* from pgchange.offered as o where o.trait = any (of_kind) and o.name <> all (own) order by o.name
     loop
-        takes := format(one.takes, consumer);
+        takes := format(one.takes, consumer, more);
         signature := format('%I.%I(%s)', schema, one.name, array_to_string((pgchange.arguments(takes)).types, ', '));
         execute format(
             'create function %I.%I(%s) returns %s language plpgsql %s %s as %L',
             schema, one.name, takes, one.returns, one.volatility,
             -- A search_path costs more than these bodies do. The others call as their caller, or name everything with its schema.
             case when one.as_owner then 'security definer set search_path = pg_catalog, pg_temp' end,
-            format(one.body, schema, given, kind, coalesce(origin, schema), of_address, called, address));
+            format(one.body, schema, given, kind, coalesce(origin, schema), of_address, called, address, more_given));
         execute format('comment on function %s is %L', signature, one.told);
         insert into pgchange.given (schema, signature, callers) values (schema, signature, one.callers);
     end loop;
     insert into pgchange.promised (schema, name, takes, returns, told)
     select schema, o.name, null, o.returns, o.told from pgchange.offered as o where o.trait = any (of_kind) and o.name = any (own)
     union all
-    select schema, h.name, format(h.takes, consumer), h.returns, h.told
+    select schema, h.name, format(h.takes, consumer, more), h.returns, h.told
     from pgchange.hook as h
     cross join lateral (
         select bool_or(o.name <> all (own)) as any_given
@@ -160,12 +162,13 @@ begin
     where h.trait = any (of_kind) and coalesce(caller.any_given, true);
 end
 $$;
-comment on function pgchange.offer(text, name, text, text, text[], text[], name, boolean, boolean) is
+comment on function pgchange.offer(text, name, text, text, text[], text[], name, boolean, boolean, text) is
     'Register the feeds of a kind, and give their schema the functions that its traits bring. traits: ''position'' or ''work set'', by '
     'what a consumer''s progress is; and ''recorded letters'' or ''copied letters'', by what a dead letter holds. consumer: the '
     'arguments that name a consumer; called: the format of its name, which begins with a prefix that no other kind has. own: the '
     'functions that the schema writes itself in place of the given ones. origin: the schema that has here() and is_native(), if not this '
-    'one. letters_elsewhere and tells_of_batches are as in pgchange.registered.';
+    'one. letters_elsewhere and tells_of_batches are as in pgchange.registered. options: more arguments of a claim, which it hands to '
+    'choose().';
 
 create function pgchange.missing(schema name, wanted pgchange.promised) returns text
 language plpgsql stable
@@ -201,7 +204,7 @@ declare
         order by p.name);
 begin
     if missing <> '{}' then
-        raise undefined_function using
+        raise undefined_object using
             message = format('schema %I cannot be a feed yet: it lacks %s of the functions that its given functions call',
                              schema, cardinality(missing)),
             detail = array_to_string(missing, E'\n'),

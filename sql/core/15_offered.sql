@@ -4,23 +4,24 @@
 do $do$
 begin
     perform pgchange.add_hook(
-        'position', 'register', '%s', 'boolean',
+        'position', 'register', '%1$s', 'boolean',
         'Make the consumer, at the beginning, if it is not there and nobody holds its lock; true if it was made.');
     perform pgchange.add_hook(
-        'position', 'position', '%s', 'jsonb',
+        'position', 'position', '%1$s', 'jsonb',
         'Return the progress of the consumer with its version and its source, or null if it is not in this database.');
     perform pgchange.add_hook(
         'position', 'at', '"position" jsonb', 'jsonb',
-        'Return the place that a position or a point stands for, in a form in which equal places are equal; of ''{}'' the beginning.');
+        'Return the place of a position or of a point, always the same JSON for the same place; that of {} is the beginning.');
     perform pgchange.add_hook(
-        'position', 'put', '%s, at jsonb, version bigint, source text, was bigint, before jsonb', 'boolean',
-        'Set the progress of the consumer to a place, if it is at version was and at place before, each unless null; true if it was set.');
+        'position', 'put', '%1$s, at jsonb, version bigint, source text, was bigint, before jsonb', 'boolean',
+        'Put the consumer at a place, with a version and a source, if it is at version was and place before, which can be null; true if it '
+        'was put there.');
     perform pgchange.add_hook(
-        'position', 'forget', '%s', 'boolean',
+        'position', 'forget', '%1$s', 'boolean',
         'Delete the progress of the consumer; true if it was in this database.');
     perform pgchange.add_hook(
-        'position', 'choose', '%s, "position" jsonb, max_changes integer', 'jsonb',
-        'Return the next batch after a position, with its id, count, slices, oldest, and bounds, or null if nothing is ready.');
+        'position', 'choose', '%1$s, "position" jsonb, max_changes integer%2$s', 'jsonb',
+        'Return the next batch after a position, with its count, slices, oldest and bounds {after, upto}; null if nothing is ready.');
     perform pgchange.add_hook(
         'position', 'covers', 'at jsonb, upto jsonb', 'boolean',
         'Return whether a consumer at one place has processed all that lies before another.');
@@ -34,37 +35,37 @@ begin
         'position', 'lag', '"position" jsonb, upto integer', 'jsonb',
         'Return how many changes are ready after a position, exact up to a number, and how many wait.');
 
-    perform pgchange.add_offer('feed', 'name_of', '%s', 'text', 'immutable', false, null, $$
+    perform pgchange.add_offer('feed', 'name_of', '%1$s', 'text', 'immutable', false, null, $$
 begin
     return pg_catalog.format(%6$L, %2$s);
 end
 $$, 'A consumer''s name, as status shows it.');
 
-    perform pgchange.add_offer('feed', 'address', '%s', 'jsonb', 'immutable', false, null, $$
+    perform pgchange.add_offer('feed', 'address', '%1$s', 'jsonb', 'immutable', false, null, $$
 begin
     return pg_catalog.jsonb_build_object(%7$s);
 end
 $$, 'What a consumer''s claim and its dead letters are known by.');
 
-    perform pgchange.add_offer('feed', 'lock_key', '%s', 'bigint', 'immutable', false, 'consumer', $$
+    perform pgchange.add_offer('feed', 'lock_key', '%1$s', 'bigint', 'immutable', false, 'consumer', $$
 begin
     return pg_catalog.hashtextextended(pg_catalog.concat_ws(' ', 'pgchange', %3$L, %2$s), 0);
 end
 $$, 'The advisory lock of a consumer. Two consumers with the same key would only find each other busy.');
 
-    perform pgchange.add_offer('feed', 'take_lock', '%s', 'boolean', 'volatile', false, 'consumer', $$
+    perform pgchange.add_offer('feed', 'take_lock', '%1$s', 'boolean', 'volatile', false, 'consumer', $$
 begin
     return pg_catalog.pg_try_advisory_xact_lock(%1$I.lock_key(%2$s));
 end
 $$, 'Take a consumer''s lock until the transaction ends, or say that another has it.');
 
-    perform pgchange.add_offer('feed', 'locked', '%s', 'boolean', 'stable', false, 'consumer', $$
+    perform pgchange.add_offer('feed', 'locked', '%1$s', 'boolean', 'stable', false, 'consumer', $$
 begin
     return pgchange.locked(%1$I.lock_key(%2$s));
 end
 $$, 'Whether a consumer is at work.');
 
-    perform pgchange.add_offer('position', 'take_idle', '%s', 'void', 'volatile', false, null, $$
+    perform pgchange.add_offer('position', 'take_idle', '%1$s', 'void', 'volatile', false, null, $$
 begin
     perform pgchange.take_idle(
         %1$I.name_of(%2$s), %1$I.lock_key(%2$s), %1$I.position(%2$s) is not null,
@@ -72,7 +73,7 @@ begin
 end
 $$, 'Take the lock of a consumer that exists and is not at work, or say so.');
 
-    perform pgchange.add_offer('position', 'pending', '%s, "position" jsonb', 'pgchange.claim', 'stable', true, 'admin', $$
+    perform pgchange.add_offer('position', 'pending', '%1$s, "position" jsonb', 'pgchange.claim', 'stable', true, 'admin', $$
 begin
     return pgchange.pending(
         %3$L, %1$I.name_of(%2$s), coalesce(("position" ->> 'version')::bigint, 0), %1$I.at("position"),
@@ -80,83 +81,83 @@ begin
 end
 $$, 'The claim that a position has not acked yet, if there is one; that of a dead letter while the letter is to be sent.');
 
-    perform pgchange.add_offer('position', 'in_work', '%s, "position" jsonb', 'jsonb', 'stable', true, 'consumer', $$
+    perform pgchange.add_offer('position', 'in_work', '%1$s, "position" jsonb', 'jsonb', 'stable', true, 'consumer', $$
 begin
     return pgchange.in_work(%1$I.pending(%2$s, "position"));
 end
 $$, 'At the source: the batch that a position has not acked yet, with its attempts, the error of the last one and whether the '
     'progress is in another database; or null.');
 
-    perform pgchange.add_offer('position', 'note_failure', '%s, batch jsonb, error text', 'void', 'volatile', true, 'consumer', $$
+    perform pgchange.add_offer('position', 'note_failure', '%1$s, batch jsonb, error text', 'void', 'volatile', true, 'consumer', $$
 begin
     perform pgchange.note_failure(%3$L, %1$I.name_of(%2$s), batch, error);
 end
 $$, 'Note at the source what the attempt on a batch failed on, for its dead letter.');
 
-    perform pgchange.add_offer('position', 'is_known', '%s', 'boolean', 'stable', true, 'admin', $$
+    perform pgchange.add_offer('position', 'is_known', '%1$s', 'boolean', 'stable', true, 'admin', $$
 begin
     return pgchange.mark(%3$L, %1$I.name_of(%2$s)) is not null;
 end
 $$, 'Whether a consumer has claimed here, wherever its progress is.');
 
-    perform pgchange.add_offer('recorded letters', 'check_readable', 'batch jsonb', 'void', 'stable', true, null, $$
-begin
-    perform pgchange.check_readable(batch, case
-        when %4$I.is_native() and pgchange.came_along(batch -> 'bounds' ->> 'source', %4$I.here()) then (
-            select count(*)
-            from jsonb_array_elements(batch -> 'slices') as s(slice)
-            cross join lateral %1$I.changes(s.slice -> 'after', s.slice -> 'upto')) end);
-end
-$$, 'Refuse a recorded batch whose changes this database cannot give any more.');
-
-    perform pgchange.add_offer('position', 'mark', '%s', 'jsonb', 'stable', true, 'consumer', $$
+    perform pgchange.add_offer('position', 'mark', '%1$s', 'jsonb', 'stable', true, 'consumer', $$
 begin
     return pgchange.mark(%3$L, %1$I.name_of(%2$s)) || jsonb_build_object('source', %4$I.here());
 end
 $$, 'What this source knows of a consumer: the positions before and behind the batch that it claimed last.');
 
-    perform pgchange.add_offer('position', 'check_position', '"position" jsonb', 'void', 'stable', true, 'consumer', $$
+    perform pgchange.add_offer('position', 'check_position', '%1$s, "position" jsonb', 'text', 'stable', false, null, $$
 begin
-    perform pgchange.check_position(
-        "position" ->> 'consumer', "position", case when %4$I.is_native() then %4$I.here() end,
-        (pgchange.mark(%3$L, "position" ->> 'consumer') ->> 'version')::bigint);
+    return pgchange.check_known(%3$L, %1$I.name_of(%2$s), "position", %4$I.here(), %4$I.is_native());
 end
-$$, 'Refuse a consumer whose batches this database does not know: it was restored, or lost its tail.');
+$$, 'Refuse a consumer whose batches this database does not know, because it was restored or lost its latest transactions; else return '
+    'the place of this database.');
+
+    perform pgchange.add_offer('position', 'again', '%1$s, batch jsonb', 'jsonb', 'immutable', false, null, $$
+begin
+    return batch;
+end
+$$, 'The recorded batch of a consumer, as a retry gets it.');
 
     perform pgchange.add_offer(
-        'position', 'claim', '%s, "position" jsonb, max_changes integer, max_attempts integer default null', 'jsonb', 'volatile', true, 'consumer',
-        $$
+        'position', 'claim', '%1$s, "position" jsonb, max_changes integer%2$s, max_attempts integer default null', 'jsonb', 'volatile', true,
+        'consumer', $$
 declare
+    here constant text := %1$I.check_position(%2$s, "position");
     mark pgchange.claim;
     batch jsonb;
 begin
-    perform %1$I.check_position("position");
     perform pgchange.check_claim(max_changes);
     mark := %1$I.pending(%2$s, "position");
     if mark.version is not null then
-        return pgchange.claim_again(mark, max_attempts);
+        batch := pgchange.claim_again(mark, max_attempts);
+        if batch -> 'bounds' ? 'letter' then
+            perform %1$I.letter_batch(%2$s, "position");
+        end if;
+        return %1$I.again(%2$s, batch);
     end if;
-    batch := case when jsonb_typeof("position" -> 'letter') = 'object'
-        then %1$I.letter_batch("position") else %1$I.choose(%2$s, "position", max_changes) end;
+    batch := coalesce(%1$I.letter_batch(%2$s, "position"), %1$I.choose(%2$s, "position", max_changes%8$s));
     if batch is not null then
+        -- A restored source can take its new place while a batch is chosen: then the batch says it.
         mark := pgchange.record(
-            %3$L, %1$I.name_of(%2$s), %1$I.address(%2$s), "position", %1$I.at("position"), batch -> 'bounds' -> 'upto', %4$I.here(),
-            batch);
+            %3$L, %1$I.name_of(%2$s), %1$I.address(%2$s), "position", %1$I.at("position"),
+            coalesce(batch -> 'bounds' -> 'at', batch -> 'bounds' -> 'upto'), coalesce(batch -> 'bounds' ->> 'source', here), batch);
     end if;
     return mark.batch;
 end
-$$, 'Record and return the next batch of a consumer, or the one that it claimed and never acked, with the attempt counted; that of '
-    'a dead letter that is to be sent again before the next; null when nothing is ready. Call it on the primary of the source, in a '
-    'transaction of its own, holding the lock.');
+$$, 'Record and return the next batch of a consumer. If the consumer claimed a batch and never acked it, return that batch again, with '
+    'the attempt counted. If a dead letter is to be sent again, its batch comes next. Null if nothing is ready. Call it on the primary of '
+    'the source, in a transaction of its own, holding the lock.');
 
-    perform pgchange.add_offer('position', 'advance', '%s, batch jsonb', 'bigint', 'volatile', false, null, $$
+    perform pgchange.add_offer('position', 'advance', '%1$s, batch jsonb', 'bigint', 'volatile', false, null, $$
 declare
     bounds jsonb := batch -> 'bounds';
 begin
     perform pgchange.check_claimed(%3$L, %1$I.name_of(%2$s), batch);
+    -- A dead letter is read by its own bounds, and leaves its consumer at the place at.
     if not %1$I.put(
-        %2$s, bounds -> 'upto', (batch ->> 'version')::bigint, bounds ->> 'source', (bounds ->> 'from_version')::bigint,
-        bounds -> 'after')
+        %2$s, coalesce(bounds -> 'at', bounds -> 'upto'), (batch ->> 'version')::bigint, bounds ->> 'source',
+        (bounds ->> 'from_version')::bigint, coalesce(bounds -> 'at', bounds -> 'after'))
     then
         perform pgchange.refuse_stale(%1$I.name_of(%2$s), batch);
     end if;
@@ -170,14 +171,14 @@ begin
 end
 $$, 'Refuse what is no point to move a consumer to.');
 
-    perform pgchange.add_offer('position', 'check_move', '%s, "position" jsonb, point jsonb', 'void', 'volatile', false, null, $$
+    perform pgchange.add_offer('position', 'check_move', '%1$s, "position" jsonb, point jsonb', 'void', 'volatile', false, null, $$
 begin
     perform pgchange.check_move(
         %1$I.name_of(%2$s), "position", point, %4$I.here(), %1$I.covers(%1$I.at(%1$I.point()), %1$I.at(point)), %1$L);
 end
 $$, 'In the database of the changes: refuse a move to a point of another one, or of the future.');
 
-    perform pgchange.add_offer('position', 'note_move', '%s, "position" jsonb, point jsonb', 'bigint', 'volatile', true, 'admin', $$
+    perform pgchange.add_offer('position', 'note_move', '%1$s, "position" jsonb, point jsonb', 'bigint', 'volatile', true, 'admin', $$
 begin
     perform %1$I.check_point(point);
     perform %1$I.check_move(%2$s, "position", point);
@@ -188,21 +189,28 @@ $$, 'In the database of the changes: note that a consumer is moved from its posi
     'return the version for move_consumer(). A batch in work is given up as such: its changes come in a new one.');
 
     perform pgchange.add_offer(
-        'position', 'move_consumer', '%s, point jsonb, version bigint default null', 'void', 'volatile', true, 'admin', $$
+        'position', 'move_consumer', '%1$s, point jsonb, version bigint default null', 'void', 'volatile', true, 'admin', $$
 begin
     perform %1$I.take_idle(%2$s);
     perform %1$I.check_point(point);
     if version is null then
         version := %1$I.note_move(%2$s, %1$I.position(%2$s), point);
     end if;
-    perform %1$I.put(%2$s, %1$I.at(point), version, coalesce(point ->> 'source', %1$I.position(%2$s) ->> 'source'));
+    perform %1$I.put(
+        %2$s, %1$I.at(point), version, coalesce(point ->> 'source', %1$I.position(%2$s) ->> 'source'), null, null);
     perform %1$I.void_letters(%2$s, 'its consumer was moved back before it, so its changes come by themselves');
 end
 $$, 'Move a consumer to a point that point() of the source gave, or to the beginning: what lies before it counts as processed, '
     'what lies behind comes, again if need be. Where the changes are in another database, note_move() there gives the version. Dead '
     'letters that lie behind it are void: what they stand for comes by itself.');
 
-    perform pgchange.add_offer('position', 'adopt_mark', '%s, mark jsonb', 'text', 'volatile', true, 'admin', $$
+    perform pgchange.add_offer('position', 'earlier', 'one jsonb, other jsonb', 'jsonb', 'stable', false, null, $$
+begin
+    return case when %1$I.covers(one, other) then other else one end;
+end
+$$, 'The earlier of two places: what lies before it lies before both.');
+
+    perform pgchange.add_offer('position', 'adopt_mark', '%1$s, mark jsonb', 'text', 'volatile', true, 'admin', $$
 declare
     here jsonb;
     how record;
@@ -213,11 +221,11 @@ begin
     how := pgchange.adoption(%1$I.name_of(%2$s), (here ->> 'version')::bigint, mark);
     at := coalesce(mark -> how.behind, %1$I.at('{}'));
     -- Where the source lost what it knew, the consumer may have been moved back or begun anew since.
-    if how.is_lost and %1$I.covers(at, %1$I.at(here)) then
-        at := %1$I.at(here);
+    if how.is_lost then
+        at := %1$I.earlier(at, %1$I.at(here));
     end if;
-    perform %1$I.put(%2$s, at, how.version, mark ->> 'source');
-    perform %1$I.void_letters(%2$s, 'its consumer was repaired, and its changes come by themselves');
+    perform %1$I.put(%2$s, at, how.version, mark ->> 'source', null, null);
+    perform %1$I.void_letters(%2$s, 'its source was restored or lost its latest transactions, and its changes come by themselves');
     return how.guarantee;
 end
 $$, 'Go on from what mark() of the source says, or from the beginning where it knows nothing; returns the guarantee: at least once '

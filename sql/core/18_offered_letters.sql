@@ -6,13 +6,16 @@ begin
         'recorded letters', 'changes', '"after" jsonb, upto jsonb', 'setof record',
         'Return the changes behind one place up to another, in order.');
     perform pgchange.add_hook(
+        'copied letters', 'give_up', '%1$s, batch jsonb, reason text', 'bigint',
+        'Keep copies of the changes of a batch as dead letters, and return the number of the last of them.');
+    perform pgchange.add_hook(
         'copied letters', 'check_letter', 'address jsonb, content jsonb', 'void',
         'Raise the reason why a dead letter cannot be sent again, if there is one.');
     perform pgchange.add_hook(
         'copied letters', 'redrive', 'letter bigint', 'void',
         'Send a dead letter again, and delete it.');
 
-    perform pgchange.add_offer('position', 'ack', '%s, batch jsonb', 'bigint', 'volatile', true, 'consumer', $$
+    perform pgchange.add_offer('position', 'ack', '%1$s, batch jsonb', 'bigint', 'volatile', true, 'consumer', $$
 declare
     version constant bigint := %1$I.advance(%2$s, batch);
 begin
@@ -25,17 +28,30 @@ end
 $$, 'Put a consumer behind a batch, in the transaction that holds its lock and writes the results. A dead letter that was sent '
     'again is done with it.');
 
-    perform pgchange.add_offer('recorded letters', 'skip', '%s, batch jsonb, reason text', 'bigint', 'volatile', true, 'consumer', $$
+    perform pgchange.add_offer('recorded letters', 'give_up', '%1$s, batch jsonb, reason text', 'bigint', 'volatile', false, null, $$
+begin
+    return pgchange.give_up(%3$L, %1$I.name_of(%2$s), %1$I.address(%2$s), batch, reason);
+end
+$$, 'Keep a batch as a dead letter, or put it back into the letter that it was sent from; the number of the letter.');
+
+    perform pgchange.add_offer('position', 'leave_behind', '%1$s, batch jsonb, reason text', 'bigint', 'volatile', false, null, $$
 begin
     perform %1$I.take_idle(%2$s);
+    perform pgchange.check_reason(reason);
     perform %1$I.advance(%2$s, batch);
     perform pgchange.note_end(%3$L, %1$I.name_of(%2$s), batch, skipped => true);
-    return pgchange.give_up(%3$L, %1$I.name_of(%2$s), %1$I.address(%2$s), batch, reason);
+    return %1$I.give_up(%2$s, batch, reason);
+end
+$$, 'Give up a claimed batch of a consumer that is not at work, and put the consumer behind it; the number of the dead letter.');
+
+    perform pgchange.add_offer('position', 'skip', '%1$s, batch jsonb, reason text', 'bigint', 'volatile', true, 'consumer', $$
+begin
+    return %1$I.leave_behind(%2$s, batch, reason);
 end
 $$, 'Give up a claimed batch, as in_work() of the source has it: it becomes a dead letter, or goes back to the one that it was sent '
     'from, whose number is returned; the consumer goes on behind it.');
 
-    perform pgchange.add_offer('position', 'skip_batch', '%s, reason text', 'uuid', 'volatile', true, 'admin', $$
+    perform pgchange.add_offer('position', 'skip_batch', '%1$s, reason text', 'uuid', 'volatile', true, 'admin', $$
 declare
     batch jsonb;
 begin
@@ -45,12 +61,18 @@ begin
         raise exception using errcode = 'PC009', message = format('consumer %%s has no batch in work', %1$I.name_of(%2$s)),
             hint = 'only a batch that was claimed and not acked can be skipped';
     end if;
-    perform %1$I.skip(%2$s, batch, reason);
+    if (batch -> 'elsewhere')::boolean then
+        raise exception using errcode = 'PC009',
+            message = format('the batch of consumer %%s cannot be skipped here: its progress is in another database', %1$I.name_of(%2$s)),
+            hint = format('airflow pgchange skip %%s --postgres-conn-id <its results> --source-conn-id <its changes>',
+                          pgchange.shell_quoted(%1$I.name_of(%2$s)));
+    end if;
+    perform %1$I.leave_behind(%2$s, batch, reason);
     return (batch ->> 'id')::uuid;
 end
 $$, 'Give up the batch that a consumer claimed and cannot finish, where changes and progress share a database.');
 
-    perform pgchange.add_offer('position', 'drop_consumer', '%s', 'void', 'volatile', true, 'admin', $$
+    perform pgchange.add_offer('position', 'drop_consumer', '%1$s', 'void', 'volatile', true, 'admin', $$
 declare
     claims boolean;
 begin
@@ -76,7 +98,7 @@ $$, 'What who may execute this may do with dead letters of this schema.');
 begin
     -- The source is where the claims are.
     if pgchange.mark(%3$L, %1$I.name_of(%5$s)) is not null then
-        perform %1$I.check_readable(content);
+        perform %1$I.check_readable(%5$s, content);
     end if;
 end
 $$, 'Refuse a dead letter whose batch cannot be read any more, in the database of the changes.');
@@ -87,18 +109,37 @@ begin
 end
 $$, 'Put a dead letter before its consumer: a claim hands out the letter''s batch once the batch in work is done.');
 
-    perform pgchange.add_offer('recorded letters', 'letter_batch', '"position" jsonb', 'jsonb', 'stable', false, null, $$
-declare
-    batch jsonb := "position" -> 'letter' -> 'batch';
-    at jsonb := %1$I.at("position");
+    perform pgchange.add_offer('recorded letters', 'check_readable', '%1$s, batch jsonb', 'void', 'stable', true, null, $$
 begin
-    perform %1$I.check_readable(batch);
-    return batch || jsonb_build_object('bounds', batch -> 'bounds' || jsonb_build_object(
-        'letter', "position" -> 'letter' -> 'id', 'after', at, 'upto', at));
+    perform pgchange.check_readable(batch, case
+        when %4$I.is_native() and pgchange.came_along(batch -> 'bounds' ->> 'source', %4$I.here()) then (
+            select count(*)
+            from jsonb_array_elements(batch -> 'slices') as s(slice)
+            cross join lateral %1$I.changes(s.slice -> 'after', s.slice -> 'upto')) end);
 end
-$$, 'The batch of the dead letter that a position carries: read by its recorded slices, acked where the position is now.');
+$$, 'Refuse a recorded batch whose changes this database cannot give any more.');
 
-    perform pgchange.add_offer('position', 'void_letters', '%s, why text', 'void', 'volatile', false, null, $$
+    perform pgchange.add_offer('recorded letters', 'letter_batch', '%1$s, "position" jsonb', 'jsonb', 'stable', false, null, $$
+declare
+    batch constant jsonb := "position" -> 'letter' -> 'batch';
+begin
+    if batch is null then
+        return null;
+    end if;
+    perform %1$I.check_readable(%2$s, batch);
+    return batch || jsonb_build_object('bounds', (batch -> 'bounds') - 'source' || jsonb_build_object(
+        'letter', "position" -> 'letter' -> 'id', 'at', %1$I.at("position")));
+end
+$$, 'The batch of the dead letter that a position carries, or null if it carries none: read by its recorded bounds, acked at the place '
+    'where the position is now.');
+
+    perform pgchange.add_offer('copied letters', 'letter_batch', '%1$s, "position" jsonb', 'jsonb', 'immutable', false, null, $$
+begin
+    return null;
+end
+$$, 'Null: copies are sent again as new changes, so no position carries a letter.');
+
+    perform pgchange.add_offer('position', 'void_letters', '%1$s, why text', 'void', 'volatile', false, null, $$
 declare
     known jsonb := %1$I.position(%2$s);
 begin

@@ -62,6 +62,6 @@ create policy seen on pgchange.letter for select using (pgchange.has_letter_righ
 create policy kept on pgchange.letter using (pgchange.has_letter_right('keep', kind, address));
 
 select pgchange.close_schema('pgchange', types => 'consumer_status finding', unpinned => $$
-        check_attempts check_claimed check_position check_version close_schema fits in_work is_named lock_briefly next_number
+        check_attempts check_claimed check_known check_position check_version close_schema fits in_work is_named lock_briefly next_number
         note_claim note_end note_failed refuse_stale settings
     $$);

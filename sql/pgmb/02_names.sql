@@ -114,8 +114,12 @@ comment on function pgmb.check_group(text) is 'Refuse a group that does not exis
 
 do $$
 begin
+    -- What is its own has a reason. address(): the letters of handlers have the group in theirs. again(): the lsn of the first attempt lies
+    -- before the commit of what it dispatched. check_move(), note_move() and check_position(): retention deletes events. is_known(): a group
+    -- is made by its subscriptions. skip(): an admin's, as copies of events are kept. status(): what it shows depends on its caller.
+    -- take_idle(): a reader by hand holds the lock, too.
     perform pgchange.offer(
         'event', 'pgmb', 'gid text', 'events:%s', traits => '{position,copied letters}',
-        own => '{address,adopt_mark,check_move,check_position,claim,note_move,skip_batch,status,take_idle}', letters_elsewhere => false);
+        own => '{address,again,check_move,check_position,is_known,note_move,skip,status,take_idle}', letters_elsewhere => false);
 end
 $$;

@@ -28,21 +28,22 @@ $$;
 comment on function pgmb.position(text) is
     'How far a group has read, as a position; null where the group is not in this database.';
 
-create function pgmb.check_position(gid text, "position" jsonb) returns void
+create function pgmb.check_position(gid text, "position" jsonb) returns text
 language plpgsql stable security definer
 as $$
 declare
+    here constant text := pgmb.here();
     at bigint := "position" ->> 'version';
     cursor text := "position" ->> 'cursor';
     known record;
 begin
     perform pgmb.check_group(gid);
     if coalesce(at, 0) = 0 or pg_is_in_recovery() then
-        return;
+        return here;
     end if;
     select coalesce(max(c.version), 0) as version, max(c.from_version) as from_version into known
     from pgmb.claims as c where c.consumer = pgmb.name_of(gid);
-    perform pgchange.check_position(pgmb.name_of(gid), "position", pgmb.here(), known.version);
+    perform pgchange.check_position(pgmb.name_of(gid), "position", here, known.version);
     -- Retention kept only what comes after a later position: where the dispatch that was read last is gone, some after it are
     -- gone too. A cursor that was moved to a time need not follow any dispatch.
     if at < known.from_version and pgmb.rank_of(cursor) between 1 and 68719476734 and not exists (
@@ -56,11 +57,12 @@ begin
             hint = format(
                 'airflow pgchange move %s --to beginning goes on with what the log still has', pgchange.shell_quoted(pgmb.name_of(gid)));
     end if;
+    return here;
 end
 $$;
 comment on function pgmb.check_position(text, jsonb) is
     'Refuse a position that belongs to another database, that is ahead of what this source knows, or after which retention has '
-    'deleted events.';
+    'deleted events; else return the place of this database.';
 
 create function pgmb.may_dispatch() returns boolean
 language plpgsql stable

@@ -21,7 +21,7 @@ as $$
 $$;
 comment on function pgmb.covers(jsonb, jsonb) is 'Whether a group at one cursor has read all before another.';
 
-create function pgmb.choose(gid text, after text, max_changes integer) returns jsonb
+create function pgmb.dispatched_batch(gid text, after text, max_changes integer) returns jsonb
 language plpgsql volatile
 as $$
 declare
@@ -47,34 +47,22 @@ begin
             'after', after, 'upto', low, 'alone', alone, 'lowest', lowest, 'highest', highest));
 end
 $$;
-comment on function pgmb.choose(text, text, integer) is
+comment on function pgmb.dispatched_batch(text, text, integer) is
     'The next dispatched events of a group, at most so many, as a batch.';
 
-create function pgmb.claim(gid text, "position" jsonb, max_changes integer, max_attempts integer default null) returns jsonb
-language plpgsql volatile security definer
+-- Without a search_path of its own: a claim waits for this.
+create function pgmb.choose(gid text, "position" jsonb, max_changes integer) returns jsonb
+language plpgsql volatile
 as $$
 declare
-    began_at bigint := coalesce(("position" ->> 'version')::bigint, 0);
-    after text := coalesce("position" ->> 'cursor', '');
-    mark pgchange.claim;
-    choice jsonb;
+    after constant text := coalesce("position" ->> 'cursor', '');
+    choice jsonb := pgmb.dispatched_batch(gid, after, max_changes);
     polled record;
-    batch jsonb;
 begin
-    perform pgmb.check_position(gid, "position");
-    perform pgchange.check_claim(max_changes);
-    mark := pgmb.pending(gid, "position");
-    if mark.version is not null then
-        batch := pgchange.claim_again(mark, max_attempts);
-        perform pgmb.keep_alive(gid);
-        -- What the first attempt dispatched was committed after the point that it noted.
-        return batch || jsonb_build_object('lsn', pg_current_wal_insert_lsn());
-    end if;
-    choice := pgmb.choose(gid, after, max_changes);
     while (choice ->> 'count')::bigint < max_changes loop
         polled := pgmb.dispatch();
         if polled.pairs > 0 then
-            choice := pgmb.choose(gid, after, max_changes);
+            choice := pgmb.dispatched_batch(gid, after, max_changes);
         end if;
         exit when not polled.more;
     end loop;
@@ -83,15 +71,21 @@ begin
     if choice ->> 'count' = '0' then
         return null;
     end if;
-    batch := choice || jsonb_build_object(
-        'id', md5(concat_ws('|', gid, choice -> 'bounds', choice -> 'count', began_at))::uuid, 'lsn', pg_current_wal_insert_lsn(),
-        'bounds', choice -> 'bounds' || jsonb_build_object('from_version', began_at, 'source', pgmb.here()));
-    mark := pgchange.record(
-        'event', pgmb.name_of(gid), pgmb.address(gid), "position", to_jsonb(after), batch -> 'bounds' -> 'upto', pgmb.here(), batch);
-    return mark.batch;
+    -- The dispatch of a restored log gives the log its new place.
+    return choice || jsonb_build_object(
+        'lsn', pg_current_wal_insert_lsn(), 'bounds', choice -> 'bounds' || jsonb_build_object('source', pgmb.here()));
 end
 $$;
-comment on function pgmb.claim(text, jsonb, integer, integer) is
-    'Record and return the next batch of a group, or the one that it claimed and never acked, with the attempt counted; null '
-    'when nothing is ready. Where too little is ready it dispatches first. Call it on the primary of the source, in a '
-    'transaction of its own, holding the lock.';
+comment on function pgmb.choose(text, jsonb, integer) is
+    'The next batch of a group, or null if nothing is ready. Where too little is ready it dispatches first.';
+
+create function pgmb.again(gid text, batch jsonb) returns jsonb
+language plpgsql volatile
+as $$
+begin
+    perform pgmb.keep_alive(gid);
+    -- What the first attempt dispatched was committed after the point that it noted.
+    return batch || jsonb_build_object('lsn', pg_current_wal_insert_lsn());
+end
+$$;
+comment on function pgmb.again(text, jsonb) is 'The recorded batch of a group, as a retry gets it.';

@@ -1,8 +1,8 @@
--- An ack moves the group's cursor.
+-- The cursor of a group, as acks, moves and repairs set it.
 
 -- Without a search_path of its own: an ack waits for this.
 create function pgmb.put(
-    gid text, at jsonb, version bigint, source text, was bigint default null, before jsonb default null
+    gid text, at jsonb, version bigint, source text, was bigint, before jsonb
 ) returns boolean
 language plpgsql
 as $$
@@ -16,4 +16,4 @@ begin
 end
 $$;
 comment on function pgmb.put(text, jsonb, bigint, text, bigint, jsonb) is
-    'Put the cursor of a group at a place, if it is where it was, where that is said; true if it is there now.';
+    'Put the cursor of a group at a place, if it is at version was and at place before, each unless null; true if it was put there.';

@@ -116,29 +116,3 @@ $$;
 comment on function pgmb.move_group(text, pgmb.event_id, bigint, text) is
     'In the database of a group''s cursor: move it to one that pgmb.cursor_of() gave, or to null, the beginning. Where the events '
     'are in another database, pgmb.note_move() there gives the version, and pgmb.here() the place that the cursor is from.';
-
-create function pgmb.adopt_mark(gid text, mark jsonb) returns text
-language plpgsql security definer
-as $$
-declare
-    g pgmb.subscription_groups;
-    how record;
-    cursor text;
-begin
-    perform pgmb.take_idle(gid);
-    select x.* into g from pgmb.subscription_groups as x where x.id = gid;
-    how := pgchange.adoption(pgmb.name_of(gid), g.version, mark);
-    cursor := mark ->> how.behind;
-    -- Where the source lost what it knew, the group may have been moved back or begun anew since.
-    if how.is_lost then
-        cursor := least(cursor collate "C", coalesce(g.last_read_event_id, '') collate "C");
-    end if;
-    update pgmb.subscription_groups as x set
-        version = how.version, last_read_event_id = nullif(cursor, ''), source = mark ->> 'source', updated_at = now()
-    where x.id = gid;
-    return how.guarantee;
-end
-$$;
-comment on function pgmb.adopt_mark(text, jsonb) is
-    'Go on from what pgmb.mark() of the source says; returns the guarantee: exactly once where the source knows the last batch, '
-    'at least once from the mark on where it lost batches that were processed.';

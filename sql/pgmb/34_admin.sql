@@ -197,6 +197,15 @@ comment on function pgmb.unread_by(timestamptz, timestamptz, integer) is
     'How many events that were dispatched in a span of time each group has not read; where not all of its slices were looked at, which '
     'are at most upto, at least so many. Its cost depends on neither backlog nor history.';
 
+create function pgmb.is_known(gid text) returns boolean
+language plpgsql stable security definer
+as $$
+begin
+    return exists (select from pgmb.subscription_groups as g where g.id = gid);
+end
+$$;
+comment on function pgmb.is_known(text) is 'Whether a group is here, by its subscriptions or by its cursor.';
+
 create function pgmb.forget(gid text) returns boolean
 language plpgsql
 as $$

@@ -22,16 +22,14 @@ comment on function pgmb.copies(text, jsonb) is
     'The events of a batch, as [{id, topic, payload, metadata, subscriptions}, ...], in parts of at most a thousand events and '
     'about 8 MiB: one jsonb cannot hold very much.';
 
-create function pgmb.skip(gid text, batch jsonb, reason text) returns bigint
-language plpgsql security definer
+create function pgmb.give_up(gid text, batch jsonb, reason text) returns bigint
+language plpgsql
 as $$
 declare
     here boolean := not (batch -> 'elsewhere')::boolean;
     copied record;
     letter bigint;
 begin
-    perform pgmb.take_idle(gid);
-    perform pgchange.check_reason(reason);
     for copied in
         select c.part, jsonb_build_object('events', c.events) as content, jsonb_array_length(c.events) as n
         from pgmb.copies(gid, batch) as c where here
@@ -44,40 +42,23 @@ begin
             'event', pgmb.name_of(gid), pgmb.address(gid), copied.content, copied.n, reason, batch ->> 'error',
             coalesce((batch ->> 'attempt')::integer, 1), (batch ->> 'id')::uuid);
     end loop;
-    perform pgmb.advance(gid, batch);
-    perform pgchange.note_end('event', pgmb.name_of(gid), batch, skipped => true);
     return letter;
+end
+$$;
+comment on function pgmb.give_up(text, jsonb, text) is
+    'Keep the events of a batch as dead letters, one for each part of pgmb.copies(), or the batch alone if the events are in another '
+    'database; the number of the last letter.';
+
+create function pgmb.skip(gid text, batch jsonb, reason text) returns bigint
+language plpgsql security definer
+as $$
+begin
+    return pgmb.leave_behind(gid, batch, reason);
 end
 $$;
 comment on function pgmb.skip(text, jsonb, text) is
     'Give up a claimed batch, as pgmb.in_work() has it: its events become dead letters, one for each part of pgmb.copies(), and '
     'the number of the last is returned; the group goes on after it.';
-
-create function pgmb.skip_batch(gid text, reason text) returns uuid
-language plpgsql security definer
-as $$
-declare
-    batch jsonb;
-begin
-    perform pgmb.take_idle(gid);
-    batch := pgmb.in_work(gid, pgmb.position(gid));
-    if batch is null then
-        raise exception using errcode = 'PC009', message = format('group %I has no batch in work', gid),
-            hint = 'only a batch that was claimed and not acked can be skipped';
-    end if;
-    if (batch -> 'elsewhere')::boolean then
-        raise exception using errcode = 'PC009',
-            message = format('the cursor of group %I is in another database than its events', gid),
-            hint = format(
-                'airflow pgchange skip %s --postgres-conn-id <its results> --source-conn-id <its events>',
-                pgchange.shell_quoted(pgmb.name_of(gid)));
-    end if;
-    perform pgmb.skip(gid, batch, reason);
-    return (batch ->> 'id')::uuid;
-end
-$$;
-comment on function pgmb.skip_batch(text, text) is
-    'Give up the batch that a group claimed and cannot finish, where its cursor and the events share a database.';
 
 create function pgmb.resend_subscription(gid text, wanted jsonb) returns text
 language sql stable

@@ -90,7 +90,7 @@ select pgchange.add_role(
         'select on pgmb.events, pgmb.later, pgmb.dispatched, pgmb.subscription_events, pgmb.subscription_groups, pgmb.subscriptions'
     ],
     functions => $$
-        micros rank_of cursor_at slices events_alone events_shared some_events held_here here is_native register position claim lag
+        micros rank_of cursor_at slices events_alone events_shared some_events held_here here is_native register position lag
         point passed read_next_events release_group_lock set_group_cursor read_events replay_events keep_alive retry_events
         give_up_events
     $$);
@@ -117,8 +117,7 @@ select pgchange.add_role(
         'select on pgmb.claims, pgmb.fault, pgmb.condition, pgmb.unread_events, pgmb.published, pgmb.dispatcher'
     ],
     functions => $$
-        dispatcher_now undispatched skip skip_batch drop_group cursor_of point_of note_move move_group replay_faults adopt_mark
-        check_letter redrive
+        dispatcher_now undispatched skip drop_group is_known cursor_of point_of note_move move_group replay_faults check_letter redrive
     $$);
 
 alter table pgmb.pushed_table enable row level security;
@@ -135,7 +134,7 @@ create policy noted on pgmb.push_fault for insert with check (
         where p.relid = tbl and pg_has_role(f.proowner, 'usage')));
 
 select pgchange.close_schema('pgmb', types => 'match', unpinned => $$
-        address at cursor_at cursor_hint cursors dispatch_key due_before events_alone events_shared
+        address again at choose cursor_at cursor_hint cursors dispatch_key due_before events_alone events_shared
         extract_date_from_event_id late micros needs needs_after_dispatch now_micros partitions put rank_of retries
         serialise_record_for_event serialised set_group_cursor(text,text,boolean) slices undispatched unread_dispatches upkeep_key
     $$);

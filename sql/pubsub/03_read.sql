@@ -71,10 +71,10 @@ as $$
     select u.commit_id, u.id, u.txid::text::bigint, u.created_at
     from pubsub.unread(
         changes.branch_id,
-        (changes.bounds ->> 'after')::pg_catalog.pg_snapshot,
-        (changes.bounds -> 'after_partial' ->> 0)::pg_catalog.xid8,
-        (changes.bounds -> 'after_partial' ->> 1)::bigint,
-        (changes.bounds ->> 'upto')::pg_catalog.pg_snapshot,
+        (changes.bounds -> 'after' ->> 'snapshot')::pg_catalog.pg_snapshot,
+        (changes.bounds -> 'after' -> 'partial' ->> 0)::pg_catalog.xid8,
+        (changes.bounds -> 'after' -> 'partial' ->> 1)::bigint,
+        (changes.bounds ->> 'visible')::pg_catalog.pg_snapshot,
         changes.after_txid::text::pg_catalog.xid8, changes.after_id,
         changes.upto_txid::text::pg_catalog.xid8, changes.upto_id) as u
 $$;
@@ -179,10 +179,11 @@ begin
         'oldest', oldest,
         'lsn', case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_insert_lsn() end,
         'bounds', jsonb_build_object(
-            'after', at.after, 'after_partial', "position" -> 'partial', 'upto', upto,
-            'snapshot', state, 'partial', partial, 'commit_id', last.commit_id));
+            'after', jsonb_build_object('snapshot', at.after, 'partial', nullif("position" -> 'partial', 'null')), 'visible', upto,
+            'upto', jsonb_build_object(
+                'snapshot', state, 'partial', partial, 'commit_id', last.commit_id, 'in_order', in_order)));
 end
 $$;
 comment on function pubsub.choose(bigint, jsonb, integer, boolean) is
     'The next batch for a position as this server sees it, or null: slices of about equal counts, the bounds that find the '
-    'same changes again, and the position behind it. Read in an order that the index gives whatever the statistics say.';
+    'same changes again, and the place behind it. Read in an order that the index gives whatever the statistics say.';

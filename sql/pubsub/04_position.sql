@@ -3,10 +3,13 @@
 
 do $$
 begin
+    -- What is its own has a reason. check_point() and check_move(): points of commits are snapshots. check_position(), mark() and
+    -- check_readable(): transaction ids mean nothing in a restored copy until they are rebased. earlier(): neither of two snapshots
+    -- need cover the other. status(): the lags of all consumers are counted by one query.
     perform pgchange.offer(
         'commit', 'pubsub', 'consumer_id text, branch_id bigint', 'commits:%s/%s', traits => '{position,recorded letters}',
-        own => '{adopt_mark,advance,check_letter,check_move,check_point,check_position,check_readable,claim,letter_batch,mark,status,void_letters}',
-        origin => 'revision');
+        own => '{check_move,check_point,check_position,check_readable,earlier,mark,status}', origin => 'revision',
+        options => 'in_order boolean default false, accept_trimmed boolean default false, choice jsonb default null');
 end
 $$;
 
@@ -153,3 +156,61 @@ as $$
         'snapshot', coalesce("position" ->> 'snapshot', '1:1:'), 'partial', nullif("position" -> 'partial', 'null'))
 $$;
 comment on function pubsub.at(jsonb) is 'Where a position is, or the bounds of a batch end: {snapshot, partial: [txid, id] or null}.';
+
+create function pubsub.covers(at jsonb, upto jsonb) returns boolean
+language sql immutable
+as $$
+    select pgchange.snapshot_union(s.seen, s.wanted)::text = pgchange.snapshot_union(s.seen, s.seen)::text
+       and coalesce(
+           pg_visible_in_snapshot((upto -> 'partial' ->> 0)::xid8, s.seen)
+           or coalesce(at -> 'partial' -> 0 = upto -> 'partial' -> 0
+                       and (at -> 'partial' ->> 1)::bigint >= (upto -> 'partial' ->> 1)::bigint, false),
+           true)
+    from (select (at ->> 'snapshot')::pg_snapshot, (upto ->> 'snapshot')::pg_snapshot) as s(seen, wanted)
+$$;
+comment on function pubsub.covers(jsonb, jsonb) is 'Whether a consumer at one place has processed all that lies before another.';
+
+create function pubsub.earlier(one jsonb, other jsonb) returns jsonb
+language sql immutable
+as $$
+    select jsonb_build_object(
+        'snapshot', pgchange.snapshot_intersection((one ->> 'snapshot')::pg_snapshot, (other ->> 'snapshot')::pg_snapshot),
+        'partial', null)
+$$;
+comment on function pubsub.earlier(jsonb, jsonb) is 'The place before which lies what lies before both of two.';
+
+-- Without a search_path of its own: an ack waits for this.
+create function pubsub.put(
+    consumer_id text, branch_id bigint, at jsonb, version bigint, source text, was bigint, before jsonb
+) returns boolean
+language plpgsql
+as $$
+begin
+    update pubsub.watermark as w set
+        version = put.version,
+        snapshot = (at ->> 'snapshot')::pg_snapshot,
+        partial_txid = (at -> 'partial' ->> 0)::xid8,
+        partial_id = (at -> 'partial' ->> 1)::bigint,
+        commit_id = coalesce((at ->> 'commit_id')::bigint, w.commit_id),
+        source = put.source,
+        in_order = coalesce((at ->> 'in_order')::boolean, w.in_order),
+        updated_at = now()
+    where w.consumer_id = put.consumer_id and w.branch_id = put.branch_id
+      and (was is null or w.version = was)
+      and (before is null or w.snapshot::text = before ->> 'snapshot');
+    return found;
+end
+$$;
+comment on function pubsub.put(text, bigint, jsonb, bigint, text, bigint, jsonb) is
+    'Put a watermark at a place, if it is at version was and at place before, each unless null. The place behind a batch also has the id '
+    'of its last commit, and whether it was read in order.';
+
+create function pubsub.forget(consumer_id text, branch_id bigint) returns boolean
+language plpgsql
+as $$
+begin
+    delete from pubsub.watermark as w where w.consumer_id = forget.consumer_id and w.branch_id = forget.branch_id;
+    return found;
+end
+$$;
+comment on function pubsub.forget(text, bigint) is 'Delete a watermark; whether it was here.';

@@ -52,53 +52,19 @@ $$;
 comment on function pubsub.check_history(text, bigint, jsonb) is
     'Refuse a position behind which history was trimmed: of a new consumer, of results from an earlier time, of a move to one.';
 
-create function pubsub.claim(
-    consumer_id text, branch_id bigint, "position" jsonb, max_changes integer, in_order boolean default false,
-    accept_trimmed boolean default false, choice jsonb default null, max_attempts integer default null
+-- Without a search_path of its own: a claim waits for this.
+create function pubsub.choose(
+    consumer_id text, branch_id bigint, "position" jsonb, max_changes integer, in_order boolean, accept_trimmed boolean, choice jsonb
 ) returns jsonb
-language plpgsql volatile security definer
+language plpgsql volatile
 as $$
-declare
-    here text := pubsub.check_position(consumer_id, branch_id, "position");
-    began_at bigint := coalesce(("position" ->> 'version')::bigint, 0);
-    mark pgchange.claim;
-    bounds jsonb;
-    batch jsonb;
 begin
     perform pubsub.check_branch(branch_id);
-    perform pgchange.check_claim(max_changes);
-    mark := pubsub.pending(consumer_id, branch_id, "position");
-    if mark.version is not null then
-        batch := pgchange.claim_again(mark, max_attempts);
-        if batch -> 'bounds' ? 'letter' then
-            perform pubsub.check_readable(branch_id, batch);
-        end if;
-        return batch;
-    end if;
     if not accept_trimmed then
         perform pubsub.check_history(consumer_id, branch_id, "position");
     end if;
-    if "position" -> 'letter' ->> 'id' is not null then
-        batch := pubsub.letter_batch(branch_id, "position");
-        bounds := pubsub.unmoved("position");
-    else
-        choice := coalesce(choice, pubsub.choose(branch_id, "position", max_changes, in_order));
-        if choice is null then
-            return null;
-        end if;
-        bounds := choice -> 'bounds' || jsonb_build_object('source', here, 'from_version', began_at);
-        batch := (choice - 'bounds') || jsonb_build_object(
-            'id', md5(concat_ws('|', consumer_id, branch_id, bounds - 'upto', choice -> 'count', choice -> 'slices' -> 0,
-                                choice -> 'slices' -> -1))::uuid,
-            'bounds', bounds || jsonb_build_object('in_order', in_order));
-    end if;
-    mark := pgchange.record(
-        'commit', pubsub.name_of(consumer_id, branch_id), pubsub.address(consumer_id, branch_id), "position",
-        pubsub.at("position"), pubsub.at(bounds), here, batch);
-    return mark.batch;
+    return coalesce(choice, pubsub.choose(branch_id, "position", max_changes, in_order));
 end
 $$;
-comment on function pubsub.claim(text, bigint, jsonb, integer, boolean, boolean, jsonb, integer) is
-    'Record and return the next batch of a consumer, or the one that it claimed and never acked, with the attempt counted, or '
-    'that of a dead letter that is to be sent again, as it was recorded; null when nothing is ready. Call it on the primary of '
-    'the source, in a transaction of its own, holding the lock.';
+comment on function pubsub.choose(text, bigint, jsonb, integer, boolean, boolean, jsonb) is
+    'The next batch for a consumer, or the one that another server has chosen for it; refused behind history that was trimmed.';

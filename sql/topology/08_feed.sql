@@ -5,6 +5,7 @@
 
 do $$
 begin
+    -- mark() also takes the new place of a restored catalogue, and refuses a claim beyond its log.
     perform pgchange.offer(
         'topology', 'topology', 'consumer_id text', 'topology:%s', traits => '{position,recorded letters}', own => '{mark}');
 end
@@ -34,6 +35,16 @@ begin
 end
 $$;
 comment on function topology.position(text) is 'How far a consumer has come, and the dead letter that it has before it; null for one that has not begun.';
+
+create function topology.check_position("position" jsonb) returns void
+language plpgsql stable security definer
+as $$
+begin
+    perform pgchange.check_known('topology', "position" ->> 'consumer', "position", topology.here(), topology.is_native());
+end
+$$;
+comment on function topology.check_position(jsonb) is
+    'Refuse a position whose batches this catalogue does not know, because it was restored or lost its latest transactions.';
 
 create function topology.lag("position" jsonb, upto integer) returns jsonb
 language plpgsql stable security definer
@@ -69,6 +80,13 @@ as $$
     select pg_catalog.jsonb_build_array(coalesce(("position" ->> 'term')::bigint, 0), coalesce(("position" ->> 'index')::bigint, 0))
 $$;
 comment on function topology.at(jsonb) is 'Where a position, or a point, is: [term, index].';
+
+create function topology.covers(at jsonb, upto jsonb) returns boolean
+language sql immutable
+as $$
+    select ((at ->> 0)::bigint, (at ->> 1)::bigint) >= ((upto ->> 0)::bigint, (upto ->> 1)::bigint)
+$$;
+comment on function topology.covers(jsonb, jsonb) is 'Whether a consumer at one place has passed another.';
 
 create function topology.slices(after_term bigint, after_index bigint, max_changes integer) returns jsonb
 language sql stable security definer

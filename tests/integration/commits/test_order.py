@@ -113,7 +113,7 @@ def test_progress_never_goes_back_where_a_server_lags_behind_another(db, connect
     at = f'{{"snapshot": "{txid}:{txid + 1000}:{txid}"}}'
     choice = connection.execute("select pubsub.choose(0, %s, 10, false)", [at]).fetchone()[0]
     assert choice["count"] == 3
-    assert choice["bounds"]["snapshot"] == f"{txid + 1000}:{txid + 1000}:"
+    assert choice["bounds"]["upto"]["snapshot"] == f"{txid + 1000}:{txid + 1000}:"
 
 
 def test_a_consumer_gets_the_commits_of_its_own_branch_early_and_late(db, connect):

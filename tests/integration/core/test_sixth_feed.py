@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -91,10 +92,10 @@ def status(connection: Connection) -> dict[str, Any]:
     return row
 
 
-def test_it_costs_fewer_than_80_lines_of_sql_and_fewer_than_60_of_python() -> None:
+def test_it_costs_at_most_120_lines_of_sql_and_60_of_python() -> None:
     lines = {path.suffix: len(path.read_text().splitlines()) for path in FOLDER.glob("diary.*")}
-    assert lines[".sql"] < 80
-    assert lines[".py"] < 60
+    assert lines[".sql"] <= 120
+    assert lines[".py"] <= 60
 
 
 def test_nothing_of_this_package_names_it() -> None:
@@ -267,21 +268,37 @@ def test_results_in_another_database_are_known_to_the_source_and_repaired_from_i
         transaction.ack()
 
 
-def test_a_role_that_is_granted_what_was_given_can_do_that(
+def test_a_role_does_what_it_is_granted_and_nothing_else(
     db: str, diary: Connection, role: Callable[[str], Any]
 ) -> None:
-    who = role("reader")
-    diary.execute(f"grant usage on schema diary to {who.name}")
-    for callers in ("consumer", "admin"):
-        diary.execute("select pgchange.open_given('diary', %s, %s::regrole)", [callers, who.name])
-    diary.execute("select diary.register('ann')")
-    with psycopg.connect(make_conninfo(db, user=who.name)) as theirs:
-        assert theirs.execute("select diary.take_lock('ann'), diary.mark('ann')").fetchone() == (True, None)
-    with (
-        pytest.raises(psycopg.errors.InsufficientPrivilege),
-        psycopg.connect(make_conninfo(db, user=role("other").name)) as others,
-    ):
+    write(diary, "one")
+    reader, keeper, other = role("reader").name, role("keeper").name, role("other").name
+    diary.execute("select diary.grant_consumer(%s::regrole), diary.grant_admin(%s::regrole)", [reader, keeper])
+    diary.execute(f"grant create on schema public to {reader}")
+    with ConsumerTransaction(ANN, make_conninfo(db, user=reader)) as transaction:
+        assert transaction.claim(10) is not None
+        assert [change.data["words"] for change in transaction.changes()] == ["one"]
+        transaction.ack()
+    drop = "select diary.drop_consumer('ann')"
+    with pytest.raises(psycopg.errors.InsufficientPrivilege), psycopg.connect(db, user=reader) as theirs:
+        theirs.execute(drop)
+    with pytest.raises(psycopg.errors.InsufficientPrivilege), psycopg.connect(db, user=other) as others:
         others.execute("select diary.take_lock('ann')")
+    with psycopg.connect(db, user=keeper) as theirs:
+        theirs.execute(drop)
+    assert consumers.status(diary) == []
+
+
+HOOK = re.compile(r"^\| (\w[\w ]*) \| `(\w+)\((.*)\)` \| `(.*)` \| (.*) \|$", re.MULTILINE)
+
+
+def test_the_hooks_are_listed_for_whoever_writes_a_feed(diary: Connection) -> None:
+    hooks = """
+        select trait, name, replace(format(takes, 'consumer', ', options'), '"', ''), returns, told
+        from pgchange.hook order by trait, name
+    """
+    readme = (FOLDER.parents[1] / "sql" / "README.md").read_text()
+    assert HOOK.findall(readme) == diary.execute(hooks).fetchall()
 
 
 OFFER = """
@@ -307,7 +324,7 @@ def test_a_schema_that_lacks_functions_is_refused_with_all_of_them_and_what_each
             create function notes.point(at integer) returns jsonb language sql as 'select null::jsonb';
             """
         )
-        with pytest.raises(psycopg.errors.UndefinedFunction) as refused:
+        with pytest.raises(psycopg.errors.UndefinedObject) as refused:
             connection.execute("select pgchange.close_schema('notes')")
     told = refused.value.diag
     assert told.message_primary == (

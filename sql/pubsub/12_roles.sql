@@ -12,8 +12,8 @@ select pgchange.add_role(
         'select on pubsub.watermark, pubsub.out_of_order, pubsub.installed'
     ],
     functions => $$
-        current_snapshot unread cursor_of changes check_branch choose count_unread lag_of lags lag faults point passed
-        check_origin check_position check_positions register position claim lock_watermark poll status held_back_by mark
+        current_snapshot unread cursor_of changes check_branch choose(bigint,jsonb,integer,boolean) count_unread lag_of lags lag faults point passed
+        check_origin check_position check_positions register position lock_watermark poll status held_back_by mark
     $$);
 
 select pgchange.add_role(
@@ -24,10 +24,10 @@ select pgchange.add_role(
         'select on revision.trimmed'
     ],
     functions => $$
-        adopt_mark trim_commit_queue check_letter letter_content
+        trim_commit_queue letter_content
     $$);
 
 select pgchange.close_schema('pubsub', unpinned => $$
-        advance at changes check_known count_unread cursor_of follow_snapshot lag_of position_of restored_in_part undecided unmoved
-        unread
+        at changes check_known choose(text,bigint,jsonb,integer,boolean,boolean,jsonb) count_unread cursor_of follow_snapshot lag_of
+        position_of put restored_in_part undecided unread
     $$);

@@ -18,7 +18,7 @@ select pgchange.add_role(
         'select on topology.consumer'
     ],
     functions => $$
-        here is_native register position lag slices changes point passed mark health
+        here is_native register position check_position(jsonb) lag slices changes point passed mark health
     $$);
 
 select pgchange.add_role(

@@ -12,34 +12,6 @@ $$;
 comment on function pubsub.mark(text, bigint) is
     'What this source knows of a consumer: the positions before and behind the batch that it claimed last.';
 
-create function pubsub.adopt_mark(consumer_id text, branch_id bigint, mark jsonb) returns text
-language plpgsql security definer
-as $$
-declare
-    w pubsub.watermark;
-    how record;
-    at jsonb;
-begin
-    perform pubsub.take_idle(consumer_id, branch_id);
-    select x.* into w from pubsub.watermark as x
-    where x.consumer_id = adopt_mark.consumer_id and x.branch_id = adopt_mark.branch_id;
-    how := pgchange.adoption(pubsub.name_of(consumer_id, branch_id), w.version, mark);
-    at := pubsub.at(mark -> how.behind);
-    -- Where the source lost what it knew, the consumer may have been moved back or begun anew since: it has processed what both say.
-    if how.is_lost then
-        at := jsonb_build_object(
-            'snapshot', pgchange.snapshot_intersection((at ->> 'snapshot')::pg_snapshot, w.snapshot), 'partial', null);
-    end if;
-    perform pubsub.put(consumer_id, branch_id, at, how.version, mark ->> 'source');
-    perform pubsub.void_letters(
-        consumer_id, branch_id, 'its source was restored or lost its latest transactions, so its transaction ids mean something else');
-    return how.guarantee;
-end
-$$;
-comment on function pubsub.adopt_mark(text, bigint, jsonb) is
-    'Go on from what pubsub.mark() of the source says, or from the beginning where it knows nothing; returns the guarantee: exactly '
-    'once where the source knows the last batch, at least once from the mark on where it lost batches that were processed.';
-
 create function pubsub.txids_look_kept() returns boolean
 language sql stable security definer
 as $$

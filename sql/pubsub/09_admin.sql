@@ -141,35 +141,3 @@ end
 $$;
 comment on function pubsub.check_move(text, bigint, jsonb, jsonb) is
     'In the database of the commits: refuse a move to a point of another one, or of the future.';
-
-create function pubsub.put(
-    consumer_id text, branch_id bigint, at jsonb, version bigint, source text, was bigint default null, before jsonb default null
-) returns boolean
-language plpgsql
-as $$
-begin
-    update pubsub.watermark as w set
-        version = put.version,
-        snapshot = (at ->> 'snapshot')::pg_snapshot,
-        partial_txid = (at -> 'partial' ->> 0)::xid8,
-        partial_id = (at -> 'partial' ->> 1)::bigint,
-        source = put.source,
-        updated_at = now()
-    where w.consumer_id = put.consumer_id and w.branch_id = put.branch_id
-      and (was is null or w.version = was)
-      and (before is null or w.snapshot::text = before ->> 'snapshot');
-    return found;
-end
-$$;
-comment on function pubsub.put(text, bigint, jsonb, bigint, text, bigint, jsonb) is
-    'Put a watermark at a place, as pubsub.at() has it, if it is where it was, where that is said; true if it is there now.';
-
-create function pubsub.forget(consumer_id text, branch_id bigint) returns boolean
-language plpgsql
-as $$
-begin
-    delete from pubsub.watermark as w where w.consumer_id = forget.consumer_id and w.branch_id = forget.branch_id;
-    return found;
-end
-$$;
-comment on function pubsub.forget(text, bigint) is 'Delete a watermark; whether it was here.';

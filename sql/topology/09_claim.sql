@@ -1,26 +1,5 @@
 -- The batch of a consumer: claimed at the source, read there, acked with the results.
 
-create function topology.next_batch(consumer_id text, at bigint[], max_changes integer) returns jsonb
-language plpgsql stable security definer
-as $$
-begin
-    return (
-        select jsonb_build_object(
-            'id', md5(concat_ws('|', 'topology', topology.here(), consumer_id, at, s.slices -> -1 -> 'upto'))::uuid,
-            'count', (select sum((n ->> 'count')::bigint) from jsonb_array_elements(s.slices) as n),
-            'slices', s.slices,
-            'bounds', jsonb_build_object(
-                'after', to_jsonb(at), 'upto', s.slices -> -1 -> 'upto', 'source', topology.here()),
-            'lsn', pg_current_wal_insert_lsn(),
-            'oldest', (
-                select l.written_at from topology.log as l where (l.term, l.index) > (at[1], at[2]) order by l.term, l.index limit 1))
-        from topology.slices(at[1], at[2], max_changes) as s(slices)
-        where s.slices is not null);
-end
-$$;
-comment on function topology.next_batch(text, bigint[], integer) is
-    'What a consumer has to process next, behind an event; null where there is nothing.';
-
 create function topology.choose(consumer_id text, "position" jsonb, max_changes integer) returns jsonb
 language plpgsql stable security definer
 as $$
@@ -28,6 +7,7 @@ declare
     began_at bigint := ("position" ->> 'version')::bigint;
     at bigint[] := array[("position" ->> 'term')::bigint, ("position" ->> 'index')::bigint];
     gone topology.trimmed := topology.trimmed_behind(at[1], at[2]);
+    slices jsonb;
 begin
     -- The beginning that it was moved to is what is left.
     if gone.term is not null and began_at > 0 and not (at = '{0,0}' and exists (
@@ -41,7 +21,17 @@ begin
             hint = format('move it to now: airflow pgchange move %s --to now, or drop it: then it begins with what is left',
                           pgchange.shell_quoted(topology.name_of(consumer_id)));
     end if;
-    return topology.next_batch(consumer_id, at, max_changes);
+    slices := topology.slices(at[1], at[2], max_changes);
+    if slices is null then
+        return null;
+    end if;
+    return jsonb_build_object(
+        'count', (select sum((s ->> 'count')::bigint) from jsonb_array_elements(slices) as s),
+        'slices', slices,
+        'bounds', jsonb_build_object('after', to_jsonb(at), 'upto', slices -> -1 -> 'upto'),
+        'lsn', pg_current_wal_insert_lsn(),
+        'oldest', (
+            select l.written_at from topology.log as l where (l.term, l.index) > (at[1], at[2]) order by l.term, l.index limit 1));
 end
 $$;
 comment on function topology.choose(text, jsonb, integer) is
@@ -49,7 +39,7 @@ comment on function topology.choose(text, jsonb, integer) is
 
 -- Without a search_path of its own: an ack waits for this.
 create function topology.put(
-    consumer_id text, at jsonb, version bigint, source text, was bigint default null, before jsonb default null
+    consumer_id text, at jsonb, version bigint, source text, was bigint, before jsonb
 ) returns boolean
 language plpgsql
 as $$

@@ -27,8 +27,7 @@ begin
         select format('letter %s of %s', l.id, l.consumer), (l.address -> 'branch_id')::bigint, at.after, at.partial_txid,
                at.partial_id, (l.content -> 'slices' -> -1 -> 'upto' ->> 0)::xid8
         from pgchange.letter as l
-        cross join lateral pubsub.cursor_of(jsonb_build_object(
-            'snapshot', l.content -> 'bounds' -> 'after', 'partial', l.content -> 'bounds' -> 'after_partial')) as at
+        cross join lateral pubsub.cursor_of(l.content -> 'bounds' -> 'after') as at
         where l.kind = 'commit' and l.on_its_way
     loop
         execute format(
