@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from psycopg.types.json import Jsonb
 
 from airflow_pgchange.admin import by_hand, consumers, dead_letters
+from airflow_pgchange.admin.health import findings
 from airflow_pgchange.feeds import (
     CommitFeed,
     ConsumerTransaction,
@@ -19,6 +21,7 @@ from airflow_pgchange.feeds import (
     QueueFeed,
     TopologyFeed,
     TubeFeed,
+    points,
 )
 from airflow_pgchange.feeds.errors import (
     BatchGivenUp,
@@ -26,6 +29,8 @@ from airflow_pgchange.feeds.errors import (
     ConsumerBusy,
     InvalidArgument,
     LetterRefused,
+    SourceLostTail,
+    StaleClaim,
     TransactionNotClean,
     UnknownConsumer,
     UnknownLetter,
@@ -33,8 +38,9 @@ from airflow_pgchange.feeds.errors import (
 )
 from airflow_pgchange.feeds.feed import Movable, lags
 from airflow_pgchange.feeds.lag import lag
-from airflow_pgchange.feeds.queries import ask
+from airflow_pgchange.feeds.queries import ask, select
 from tests import commits, queues, topology, tubes
+from tests.acks import only_the_claimed_version_is_acked
 from tests.events import publish, subscribe
 from tests.ledger import Connect
 from tests.sixth_feed.diary import DiaryFeed
@@ -68,6 +74,20 @@ def _diary(connection: Any) -> None:
     connection.execute("insert into diary.line (words) values ('one')")
 
 
+MORE: dict[str, Callable[[Any], Any]] = {
+    "commit": commits.commits,
+    "event": lambda connection: publish(connection, "t"),
+    "tube": lambda connection: connection.execute(
+        "insert into public.item select max(id) + 1 from public.item"
+    ),
+    "queue": lambda connection: queues.post(connection, 1),
+    "topology": lambda connection: connection.execute(
+        "select topology.add_replicaset('r' || count(*) + 1) from topology._pico_replicaset"
+    ),
+    "diary": lambda connection: connection.execute("insert into diary.line (words) values ('more')"),
+}
+"""Writes one more change."""
+
 FEEDS: dict[str, tuple[Feed, Callable[[Any], Any]]] = {
     "commit": (CommitFeed("c", 0), commits.commits),
     "event": (EventFeed("g"), _events),
@@ -89,6 +109,8 @@ def _of(*names: str) -> pytest.MarkDecorator:
 
 
 each = _of(*FEEDS)
+each_movable = _of("commit", "event", "topology", "diary")
+"""The feeds whose progress is a position, kept with the results."""
 each_claim = _of("commit", "tube", "queue")
 """The feeds whose claims and letters have SQL of their own: ``pgchange.offer`` gives the others that of commits."""
 
@@ -194,7 +216,7 @@ def test_a_batch_that_is_given_up_is_shown_as_skipped(
 
 
 @each
-def test_a_batch_is_the_same_until_it_is_acked_and_then_is_gone(
+def test_a_batch_is_the_same_until_it_is_acked_though_more_has_come_and_each_change_comes_once(
     feed: Feed, fill: Callable[[Any], Any], db: str, connect: Connect
 ) -> None:
     connection = connect()
@@ -205,14 +227,24 @@ def test_a_batch_is_the_same_until_it_is_acked_and_then_is_gone(
             batch = consumer.claim(10)
             assert batch is not None
             tries.append((batch.id, batch.attempt, [change.id for change in consumer.changes()]))
+        MORE[feed.kind](connection)
     (first, once, changes), again = tries
     assert again == (first, once + 1, changes)
     assert len(changes) == batch.count > 0
-    with ConsumerTransaction(feed, db) as consumer:
-        consumer.claim(10)
-        consumer.ack()
-    with ConsumerTransaction(feed, db) as consumer:
-        assert consumer.claim(10) is None
+    assert all_of(feed, db)[: len(changes)] == changes
+    assert all_of(feed, db) == []
+
+
+def all_of(feed: Feed, db: str, source: str | None = None) -> list[Any]:
+    """The ids of all changes that are ready, processed batch after batch. None comes twice."""
+    ids: list[Any] = []
+    while True:
+        with ConsumerTransaction(feed, db, source) as consumer:
+            if consumer.claim(10) is None:
+                assert len(set(ids)) == len(ids)
+                return ids
+            ids += [change.id for change in consumer.changes()]
+            consumer.ack()
 
 
 @each
@@ -259,7 +291,10 @@ def test_a_batch_that_is_given_up_is_a_letter_until_it_is_sent_again(
     with unfinished(feed, db) as consumer:
         batch = consumer.claim(10)
         assert batch is not None
-    with pytest.raises(BatchGivenUp, match="has failed"), ConsumerTransaction(feed, db) as consumer:
+    with (
+        pytest.raises(BatchGivenUp, match=f"has failed.* airflow pgchange skip {feed.name}"),
+        ConsumerTransaction(feed, db) as consumer,
+    ):
         consumer.claim(10, max_attempts=1)
     with pytest.raises(InvalidArgument, match="4,000 characters"):
         by_hand.skip_batch(connection, connection, feed, "x" * 4001)
@@ -372,3 +407,130 @@ def test_many_are_asked_at_once_what_each_is_asked_alone(
 def timeless(told: dict[str, Any]) -> dict[str, Any]:
     """A lag without its ages, which differ from one question to the next, but with whether there are any."""
     return {name: value is None if name.endswith("_age") else value for name, value in told.items()}
+
+
+@each
+def test_a_batch_that_fails_again_and_again_is_a_finding_until_it_is_given_up(
+    feed: Feed, fill: Callable[[Any], Any], db: str, connect: Connect
+) -> None:
+    connection = connect()
+    fill(connection)
+    for _ in range(3):
+        with suppress(ZeroDivisionError), ConsumerTransaction(feed, db) as consumer:
+            consumer.claim(10)
+            raise ZeroDivisionError("no reason")
+    (found,) = findings(connection, pytest.fail)
+    assert (found.kind, found.severity, found.consumer) == (feed.kind, "error", feed.name)
+    assert found.call == f"to give it up: airflow pgchange skip {feed.name}"
+    by_hand.skip_batch(connection, connection, feed, "no use")
+    assert [one for one in findings(connection, pytest.fail) if one.severity == "error"] == []
+
+
+@each_movable
+def test_moved_to_the_beginning_everything_comes_again_and_moved_to_now_only_what_is_new(
+    feed: Movable, fill: Callable[[Any], Any], db: str, connect: Connect
+) -> None:
+    connection = connect()
+    fill(connection)
+    everything = all_of(feed, db)
+    assert everything != []
+    by_hand.move_consumer(connection, connection, feed, "beginning")
+    with unfinished(feed, db) as consumer:
+        consumer.claim(10)
+    by_hand.move_consumer(connection, connection, feed, "now")
+    assert all_of(feed, db) == []
+    by_hand.move_consumer(connection, connection, feed, "beginning")
+    assert all_of(feed, db) == everything
+    MORE[feed.kind](connection)
+    assert len(all_of(feed, db)) == 1
+
+
+@each_movable
+def test_a_consumer_at_work_cannot_be_moved_and_one_that_was_moved_meanwhile_keeps_nothing(
+    feed: Movable, fill: Callable[[Any], Any], db: str, connect: Connect
+) -> None:
+    connection = connect()
+    fill(connection)
+    with pytest.raises(StaleClaim), ConsumerTransaction(feed, db) as consumer:
+        consumer.claim(10)
+        with pytest.raises(ConsumerBusy, match="at work"):
+            by_hand.move_consumer(connection, connection, feed, "beginning")
+        beginning = Jsonb(ask(connection, select(f"{feed.schema}.at", {})))
+        assert ask(connection, select(f"{feed.schema}.put", *feed.parts, beginning, 7, None, None, None))
+        consumer.ack(lambda results: results.execute("create table public.kept ()"))
+    assert connection.execute("select to_regclass('public.kept')").fetchone() == (None,)
+
+
+@_of("commit", "topology", "diary")
+def test_a_consumer_that_is_dropped_begins_anew_without_its_letters(
+    feed: Movable, fill: Callable[[Any], Any], db: str, connect: Connect
+) -> None:
+    connection = connect()
+    fill(connection)
+    given_up(feed, db, connection)
+    by_hand.drop_consumer(connection, connection, feed)
+    assert consumers.status(connection) == dead_letters.letters(connection) == []
+    assert all_of(feed, db) != []
+
+
+@_of("commit", "topology", "diary")
+def test_a_letter_is_void_where_its_consumer_was_moved_back_before_it(
+    feed: Movable, fill: Callable[[Any], Any], db: str, connect: Connect
+) -> None:
+    connection = connect()
+    fill(connection)
+    letter = given_up(feed, db, connection)
+    dead_letters.redrive(connection, ids=[letter])
+    by_hand.move_consumer(connection, connection, feed, "beginning")
+    with pytest.raises(LetterRefused, match="moved back before it, so its changes come by themselves"):
+        dead_letters.redrive(connection, ids=[letter])
+    assert all_of(feed, db) != []
+    assert all_of(feed, db) == []
+
+
+@each_movable
+def test_a_consumer_has_passed_a_point_once_it_has_processed_all_before_it(
+    feed: Movable, fill: Callable[[Any], Any], db: str, connect: Connect
+) -> None:
+    connection = connect()
+    fill(connection)
+    MORE[feed.kind](connection)
+    goal = points.point(connection, feed)
+    with ConsumerTransaction(feed, db) as consumer:
+        consumer.claim(1)
+        consumer.ack()
+    assert not points.has_passed(connection, connection, feed, goal)[0]
+    all_of(feed, db)
+    assert points.has_passed(connection, connection, feed, goal)[0]
+    MORE[feed.kind](connection)
+    assert not points.has_passed(connection, connection, feed, points.point(connection, feed))[0]
+
+
+@each_movable
+def test_a_source_that_lost_its_tail_is_told_and_its_consumer_goes_on_at_least_once(
+    feed: Movable, fill: Callable[[Any], Any], db: str, connect: Connect
+) -> None:
+    connection = connect()
+    fill(connection)
+    everything = all_of(feed, db)
+    connection.execute("delete from pgchange.claim")
+    with (
+        pytest.raises(SourceLostTail, match=f"airflow pgchange repair {feed.name}"),
+        ConsumerTransaction(feed, db) as consumer,
+    ):
+        consumer.claim(10)
+    assert by_hand.repair_consumer(connection, connection, feed) == "at least once"
+    assert all_of(feed, db) == everything
+
+
+@each_movable
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_batch_is_acked_as_the_version_that_was_claimed(
+    feed: Movable, fill: Callable[[Any], Any], elsewhere: bool, db: str, other_db: str, connect_to: Any
+) -> None:
+    connection = connect_to(db)
+    fill(connection)
+    if elsewhere and feed.kind == "diary":
+        _diary(connect_to(other_db))
+    results, source = (other_db, db) if elsewhere else (db, None)
+    only_the_claimed_version_is_acked(lambda: MORE[feed.kind](connection), feed, results, source)

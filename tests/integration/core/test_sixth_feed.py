@@ -273,7 +273,9 @@ def test_a_role_does_what_it_is_granted_and_nothing_else(
 ) -> None:
     write(diary, "one")
     reader, keeper, other = role("reader").name, role("keeper").name, role("other").name
-    diary.execute("select diary.grant_consumer(%s::regrole), diary.grant_admin(%s::regrole)", [reader, keeper])
+    diary.execute(
+        "select diary.grant_consumer(%s::regrole), diary.grant_admin(%s::regrole)", [reader, keeper]
+    )
     diary.execute(f"grant create on schema public to {reader}")
     with ConsumerTransaction(ANN, make_conninfo(db, user=reader)) as transaction:
         assert transaction.claim(10) is not None
