@@ -103,6 +103,11 @@ def test_a_query_gets_the_fault_of_each_kind(kind: str, query: str, mutated: str
             "for i in 1 .. 3 loop null; end loop;",
             "for i in 1 .. 4 loop null; end loop;",
         ),
+        (
+            "drop lock",
+            "for item in select a from t for update loop\n        perform shop.tell(item);\n    end loop;",
+            "for item in select a from t  loop\n        perform shop.tell(item);\n    end loop;",
+        ),
     ],
 )
 def test_a_function_gets_the_fault_of_each_kind(kind: str, statement: str, mutated: str) -> None:

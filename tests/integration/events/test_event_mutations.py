@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from tests.mutations import events, faults, push, push_items, serialise, stop
 from tests.tubes import one
+from tests.waiting import until, waits
 
 
 @pytest.fixture
@@ -202,6 +205,20 @@ def test_a_row_that_cannot_be_serialised_does_not_fail_the_write_and_is_kept_for
         ("public.item.delete", row | {"kind": "c"}, {}),
     ]
     assert faults(item) == []
+
+
+def test_of_two_sessions_that_publish_a_row_after_all_at_once_one_does(item, connect):
+    serialise(item, "raise exception 'no';")
+    item.execute("insert into item values (1, 'a', 5)")
+    serialise(item, "serialised := to_jsonb(record); emit := true;")
+    first, second = connect(autocommit=False), connect()
+    assert one(first, "select pgmb.replay_push_faults('item')") == 1
+    with ThreadPoolExecutor() as pool:
+        replayed = pool.submit(one, second, "select pgmb.replay_push_faults('item')")
+        until(item, waits(second, behind=first))
+        first.commit()
+        assert replayed.result() == 0
+    assert events(item) == [("public.item.insert", {"id": 1, "kind": "a", "amount": 5}, {})]
 
 
 def test_a_row_that_is_none_of_the_table_by_now_keeps_no_other_from_being_published(item):

@@ -160,17 +160,14 @@ def _inner_edits(function: Function) -> Iterator[Edit]:
     """Edits of the SQL of a body, and of the conditions that are all of an ``if``."""
     places = {start for start, _, _ in function.body}
     used: set[int] = set()
-    line, condition = function.start, ""
-    for kind, node in walk(function.tree):
-        if isinstance(node, dict) and "lineno" in node:
-            line = function.line(node["lineno"])
-            if kind in ("PLpgSQL_stmt_if", "PLpgSQL_if_elsif"):
-                condition = "check" if kind == "PLpgSQL_stmt_if" and _is_check(node) else "branch"
-        if kind != "PLpgSQL_expr":
-            continue
+    for line, condition, node in _expressions(function.tree):
         prefix, wanted = _wanted(node)
         found = next(
-            (m for m in wanted.finditer(function.text, line, function.end) if m.start() in places - used),
+            (
+                m
+                for m in wanted.finditer(function.text, function.line(line), function.end)
+                if m.start() in places - used
+            ),
             None,
         )
         if found is not None:
@@ -181,7 +178,27 @@ def _inner_edits(function: Function) -> Iterator[Edit]:
             yield from (edit.moved(start) for edit in edits if edit.text != "null::void")
             if condition:
                 yield from _fixed(start, end, condition)
-        condition = ""
+
+
+def _expressions(tree: Any, line: int = 1, condition: str = "") -> Iterator[tuple[int, str, Any]]:
+    """Yield each expression with the line of its statement; ``condition`` says whose condition it is, if it is one.
+
+    The query of a ``for`` comes behind the statements of its loop, whose lines are higher.
+    """
+    if isinstance(tree, list):
+        for node in tree:
+            yield from _expressions(node, line)
+    elif isinstance(tree, dict):
+        line = tree.get("lineno", line)
+        for kind, node in tree.items():
+            if kind == "PLpgSQL_expr":
+                yield line, condition, node
+            elif kind in ("PLpgSQL_stmt_if", "PLpgSQL_if_elsif"):
+                is_check = kind == "PLpgSQL_stmt_if" and _is_check(node)
+                yield from _expressions(node["cond"], node["lineno"], "check" if is_check else "branch")
+                yield from _expressions({k: v for k, v in node.items() if k != "cond"}, line)
+            else:
+                yield from _expressions(node, line)
 
 
 def _fixed(start: int, end: int, condition: str) -> Iterator[Edit]:
