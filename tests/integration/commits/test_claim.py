@@ -13,12 +13,9 @@ from airflow_pgchange.feeds.errors import (
     SchemaMissing,
     SchemaVersionMismatch,
     ServerUnavailable,
-    StaleClaim,
-    TransactionNotClean,
     UnknownBranch,
 )
 from airflow_pgchange.feeds.lag import lag, position
-from tests.acks import only_the_claimed_version_is_acked
 from tests.commits import FEED, commits, drain, narrow_partitions, use_up_transactions
 from tests.waiting import locks
 
@@ -124,18 +121,6 @@ def test_another_batch_has_another_id(db, connect):
     assert len(ids) == 2
 
 
-def test_results_and_progress_land_together_or_not_at_all(db, connect):
-    connection = connect()
-    connection.execute("create table result (n bigint)")
-    commits(connection)
-    with pytest.raises(ZeroDivisionError), ConsumerTransaction(FEED, db) as consumer:
-        consumer.claim(1)
-        consumer.ack(lambda target: target.execute("insert into result values (1)"))
-        raise ZeroDivisionError
-    assert connection.execute("select count(*) from result").fetchone() == (0,)
-    assert len(drain(db)) == 1
-
-
 def test_a_block_without_ack_keeps_nothing_and_says_so(db, connect):
     commits(connect())
     with pytest.raises(BatchNotFinished, match="without ack"), ConsumerTransaction(FEED, db) as consumer:
@@ -153,23 +138,6 @@ def test_a_busy_consumer_is_an_answer(db, connect):
             assert third.busy
         with ConsumerTransaction(CommitFeed("other", 0), db) as other:
             assert not other.busy
-
-
-def test_a_consumer_that_has_written_cannot_claim(db, connect):
-    commits(connect())
-    with ConsumerTransaction(FEED, db) as consumer:
-        consumer.connection.execute("create table result (n bigint)")
-        with pytest.raises(TransactionNotClean):
-            consumer.claim(1)
-
-
-def test_a_consumer_that_was_moved_cannot_ack(db, connect):
-    connection = connect()
-    commits(connection)
-    with pytest.raises(StaleClaim), ConsumerTransaction(FEED, db) as consumer:
-        consumer.claim(1)
-        connection.execute("update pubsub.watermark set version = 7")
-        consumer.ack()
 
 
 @pytest.mark.parametrize("way", ["db", "pgbouncer"])
@@ -361,10 +329,3 @@ def test_a_published_queue_is_claimed_retried_and_trimmed(db, connect):
     use_up_transactions(connection, 200)
     drain(db)
     connection.execute("select pubsub.trim_commit_queue('0')")
-
-
-@pytest.mark.parametrize("elsewhere", [False, True])
-def test_a_batch_is_acked_as_the_version_that_was_claimed(db, other_db, connect, elsewhere):
-    connection = connect()
-    results, source = (other_db, db) if elsewhere else (db, None)
-    only_the_claimed_version_is_acked(lambda: commits(connection), FEED, results, source)

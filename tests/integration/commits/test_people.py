@@ -8,7 +8,7 @@ import pytest
 
 from airflow_pgchange.admin import by_hand, consumers
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
-from airflow_pgchange.feeds.errors import BatchNotFinished, ConsumerBusy, UnknownConsumer
+from airflow_pgchange.feeds.errors import BatchNotFinished, UnknownConsumer
 from tests.commits import (
     FEED,
     claim_and_fail,
@@ -90,31 +90,6 @@ def test_nothing_in_work_cannot_be_skipped(db, connect):
         by_hand.skip_batch(connect(), connect(), FEED, "why not")
 
 
-def test_a_consumer_at_work_cannot_be_moved(db, connect):
-    connection = connect()
-    commits(connection)
-    drain(db)
-    with ConsumerTransaction(FEED, db), pytest.raises(ConsumerBusy, match="at work"):
-        by_hand.move_consumer(connection, connection, FEED, "beginning")
-
-
-def test_moved_to_the_beginning_everything_comes_again(db, connect):
-    connection = connect()
-    everything = commits(connection, 3)
-    drain(db)
-    by_hand.move_consumer(connection, connection, FEED, "beginning")
-    assert drain(db) == everything
-
-
-def test_moved_to_now_nothing_comes_but_what_is_new(db, connect):
-    connection = connect()
-    commits(connection, 3)
-    claim_and_fail(db)
-    by_hand.move_consumer(connection, connection, FEED, "now")
-    new = commits(connection)
-    assert drain(db) == new
-
-
 def test_moved_to_a_time_what_was_written_since_comes(db, connect):
     connection = connect()
     commits(connection, 3)
@@ -123,15 +98,6 @@ def test_moved_to_a_time_what_was_written_since_comes(db, connect):
     drain(db)
     by_hand.move_consumer(connection, connection, FEED, at)
     assert drain(db) == since
-
-
-def test_a_dropped_consumer_begins_anew(db, connect):
-    connection = connect()
-    everything = commits(connection, 3)
-    drain(db)
-    by_hand.drop_consumer(connection, connection, FEED)
-    assert consumers.status(connection) == []
-    assert drain(db) == everything
 
 
 def test_an_unknown_consumer_is_named(connect):

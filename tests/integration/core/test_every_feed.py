@@ -473,7 +473,7 @@ def test_a_consumer_that_is_dropped_begins_anew_without_its_letters(
     assert all_of(feed, db) != []
 
 
-@_of("commit", "topology", "diary")
+@_of("topology", "diary")
 def test_a_letter_is_void_where_its_consumer_was_moved_back_before_it(
     feed: Movable, fill: Callable[[Any], Any], db: str, connect: Connect
 ) -> None:

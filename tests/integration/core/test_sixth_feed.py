@@ -15,8 +15,8 @@ from psycopg.conninfo import make_conninfo
 from airflow_pgchange.admin import by_hand, consumers
 from airflow_pgchange.admin.health import findings
 from airflow_pgchange.assets.pgchange import feed_asset
-from airflow_pgchange.feeds import Batch, Change, ConsumerTransaction, feed, points
-from airflow_pgchange.feeds.errors import InvalidArgument, SourceLostTail, SourceRestored, StaleClaim
+from airflow_pgchange.feeds import Batch, Change, ConsumerTransaction, feed
+from airflow_pgchange.feeds.errors import InvalidArgument, SourceLostTail, SourceRestored
 from airflow_pgchange.feeds.feed import from_json, from_uri, to_json, to_uri
 from airflow_pgchange.operators.batch import BatchOperator
 from airflow_pgchange.sensors.feed import FeedSensor
@@ -210,38 +210,6 @@ def test_a_consumer_is_moved_back_and_its_letters_are_void_as_their_changes_come
     write(diary, "two")
     pgchange("move", "diary:ann", "--to", "now", "--yes")
     assert work(conn_id)["changes"] == 0
-
-
-def test_an_ack_of_a_batch_of_a_consumer_that_was_moved_meanwhile_is_refused(
-    db: str, diary: Connection
-) -> None:
-    write(diary, "one")
-    with pytest.raises(StaleClaim), ConsumerTransaction(ANN, db) as transaction:
-        transaction.claim(1)
-        diary.execute("update diary.reader set number = 7")
-        transaction.ack()
-
-
-def test_a_consumer_that_is_dropped_begins_anew(
-    conn_id: str, diary: Connection, pgchange: Callable[..., Any]
-) -> None:
-    write(diary, "one")
-    work(conn_id)
-    pgchange("drop", "diary:ann", "--yes")
-    assert consumers.status(diary) == []
-    work(conn_id)
-    assert copied(diary) == ["one", "one"]
-
-
-def test_a_consumer_has_passed_a_point_once_it_has_processed_all_before_it(
-    conn_id: str, diary: Connection
-) -> None:
-    write(diary, "one")
-    goal = points.point(diary, ANN)
-    work(conn_id, limit=1, max_batches=1)
-    assert points.has_passed(diary, diary, ANN, goal)[0]
-    write(diary, "two")
-    assert not points.has_passed(diary, diary, ANN, points.point(diary, ANN))[0]
 
 
 def test_results_in_another_database_are_known_to_the_source_and_repaired_from_it(

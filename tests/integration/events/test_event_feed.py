@@ -11,19 +11,15 @@ import pytest
 from airflow_pgchange.admin import by_hand
 from airflow_pgchange.feeds import ConsumerTransaction, EventFeed
 from airflow_pgchange.feeds.errors import (
-    BatchGivenUp,
     HistoryTrimmed,
     InvalidArgument,
     ServerUnavailable,
     SourceLostTail,
     SourceRestored,
-    StaleClaim,
-    TransactionNotClean,
     UnknownConsumer,
 )
 from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, to_json, to_uri
 from airflow_pgchange.feeds.lag import lag
-from tests.acks import only_the_claimed_version_is_acked
 from tests.event_keeping import maintain, narrow
 from tests.events import (
     FEED,
@@ -187,23 +183,6 @@ def test_a_retry_is_the_same_batch_whatever_was_published_meanwhile(db, connect)
         consumer.ack()
 
 
-def test_a_batch_that_failed_as_often_as_it_may_is_refused_and_can_be_skipped(db, connect):
-    connection = connect()
-    subscribe(connection)
-    publish(connection, "a")
-    with pytest.raises(ZeroDivisionError), ConsumerTransaction(FEED, db) as consumer:
-        consumer.claim(100)
-        raise ZeroDivisionError
-    with (
-        pytest.raises(BatchGivenUp, match="airflow pgchange skip events:g"),
-        ConsumerTransaction(FEED, db) as consumer,
-    ):
-        consumer.claim(100, max_attempts=1)
-    connection.execute("select pgmb.skip_batch('g', 'cannot be parsed')")
-    assert one(connection, "select reason from pgchange.letters()") == "cannot be parsed"
-    assert work(db) == []
-
-
 def test_the_session_that_reads_by_hand_and_the_feed_exclude_each_other(db, connect):
     connection = connect()
     subscribe(connection)
@@ -218,16 +197,6 @@ def test_the_session_that_reads_by_hand_and_the_feed_exclude_each_other(db, conn
         assert read(connection, peek=False) == []
 
 
-def test_a_group_that_was_moved_meanwhile_is_not_acked(db, connect):
-    connection = connect()
-    subscribe(connection)
-    publish(connection, "a")
-    with pytest.raises(StaleClaim), ConsumerTransaction(FEED, db) as consumer:
-        consumer.claim(100)
-        connection.execute("update pgmb.subscription_groups set last_read_event_id = 'pm' || repeat('0', 22)")
-        consumer.ack()
-
-
 def test_a_group_that_was_moved_after_a_failure_gets_no_batch_from_before_that(db, connect):
     connection = connect()
     subscribe(connection)
@@ -239,14 +208,6 @@ def test_a_group_that_was_moved_after_a_failure_gets_no_batch_from_before_that(d
     assert work(db) == []
     later = publish(connection, "c")
     assert work(db) == later
-
-
-def test_a_claim_in_a_transaction_that_has_written_is_refused(db, connect):
-    connection = connect()
-    subscribe(connection)
-    with pytest.raises(TransactionNotClean), ConsumerTransaction(FEED, db) as consumer:
-        consumer.connection.execute("select pg_current_xact_id()")
-        consumer.claim(1)
 
 
 def test_a_source_that_lost_its_tail_is_told_and_repaired(db, other_db, connect_to):
@@ -346,11 +307,3 @@ def test_a_claim_that_could_not_dispatch_says_so_instead_of_finding_nothing(conn
     with pytest.raises(psycopg.Error, match="read committed") as refused:
         claim(connection)
     assert refused.value.sqlstate == "PC007"
-
-
-@pytest.mark.parametrize("elsewhere", [False, True])
-def test_a_batch_is_acked_as_the_version_that_was_claimed(db, other_db, connect, elsewhere):
-    connection = connect()
-    subscribe(connection, "g")
-    results, source = (other_db, db) if elsewhere else (db, None)
-    only_the_claimed_version_is_acked(lambda: publish(connection, "t"), EventFeed("g"), results, source)

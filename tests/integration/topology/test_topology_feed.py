@@ -6,18 +6,14 @@ import psycopg
 import pytest
 
 from airflow_pgchange.admin import by_hand
-from airflow_pgchange.feeds import ConsumerTransaction, TopologyFeed, points
+from airflow_pgchange.feeds import ConsumerTransaction, TopologyFeed
 from airflow_pgchange.feeds.connect import connect as connect_ours
 from airflow_pgchange.feeds.errors import (
-    BatchGivenUp,
     HistoryTrimmed,
     InvalidArgument,
-    SourceLostTail,
-    StaleClaim,
 )
 from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, partitions, to_json, to_uri
 from airflow_pgchange.feeds.lag import lag
-from tests.acks import only_the_claimed_version_is_acked
 from tests.batches import taken
 
 FEED = TopologyFeed("router")
@@ -84,33 +80,6 @@ def test_many_events_come_in_slices_that_are_the_batch(db, catalogue):
         consumer.ack()
 
 
-def test_a_retry_is_the_same_batch_though_more_has_come(db, catalogue):
-    with pytest.raises(RuntimeError), ConsumerTransaction(FEED, db) as consumer:
-        first = consumer.claim(1000)
-        raise RuntimeError
-    catalogue.execute("select topology.set_master('r1', 'i1')")
-    with ConsumerTransaction(FEED, db) as consumer:
-        again = consumer.claim(1000)
-        assert (again.id, again.count, again.attempt) == (first.id, 3, 2)
-        consumer.ack()
-
-
-def test_a_batch_that_failed_as_often_as_it_may_is_refused(db, catalogue):
-    with pytest.raises(RuntimeError), ConsumerTransaction(FEED, db) as consumer:
-        consumer.claim(1000)
-        raise RuntimeError
-    with pytest.raises(BatchGivenUp, match="topology:router"), ConsumerTransaction(FEED, db) as consumer:
-        consumer.claim(1000, max_attempts=1)
-
-
-def test_who_was_moved_meanwhile_keeps_nothing(db, catalogue):
-    with pytest.raises(StaleClaim), ConsumerTransaction(FEED, db) as consumer:
-        consumer.claim(1000)
-        catalogue.execute("update topology.consumer set index = 2")
-        consumer.ack(lambda connection: connection.execute("create table kept ()"))
-    assert catalogue.execute("select to_regclass('kept')").fetchone() == (None,)
-
-
 def test_the_lag_counts_what_is_behind(db, catalogue):
     with ConsumerTransaction(FEED, db) as consumer:
         consumer.claim(2)
@@ -125,29 +94,6 @@ def test_the_lag_counts_what_is_behind(db, catalogue):
 def test_what_is_behind_is_counted_up_to_a_number(catalogue, upto):
     with pytest.raises(psycopg.errors.InvalidParameterValue, match="upto must not be negative"):
         catalogue.execute("select topology.lag('{}', %s)", [upto])
-
-
-def test_a_point_is_passed_when_all_before_it_is_processed(db, catalogue):
-    goal = points.point(catalogue, FEED)
-    work(db, limit=2)
-    assert not points.has_passed(catalogue, catalogue, FEED, goal)[0]
-    work(db)
-    assert points.has_passed(catalogue, catalogue, FEED, goal)[0]
-
-
-def test_a_catalogue_that_lost_its_tail_is_refused(db, catalogue):
-    work(db)
-    catalogue.execute("delete from pgchange.claim")
-    with pytest.raises(SourceLostTail, match="repair"), ConsumerTransaction(FEED, db) as consumer:
-        consumer.claim(1000)
-
-
-def test_repair_goes_on_at_least_once(db, catalogue):
-    work(db)
-    catalogue.execute("delete from pgchange.claim")
-    row = catalogue.execute("select topology.adopt_mark('router', topology.mark('router'))").fetchone()
-    assert row == ("at least once",)
-    assert len(work(db)) == 3
 
 
 def test_results_may_be_in_another_database(db, catalogue, other_db):
@@ -191,14 +137,3 @@ def test_trimming_keeps_what_a_consumer_elsewhere_was_moved_back_to(db, other_db
     by_hand.move_consumer(connect_to(other_db), catalogue, FEED, "beginning")
     assert catalogue.execute("select topology.trim_log('0')").fetchone() == (None,)
     assert work(other_db, source=db) == changes != []
-
-
-@pytest.mark.parametrize("elsewhere", [False, True])
-def test_a_batch_is_acked_as_the_version_that_was_claimed(db, other_db, catalogue, elsewhere):
-    names = iter("abc")
-    results, source = (other_db, db) if elsewhere else (db, None)
-
-    def write():
-        catalogue.execute("select topology.add_replicaset(%s)", [next(names)])
-
-    only_the_claimed_version_is_acked(write, TopologyFeed("t"), results, source)

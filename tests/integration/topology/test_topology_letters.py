@@ -7,7 +7,7 @@ import pytest
 from airflow_pgchange.admin import by_hand, dead_letters
 from airflow_pgchange.feeds import ConsumerTransaction, TopologyFeed
 from airflow_pgchange.feeds.draining import Plan, drain
-from airflow_pgchange.feeds.errors import HistoryTrimmed, LetterRefused, StaleClaim
+from airflow_pgchange.feeds.errors import HistoryTrimmed, StaleClaim
 from airflow_pgchange.feeds.lag import lag
 from tests.batches import taken
 
@@ -110,14 +110,6 @@ def test_a_letter_on_its_way_keeps_its_events(db, catalogue):
     dead_letters.redrive(catalogue, ids=[given_up(db)])
     catalogue.execute("update topology.log set written_at = now() - interval '1 day'")
     assert catalogue.execute("select topology.trim_log('1 hour')").fetchone() == (None,)
-    assert work(db) == FIRST
-
-
-def test_a_consumer_that_is_moved_before_a_letter_makes_it_void(db, catalogue):
-    letter = given_up(db)
-    catalogue.execute("select topology.move_consumer('router', null)")
-    with pytest.raises(LetterRefused, match="come by themselves"):
-        dead_letters.redrive(catalogue, ids=[letter])
     assert work(db) == FIRST
 
 
