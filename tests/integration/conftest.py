@@ -13,7 +13,6 @@ from tests import sagas, spark_server
 from tests.airflow_home import prepare
 from tests.batches import connections_reused
 from tests.conftest import database
-from tests.failovers import standbys_of
 from tests.relay_process import relay_process
 from tests.suite.clusters import TEMPLATE
 from tests.suite.servers import one_of
@@ -177,10 +176,3 @@ def restored(db, own_cluster, connect):
     yield restore
     for connection in opened:
         connection.close()
-
-
-@pytest.fixture
-def standbys(server, own_cluster):
-    """Two, which have all that there is."""
-    with standbys_of(server, own_cluster) as made:
-        yield made

@@ -38,17 +38,6 @@ def new_cluster(server: str, settings: Mapping[str, str] | None = None, family: 
     return cluster
 
 
-def new_standby(server: str, primary: Cluster, family: int = 1) -> Cluster:
-    """A streaming standby of a new cluster of that family, which has still all of its log; started.
-
-    It begins where the primary began, so that a base backup is not needed.
-    """
-    standby = _copy(server, {"primary_conninfo": f"'{primary.conninfo()}'"}, family)
-    (standby.data / "standby.signal").touch()
-    standby.start()
-    return standby
-
-
 def _copy(server: str, settings: Mapping[str, str] | None, family: int) -> Cluster:
     prepared = _prepared(server, family)
     cluster = Cluster.in_new_folder(prepared.binaries)

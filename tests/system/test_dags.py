@@ -15,12 +15,10 @@ import pytest
 from airflow.sdk.exceptions import ParamValidationError
 from airflow.serialization.serialized_objects import DagSerialization
 
-from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
-from airflow_pgchange.feeds.errors import SourceLostTail
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, TopologyFeed
 from airflow_pgchange.feeds.lag import lag
 from tests import queues
 from tests.airflow_home import DAGS, uri
-from tests.commits import commits, drain
 from tests.conftest import Role
 from tests.readme import blocks
 from tests.topology import make_catalogue
@@ -91,7 +89,7 @@ def test_the_examples_import_without_a_database(monkeypatch: pytest.MonkeyPatch)
         "event_handlers",
         "tour_booking",
         "tour_handlers",
-        "topology_failover",
+        "topology_masters",
     }
 
 
@@ -405,29 +403,25 @@ def test_tour_booking_books_all_although_a_step_has_to_wait(
     assert tour_of(airline) == ("booked", 5, 0)
 
 
-def test_topology_failover_lets_consumers_go_on_that_have_seen_what_a_new_master_never_got(
-    example: Example, db: str, role: Callable[[str], Role], connect: Connect, monkeypatch: pytest.MonkeyPatch
+def test_topology_masters_waits_for_the_master_of_each_replicaset_and_logs_who_is_new(
+    example: Example,
+    db: str,
+    role: Callable[[str], Role],
+    connect: Connect,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """With no more rights than docs/roles.md gives it."""
-    connection, feed = connect(), CommitFeed("accounts of r1", 0)
+    connection, limited, feed = connect(), role("catalogue"), TopologyFeed("masters")
     make_catalogue(connection)
-    rights = {
-        "catalogue": ("topology.grant_consumer", "topology.grant_writer"),
-        "instances": (),
-        "warehouse": ("pubsub.grant_admin",),
-        "r1": ("pubsub.grant_consumer",),
-        "r2": ("pubsub.grant_consumer",),
-    }
-    for name, grants in rights.items():
-        limited = role(name)
-        for grant in grants:
-            connection.execute(f"select {grant}(%s)", [limited.name])
-        monkeypatch.setenv(f"AIRFLOW_CONN_{name.upper()}", uri(limited.conninfo))
-    commits(connection)
-    drain(db, feed=feed)
-    connection.execute("delete from pgchange.claim")
-    with pytest.raises(SourceLostTail):
-        lag(connection, connection, feed)
-    run = example("topology_failover").test()
-    assert states(run) == dict.fromkeys(("fail_over", "move_consumers", "failed_over"), "success")
-    assert set(commits(connection)) <= set(drain(db, feed=feed))
+    connection.execute("select topology.grant_consumer(%s)", [limited.name])
+    monkeypatch.setenv("AIRFLOW_CONN_CATALOGUE", uri(limited.conninfo))
+    assert set(states(example("topology_masters").test()).values()) == {"success"}
+    connection.execute("select topology.set_master('r1', 'r1-i2')")
+    assert lag(connection, connection, feed).ready == 1
+    caplog.set_level("INFO")
+    assert set(states(example("topology_masters").test()).values()) == {"success"}
+    assert [line for line in caplog.messages if "is the master of" in line] == [
+        "r1-i2 is the master of replicaset r1"
+    ]
+    assert lag(connection, connection, feed).ready == 0

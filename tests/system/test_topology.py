@@ -1,31 +1,28 @@
-"""A real cluster of two replicasets under load: a primary is killed, the DAG promotes its standby, and client, writers,
-consumers and a Spark read go on with nothing lost."""
+"""A real cluster of two replicasets under load: a primary is killed, its standby is promoted and recorded as the master,
+and client, writers, consumers and a Spark read go on with nothing lost."""
 
 from __future__ import annotations
 
-import json
+import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
-from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange.admin import schema
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
-from airflow_pgchange.feeds.errors import SourceLostTail
 from airflow_pgchange.topology import TopologyClient
 from demo.postgres import Cluster
 from tests.relay_process import relay_process
-from tests.replicasets import BUCKETS, NAMES, RULE, Replicasets, replicasets, standbys_of, two_primaries
+from tests.replicasets import BUCKETS, RULE, Replicasets, replicasets, standbys_of, two_primaries
 from tests.spark_session import batch_of, track
 from tests.waiting import sleeps, until
 
-Example = Callable[[str], Any]
+CALLBACK = Path(__file__).parents[2] / "dags" / "patroni" / "set_master.sh"
 IDS = range(1, BUCKETS + 1)
-LOST = "delete from pgchange.claim"
-"""What a new master has not of the batches that the old one gave out."""
 SLOW = "create view slow as select id, cents, pg_sleep(0.001)::text as slept from account where id <= 3000"
 PATIENCE = 120.0
 
@@ -43,16 +40,15 @@ def run(server: Cluster, *statements: str) -> None:
 
 
 @pytest.fixture
-def cluster_of_two(server: str, db: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Replicasets]:
-    """Two primaries whose accounts are tracked, each with a standby that has what was acknowledged, and Airflow's
-    connections to them."""
+def cluster_of_two(server: str, db: str) -> Iterator[Replicasets]:
+    """Two primaries whose accounts are tracked, each with a standby that has what was acknowledged."""
     with two_primaries(server) as primaries:
         for primary in primaries.values():
             with psycopg.connect(primary.conninfo(), autocommit=True) as connection:
                 schema.install(connection)
         with standbys_of(primaries, *primaries) as standbys:
             found = replicasets(db, primaries, standbys)
-            for name, primary in primaries.items():
+            for primary in primaries.values():
                 run(primary, SLOW, "select revision.track('account', branch_id => '0')")
                 run(
                     primary,
@@ -61,20 +57,8 @@ def cluster_of_two(server: str, db: str, monkeypatch: pytest.MonkeyPatch) -> Ite
                 )
                 while ask(primary.conninfo(), "select max(sync_state) from pg_stat_replication") != "sync":
                     pass
-                hosts = f"127.0.0.1:{primary.port},127.0.0.1:{standbys[name].port}"
-                connect_airflow(monkeypatch, name, host=hosts, schema="postgres")
-            own = conninfo_to_dict(db)
-            known = {"host": own["host"], "port": int(own["port"]), "schema": own["dbname"]}
-            connect_airflow(monkeypatch, "catalogue", **known)
-            connect_airflow(monkeypatch, "warehouse", **known)
-            connect_airflow(monkeypatch, "instances", schema="postgres")
             found.put(list(IDS))
             yield found
-
-
-def connect_airflow(monkeypatch: pytest.MonkeyPatch, name: str, **fields: Any) -> None:
-    given = {"conn_type": "postgres", "login": "postgres", **fields}
-    monkeypatch.setenv(f"AIRFLOW_CONN_{name.upper()}", json.dumps(given))
 
 
 class Writer:
@@ -157,17 +141,10 @@ def drain(found: Replicasets, name: str) -> list[int]:
     return [id for ids in iter(lambda: consume(found, name), []) for id in ids]
 
 
-def states(run: Any) -> dict[str, str]:
-    """How the run and the failover ended, and for each replicaset how the move of its consumers did."""
-    tasks = [task for task in run.get_task_instances() if task.task_id != "failed_over"]
-    ends = {ti.task_id if ti.map_index < 0 else NAMES[ti.map_index]: str(ti.state) for ti in tasks}
-    return {"run": str(run.state), **ends}
-
-
 def test_a_primary_that_is_killed_under_load_is_replaced_and_nothing_is_lost(
-    example: Example, cluster_of_two: Replicasets, db: str
+    cluster_of_two: Replicasets, db: str
 ) -> None:
-    """Dozens of seconds: a run of a whole DAG by Airflow, with servers that fail over."""
+    """Dozens of seconds: servers are made, and fail over while Spark reads."""
     found, read, consumed = cluster_of_two, list[tuple[int, int]](), list[int]()
     with psycopg.connect(db, autocommit=True) as connection:
         connection.execute("create table movement (id bigint primary key)")
@@ -191,8 +168,9 @@ def test_a_primary_that_is_killed_under_load_is_replaced_and_nothing_is_lost(
                 with psycopg.connect(found.primaries["r1"].conninfo(), autocommit=True) as watching:
                     until(watching, sleeps(), patience=60)
                 found.primaries["r1"].kill()
-                found.run("select topology.set_state('r1-1', 'Offline')")
-                failed_over = example("topology_failover").test()
+                found.standbys["r1"].promote()
+                call = [CALLBACK, found.catalogue, "r1-2", "on_role_change", "primary", "r1"]
+                subprocess.run(call, check=True, timeout=PATIENCE)
                 writer.wait_for_more(50)
         finally:
             if reader.ident is not None:
@@ -200,12 +178,6 @@ def test_a_primary_that_is_killed_under_load_is_replaced_and_nothing_is_lost(
             client.stop()
             follower.join()
         master = client.topology.master("default", 0)
-    assert states(failed_over) == {
-        "run": "success",
-        "fail_over": "success",
-        "r1": "success",
-        "r2": "success",
-    }
     assert writer.failures > 0, "the fault did not fire"
     assert master is not None
     assert master.address == f"127.0.0.1:{found.standbys['r1'].port}"
@@ -217,35 +189,3 @@ def test_a_primary_that_is_killed_under_load_is_replaced_and_nothing_is_lost(
     # One row may have been written without an answer.
     assert {*IDS, *writer.acknowledged} <= {*there["r1"], *there["r2"]}
     assert sorted(consumed + drain(found, "r1")) == there["r1"]
-
-
-def test_consumers_are_moved_though_another_replicaset_cannot_be_helped(
-    example: Example, cluster_of_two: Replicasets, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Dozens of seconds: a run of a whole DAG by Airflow, with servers that fail over."""
-    found, dag = cluster_of_two, example("topology_failover")
-    monkeypatch.setattr(dag.get_task("fail_over"), "retries", 0)
-    monkeypatch.setitem(dag.get_task("move_consumers").partial_kwargs, "retries", 0)
-    processed = consume(found, "r2")
-    run(found.primaries["r2"], LOST)
-    with pytest.raises(SourceLostTail):
-        consume(found, "r2")
-    found.primaries["r1"].kill()
-    found.standbys["r1"].stop()
-    found.run("select topology.set_state('r1-1', 'Offline')")
-    assert states(dag.test()) == {"run": "failed", "fail_over": "failed", "r1": "failed", "r2": "success"}
-    assert consume(found, "r2") == processed
-
-
-@pytest.mark.release(
-    "every run has a failover that fails, and shows in its run, beside consumers that are moved"
-)
-def test_a_failover_that_fails_shows_in_its_run_though_all_consumers_were_moved(
-    example: Example, cluster_of_two: Replicasets, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Seconds: a run of a whole DAG by Airflow, with servers that fail over."""
-    dag = example("topology_failover")
-    monkeypatch.setattr(dag.get_task("fail_over"), "retries", 0)
-    # It still takes writes, so that nothing may be promoted.
-    cluster_of_two.run("select topology.set_state('r1-1', 'Offline')")
-    assert states(dag.test()) == {"run": "failed", "fail_over": "failed", "r1": "success", "r2": "success"}

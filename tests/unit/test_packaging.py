@@ -25,7 +25,11 @@ ROOT = Path(__file__).parents[2]
 PAGE = sorted(
     path.relative_to(ROOT).as_posix() for path in (ROOT / "airflow_pgchange/plugins/page").glob("*.*")
 )
-EXAMPLES = sorted(path.relative_to(ROOT / "dags").as_posix() for path in (ROOT / "dags").rglob("*.py"))
+EXAMPLES = sorted(
+    path.relative_to(ROOT / "dags").as_posix()
+    for path in (ROOT / "dags").rglob("*")
+    if path.suffix in (".py", ".sh")
+)
 SQL = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "sql").rglob("*.sql"))
 
 

@@ -22,7 +22,6 @@ from airflow_pgchange.feeds.connect import both
 from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.plugins import looks
 from airflow_pgchange.topology.catalogue import Catalogue
-from airflow_pgchange.topology.failover import fail_over_all
 from airflow_pgchange.tubes import Control, TableDownstream, copies, work_off
 
 SERVERS = "host=standby,primary dbname=air"
@@ -43,7 +42,6 @@ class Connected(Exception):
         lambda: held_group(SERVERS, "g", 0, bool).__enter__(),
         lambda: asyncio.run(StreamLog(SERVERS, "g").connect()),
         lambda: asyncio.run(Catalogue(SERVERS).connect()),
-        lambda: fail_over_all(SERVERS, ""),
         lambda: work_off(TUBE, SERVERS, lambda control: None),
         lambda: error_text.note(COMMITS, SERVERS, BATCH, "why", str),
         lambda: common.database(Namespace(postgres_conn_id=None, dsn=SERVERS)),
@@ -54,7 +52,6 @@ class Connected(Exception):
         "handling events",
         "streaming events",
         "relaying a catalogue",
-        "failing over",
         "working control pods off",
         "noting a failure",
         "the command line",

@@ -19,10 +19,7 @@ from tests.suite.parsing import syntax
 PLACES = {place.name: place for place in places()}
 PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 EXAMPLES = sorted(
-    path.relative_to(ROOT).as_posix()
-    for folder in ("dags", "demo")
-    for path in (ROOT / folder).rglob("*.py")
-    if path.name != "topology_failover.py"
+    path.relative_to(ROOT).as_posix() for folder in ("dags", "demo") for path in (ROOT / folder).rglob("*.py")
 )
 DOTTED = re.compile(rf"{NAME}(?:\.\w+)+")
 DAGS = f"{NAME}.example_dags"

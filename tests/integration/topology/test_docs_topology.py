@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+import shlex
+import subprocess
 import threading
 from pathlib import Path
 
 import pytest
+import yaml
 
 from airflow_pgchange.topology import TopologyClient
 from tests.relay_process import relay_process
 
-DOCS = (Path(__file__).parents[3] / "docs" / "topology.md").read_text()
+ROOT = Path(__file__).parents[3]
+DOCS = (ROOT / "docs" / "topology.md").read_text()
 PLACE = '"host=relay port=4327 user=ann password=secret"'
 
 
@@ -62,3 +66,18 @@ def test_the_sensor_of_the_third_example_waits_for_a_condition_that_there_is():
     shown = blocks("python")[2].replace("FeedSensor(\n", "sensor = FeedSensor(\n")
     exec(shown, names := {})
     assert names["sensor"].feed["condition"] == "every replicaset has a master"
+
+
+@pytest.mark.parametrize("event", ["on_start", "on_role_change"])
+def test_the_callback_that_patroni_is_configured_with_records_the_master(db, connect, event):
+    connection = connect()
+    connection.execute(blocks("sql")[0])
+    connection.execute("select topology.set_master('r1', 'i2')")
+    callbacks = yaml.safe_load(blocks("yaml")[0])["postgresql"]["callbacks"]
+    script, catalogue, instance = shlex.split(callbacks[event])
+    assert catalogue == "service=catalogue"
+    command = [ROOT / "dags" / "patroni" / Path(script).name, db, instance]
+    # As Patroni does it.
+    subprocess.run([*command, event, "primary", "r1"], check=True, timeout=60)
+    query = "select current_master_name from topology._pico_replicaset where name = 'r1'"
+    assert connection.execute(query).fetchone() == (instance,) == ("i1",)
