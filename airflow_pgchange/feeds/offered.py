@@ -85,10 +85,10 @@ class SchemaFeed:
 
 
 class OfferedFeed(SchemaFeed):
-    """A feed whose schema has the functions that ``pgchange.offer`` gives, which are the rest of what it calls besides
-    ``register``, ``position``, ``lag``, ``changes``, ``point`` and ``passed``: those the schema brings.
+    """A feed whose schema has the trait ``position``: ``pgchange.offer`` gives it the functions that this class calls.
 
-    Its progress is kept with the results.
+    The schema itself writes ``register``, ``position``, ``lag``, ``changes``, ``point`` and ``passed``. The progress of a
+    consumer is kept with the results.
     """
 
     progress: ClassVar[Literal["results", "source"]] = "results"

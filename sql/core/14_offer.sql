@@ -50,7 +50,7 @@ create table pgchange.promised (
 );
 comment on table pgchange.promised is
     'The functions that each schema must write: the hooks, but those that only functions of its own call, and its own functions. '
-    'takes is null for the latter, whose arguments may differ.';
+    'takes is null for an own function that no given one calls: its arguments may differ.';
 
 create function pgchange.add_offer(
     trait text, name text, takes text, returns text, volatility text, as_owner boolean, callers text, body text, told text
@@ -111,6 +111,15 @@ $$;
 comment on function pgchange.check_traits(text[], text[]) is
     'Refuse traits that nothing belongs to, and own functions that none of the traits would bring.';
 
+create function pgchange.is_called(name text, traits text[], own text[]) returns boolean
+language sql stable
+as $$
+    select bool_or(o.name <> all (own))
+    from pgchange.offered as o where o.trait = any (traits) and o.body like '%\%1$I.' || replace(is_called.name, '_', '\_') || '(%'
+$$;
+comment on function pgchange.is_called(text, text[], text[]) is
+    'Whether a given function calls a function of its schema: false if only functions of its own would, null if no offered one does.';
+
 create function pgchange.offer(
     kind text, schema name, consumer text, called text, traits text[], own text[] default '{}', origin name default null,
     letters_elsewhere boolean default true, tells_of_batches boolean default false, options text default ''
@@ -150,16 +159,15 @@ begin
         insert into pgchange.given (schema, signature, callers) values (schema, signature, one.callers);
     end loop;
     insert into pgchange.promised (schema, name, takes, returns, told)
-    select schema, o.name, null, o.returns, o.told from pgchange.offered as o where o.trait = any (of_kind) and o.name = any (own)
-    union all
-    select schema, h.name, format(h.takes, consumer, more), h.returns, h.told
-    from pgchange.hook as h
-    cross join lateral (
-        select bool_or(o.name <> all (own)) as any_given
-        from pgchange.offered as o where o.trait = any (of_kind) and o.body like '%\%1$I.' || h.name || '(%'
-    ) as caller
-    -- No offered function calls a hook that pgchange itself calls, such as redrive().
-    where h.trait = any (of_kind) and coalesce(caller.any_given, true);
+    select schema, f.name, case when f.is_called then format(f.takes, consumer, more) end, f.returns, f.told
+    from (
+        select o.name, o.takes, o.returns, o.told, pgchange.is_called(o.name, of_kind, own) is true as is_called
+        from pgchange.offered as o where o.trait = any (of_kind) and o.name = any (own)
+        union all
+        -- No offered function calls a hook that pgchange itself calls, such as redrive().
+        select h.name, h.takes, h.returns, h.told, true
+        from pgchange.hook as h where h.trait = any (of_kind) and pgchange.is_called(h.name, of_kind, own) is not false
+    ) as f;
 end
 $$;
 comment on function pgchange.offer(text, name, text, text, text[], text[], name, boolean, boolean, text) is

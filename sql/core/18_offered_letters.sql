@@ -1,4 +1,4 @@
--- What pgchange.offer() gives a schema for the letters of its feeds.
+-- What pgchange.offer() gives a schema for the end of a batch: acks, skips, and the dead letters of its consumers.
 
 do $do$
 begin

@@ -7,10 +7,12 @@ from collections.abc import Iterator, Mapping
 
 from tests.suite.choosing.parts import Part, sql_named
 
-TEMPLATE = re.compile(r"add_offer\(\s*'[\w ]+', '(\w+)'.*?\$\$(.*?)\$\$", re.DOTALL)
+TEMPLATE = re.compile(r"add_offer\(\s*'([\w ]+)', '(\w+)'.*?\$\$(.*?)\$\$", re.DOTALL)
 CALLED = re.compile(r"%1\$I\.(\w+)")
 OFFER = re.compile(r"pgchange\.offer\(\s*'\w+', '(\w+)',.*?\);", re.DOTALL)
-OWN = re.compile(r"own => '\{(.*?)\}'", re.DOTALL)
+LISTS = re.compile(r"'\{(.*?)\}'", re.DOTALL)
+EVERY_KIND = "feed"
+"""The trait that no call names."""
 FEED = re.compile(
     r'^class (\w+)\(OfferedFeed\):.*?^    schema: ClassVar\[str\] = "(\w+)"', re.DOTALL | re.MULTILINE
 )
@@ -20,12 +22,12 @@ ASKED = re.compile(r'_select\("(\w+)"|schema\}\.(\w+)"')
 def offered(texts: Mapping[str, str]) -> Iterator[Part]:
     """A part for each function that a schema is given, and for each feed by its schema; ``texts`` are files by path."""
     made = {path: text for path, text in texts.items() if path.endswith(".sql")}
-    templates = {name: body for text in made.values() for name, body in TEMPLATE.findall(text)}
+    templates = [template for text in made.values() for template in TEMPLATE.findall(text)]
     for path, text in made.items():
         for offer in OFFER.finditer(text):
-            own = OWN.search(offer[0])
-            for name, body in templates.items():
-                if own is None or name not in re.split(r"\W+", own[1]):
+            traits, own = [*(listed.split(",") for listed in LISTS.findall(offer[0])), []][:2]
+            for trait, name, body in templates:
+                if trait in [*traits, EVERY_KIND] and name not in own:
                     uses = {f"sql:{offer[1]}.{called}" for called in CALLED.findall(body)} | sql_named(body)
                     yield Part(
                         path, *_lines(text, offer), frozenset({f"sql:{offer[1]}.{name}"}), frozenset(uses)
