@@ -218,6 +218,20 @@ def test_publishers_that_may_be_stopped_are_waited_for_and_then_stopped(connect,
     assert kept(watching) == expected
 
 
+def test_publishers_are_not_stopped_before_a_vacuum_of_the_default_partition_has_ended(connect, attaching):
+    vacuum, publisher = connect(autocommit=False), connect()
+    be_patient(publisher)
+    vacuum.execute("lock table pgmb.events_default in share update exclusive mode")
+    told = attaching("now() + interval '5 hours', stop_publishers => true")
+    until(publisher, waits(relation="pgmb.events_default", behind=vacuum))
+    publisher.execute("set lock_timeout = '1s'")
+    expected = publish(publisher)
+    vacuum.commit()
+    assert told.result()
+    assert all("added" in line for line in told.result())
+    assert kept(publisher) == expected
+
+
 def test_of_partitions_that_cannot_be_attached_nothing_is_left(connect):
     connection, publisher = connect(), connect(autocommit=False)
     tables = "select count(*) from pg_class where relnamespace = 'pgmb'::regnamespace"
