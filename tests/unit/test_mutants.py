@@ -115,6 +115,23 @@ def test_a_function_gets_the_fault_of_each_kind(kind: str, statement: str, mutat
     assert PLPGSQL.format(mutated) in made[kind]
 
 
+@pytest.mark.parametrize(
+    ("statement", "kinds"),
+    [
+        ("create policy changed on shop.sale for update using (amount > 1)", {"off by one"}),
+        ("create index on shop.sale (amount) where amount > 1", set()),
+        (
+            "create unique index on shop.sale (amount) where amount > 1",
+            {"drop condition", "off by one"},
+        ),
+    ],
+)
+def test_a_policy_locks_no_row_and_an_index_changes_costs_alone_unless_it_is_unique(
+    statement: str, kinds: set[str]
+) -> None:
+    assert _made("sql/shop/01_tables.sql", statement).keys() == kinds
+
+
 def test_a_condition_of_many_lines_is_found_whole() -> None:
     text = PLPGSQL.format(
         "if amount < 1\n        and f(item)  -- why\n    then\n        return null;\n    end if;"

@@ -126,6 +126,9 @@ def _bounds(query: Query) -> Iterator[Edit]:
 
 def _row_locks(query: Query) -> Iterator[Edit]:
     """Drop the lock of a query, or what it does about the locks of others."""
+    if next(query.nodes("CreatePolicyStmt"), None) is not None:
+        # It is for the updates of a table.
+        return
     for i, token in enumerate(query.tokens):
         following = [t.word for t in query.tokens[i + 1 : i + 4]]
         if token.word == "for" and following and following[0] in ("update", "share", "no", "key"):
