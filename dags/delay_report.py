@@ -7,7 +7,7 @@ from airflow.sdk import DAG, task
 
 from airflow_pgchange import CommitFeed, ConsumerSensor, PgChangeHook
 
-MOVEMENTS = CommitFeed(consumer_id="route_delay", branch_id=0)
+MOVEMENTS = CommitFeed(consumer="route_delay", branch=0)
 
 
 def delay_report(dag_id: str = "delay_report", *, postgres_conn_id: str = "airline") -> DAG:

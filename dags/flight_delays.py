@@ -9,7 +9,7 @@ from airflow.sdk import DAG
 
 from airflow_pgchange import CommitFeed, SparkBatchOperator, feed_asset
 
-MOVEMENTS = CommitFeed(consumer_id="route_delay", branch_id=0)
+MOVEMENTS = CommitFeed(consumer="route_delay", branch=0)
 
 
 def flight_delays(

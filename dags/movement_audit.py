@@ -12,7 +12,7 @@ from psycopg import Connection
 
 from airflow_pgchange import Batch, Change, CommitFeed, feed_asset
 
-MOVEMENTS = CommitFeed(consumer_id="movement_audit", branch_id=0)
+MOVEMENTS = CommitFeed(consumer="movement_audit", branch=0)
 
 
 def movement_audit(dag_id: str = "movement_audit", *, postgres_conn_id: str = "airline") -> DAG:

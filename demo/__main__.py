@@ -33,7 +33,7 @@ from demo.connect import ConnectServer
 from demo.latency import Latency, watched
 from demo.postgres import Cluster, embedded_binaries
 
-FEED = CommitFeed(consumer_id="route_delay", branch_id=0)
+FEED = CommitFeed(consumer="route_delay", branch=0)
 COPIES = TubeFeed("copies")
 DAG, REPLAY_DAG, BACKFILL_DAG = "flight_delays", "tube_replay", "tube_backfill"
 REPLAY = 30.0

@@ -20,7 +20,7 @@ from airflow_pgchange.feeds.errors import (
     SchemaMissing,
     ServerUnavailable,
 )
-from airflow_pgchange.feeds.feed import Feed, Movable, from_json, kinds, progress_at
+from airflow_pgchange.feeds.feed import Feed, Movable, kinds, progress_at
 from airflow_pgchange.feeds.names import prefix_of
 from airflow_pgchange.feeds.queries import ask, records, rows
 from airflow_pgchange.messages import queues
@@ -115,10 +115,8 @@ def _registered(connection: Connection, results: Connection, changes: Connection
 
 def _completed(results: Connection, source: Connection, row: Row) -> Row:
     """A row with what only the database of the changes can tell, where that is another."""
-    if row["kind"] not in kinds():
-        return row
-    feed = cast(Feed, from_json({"kind": row["kind"], **row["feed"]}))
+    kind = kinds().get(row["kind"])
     is_here = row["elsewhere"] != "changes" and (source is results or row["version"] or row["ready"])
-    if feed.progress == "source" or (row["ready"] is not None and is_here):
+    if kind is None or kind.progress == "source" or (row["ready"] is not None and is_here):
         return row
-    return row | {"held_back_by": None} | elsewhere(results, source, feed)
+    return row | {"held_back_by": None} | elsewhere(results, source, kind.of_status(row["feed"]))

@@ -14,6 +14,7 @@ from airflow_pgchange.feeds.checks import Seconds
 from airflow_pgchange.feeds.commit_queue import CommitFeed
 from airflow_pgchange.feeds.feed import Watched, from_uri, is_prefix, to_uri
 from airflow_pgchange.feeds.names import prefix_of
+from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.triggers.feed import POLL_INTERVAL, FeedTrigger
 from airflow_pgchange.utils.arguments import FeedLike, Number, watched_of
 
@@ -28,7 +29,7 @@ _given: dict[str, tuple[str, dict[str, Any]]] = {}
 
 def feed_asset(
     feed: FeedLike,
-    postgres_conn_id: str,
+    postgres_conn_id: str = PgChangeHook.default_conn_name,
     source_conn_id: str | None = None,
     *,
     min_changes: Number = 1,

@@ -9,11 +9,15 @@ from airflow.sdk import AssetAny
 from airflow_pgchange.assets.pgchange import feed_asset
 from airflow_pgchange.feeds import QueueFeed
 from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.messages import Saga
 
 
 def saga_schedule(
-    saga: Saga, postgres_conn_id: str, *, consumers: Mapping[str, str] | None = None
+    saga: Saga,
+    postgres_conn_id: str = PgChangeHook.default_conn_name,
+    *,
+    consumers: Mapping[str, str] | None = None,
 ) -> AssetAny:
     """The schedule of a DAG that works off all queues of a saga: it runs whenever a message of one of them is due that
     nobody is at, also one that is tried again later, or whose handler died. So its sagas go on until they end.

@@ -9,7 +9,15 @@ from airflow_pgchange.events.group import held_group
 from airflow_pgchange.events.handler import Handler
 from airflow_pgchange.events.handler_run import Handled, HandlerRun
 from airflow_pgchange.events.handler_threads import Call
-from airflow_pgchange.feeds.checks import Seconds, Until, check_count, check_group_name, patience, seconds
+from airflow_pgchange.feeds.checks import (
+    EVENTS_LIMIT,
+    Seconds,
+    Until,
+    check_count,
+    check_group_name,
+    patience,
+    seconds,
+)
 from airflow_pgchange.feeds.checks import until as checked_until
 from airflow_pgchange.feeds.errors import InvalidArgument, Stopped
 from airflow_pgchange.feeds.stopping import Stop
@@ -37,7 +45,7 @@ class EventHandlers:
         handlers: Sequence[Handler],
         conninfo: str,
         *,
-        limit: int = 1000,
+        limit: int = EVENTS_LIMIT,
         read_ahead: int = 10,
         poll_interval: Seconds = 0.1,
         busy_timeout: Seconds | None = 0,

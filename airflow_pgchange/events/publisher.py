@@ -15,7 +15,7 @@ from typing import Self
 
 from airflow_pgchange.events.event import Event, Row, row_of
 from airflow_pgchange.events.sender import PASSING, RefusedEvent, Sender
-from airflow_pgchange.feeds.checks import Seconds, check_count, patience, seconds
+from airflow_pgchange.feeds.checks import EVENTS_LIMIT, Seconds, check_count, patience, seconds
 from airflow_pgchange.feeds.errors import InvalidArgument, NotPublished, PublisherFull
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Publisher:
         self,
         conninfo: str,
         *,
-        limit: int = 1000,
+        limit: int = EVENTS_LIMIT,
         max_age: Seconds | None = 0.05,
         memory: int = 64 * 2**20,
     ) -> None:

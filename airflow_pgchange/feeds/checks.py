@@ -28,6 +28,13 @@ UNITS = {
 }
 SPAN = re.compile(rf"([0-9.]+) *({'|'.join(UNITS)})s?", re.ASCII)
 
+BATCH_LIMIT = 100_000
+"""The default of ``limit`` for the changes of a batch: a callable may keep the ids of all of them in memory."""
+SPARK_LIMIT = 1_000_000
+"""The same for a batch in Spark: its start takes seconds, which are worth it for a large batch."""
+EVENTS_LIMIT = 1_000
+"""The default of ``limit`` for events that are published or handled at once: their payloads are in memory."""
+
 OnBusy = Literal["wait", "skip", "fail"]
 """What to do while another transaction works on a feed."""
 OnGiveUp = Literal["fail", "dead_letter"]

@@ -46,6 +46,7 @@ class CommitFeed(OfferedFeed):
     kind: ClassVar[str] = "commit"
     schema: ClassVar[str] = "pubsub"
     names: ClassVar[Names] = Names("commits:{}/{}", (TEXT, NUMBER), "commits:delays/0")
+    sql_words: ClassVar[Mapping[str, str]] = {"consumer_id": "consumer", "branch_id": "branch"}
     columns: ClassVar[tuple[tuple[str, str], ...]] = (
         ("id", "bigint"),
         ("queue_id", "bigint"),
@@ -53,18 +54,16 @@ class CommitFeed(OfferedFeed):
         ("created_at", "timestamptz"),
     )
 
-    consumer_id: str
-    branch_id: int
+    consumer: str
+    branch: int
     in_order: bool = False
     accept_trimmed: bool = False
 
     def __post_init__(self) -> None:
-        if not is_name(self.consumer_id):
-            raise InvalidArgument("consumer_id must be a text that is not empty")
-        if isinstance(self.branch_id, bool) or not isinstance(self.branch_id, int) or self.branch_id < 0:
-            raise InvalidArgument(
-                f"branch_id must be the id of a branch (0 is trunk), not {self.branch_id!r}"
-            )
+        if not is_name(self.consumer):
+            raise InvalidArgument("consumer must be a text that is not empty")
+        if isinstance(self.branch, bool) or not isinstance(self.branch, int) or self.branch < 0:
+            raise InvalidArgument(f"branch must be the id of a branch (0 is trunk), not {self.branch!r}")
 
     @classmethod
     def named(cls, ask: Ask, *parts: str) -> Self:
@@ -73,24 +72,24 @@ class CommitFeed(OfferedFeed):
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        return self.consumer_id, self.branch_id
+        return self.consumer, self.branch
 
     def register(self) -> sql.Composed:
         return self._select("register", self.in_order)
 
     def lag(self, position: Position, upto: int) -> sql.Composed:
-        return select("pubsub.lag", self.branch_id, position, upto, self.in_order)
+        return select("pubsub.lag", self.branch, position, upto, self.in_order)
 
     @classmethod
     def lags(cls, asked: Sequence[tuple[Self, Position, int]]) -> sql.Composed:
         each = [
-            {"branch_id": feed.branch_id, "position": dict(at), "upto": upto, "in_order": feed.in_order}
+            {"branch_id": feed.branch, "position": dict(at), "upto": upto, "in_order": feed.in_order}
             for feed, at, upto in asked
         ]
         return select("pubsub.lags", Jsonb(each))
 
     def choose(self, position: Position, limit: int) -> sql.Composed:
-        return select("pubsub.choose", self.branch_id, position, limit, self.in_order)
+        return select("pubsub.choose", self.branch, position, limit, self.in_order)
 
     def claim(
         self, position: Position, limit: int, choice: Mapping[str, Any] | None, max_attempts: int | None
@@ -100,19 +99,19 @@ class CommitFeed(OfferedFeed):
         )
 
     def changes(self, batch: Batch, part: Slice) -> sql.Composed:
-        return call("pubsub.changes", self.branch_id, batch.bounds, *part.after, *part.upto)
+        return call("pubsub.changes", self.branch, batch.bounds, *part.after, *part.upto)
 
     def change(self, row: Mapping[str, Any]) -> Change:
         return Change(id=row["id"], position=f"{row['txid']}/{row['queue_id']}", created_at=row["created_at"])
 
     def point(self) -> sql.Composed:
-        return select("pubsub.point", self.branch_id)
+        return select("pubsub.point", self.branch)
 
     def passed(self, position: Position, goal: Goal) -> sql.Composed:
-        return select("pubsub.passed", self.branch_id, position, goal)
+        return select("pubsub.passed", self.branch, position, goal)
 
     def point_at(self, at: datetime | str | None) -> sql.Composed:
-        return select("pubsub.point", self.branch_id, at)
+        return select("pubsub.point", self.branch, at)
 
     def note_move(self, position: Position, point: Any) -> sql.Composed:
         return super().note_move(position, point or BEGINNING)
@@ -129,4 +128,4 @@ class CommitFeed(OfferedFeed):
             join pg_catalog.pg_namespace as n on n.oid = c.relnamespace
             where t.branch_id = {} or t.branch_id is null
         """)
-        return query.format(self.branch_id)
+        return query.format(self.branch)

@@ -13,6 +13,7 @@ import psycopg
 
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.checks import (
+    BATCH_LIMIT,
     OnBusy,
     OnGiveUp,
     Seconds,
@@ -50,7 +51,7 @@ class Plan:
     feed: Feed
     results: str = field(repr=False)
     source: str | None = field(default=None, repr=False)
-    limit: int = 100_000
+    limit: int = BATCH_LIMIT
     max_batches: int | None = 1
     until: Until = "empty"
     idle_timeout: Seconds | None = None

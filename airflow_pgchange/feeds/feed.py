@@ -85,6 +85,10 @@ class Feed(Watched, Protocol):
         """The feed of the consumer that ``names`` read so; ``ask`` is answered by the database of the changes, where the
         name does not say all: of one that can be moved it does."""
 
+    @classmethod
+    def of_status(cls, feed: Mapping[str, Any]) -> Self:
+        """The feed of a consumer, by the column ``feed`` of its row of ``pgchange.status()``."""
+
     def register(self) -> sql.Composed:
         """progress: make this consumer's progress if it is not there yet; in a transaction of its own."""
 

@@ -33,6 +33,12 @@ class SchemaFeed:
     schema_version: ClassVar[int] = 1
     sharded: ClassVar[bool] = False
     names: ClassVar[Names]
+    sql_words: ClassVar[Mapping[str, str]] = {}
+    """Fields that SQL calls by a word of the manual, by that word."""
+
+    @classmethod
+    def of_status(cls, feed: Mapping[str, Any]) -> Self:
+        return cls(**{cls.sql_words.get(word, word): value for word, value in feed.items()})
 
     @classmethod
     def named(cls, ask: Ask, *parts: str) -> Self:

@@ -41,6 +41,7 @@ class QueueFeed(SchemaFeed):
     kind: ClassVar[str] = "queue"
     schema: ClassVar[str] = "mbus"
     prefix: ClassVar[str] = "feed_"
+    sql_words: ClassVar[Mapping[str, str]] = {"queue": "queue_name"}
     columns: ClassVar[tuple[tuple[str, str], ...]] = (
         ("id", "text"),
         ("number", "bigint"),
@@ -56,14 +57,14 @@ class QueueFeed(SchemaFeed):
         "`airflow pgchange skip` gives up its batch, mbus.drop_consumer() removes it",
     )
 
-    queue: str
+    queue_name: str
     consumer: str = "default"
 
     def __post_init__(self) -> None:
-        for name in ("queue", "consumer"):
+        for name, noun in (("queue_name", "queue"), ("consumer", "consumer")):
             value = getattr(self, name)
             if not is_name(value):
-                raise InvalidArgument(f"{name} must be the name of a {name}, not {value!r}")
+                raise InvalidArgument(f"{name} must be the name of a {noun}, not {value!r}")
 
     def register(self) -> sql.Composed:
         # A consumer is made with its queue, or by its owner: its position is there.
@@ -83,7 +84,7 @@ class QueueFeed(SchemaFeed):
         return Change(id=row["id"], position=str(row["number"]), created_at=row["added"], data=data)
 
     def point(self) -> sql.Composed:
-        return select("mbus.feed_point", self.queue)
+        return select("mbus.feed_point", self.queue_name)
 
     def passed(self, position: Position, goal: Goal) -> sql.Composed:
         return self._select("passed", goal)

@@ -33,6 +33,7 @@ class TopologyFeed(OfferedFeed):
     kind: ClassVar[str] = "topology"
     schema: ClassVar[str] = "topology"
     names: ClassVar[Names] = Names("topology:{}", (TEXT,), "topology:watcher")
+    sql_words: ClassVar[Mapping[str, str]] = {"consumer_id": "consumer"}
     columns: ClassVar[tuple[tuple[str, str], ...]] = (
         ("id", "text"),
         ("term", "bigint"),
@@ -41,11 +42,11 @@ class TopologyFeed(OfferedFeed):
         ("written_at", "timestamptz"),
     )
 
-    consumer_id: str
+    consumer: str
 
     def __post_init__(self) -> None:
-        if not is_name(self.consumer_id):
-            raise InvalidArgument("consumer_id must be a text that is not empty")
+        if not is_name(self.consumer):
+            raise InvalidArgument("consumer must be a text that is not empty")
 
     def change(self, row: Mapping[str, Any]) -> Change:
         return Change(id=row["id"], position=row["id"], created_at=row["written_at"], data=row["event"])

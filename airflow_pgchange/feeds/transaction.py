@@ -14,7 +14,7 @@ from psycopg import sql
 
 from airflow_pgchange.feeds import error_text, reading
 from airflow_pgchange.feeds.batch import Batch, Change
-from airflow_pgchange.feeds.checks import Seconds, patience, seconds
+from airflow_pgchange.feeds.checks import BATCH_LIMIT, Seconds, patience, seconds
 from airflow_pgchange.feeds.connect import begun, cancel, connect, keep_open
 from airflow_pgchange.feeds.errors import (
     BatchNotFinished,
@@ -134,7 +134,7 @@ class ConsumerTransaction:
         if unfinished and error is not None:
             raise error
 
-    def claim(self, limit: int, max_attempts: int | None = None) -> Batch | None:
+    def claim(self, limit: int = BATCH_LIMIT, max_attempts: int | None = None) -> Batch | None:
         """The next batch of at most ``limit`` changes, or the one that was claimed and never acked; None if nothing is
         ready.
 

@@ -21,14 +21,14 @@ QUEUE_NAME = re.compile(r"[a-z_0-9]{1,32}")
 
 @dataclass(frozen=True)
 class Step:
-    """One transaction of a saga: a message in ``queue``, received once those of the steps ``after`` were.
+    """One transaction of a saga: a message in the queue ``queue_name``, received once those of the steps ``after`` were.
 
     ``compensation`` is the queue of what undoes it. A step without one must say that it is ``lasting``: nothing undoes
     it when the saga is rolled back.
     """
 
     name: str
-    queue: str
+    queue_name: str
     compensation: str | None = None
     after: tuple[str, ...] = ()
     lasting: bool = False
@@ -102,7 +102,7 @@ class Saga:
 
     @property
     def _of_steps(self) -> list[str]:
-        return [queue for step in self.steps for queue in (step.queue, step.compensation) if queue]
+        return [queue for step in self.steps for queue in (step.queue_name, step.compensation) if queue]
 
     def in_order(self) -> list[Step]:
         """The steps, each behind those that it comes after."""
@@ -121,7 +121,7 @@ class Saga:
         steps = [
             {
                 "name": step.name,
-                "queue": step.queue,
+                "queue": step.queue_name,
                 "compensation": step.compensation,
                 "after": list(step.after),
             }

@@ -11,7 +11,7 @@ from airflow.sdk import BaseOperator
 
 from airflow_pgchange.events import Event, publish, subscribe, topical
 from airflow_pgchange.events.replay import replay, rewind
-from airflow_pgchange.feeds.checks import Seconds, time_of
+from airflow_pgchange.feeds.checks import BATCH_LIMIT, Seconds, time_of
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.utils.arguments import CheckedArguments, Number, checks
@@ -171,7 +171,7 @@ class ReplayEventsOperator(CheckedArguments, BaseOperator):
         group: str,
         since: datetime | str,
         subscription_id: str | None = None,
-        limit: Number = 100_000,
+        limit: Number = BATCH_LIMIT,
         busy_timeout: Seconds | None = None,
         postgres_conn_id: str = PgChangeHook.default_conn_name,
         **kwargs: Any,

@@ -18,7 +18,7 @@ from airflow.sdk.log import redact  # type: ignore[attr-defined]
 
 from airflow_pgchange.assets.targets import aliases, table_asset
 from airflow_pgchange.feeds.batch import Batch
-from airflow_pgchange.feeds.checks import OnBusy, OnGiveUp, Seconds, Until, check_give_up
+from airflow_pgchange.feeds.checks import BATCH_LIMIT, OnBusy, OnGiveUp, Seconds, Until, check_give_up
 from airflow_pgchange.feeds.connect import both
 from airflow_pgchange.feeds.draining import Drained, Plan, drain
 from airflow_pgchange.feeds.error_text import described
@@ -102,7 +102,7 @@ class FeedOperator(CheckedArguments, BaseOperator):
         feed: FeedLike,
         postgres_conn_id: str = PgChangeHook.default_conn_name,
         source_conn_id: str | None = None,
-        limit: Number = 100_000,
+        limit: Number = BATCH_LIMIT,
         max_batches: Number | None = 1,
         until: Until = "empty",
         idle_timeout: Seconds | None = None,

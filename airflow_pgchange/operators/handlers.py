@@ -11,7 +11,7 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowSkipException
 
 from airflow_pgchange.events import EventHandlers, Handler
-from airflow_pgchange.feeds.checks import OnBusy, Seconds, Until
+from airflow_pgchange.feeds.checks import EVENTS_LIMIT, OnBusy, Seconds, Until
 from airflow_pgchange.feeds.errors import ConsumerBusy, InvalidArgument, Stopped
 from airflow_pgchange.feeds.stopping import Stop
 from airflow_pgchange.hooks.pgchange import PgChangeHook
@@ -56,7 +56,7 @@ class EventHandlersOperator(CheckedArguments, BaseOperator):
         handlers: Sequence[Handler],
         until: Until = "empty",
         idle_timeout: Seconds | None = None,
-        limit: Number = 1000,
+        limit: Number = EVENTS_LIMIT,
         read_ahead: Number = 10,
         on_busy: OnBusy = "wait",
         busy_timeout: Seconds | None = None,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from airflow_pgchange.feeds.batch import Batch
+from airflow_pgchange.feeds.checks import SPARK_LIMIT
 from airflow_pgchange.feeds.errors import ExtraMissing, InvalidArgument, Stopped
 from airflow_pgchange.feeds.transaction import PING_EVERY, ConsumerTransaction
 from airflow_pgchange.hooks.pgchange import PgChangeHook
@@ -25,7 +26,7 @@ from airflow_pgchange.spark.installed import check_versions
 from airflow_pgchange.spark.notes import Notes
 from airflow_pgchange.spark.serving import Serving
 from airflow_pgchange.topology.bucket_owners import Cluster
-from airflow_pgchange.utils.arguments import feed_of
+from airflow_pgchange.utils.arguments import Number, feed_of
 
 try:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
@@ -68,6 +69,7 @@ class SparkBatchOperator(FeedOperator, SparkSubmitOperator):
     driver runs beside this task, on a local master or on a cluster. Our package goes along as a zip; the executors'
     Python needs what ``airflow_pgchange.spark.package.EXECUTOR_PACKAGES`` lists.
 
+    :param limit: changes a batch, at most
     :param catalogue_conn_id: the catalogue of the cluster whose tables the application reads with ``job.routed``
         (templated)
     :param instances_conn_id: user, password and database of the cluster's instances, whose host and port the
@@ -93,7 +95,7 @@ class SparkBatchOperator(FeedOperator, SparkSubmitOperator):
         catalogue_conn_id: str | None = None,
         instances_conn_id: str | None = None,
         fast_start: bool = False,
-        limit: int = 1_000_000,
+        limit: Number = SPARK_LIMIT,
         name: str = "{{ dag.dag_id }}.{{ task.task_id }}",
         **kwargs: Any,
     ) -> None:

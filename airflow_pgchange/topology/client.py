@@ -111,10 +111,10 @@ class TopologyClient:
                 break
         return []
 
-    def follow(self, told: Callable[[list[Event]], None] | None = None) -> None:
-        """Keep the picture up to date until ``stop``, connecting again whenever the relay is lost; ``told`` is called
-        with what was news, and with nothing after a new snapshot. Why no relay can
-        be reached is logged, once."""
+    def follow(self, on_events: Callable[[list[Event]], None] | None = None) -> None:
+        """Keep the picture up to date until ``stop``, connecting again whenever the relay is lost; ``on_events``
+        is called with the new events, and with no events after a new snapshot. The reason why no relay can be reached is
+        logged once."""
         pause, logged = RETRY[0], ""
         while not self._stopped:
             connected = self._pgconn is not None
@@ -123,8 +123,8 @@ class TopologyClient:
                     self.connect()
                 news = self.receive() if connected else []
                 pause, logged = RETRY[0], ""
-                if told is not None and (news or not connected):
-                    told(news)
+                if on_events is not None and (news or not connected):
+                    on_events(news)
             except ServerUnavailable as error:
                 if connected:
                     log.info("%s", error)

@@ -12,6 +12,7 @@ from airflow_pgchange.feeds.checks import Seconds, patience, seconds
 from airflow_pgchange.feeds.errors import AirflowUnavailable, ConsumerBusy, Permanent, ServerUnavailable
 from airflow_pgchange.feeds.feed import CONDITIONS, Goal, progress_at, to_json
 from airflow_pgchange.feeds.queue import QueueFeed
+from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.triggers.poller import switchboard
 from airflow_pgchange.triggers.subscription import News, Recovered, Subscription, Trouble
 from airflow_pgchange.triggers.watches import BacklogWatch, Payload, PointWatch, ReplyWatch
@@ -36,7 +37,7 @@ class FeedTrigger(BaseEventTrigger):
     def __init__(
         self,
         feed: FeedLike,
-        postgres_conn_id: str,
+        postgres_conn_id: str = PgChangeHook.default_conn_name,
         source_conn_id: str | None = None,
         *,
         min_changes: Number = 1,

@@ -47,7 +47,7 @@ def backfill(
     chunk_size: int = 50_000,
     pause: Seconds = 0.0,
     timeout: Seconds = 60.0,
-    told: Callable[[BackfillProgress], None] = lambda progress: None,
+    on_progress: Callable[[BackfillProgress], None] = lambda progress: None,
     stop: Stop | None = None,
 ) -> BackfillProgress:
     """Touch every row of an attached table as pods of op B, a transaction a chunk, in the order of ``order_col`` or,
@@ -55,8 +55,8 @@ def backfill(
 
     One that was begun and not finished goes on where it stopped, with the ``chunk_size`` that it was begun with. Before
     its first chunk it waits up to ``timeout`` for who was writing the table; between two chunks it rests for
-    ``pause``; while a person has paused it, it waits. ``told`` hears of each chunk. The connection must be in
-    autocommit; its session may be idle as long as it likes from here on.
+    ``pause``; while a person has paused it, it waits. ``on_progress`` is called after each chunk. The connection must be
+    in autocommit; its session may be idle as long as it likes from here on.
 
     Raises Stopped, also where somebody cancelled it: what was touched stays touched. Refused where the table is not
     attached, its last backfill is not worked off, or the column or the chunk will not do, and where it failed meanwhile;
@@ -71,7 +71,7 @@ def backfill(
         with _unless(stop, f"the backfill of {table} was stopped before it began"), found(table):
             number = committed(connection, begin.format(tube, name, order_col, shard, chunk_size))
         for progress in backfill_chunks(connection, number, timeout=timeout, stopped=stop):
-            told(progress)
+            on_progress(progress)
             if progress.finished:
                 break
             if progress.state == "cancelled":

@@ -82,23 +82,23 @@ def work_off(
     *,
     busy_timeout: Seconds | None = 0,
     backfill_timeout: Seconds = BACKFILL_SECONDS,
-    told: Callable[[BackfillProgress], None] = lambda progress: None,
+    on_progress: Callable[[BackfillProgress], None] = lambda progress: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> list[WorkedOff]:
     """Work off the control pods of a worker whose turn has come.
 
     First the backfills that were scheduled, in all for about ``backfill_timeout``, after which no further one is begun:
-    ``told`` hears of their chunks. One that is not at its end by then, or that a person has paused, goes on the next
-    time. Then what the downstream has to give up is touched, so that it takes the path of a deletion: read anew, and
-    deleted if it is gone. Exactly once: these touches and the end of the pods are one transaction, which holds the
-    worker's lock.
+    ``on_progress`` is called after each of their chunks. One that is not at its end by then, or that a person has paused,
+    goes on the next time. Then what the downstream has to give up is touched, so that it takes the path of a deletion:
+    read anew, and deleted if it is gone. Exactly once: these touches and the end of the pods are one transaction, which
+    holds the worker's lock.
 
     No control pod holds up another. One that can never be worked off is taken away, with a line in the log and a row in
     ``tube.fault``; where one fails for now, the first such error is raised when all others are done: InvalidArgument
     where the downstream gave something that is no id. Raises ConsumerBusy while the worker is at work for longer than
     ``busy_timeout``, and Stopped.
     """
-    turn = _Turn(feed, downstream, seconds("backfill_timeout", backfill_timeout), told, stopped)
+    turn = _Turn(feed, downstream, seconds("backfill_timeout", backfill_timeout), on_progress, stopped)
     turn.carry_out_backfills(source)
     done = []
     with ConsumerTransaction(feed, source, busy_timeout=busy_timeout, stopped=stopped) as consumer:
@@ -140,7 +140,7 @@ class _Turn:
     feed: TubeFeed
     downstream: Downstream
     seconds: float
-    told: Callable[[BackfillProgress], None]
+    on_progress: Callable[[BackfillProgress], None]
     stopped: Callable[[], bool]
     ended: dict[int, int] = field(default_factory=dict)
     refused: dict[int, Refused] = field(default_factory=dict)
@@ -181,7 +181,7 @@ class _Turn:
             return False
         patience = max(LEAST_WAIT, deadline - time.monotonic())
         for progress in backfill_chunks(connection, number, timeout=patience, stopped=self.stopped):
-            self.told(progress)
+            self.on_progress(progress)
             if progress.finished:
                 self.ended[seq] = progress.looked_at
             if progress.state == "cancelled":

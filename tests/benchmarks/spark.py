@@ -98,7 +98,7 @@ def run(conninfo: str, report: Report) -> None:
         write(spark, feed, conninfo, report)
     spark.stop()
     with section("a batch of 1,000 changes from submit to commit"):
-        whole(conninfo, feed.branch_id, report)
+        whole(conninfo, feed.branch, report)
 
 
 def session() -> SparkSession:

@@ -123,10 +123,8 @@ def at_once(year: Year, report: Report) -> None:
         ((branch,),) = year.execute("select max(branch_id) from revision.commit_queue")
         year.execute("truncate public.route_delay")
         feed = CommitFeed("follows", branch)
-        year.execute("select pubsub.register(%s, %s)", feed.consumer_id, branch)
-        year.execute(
-            "select pubsub.move_consumer(%s, %s, pubsub.point(%s))", feed.consumer_id, branch, branch
-        )
+        year.execute("select pubsub.register(%s, %s)", feed.consumer, branch)
+        year.execute("select pubsub.move_consumer(%s, %s, pubsub.point(%s))", feed.consumer, branch, branch)
 
         def both() -> None:
             writing = pool.submit(year.write)

@@ -164,7 +164,7 @@ def test_a_large_batch_runs_with_what_pip_takes_by_itself(install, wheel, db, co
     feed = track(connection, "plane")
     connection.execute(f"insert into plane select n, 'N' || n from generate_series(1, {CHANGES}) n")
     (tmp_path / "application.py").write_text(APPLICATION)
-    told = run(python, CONSUMER, db, str(feed.branch_id), str(tmp_path), cwd=tmp_path)
+    told = run(python, CONSUMER, db, str(feed.branch), str(tmp_path), cwd=tmp_path)
     assert int(told.split()[-1]) == CHANGES
     assert connection.execute("select sum(n), count(*) from total").fetchone() == (CHANGES, 10)
     assert connection.execute("select count(*) from (table plane except table copy) d").fetchone() == (0,)

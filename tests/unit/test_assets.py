@@ -129,7 +129,7 @@ def test_the_same_consumer_on_two_servers_is_two_assets() -> None:
 
 
 @pytest.mark.parametrize(
-    "uri", ["pgchange://", "pgchange://airline/pigeon?consumer_id=1", "pgchange://airline/commit?colour=1"]
+    "uri", ["pgchange://", "pgchange://airline/pigeon?consumer=1", "pgchange://airline/commit?colour=1"]
 )
 def test_a_uri_that_names_no_feed_is_refused(uri: str) -> None:
     with pytest.raises(ValueError, match=r"pgchange://|feed"):
@@ -138,7 +138,7 @@ def test_a_uri_that_names_no_feed_is_refused(uri: str) -> None:
 
 def test_a_uri_without_a_connection_is_told_what_it_lacks() -> None:
     with pytest.raises(ValueError, match="names a connection"):
-        sanitize_uri(urlsplit('pgchange:///commit?{"consumer_id": "a", "branch_id": 0}'))
+        sanitize_uri(urlsplit('pgchange:///commit?{"consumer": "a", "branch": 0}'))
 
 
 @pytest.mark.parametrize("arguments", [{"min_changes": 0}, {"max_age": -1}])
@@ -151,9 +151,9 @@ def test_limits_that_make_no_sense_are_refused(arguments: dict[str, int]) -> Non
     "given",
     [
         FEED,
-        {"kind": "commit", "consumer_id": "route_delay", "branch_id": 7, "in_order": True},
-        {"kind": "commit", "consumer_id": "route_delay", "branch_id": "7", "in_order": "True"},
-        '{"kind": "commit", "consumer_id": "route_delay", "branch_id": 7, "in_order": true}',
+        {"kind": "commit", "consumer": "route_delay", "branch": 7, "in_order": True},
+        {"kind": "commit", "consumer": "route_delay", "branch": "7", "in_order": "True"},
+        '{"kind": "commit", "consumer": "route_delay", "branch": 7, "in_order": true}',
     ],
 )
 def test_a_feed_is_understood_in_each_form_that_airflow_hands_over(given: object) -> None:
@@ -161,7 +161,7 @@ def test_a_feed_is_understood_in_each_form_that_airflow_hands_over(given: object
 
 
 def test_a_consumer_with_a_number_for_a_name_stays_text() -> None:
-    assert feed_of({"kind": "commit", "consumer_id": "7", "branch_id": 0}) == CommitFeed("7", 0)
+    assert feed_of({"kind": "commit", "consumer": "7", "branch": 0}) == CommitFeed("7", 0)
 
 
 @pytest.mark.parametrize("given", ["route_delay", "[]", 7])
@@ -182,4 +182,4 @@ def test_a_connection_of_any_name_comes_back_from_its_uri(name: str) -> None:
 
 def test_a_uri_whose_fields_are_no_json_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="not JSON"):
-        feed_of("pgchange://airline/commit?consumer_id=x&branch_id=0")
+        feed_of("pgchange://airline/commit?consumer=x&branch=0")

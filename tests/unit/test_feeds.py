@@ -33,12 +33,12 @@ def test_a_commit_feed_keeps_the_contract():
     [
         {"kind": "river"},
         {"kind": ["commit"]},
-        {"consumer_id": "a"},
-        {"kind": "commit", "consumer_id": "a", "topic": 1},
-        {"kind": "commit", "consumer_id": "a\0", "branch_id": 0},
-        {"kind": "topology", "consumer_id": "\ud800"},
+        {"consumer": "a"},
+        {"kind": "commit", "consumer": "a", "topic": 1},
+        {"kind": "commit", "consumer": "a\0", "branch": 0},
+        {"kind": "topology", "consumer": "\ud800"},
         {"kind": "tube", "tube": "a\0"},
-        {"kind": "queue", "queue": "a\0", "consumer": "default"},
+        {"kind": "queue", "queue_name": "a\0", "consumer": "default"},
     ],
 )
 def test_what_is_no_feed_is_refused(given):
@@ -46,7 +46,7 @@ def test_what_is_no_feed_is_refused(given):
         from_json(given)
 
 
-@pytest.mark.parametrize("uri", ["pgchange://[/commit", "pgchange://airline/commit?consumer_id=a"])
+@pytest.mark.parametrize("uri", ["pgchange://[/commit", "pgchange://airline/commit?consumer=a"])
 def test_what_is_no_uri_of_a_feed_is_refused(uri):
     with pytest.raises(InvalidArgument):
         from_uri(uri)

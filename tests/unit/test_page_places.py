@@ -53,7 +53,7 @@ def test_an_operator_names_its_consumer() -> None:
 def test_a_mapped_operator_names_its_connection() -> None:
     with DAG("mapped") as dag:
         mapped = BatchOperator.partial(task_id="work", postgres_conn_id="airline", process=process)
-        mapped.expand(feed=[{"kind": "commit", "consumer_id": "delays", "branch_id": 0}])
+        mapped.expand(feed=[{"kind": "commit", "consumer": "delays", "branch": 0}])
     assert named(dag) == {Named(Place("airline"), None)}
 
 

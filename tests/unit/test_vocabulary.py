@@ -59,7 +59,13 @@ WORDS = {
     ),
     "tube": Word("a tube", NAME, ("tube_name",)),
     "queue_name": Word("a message queue: `queue` is Airflow's own, of its executor", NAME, ("queue",)),
-    "consumer": Word("a consumer, as `airflow pgchange status` names it", NAME, ("consumer_name",)),
+    "consumer": Word(
+        "a consumer: of a feed by its own name, else as `airflow pgchange status` names it",
+        NAME,
+        ("consumer_name", "consumer_id"),
+    ),
+    "branch": Word("the id of a branch of the commit queue", NUMBER, ("branch_id",)),
+    "group": Word("a group of the event log", NAME, ("group_name", "group_id", "gid")),
     "postgres_conn_id": Word("the database of the results", NAME, ("conn_id", "results_conn_id")),
     "source_conn_id": Word(
         "the database of the changes; default: the same", NAME, ("changes_conn_id", "feed_conn_id")
@@ -67,8 +73,6 @@ WORDS = {
 }
 
 AS_STORED = {
-    ("feeds/queue.py", "QueueFeed"),
-    ("messages/saga.py", "Step"),
     ("results/attached.py", "Attached"),
 }
 """Values whose fields are named as SQL stores them."""
@@ -112,6 +116,7 @@ class Argument:
     of: str
     name: str
     type: str
+    default: str = ""
 
     def __str__(self) -> str:
         return f"{self.file}: {self.of}({self.name})"
@@ -131,13 +136,18 @@ def _of(body: list[ast.stmt], file: str, owner: str) -> Iterator[Argument]:
             if any("dataclass" in ast.unparse(each) for each in node.decorator_list):
                 for one in node.body:
                     if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
-                        yield Argument(file, node.name, one.target.id, ast.unparse(one.annotation))
+                        default = ast.unparse(one.value) if one.value else ""
+                        yield Argument(file, node.name, one.target.id, ast.unparse(one.annotation), default)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             if node.name != "__init__" and node.name.startswith("_"):
                 continue
             name = owner if node.name == "__init__" else f"{owner}.{node.name}".strip(".")
-            for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
-                yield Argument(file, name, arg.arg, ast.unparse(arg.annotation) if arg.annotation else "")
+            args = node.args
+            positional = [*args.posonlyargs, *args.args]
+            defaults = [None] * (len(positional) - len(args.defaults)) + [*args.defaults, *args.kw_defaults]
+            for arg, default in zip((*positional, *args.kwonlyargs), defaults, strict=True):
+                kind = ast.unparse(arg.annotation) if arg.annotation else ""
+                yield Argument(file, name, arg.arg, kind, ast.unparse(default) if default else "")
 
 
 def word_of(name: str) -> str | None:
@@ -201,6 +211,12 @@ def test_every_length_of_time_may_be_seconds_a_span_or_a_timedelta() -> None:
 
 def test_no_name_of_an_argument_says_that_it_is_in_seconds() -> None:
     assert not {str(one) for one in PUBLIC if one.name.endswith("_seconds")}
+
+
+def test_a_limit_is_one_of_three_by_default() -> None:
+    limits = {"BATCH_LIMIT", "SPARK_LIMIT", "EVENTS_LIMIT"}
+    defaults = {one.default for one in PUBLIC if one.name == "limit" and one.default}
+    assert defaults == limits
 
 
 @pytest.mark.parametrize("word", WORDS)

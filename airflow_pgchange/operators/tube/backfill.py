@@ -132,7 +132,7 @@ class TubeBackfillOperator(CheckedArguments, BaseOperator):
                     chunk_size=self.chunk_size,
                     pause=self.pause,
                     timeout=self.timeout,
-                    told=telling(self.log.info, table),
+                    on_progress=telling(self.log.info, table),
                     stop=self._stop,
                 )
                 looked_at[table] = done.looked_at

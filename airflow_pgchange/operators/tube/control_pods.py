@@ -122,7 +122,7 @@ class TubeGarbageCollectOperator(CheckedArguments, BaseOperator):
             downstream,
             busy_timeout=self.busy_timeout,
             backfill_timeout=self.backfill_timeout,
-            told=telling(self.log.info, feed.tube),
+            on_progress=telling(self.log.info, feed.tube),
             stopped=self._stop,
         )
         for one in done:

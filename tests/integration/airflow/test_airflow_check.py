@@ -252,9 +252,7 @@ def test_what_is_told_of_a_feed_has_no_password_in_it(
 async def test_status_says_which_feed_a_watcher_cannot_look_at(
     conn_id: str, db: str, pgchange: Command, capsys: pytest.CaptureFixture[str], connect: Connect
 ) -> None:
-    await first(
-        FeedTrigger({"kind": "commit", "consumer_id": "delays", "branch_id": 999}, conn_id, once=True)
-    )
+    await first(FeedTrigger({"kind": "commit", "consumer": "delays", "branch": 999}, conn_id, once=True))
     assert connect().execute("select feed from pgchange.watchers() where error is not null").fetchall()
     args = get_parser().parse_args(["pgchange", "status", "--dsn", db])
     args.func(args)

@@ -367,16 +367,14 @@ def test_results_may_lie_in_another_database_than_the_changes(
     assert results.execute("select count(*) from audit").fetchone() == (5,)
 
 
-@pytest.mark.parametrize(
-    "feed", [to_json(FEED), json.dumps(to_json(FEED)), {**to_json(FEED), "branch_id": "0"}]
-)
+@pytest.mark.parametrize("feed", [to_json(FEED), json.dumps(to_json(FEED)), {**to_json(FEED), "branch": "0"}])
 def test_a_feed_can_be_given_as_json(conn_id: str, write: Callable[[int], None], feed: Any) -> None:
     write(2)
     assert run(operator(conn_id, feed=feed))["changes"] == 2
 
 
 def test_a_feed_is_a_template(conn_id: str) -> None:
-    task = operator(conn_id, feed={"kind": "commit", "consumer_id": "{{ params.who }}", "branch_id": 0})
+    task = operator(conn_id, feed={"kind": "commit", "consumer": "{{ params.who }}", "branch": 0})
     task.render_template_fields({"params": {"who": "audit"}})  # type: ignore[typeddict-item]
     assert run(task)["feed"] == "commits:audit/0"
 

@@ -346,7 +346,7 @@ def test_a_sensor_fails_for_a_saga_that_was_rolled_back_or_is_none(saga, connect
 def watchers():
     """What watches the queues of a saga, by their names."""
     triggers = [asset.watchers[0].trigger for asset in saga_schedule(TOUR, "shop").objects]
-    return {trigger.feed.queue: trigger for trigger in triggers}
+    return {trigger.feed.queue_name: trigger for trigger in triggers}
 
 
 def test_the_handlers_of_a_saga_run_when_something_is_due_in_any_of_its_queues():

@@ -63,7 +63,7 @@ def test_what_was_trimmed_is_told_to_a_consumer_of_an_earlier_time(queue, db, ho
     if how == "restored":
         queue.execute(EARLIER, earlier)
     else:
-        queue.execute("select pubsub.move_consumer(%s, 0, %s)", [FEED.consumer_id, Jsonb(point)])
+        queue.execute("select pubsub.move_consumer(%s, 0, %s)", [FEED.consumer, Jsonb(point)])
     with pytest.raises(HistoryTrimmed, match="5 commits"), ConsumerTransaction(FEED, db) as consumer:
         consumer.claim(1)
     by_hand.move_consumer(queue, queue, FEED, "beginning")

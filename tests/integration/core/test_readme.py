@@ -37,7 +37,7 @@ def test_an_asset_of_ones_own_has_a_watcher_of_a_feed():
     found = {}
     exec(blocks("python")[2], found)
     ((_, watched),) = [watcher.trigger.serialize() for watcher in found["paid"].watchers]
-    assert (watched["feed"]["consumer_id"], watched["min_changes"]) == ("balance", 10)
+    assert (watched["feed"]["consumer"], watched["min_changes"]) == ("balance", 10)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

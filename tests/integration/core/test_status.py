@@ -12,7 +12,7 @@ from airflow_pgchange.admin import by_hand, consumers, schema
 from airflow_pgchange.admin.health import Finding, findings
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, EventFeed, TopologyFeed, TubeFeed
 from airflow_pgchange.feeds.errors import InvalidArgument, PermissionDenied
-from airflow_pgchange.feeds.feed import from_json
+from airflow_pgchange.feeds.feed import kinds
 from airflow_pgchange.feeds.queries import ask, records
 from tests.commits import claim_and_fail, commits, drain
 from tests.events import publish, subscribe
@@ -48,7 +48,7 @@ def shown(connection, *arguments):
 
 def test_every_consumer_is_a_row_that_its_feed_can_be_made_of(full):
     rows = shown(full)
-    assert [from_json({"kind": row["kind"], **row["feed"]}) for row in rows] == FEEDS
+    assert [kinds()[row["kind"]].of_status(row["feed"]) for row in rows] == FEEDS
     assert [row["consumer"] for row in rows] == [feed.name for feed in FEEDS]
     assert all(row["ready"] + row["waiting"] > 0 for row in rows)
 

@@ -165,7 +165,7 @@ def test_a_mirror_follows_inserts_deletes_and_keys_that_moved(db, planes, path):
     connection.execute("update plane set id = id + 1000, tail = tail || '!' where id > 90")
     for id_ in [*range(1, 11), *range(91, 101), *range(1091, 1101)]:
         connection.execute(
-            "insert into revision.commit_queue (commit_id, branch_id) values (%s, %s)", [id_, feed.branch_id]
+            "insert into revision.commit_queue (commit_id, branch_id) values (%s, %s)", [id_, feed.branch]
         )
     mirror(db, feed)
     for one, other in (("mirror", "plane"), ("plane", "mirror")):
@@ -260,7 +260,7 @@ def test_a_feed_without_changes_leaves_a_job_nothing_to_do(db, planes):
     _, feed = planes
     with batch_of(feed, db):
         pass
-    with ConsumerTransaction(CommitFeed(feed.consumer_id, feed.branch_id), db) as consumer:
+    with ConsumerTransaction(CommitFeed(feed.consumer, feed.branch), db) as consumer:
         assert consumer.claim(1) is None
 
 

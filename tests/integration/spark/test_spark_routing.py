@@ -93,7 +93,7 @@ def test_only_rows_that_changes_name_come_once_for_each_change(db, spread, feed,
     for number in (7, 7, 2000, 9999):
         connection.execute(
             "insert into revision.commit_queue (commit_id, branch_id) values (%s, %s)",
-            [number, feed.branch_id],
+            [number, feed.branch],
         )
     with batch_of(feed, db, cluster=spread.reached) as job:
         assert [number for number, _ in accounts(job)] == [7, 7, 2000]

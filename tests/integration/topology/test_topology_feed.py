@@ -40,7 +40,7 @@ def test_a_topology_feed_keeps_the_contract():
 
 @pytest.mark.parametrize("name", ["", None, 3])
 def test_a_consumer_has_a_name(name):
-    with pytest.raises(InvalidArgument, match="consumer_id"):
+    with pytest.raises(InvalidArgument, match="consumer must be"):
         TopologyFeed(name)
 
 

@@ -98,7 +98,7 @@ from airflow_pgchange.feeds import TubeFeed
 def told(progress):
     if progress.finished:
         os.kill(os.getpid(), 9)
-work_off(TubeFeed("q"), sys.argv[1], lambda control: None, told=told)
+work_off(TubeFeed("q"), sys.argv[1], lambda control: None, on_progress=told)
 """
 
 
@@ -139,7 +139,7 @@ def test_one_that_is_paused_at_work_goes_on_when_it_is_resumed(db, item):
         if len(seen) == 1:
             item.execute("select tube.backfill_pause(%s)", [number])
 
-    done = work_off(FEED, db, nothing, told=pause)
+    done = work_off(FEED, db, nothing, on_progress=pause)
     assert [each.control.type for each in done] == ["backfill_start"]
     assert seen == ["running", "paused"]
     assert lag(item)["waiting"] == 1
@@ -153,7 +153,13 @@ def test_it_takes_only_so_long_of_the_workers_time_and_goes_on_the_next_time(db,
     begin(item)
     seen = []
     for _ in range(3):
-        work_off(FEED, db, nothing, backfill_timeout=0, told=lambda progress: seen.append(progress.looked_at))
+        work_off(
+            FEED,
+            db,
+            nothing,
+            backfill_timeout=0,
+            on_progress=lambda progress: seen.append(progress.looked_at),
+        )
     assert seen == [100, 200, 300]
     assert kinds(item)[0] == "backfill_schedule"
     work_off(FEED, db, nothing)
@@ -167,7 +173,7 @@ def test_a_cancelled_one_is_not_begun_again(db, item):
     def cancel(progress):
         item.execute("select tube.backfill_cancel(%s)", [number])
 
-    work_off(FEED, db, nothing, told=cancel)
+    work_off(FEED, db, nothing, on_progress=cancel)
     settle(item, db)
     assert controls(item) == []
     assert one(item, "select count(*) from tube.backfills()") == 1

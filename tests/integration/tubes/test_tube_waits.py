@@ -50,7 +50,7 @@ def test_a_backfill_that_rests_between_chunks_stops_at_once(item, connect):
             pause=FOR_EVER,
             chunk_size=100,
             stop=stop,
-            told=lambda _: rests.set(),
+            on_progress=lambda _: rests.set(),
         )
     )
     assert rests.wait(60)
@@ -110,7 +110,7 @@ def test_a_backfill_that_somebody_cancels_is_stopped(item):
         item.execute("select tube.backfill_cancel(%s)", [progress.id])
 
     with pytest.raises(Stopped, match="was cancelled"):
-        tubes.backfill(item, "q", "public.item", "day", chunk_size=100, told=cancel)
+        tubes.backfill(item, "q", "public.item", "day", chunk_size=100, on_progress=cancel)
     assert len(touched(item)) == 100
 
 
@@ -215,7 +215,11 @@ def test_a_backfill_of_a_server_that_falls_silent_ends_and_leaves_no_lock(item, 
 
     def work():
         tubes.backfill(
-            connection, "q", "public.item", chunk_size=100, told=lambda _: proxy.fall_silent(serve_new=True)
+            connection,
+            "q",
+            "public.item",
+            chunk_size=100,
+            on_progress=lambda _: proxy.fall_silent(serve_new=True),
         )
 
     assert isinstance(ended(work), PgChangeError)
