@@ -41,4 +41,4 @@ def log_in(tab: Page, url: str, password: str, role: str = "op") -> None:
     tab.locator("input[name=username]").fill(f"the_{role}")
     tab.locator("input[type=password]").fill(password)
     tab.keyboard.press("Enter")
-    tab.get_by_role("link", name="PG changes").wait_for()
+    tab.get_by_role("link", name="PG feeds").wait_for()

@@ -81,10 +81,15 @@ def password(folder: Path, role: str) -> str:
 def parse(folder: Path) -> None:
     """Have Airflow know DAGs: on a feed of ``airline``, on one whose results are in ``warehouse``, and one that looks
     after ``unreachable``."""
+    (folder / "page_dags.py").write_text(DAG)
+    parse_folder(folder)
+
+
+def parse_folder(folder: Path) -> None:
+    """Have Airflow know the DAGs of a folder."""
     from airflow.dag_processing.bundles.manager import DagBundlesManager
     from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
 
-    (folder / "page_dags.py").write_text(DAG)
     DagBundlesManager().sync_bundles_to_db()
     sync_bag_to_db(DagBag(str(folder)), "dags-folder", None)
 

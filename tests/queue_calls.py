@@ -83,6 +83,7 @@ FREE = {
     "mbus.feed_position('q', 'default')",
     "mbus.saga_state(7)",
     "mbus.saga_steps(7)",
+    "mbus.saga_retries(7)",
     "mbus.saga_data(7)",
     "mbus.latest_sagas()",
     "mbus.queues()",

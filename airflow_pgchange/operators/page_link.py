@@ -15,7 +15,7 @@ ROUTE = "plugin/pgchange/consumer"
 class ConsumerLink(BaseOperatorLink):
     """How the consumer whose batches the task processes stands: its lag, its batches, and what a person can do."""
 
-    name = "PG changes"
+    name = "PG feeds"
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
         feed = feed_of(operator.feed)

@@ -58,7 +58,7 @@ STATUS: dict[type[Exception], int] = {
 def build() -> FastAPI:
     """The application that Airflow mounts."""
     app = FastAPI(
-        title="PG changes",
+        title="PG feeds",
         description="What the consumers of PostgreSQL's changes do, and what a person can do about it.",
         openapi_url=None,
         docs_url=None,

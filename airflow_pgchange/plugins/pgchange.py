@@ -9,7 +9,7 @@ from airflow.plugins_manager import AirflowPlugin
 
 from airflow_pgchange.plugins.page import PREFIX, url
 
-TITLE = "PG changes"
+TITLE = "PG feeds"
 ROUTE = "pgchange"
 
 

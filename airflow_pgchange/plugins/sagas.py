@@ -10,12 +10,13 @@ import psycopg
 from pydantic import BaseModel, Field
 
 from airflow_pgchange.admin import versions
-from airflow_pgchange.feeds.queries import ask, records, select
+from airflow_pgchange.feeds.queries import ask, records, rows, select
 from airflow_pgchange.plugins.datamodels import Content
 from airflow_pgchange.plugins.views import View
 
 LATEST_SAGAS = "select s.*, s.stuck is not null as is_stuck from mbus.latest_sagas() as s"
 SAGA_STEPS = "select s.qname as queue, s.* from mbus.saga_steps(%s) as s"
+SAGA_RETRIES = "select step, due_at from mbus.saga_retries(%s)"
 
 Connections = Sequence[psycopg.Connection[Any]]
 
@@ -57,6 +58,9 @@ class Step(BaseModel):
     tries: int
     error: str | None = Field(description="What its last try failed on, for who may read the connection")
     changed_at: datetime
+    retry_at: datetime | None = Field(
+        description="When its message, which was put back for another try, comes again; else it is null"
+    )
 
 
 class Steps(BaseModel):
@@ -82,7 +86,10 @@ def steps(number: int, with_data: bool, connections: Connections) -> Steps:
     connection = connections[0]
     found = Steps(steps=[], data=None, trouble=None)
     if "mbus" in versions.present(connection):
-        found.steps = [Step(**row) for row in records(connection, SAGA_STEPS, [number])]
+        retries = dict(rows(connection, SAGA_RETRIES, [number]))
+        found.steps = [
+            Step(**row, retry_at=retries.get(row["step"])) for row in records(connection, SAGA_STEPS, [number])
+        ]
     data = ask(connection, select("mbus.saga_data", number)) if with_data and found.steps else None
     found.data = None if data is None else Content.of(data)
     return found

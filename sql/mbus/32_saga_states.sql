@@ -228,6 +228,37 @@ comment on function mbus_sealed.saga_steps(pgchange.caller, bigint) is
     'refused (it is a dead letter, or what it was refused for had the saga rolled back), to compensate, compensated, or left out: not done when '
     'the saga was rolled back. error is what its last try failed on.';
 
+create function mbus_sealed.saga_retries(caller pgchange.caller, saga bigint) returns table (step text, due_at timestamptz)
+language plpgsql stable security definer
+as $$
+#variable_conflict use_column
+declare
+    known mbus.saga := (select s from mbus.saga as s where s.id = saga_retries.saga);
+begin
+    if known.id is not null and not mbus.watches_saga(caller, known.id) then
+        perform mbus.deny();
+    end if;
+    return query
+        select t.step, max(d.until)
+        from (
+            select m.step, m.iid, mbus.queue_of(m.iid) as queue from mbus.saga_message as m
+            where m.saga = known.id and not m.done and m.kind in ('step', 'compensation') and mbus.turn_of(m.kind) = known.state
+            offset 0
+        ) as t
+        -- Two steps, as entries() fails for a queue that was dropped.
+        cross join lateral (select t.queue as known where (t.queue).id is not null offset 0) as q
+        cross join lateral mbus.entries(q.known, t.iid) as e
+        cross join lateral (
+            select (mbus.message_of(q.known, e.id, null)).delayed_until::timestamptz as until where not e.gone offset 0
+        ) as d
+        where d.until > clock_timestamp()
+        group by t.step;
+end
+$$;
+comment on function mbus_sealed.saga_retries(pgchange.caller, bigint) is
+    'The steps of a saga whose message was put back to come again later, or that of their compensation, each with the time at which it '
+    'comes; for who may see the saga.';
+
 create function mbus_sealed.saga_data(caller pgchange.caller, saga bigint) returns jsonb
 language sql stable security definer
 as $$

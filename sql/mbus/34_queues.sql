@@ -117,7 +117,7 @@ begin
         mbus.feed_passed(text, text, jsonb), mbus.feed_skip(text, text, jsonb, text), mbus.skip_batch(text, text, text),
         mbus.list(), mbus.retry_faults(text, text), mbus.try_again(text, interval, text), mbus.start_saga, mbus.saga_turn(text), mbus.saga_done(text),
         mbus.saga_try_again(text, interval, text), mbus.saga_roll_back(text, text), mbus.saga_state(bigint), mbus.stuck_sagas(),
-        mbus.status(integer), mbus.queues(integer), mbus.latest_sagas(integer), mbus.saga_steps(bigint), mbus.saga_data(bigint), pgchange.ours(name, boolean), pgchange.status(integer, text)
+        mbus.status(integer), mbus.queues(integer), mbus.latest_sagas(integer), mbus.saga_steps(bigint), mbus.saga_retries(bigint), mbus.saga_data(bigint), pgchange.ours(name, boolean), pgchange.status(integer, text)
         to public;
 end
 $$;

@@ -10,7 +10,7 @@ select pgchange.add_role(
         'select on mbus.installed, mbus.sagas'
     ],
     functions => $$
-        maintain roll_back_overdue forget_sagas health status queues saga_trouble latest_sagas saga_steps saga_data
+        maintain roll_back_overdue forget_sagas health status queues saga_trouble latest_sagas saga_steps saga_retries saga_data
     $$);
 
 select pgchange.add_role(

@@ -87,7 +87,7 @@ def first_views() -> list[float]:
 def first_view(airflow: FastAPI, browser: Page, url: str) -> float:
     pages.afresh(airflow)
     browser.goto(url)
-    link = browser.get_by_role("link", name="PG changes")
+    link = browser.get_by_role("link", name="PG feeds")
     link.wait_for()
     browser.wait_for_load_state("networkidle")
     began = time.perf_counter()

@@ -141,7 +141,7 @@ def test_a_person_sees_why_a_consumer_fails_skips_its_batch_and_sees_it_go_on(
 ) -> None:
     """Seconds: a server and a browser are started, and the page's numbers come every three."""
     log_in(browser, url, pages.password(tmp_path, "op"))
-    browser.get_by_role("link", name="PG changes").click()
+    browser.get_by_role("link", name="PG feeds").click()
     delays = row(browser, "Consumers", "commits:delays/0")
     expect(delays).to_contain_text("failing")
     expect(delays).to_contain_text("no such carrier")

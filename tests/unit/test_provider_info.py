@@ -152,7 +152,7 @@ def test_airflow_lists_the_options() -> None:
 def test_airflow_finds_the_plugin_by_its_entry_point_and_its_page_in_the_navigation() -> None:
     (found,) = entry_points(group="airflow.plugins", name="pgchange")
     (page,) = found.load()().react_apps
-    assert (page["name"], page["destination"]) == ("PG changes", "nav")
+    assert (page["name"], page["destination"]) == ("PG feeds", "nav")
     for part in ("bundle_url", "icon", "icon_dark_mode"):
         assert page[part].rpartition("/")[2] in files()
 

@@ -72,5 +72,5 @@ def test_airflow_knows_where_to_find_the_link(operator: Any) -> None:
     )
     assert [(one.name, one.xcom_key) for one in task.operator_extra_links] == [
         ("Spark UI", "_link_SparkUiLink"),
-        ("PG changes", "_link_ConsumerLink"),
+        ("PG feeds", "_link_ConsumerLink"),
     ]

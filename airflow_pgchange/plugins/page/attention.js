@@ -1,7 +1,8 @@
 // What a person should look at, in the words of health, and the databases that it comes from.
 import { chakra, h } from "./shell.js";
-import { Act, Call, Cell, Dags, Name, OfConsumer, Rows, Section, State } from "./pieces.js";
-import { To, at } from "./views.js";
+import { Act, Call, Name, NamedLink, OfConsumer, Section, State } from "./pieces.js";
+import { ACTIONS, Cell, Dags, Rows } from "./table.js";
+import { at } from "./views.js";
 import { called, span } from "./words.js";
 import * as plans from "./plans.js";
 
@@ -21,7 +22,7 @@ const unanswered = (database) => ({
 // What it is about, and where more is shown of that.
 const About = ({ one, consumers }) => {
   const about = one.consumer ?? one.kind;
-  if (one.kind === "letters") return h(To, { to: at("letters"), overflowWrap: "anywhere", fontWeight: "medium" }, about);
+  if (one.kind === "letters") return h(NamedLink, { to: at("letters") }, about);
   return h(OfConsumer, { consumer: called(consumers, one.connection, one.kind, one.consumer) }, about);
 };
 
@@ -81,7 +82,7 @@ export const Databases = ({ databases, confirm }) =>
     { title: "Databases" },
     h(
       Rows,
-      { label: "Databases", columns: [["State"], ["Connection"], ["Answered", true], ["What it says"], ["DAGs"], ["Actions"]] },
+      { label: "Databases", columns: [["State"], ["Connection"], ["Answered", true], ["What it says"], ["DAGs"], ACTIONS] },
       databases.map((database) =>
         h(
           Table.Row,
@@ -93,7 +94,7 @@ export const Databases = ({ databases, confirm }) =>
           h(Dags, { dags: database.dags }),
           h(
             Cell,
-            null,
+            { pinned: true },
             database.may_edit &&
               database.state === "answers" &&
               h(

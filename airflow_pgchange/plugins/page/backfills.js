@@ -2,14 +2,15 @@
 import { chakra, h } from "./shell.js";
 import { backfills as ask } from "./api.js";
 import { eachDatabase } from "./each.js";
-import { Act, Ago, Cell, Empty, Name, Rows, Section, State } from "./pieces.js";
+import { Act, Ago, Empty, Name, Section, State } from "./pieces.js";
+import { ACTIONS, Cell, Rows } from "./table.js";
 import { To, at } from "./views.js";
-import { about, many, rate, span } from "./words.js";
+import { UNKNOWN, about, many, rate, span } from "./words.js";
 import * as plans from "./plans.js";
 
 const { Box, Table, Text } = chakra;
 
-const COLUMNS = [["State"], ["Table"], ["Progress"], ["Rows", true], ["Rate", true], ["Time left", true], ["To be replayed", true], ["Began"], ["Actions"]];
+const COLUMNS = [["State"], ["Table"], ["Progress"], ["Rows", true], ["Time left", true], ["To be replayed", true], ["Began"], ACTIONS];
 
 const OPEN = ["scheduled", "running", "paused"];
 
@@ -54,7 +55,7 @@ const left = (seconds) => (seconds !== null && seconds < 1 ? "< 1 s" : span(seco
 // What its workers have to do yet, which is known of the tube as a whole.
 const replay = (backfill, consumers) => {
   const workers = consumers.filter((one) => one.kind === "tube" && one.feed.tube === backfill.tube);
-  if (!workers.length || workers.some((one) => one.ready === null)) return "?";
+  if (!workers.length || workers.some((one) => one.ready === null)) return UNKNOWN;
   const ready = workers.reduce((sum, one) => sum + one.ready, 0);
   return about(ready, workers.every((one) => one.ready_exact));
 };
@@ -81,11 +82,15 @@ const Row = ({ backfill, connection, consumers, mayEdit, confirm }) => {
         `, by ${backfill.order}`,
       ),
       rest(backfill) && h(Text, { color: "orange.fg", fontSize: "xs" }, rest(backfill)),
-      backfill.message && h(Text, { color: backfill.state === "failed" ? "red.fg" : "fg.muted", fontSize: "xs" }, backfill.message),
+      backfill.message && h(Text, { color: backfill.state === "failed" ? "red.fg" : "fg.muted", fontSize: "xs", overflowWrap: "anywhere" }, backfill.message),
     ),
     h(Cell, null, h(Bar, { backfill })),
-    h(Cell, { number: true }, rows(backfill)),
-    h(Cell, { number: true }, backfill.rate === null ? "" : rate(backfill.rate)),
+    h(
+      Cell,
+      { number: true },
+      rows(backfill),
+      backfill.rate !== null && h(Text, { color: "fg.muted", fontSize: "xs" }, `at ${rate(backfill.rate)}`),
+    ),
     h(Cell, { number: true }, rest(backfill) ? "" : left(backfill.remaining_seconds)),
     h(Cell, { number: true }, replay(backfill, consumers)),
     h(
@@ -97,11 +102,11 @@ const Row = ({ backfill, connection, consumers, mayEdit, confirm }) => {
     ),
     h(
       Cell,
-      null,
+      { pinned: true },
       mayEdit &&
         h(
           Box,
-          { display: "flex", gap: 1 },
+          { display: "flex", flexWrap: "wrap", gap: 1 },
           verbs?.map((verb) =>
             h(
               Act,
@@ -157,4 +162,4 @@ const Backfills = ({ found, title, database: { connection, may_edit: mayEdit }, 
   );
 };
 
-export const AllBackfills = eachDatabase({ ask, title: "Backfills", Shown: Backfills });
+export const AllBackfills = eachDatabase({ ask, title: "Backfills", Shown: Backfills, isEmpty: ({ backfills }) => !backfills.length });

@@ -1,6 +1,7 @@
 // Every consumer of every feed in one table.
 import { Fragment, chakra, h, useState } from "./shell.js";
-import { Act, Ago, Cell, Dags, Empty, OfConsumer, Rows, Section, State, Told } from "./pieces.js";
+import { Act, ActionMenu, Ago, DagLine, Empty, OfConsumer, Section, State, Told } from "./pieces.js";
+import { ACTIONS, Amount, Cell, Rows } from "./table.js";
 import { Spark } from "./plot.js";
 import { useAsked } from "./views.js";
 import { STATES, about, asking, by, count, key, many, rate, span } from "./words.js";
@@ -10,18 +11,27 @@ const { Box, Button, Input, NativeSelect, Table, Text } = chakra;
 
 const PORTION = 25;
 
+const RATE = "changes/s";
+
+export const HINTS = {
+  ready: "Changes that the next claim would return",
+  waiting: "Changes that cannot be claimed yet: they wait for a transaction, for a time, or for other changes",
+  oldest: "How long the oldest ready change has waited",
+  arrived: "Changes that arrived per second, over the last five minutes",
+  processed: "Changes that were processed per second, over the last five minutes",
+  hour: "How many changes were ready in the last hour, a point every two minutes",
+};
+
 const COLUMNS = [
   ["State", false, "state"],
   ["Consumer", false, "consumer"],
-  ["Ready", true, "ready"],
-  ["Waiting", true, "waiting"],
-  ["Oldest", true, "oldest"],
-  ["In", true, "in"],
-  ["Out", true, "out"],
-  ["Last hour"],
-  ["Batch in work, held back by"],
-  ["DAGs"],
-  ["Actions"],
+  ["Ready", true, "ready", { unit: "changes", hint: HINTS.ready }],
+  ["Waiting", true, "waiting", { unit: "changes", hint: HINTS.waiting }],
+  ["Oldest", true, "oldest", { unit: "age", hint: HINTS.oldest }],
+  ["Arrived", true, "in", { unit: RATE, hint: HINTS.arrived }],
+  ["Processed", true, "out", { unit: RATE, hint: HINTS.processed }],
+  ["Last hour", false, null, { unit: "ready changes", hint: HINTS.hour }],
+  ACTIONS,
 ];
 
 export const Batch = ({ consumer }) => {
@@ -29,18 +39,24 @@ export const Batch = ({ consumer }) => {
   return h(
     Box,
     null,
-    h(Text, { title: consumer.batch }, `${consumer.batch.slice(0, 8)}, attempt ${consumer.attempt}`),
-    h(Text, { color: "fg.muted", fontSize: "xs" }, "claimed ", h(Ago, { time: consumer.claimed_at })),
+    h(
+      Text,
+      { fontSize: "xs", overflowWrap: "anywhere", title: consumer.batch },
+      `batch ${consumer.batch.slice(0, 8)}, attempt ${consumer.attempt}, claimed `,
+      h(Ago, { time: consumer.claimed_at }),
+    ),
     h(Told, { error: consumer.error }),
   );
 };
 
 export const HeldBack = ({ consumer }) =>
-  consumer.held_back_by && h(Text, { color: "orange.fg" }, `held back by: ${consumer.held_back_by}`);
+  consumer.held_back_by &&
+  h(Text, { color: "orange.fg", fontSize: "xs", lineClamp: 6, overflowWrap: "anywhere", title: consumer.held_back_by }, `held back by: ${consumer.held_back_by}`);
 
-export const Actions = ({ consumer, confirm }) => {
-  if (!consumer.may_edit) return null;
-  const offered = [
+// What a person may do with a consumer now: [[verb, what it does, whether it destroys something]].
+const offered = (consumer, confirm) => {
+  if (!consumer.may_edit) return [];
+  const verbs = [
     ...(consumer.batch && !consumer.at_work ? [["Skip", plans.skip]] : []),
     ...(consumer.movable
       ? [
@@ -50,58 +66,55 @@ export const Actions = ({ consumer, confirm }) => {
         ]
       : []),
   ];
-  return h(
-    Box,
-    { display: "flex", flexWrap: "wrap", gap: 1 },
-    offered.map(([verb, plan]) =>
-      h(
-        Act,
-        {
-          key: verb,
-          label: `${verb} ${consumer.consumer}`,
-          danger: verb === "Drop",
-          onClick: () => confirm(plan(consumer)),
-        },
-        verb,
-      ),
-    ),
-  );
+  return verbs.map(([verb, plan]) => [verb, () => confirm(plan(consumer)), verb === "Drop"]);
 };
 
-const unknown = (number) =>
-  number === null ? "Not known: nobody has looked for long enough, or the number of ready changes is not exact" : undefined;
-
-const Row = ({ consumer, confirm }) =>
+export const Actions = ({ consumer, confirm }) =>
   h(
+    Box,
+    { display: "flex", flexWrap: "wrap", gap: 1 },
+    offered(consumer, confirm).map(([verb, act, destroys]) =>
+      h(Act, { key: verb, label: `${verb} ${consumer.consumer}`, danger: destroys, onClick: act }, verb),
+    ),
+  );
+
+export const NO_RATE =
+  "Not known: nobody has looked for long enough, the number of ready changes is an estimate, or the role of the " +
+  "connection does not look after feeds of this kind";
+const NO_LAG = "Not known here: its changes are in a database that no DAG names with it, or that you may not see";
+
+const Place = ({ consumer }) =>
+  h(
+    Text,
+    { color: "fg.muted", fontSize: "xs", overflowWrap: "anywhere" },
+    `${consumer.kind} in ${consumer.connection}`,
+    consumer.source && `, changes in ${consumer.source}`,
+  );
+
+const Row = ({ consumer, confirm }) => {
+  const actions = offered(consumer, confirm);
+  return h(
     Table.Row,
     null,
     h(Cell, null, h(State, { word: consumer.state })),
     h(
       Cell,
-      { minW: "8rem", maxW: "22rem" },
+      { minW: "12rem", w: "100%" },
       h(OfConsumer, { consumer }, consumer.consumer),
-      h(
-        Text,
-        { color: "fg.muted", fontSize: "xs", overflowWrap: "anywhere" },
-        `${consumer.kind} in ${consumer.connection}`,
-        consumer.source && `, changes in ${consumer.source}`,
-      ),
-    ),
-    h(Cell, { number: true }, about(consumer.ready, consumer.ready_exact)),
-    h(Cell, { number: true }, count(consumer.waiting)),
-    h(Cell, { number: true }, span(consumer.oldest_seconds)),
-    h(Cell, { number: true, title: unknown(consumer.rate_in) }, rate(consumer.rate_in)),
-    h(Cell, { number: true, title: unknown(consumer.rate_out) }, rate(consumer.rate_out)),
-    h(Cell, null, h(Spark, { name: consumer.consumer, values: consumer.trend })),
-    h(
-      Cell,
-      { minW: "11rem", maxW: "28rem", overflowWrap: "anywhere" },
+      h(Place, { consumer }),
+      h(DagLine, { dags: consumer.dags }),
       h(Batch, { consumer }),
       h(HeldBack, { consumer }),
     ),
-    h(Dags, { dags: consumer.dags }),
-    h(Cell, { minW: "9.5rem" }, h(Actions, { consumer, confirm })),
+    h(Amount, { known: consumer.ready !== null, why: NO_LAG }, about(consumer.ready, consumer.ready_exact)),
+    h(Amount, { known: consumer.waiting !== null, why: NO_LAG }, count(consumer.waiting)),
+    h(Cell, { number: true }, consumer.ready === 0 ? "" : span(consumer.oldest_seconds)),
+    h(Amount, { known: consumer.rate_in !== null, why: NO_RATE }, rate(consumer.rate_in)),
+    h(Amount, { known: consumer.rate_out !== null, why: NO_RATE }, rate(consumer.rate_out)),
+    h(Cell, null, h(Spark, { name: consumer.consumer, values: consumer.trend })),
+    h(Cell, { pinned: true }, h(ActionMenu, { label: `Actions for ${consumer.consumer}`, offered: actions })),
   );
+};
 
 export const Consumers = ({ said, confirm }) => {
   const { consumers, databases } = said;

@@ -1,27 +1,42 @@
 // A view that has a section for each database that answers.
-import { chakra, h, useCallback } from "./shell.js";
+import { chakra, h, useCallback, useEffect, useState } from "./shell.js";
 import { useLive } from "./api.js";
 import { Empty, Section } from "./pieces.js";
 
-const One = ({ view: { ask, title, Shown }, database, ...rest }) => {
+const One = ({ view: { ask, title, Shown, isEmpty }, database, report, ...rest }) => {
   const { connection } = database;
   const { said, trouble } = useLive(useCallback(() => ask(connection), [ask, connection]));
+  const empty = said !== null && isEmpty(said);
+  useEffect(() => report(connection, empty), [report, connection, empty]);
   const heading = `${title} in ${connection}`;
   const problem = trouble ?? said?.trouble;
   if (problem) return h(Section, { title: heading }, h(Empty, null, problem));
   return said && h(Shown, { found: said, title: heading, database, ...rest });
 };
 
-// view: how a database is asked (ask), what for (title), and what shows the answer (Shown).
+// view: how a database is asked (ask), what for (title), what shows the answer (Shown), and whether there is nothing to show
+// (isEmpty): such databases come last.
 export const eachDatabase = (view) =>
   ({ said, confirm }) => {
-    const answering = said.databases.filter((database) => database.state !== "down");
+    const [empty, setEmpty] = useState(new Set());
+    const report = useCallback(
+      (connection, isEmpty) =>
+        setEmpty((before) => {
+          if (before.has(connection) === isEmpty) return before;
+          return isEmpty ? new Set([...before, connection]) : new Set([...before].filter((one) => one !== connection));
+        }),
+      [],
+    );
+    const answering = said.databases
+      .filter((database) => database.state !== "down")
+      .sort((one, other) => empty.has(one.connection) - empty.has(other.connection));
     if (!answering.length) return h(chakra.Box, { mt: 6 }, h(Empty, null, "No database answers: the overview says why."));
     return answering.map((database) =>
       h(One, {
         key: database.connection,
         view,
         database,
+        report,
         consumers: said.consumers.filter((one) => [one.connection, one.source].includes(database.connection)),
         confirm,
       }),

@@ -2,9 +2,10 @@
 import { Fragment, chakra, h } from "./shell.js";
 import { events as ask } from "./api.js";
 import { eachDatabase } from "./each.js";
-import { Ago, Call, Cell, Empty, Fact, Guide, OfConsumer, Rows, Section, State, Told } from "./pieces.js";
+import { Ago, Call, Empty, Fact, Guide, OfConsumer, Section, State, Told } from "./pieces.js";
+import { Cell, Rows } from "./table.js";
 import { To } from "./views.js";
-import { STATES, about, count, many, span } from "./words.js";
+import { STATES, UNKNOWN, about, count, many, span } from "./words.js";
 
 const { Box, Table, Text } = chakra;
 
@@ -80,11 +81,11 @@ const Group = ({ group, consumer }) =>
       Cell,
       { minW: "8rem", maxW: "22rem", overflowWrap: "anywhere" },
       h(OfConsumer, { consumer }, group.name),
-      h(Text, { color: "fg.muted", fontSize: "xs" }, wants(group)),
+      h(Text, { color: "fg.muted", fontSize: "xs", overflowWrap: "anywhere" }, wants(group)),
     ),
     h(Cell, { minW: "9rem", maxW: "18rem", overflowWrap: "anywhere" }, h(Reader, { group })),
-    h(Cell, { number: true }, consumer ? about(consumer.ready, consumer.ready_exact) : "?"),
-    h(Cell, { number: true }, span(consumer?.oldest_seconds)),
+    h(Cell, { number: true }, consumer ? about(consumer.ready, consumer.ready_exact) : UNKNOWN),
+    h(Cell, { number: true }, consumer?.ready ? span(consumer.oldest_seconds) : ""),
     h(Cell, { number: true }, group.read_upto === null ? "the beginning" : h(Ago, { time: group.read_upto })),
     h(
       Cell,
@@ -103,7 +104,7 @@ const size = (bytes) => {
 // Older than what is kept of what everybody has read.
 const partitionState = ({ state, unread }) => (state === "old" && unread.length ? "kept" : state);
 
-const lines = (unread, line) => unread.map((one) => h(Text, { key: one.group, truncate: true }, line(one)));
+const lines = (unread, line) => unread.map((one) => h(Text, { key: one.group, truncate: true, title: line(one) }, line(one)));
 
 const Partition = ({ partition }) =>
   h(
@@ -177,4 +178,4 @@ const EventLog = ({ found, title, database: { connection }, consumers }) => {
   );
 };
 
-export const AllEventLogs = eachDatabase({ ask, title: "Event log", Shown: EventLog });
+export const AllEventLogs = eachDatabase({ ask, title: "Event log", Shown: EventLog, isEmpty: ({ groups }) => !groups.length });

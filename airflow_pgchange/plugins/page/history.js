@@ -1,11 +1,12 @@
 // A consumer: how it stands, its last hour as lines, and the batches of its last day.
 import { Fragment, chakra, h, useCallback, useSearchParams } from "./shell.js";
 import { history as ask, useLive } from "./api.js";
-import { Actions, Batch, HeldBack } from "./consumers.js";
-import { Ago, Cell, DagLinks, Empty, Fact, Rows, Section, State, Told } from "./pieces.js";
+import { Actions, Batch, HINTS, HeldBack, NO_RATE } from "./consumers.js";
+import { Ago, DagLinks, Empty, Fact, Section, State, Told } from "./pieces.js";
+import { Cell, Rows } from "./table.js";
 import { Plot, aboveNumber, aboveSpan } from "./plot.js";
 import { To, at } from "./views.js";
-import { about, asking, count, key, many, rate, span } from "./words.js";
+import { UNKNOWN, about, asking, count, key, many, rate, span } from "./words.js";
 
 const { Box, Heading, Table, Text } = chakra;
 
@@ -19,7 +20,10 @@ const AGE = [{ name: "oldest", colour: "purple-fg", value: (sample) => sample.ol
 
 const number = (value) => Math.round(value).toLocaleString();
 
-const end = (attempt) => {
+const isInWork = ({ batch, attempt }, consumer) => consumer.at_work && batch === consumer.batch && attempt === consumer.attempt;
+
+const end = (attempt, consumer) => {
+  if (isInWork(attempt, consumer)) return ["in work", null];
   if (attempt.acked_at) return ["committed", attempt.acked_at];
   if (attempt.skipped_at) return ["skipped", attempt.skipped_at];
   if (attempt.failed_at) return ["failed", attempt.failed_at];
@@ -37,7 +41,7 @@ const order = ([phase]) => (PHASES.includes(phase) ? PHASES.indexOf(phase) : PHA
 const phases = (seconds) =>
   Object.entries(seconds)
     .sort((one, other) => order(one) - order(other))
-    .map(([phase, each]) => `${phase} ${each.toFixed(2)} s`)
+    .map(([phase, each]) => `${phase}\u00a0${each.toFixed(2)}\u00a0s`)
     .join(", ");
 
 // Airflow's own page of the try that worked.
@@ -52,8 +56,8 @@ const Run = ({ run }) => {
   );
 };
 
-const Attempt = ({ attempt }) => {
-  const [word, time] = end(attempt);
+const Attempt = ({ attempt, consumer }) => {
+  const [word, time] = end(attempt, consumer);
   return h(
     Table.Row,
     null,
@@ -88,12 +92,12 @@ const Standing = ({ consumer, confirm }) =>
     h(
       Box,
       { as: "dl", display: "flex", flexWrap: "wrap", columnGap: 10, rowGap: 3, my: 4 },
-      h(Fact, { name: "Ready" }, about(consumer.ready, consumer.ready_exact)),
-      h(Fact, { name: "Waiting" }, count(consumer.waiting)),
-      h(Fact, { name: "Oldest" }, span(consumer.oldest_seconds) || "none"),
-      h(Fact, { name: "In" }, rate(consumer.rate_in)),
-      h(Fact, { name: "Out" }, rate(consumer.rate_out)),
-      consumer.faults !== null && h(Fact, { name: "Faults" }, count(consumer.faults)),
+      h(Fact, { name: "Ready changes", hint: HINTS.ready }, about(consumer.ready, consumer.ready_exact)),
+      h(Fact, { name: "Waiting changes", hint: HINTS.waiting }, count(consumer.waiting)),
+      h(Fact, { name: "Oldest", hint: HINTS.oldest }, consumer.ready === 0 ? "none" : span(consumer.oldest_seconds) || UNKNOWN),
+      h(Fact, { name: "Arrived", hint: consumer.rate_in === null ? NO_RATE : HINTS.arrived }, rate(consumer.rate_in)),
+      h(Fact, { name: "Processed", hint: consumer.rate_out === null ? NO_RATE : HINTS.processed }, rate(consumer.rate_out)),
+      consumer.faults !== null && h(Fact, { name: "Faults", hint: "Changes on which a predicate, a condition or a selector of the feed failed" }, count(consumer.faults)),
       consumer.batch !== null && h(Fact, { name: "Batch in work" }, h(Batch, { consumer })),
       consumer.dags.length > 0 && h(Fact, { name: "DAGs" }, h(DagLinks, { dags: consumer.dags })),
     ),
@@ -130,7 +134,7 @@ const Past = ({ consumer }) => {
         ? h(
             Rows,
             { label: title, columns: COLUMNS },
-            said.attempts.map((attempt) => h(Attempt, { key: `${attempt.batch} ${attempt.attempt}`, attempt })),
+            said.attempts.map((attempt) => h(Attempt, { key: `${attempt.batch} ${attempt.attempt}`, attempt, consumer })),
           )
         : h(
             Empty,

@@ -1,6 +1,7 @@
 // What consumers gave up, to be looked at, sent again or dropped.
 import { Fragment, chakra, h, useCallback, useEffect, useRef, useState } from "./shell.js";
-import { Act, Ago, Call, Cell, Empty, Held, OfConsumer, Rows, Section, Told } from "./pieces.js";
+import { Act, Ago, Call, Empty, Held, OfConsumer, Section, Told } from "./pieces.js";
+import { ACTIONS, Cell, Opened, Rows } from "./table.js";
 import { called, many } from "./words.js";
 import { letter as askOne, letters as ask, useLive } from "./api.js";
 import { useAsked } from "./views.js";
@@ -8,7 +9,7 @@ import * as plans from "./plans.js";
 
 const { Box, Table, Text } = chakra;
 
-const COLUMNS = [["Letter", true], ["Consumer"], ["Changes", true], ["Given up"], ["Why"], ["State"], ["Actions"]];
+const COLUMNS = [["Letter", true], ["Consumer"], ["Changes", true], ["Given up"], ["Why"], ["State"], ACTIONS];
 
 const state = (letter) => {
   if (letter.on_its_way) return "on its way";
@@ -29,16 +30,12 @@ const Content = ({ connection, letter }) => {
   const { said, trouble } = useLive(useCallback(() => askOne(connection, letter.id), [connection, letter.id]), true);
   const problem = trouble ?? said?.trouble;
   return h(
-    Table.Row,
-    { ref: row },
-    h(
-      Cell,
-      { colSpan: COLUMNS.length + 1, bg: "bg.subtle" },
-      letter.error && h(Box, { mb: 3 }, h(Text, { fontWeight: "medium" }, `Error of attempt ${letter.attempts}`), h(Call, null, letter.error)),
-      h(Text, { fontWeight: "medium" }, "What it holds"),
-      problem && h(Text, { role: "alert", color: "red.fg" }, problem),
-      said && said.content !== null && h(Held, { label: `What letter ${letter.id} holds`, held: said }),
-    ),
+    Opened,
+    { ref: row, columns: COLUMNS.length + 1 },
+    letter.error && h(Box, { mb: 3 }, h(Text, { fontWeight: "medium" }, `Error of attempt ${letter.attempts}`), h(Call, null, letter.error)),
+    h(Text, { fontWeight: "medium" }, "What it holds"),
+    problem && h(Text, { role: "alert", color: "red.fg" }, problem),
+    said && said.content !== null && h(Held, { label: `What letter ${letter.id} holds`, held: said }),
   );
 };
 
@@ -69,10 +66,10 @@ const Row = ({ letter, consumer, chosen, choose, opened, open, redrive, drop }) 
     h(Cell, { maxW: "16rem", overflowWrap: "anywhere" }, state(letter)),
     h(
       Cell,
-      null,
+      { pinned: true },
       h(
         Box,
-        { display: "flex", gap: 1 },
+        { display: "flex", flexWrap: "wrap", gap: 1 },
         h(
           Act,
           { label: `${opened ? "Hide" : "Show"} letter ${letter.id}`, expanded: opened, onClick: open },

@@ -75,7 +75,7 @@ export const Page = () => {
   const [done, setDone] = useState(null);
   const close = useCallback(() => setPlan(null), []);
   useEffect(() => {
-    document.title = "PG changes";
+    document.title = "PG feeds";
   }, []);
   const finish = (lines) => {
     setDone(lines);
@@ -85,7 +85,7 @@ export const Page = () => {
   return h(
     Box,
     { p: 4, maxW: "100%", overflowY: "auto", height: "100%", "data-page": "pgchange" },
-    h(Heading, { as: "h1", size: "xl" }, "PG changes"),
+    h(Heading, { as: "h1", size: "xl" }, "PG feeds"),
     h(Tabs, { views: VIEWS, view }),
     h(Notice, { done, onClose: () => setDone(null) }),
     trouble && h(Text, { role: "alert", color: "red.fg", mt: 3 }, trouble),

@@ -1,10 +1,10 @@
 // Pieces that the parts of the page share.
-import { chakra, createContext, h, useContext } from "./shell.js";
+import { Fragment, chakra, createContext, h, useContext } from "./shell.js";
 import { guide } from "./api.js";
 import { To, atConsumer } from "./views.js";
 import { absolute, since } from "./words.js";
 
-const { Badge, Box, Button, Code, Heading, Table, Text } = chakra;
+const { Badge, Box, Button, Code, Heading, Menu, Portal, Text } = chakra;
 
 // How each state looks: a palette, and an icon for who does not see it.
 export const LOOKS = {
@@ -99,11 +99,19 @@ export const Held = ({ label, held }) =>
     held.cut && h(Text, { color: "fg.muted", fontSize: "xs" }, "Only its beginning is shown."),
   );
 
-export const Name = ({ children }) => h(Text, { as: "span", overflowWrap: "anywhere", fontWeight: "medium" }, children);
+// A long name breaks behind its separators, and is cut after three lines; its title has all of it.
+export const breakable = (name) =>
+  name.split(/(?<=[:/_.-])/).map((part, place) => h(Fragment, { key: place }, place > 0 && h("wbr"), part));
+
+const NAME = { overflowWrap: "anywhere", fontWeight: "medium", lineClamp: 3 };
+
+export const Name = ({ children: name }) => h(Text, { as: "span", title: name, ...NAME }, breakable(name));
+
+export const NamedLink = ({ to, children: name }) => h(To, { to, title: name, ...NAME }, breakable(name));
 
 // A name that leads to a consumer, where there is one.
-export const OfConsumer = ({ consumer, children }) =>
-  consumer ? h(To, { to: atConsumer(consumer), overflowWrap: "anywhere", fontWeight: "medium" }, children) : h(Name, null, children);
+export const OfConsumer = ({ consumer, children: name }) =>
+  consumer ? h(NamedLink, { to: atConsumer(consumer) }, name) : h(Name, null, name);
 
 export const Act = ({ label, onClick, danger = false, disabled = false, expanded, children }) =>
   h(
@@ -120,75 +128,38 @@ export const Act = ({ label, onClick, danger = false, disabled = false, expanded
     children,
   );
 
-const Title = ({ title, name, sort }) => {
-  if (!name || !sort) return title;
-  const down = sort.order === `-${name}`;
-  const sorted = down || sort.order === name;
-  return h(
-    chakra.Box,
-    {
-      as: "button",
-      type: "button",
-      cursor: "pointer",
-      fontWeight: sorted ? "semibold" : "inherit",
-      title: `Sort by ${title}`,
-      onClick: () => sort.choose(sorted && !down ? `-${name}` : sorted ? "" : name),
-    },
-    title,
-    h("span", { "aria-hidden": true }, sorted ? (down ? " ↓" : " ↑") : ""),
-  );
-};
-
-const direction = (name, sort) => {
-  if (!name || !sort) return undefined;
-  return { [name]: "ascending", [`-${name}`]: "descending" }[sort.order] ?? "none";
-};
-
-// Columns: [title, whether it is a number, the name by which it is sorted]; sort: the order, and what chooses another.
-export const Rows = ({ label, columns, sort, children }) =>
+// Actions in a menu. offered: [[verb, what it does, whether it destroys something]]
+export const ActionMenu = ({ label, offered }) =>
+  offered.length > 0 &&
   h(
-    Box,
-    { overflowX: "auto", borderWidth: "1px", borderRadius: "md", tabIndex: 0, role: "region", "aria-label": label },
+    Menu.Root,
+    { lazyMount: true, unmountOnExit: true, positioning: { placement: "bottom-end" } },
+    h(Menu.Trigger, { asChild: true }, h(Button, { size: "xs", variant: "outline", colorPalette: "gray", "aria-label": label, title: label }, "⋯")),
     h(
-      Table.Root,
-      { size: "sm", "aria-label": label },
+      Portal,
+      null,
       h(
-        Table.Header,
+        Menu.Positioner,
         null,
         h(
-          Table.Row,
+          Menu.Content,
           null,
-          columns.map(([title, isNumber, name], place) =>
-            h(
-              Table.ColumnHeader,
-              {
-                key: place,
-                textAlign: isNumber ? "end" : "start",
-                whiteSpace: "nowrap",
-                "aria-sort": direction(name, sort),
-              },
-              h(Title, { title, name, sort }),
-            ),
+          offered.map(([verb, act, destroys]) =>
+            h(Menu.Item, { key: verb, value: verb, color: destroys ? "red.fg" : undefined, onClick: act }, verb),
           ),
         ),
       ),
-      h(Table.Body, null, children),
     ),
   );
 
-const NUMBER = { textAlign: "end", whiteSpace: "nowrap", fontVariantNumeric: "tabular-nums" };
-
-export const Cell = ({ number = false, children, ...rest }) =>
-  h(Table.Cell, { verticalAlign: "top", ...(number && NUMBER), ...rest }, children);
-
 // What a batch failed on.
 export const Told = ({ error }) =>
-  error && h(Text, { color: "red.fg", fontSize: "xs", lineClamp: 3, title: error }, error);
+  error && h(Text, { color: "red.fg", fontSize: "xs", lineClamp: 3, overflowWrap: "anywhere", title: error }, error);
 
-export const Fact = ({ name, children }) =>
+export const Fact = ({ name, hint, children }) =>
   h(
     Box,
-    null,
+    { title: hint },
     h(Text, { as: "dt", color: "fg.muted", fontSize: "xs" }, name),
     h(Box, { as: "dd", fontVariantNumeric: "tabular-nums" }, children),
   );
@@ -196,16 +167,24 @@ export const Fact = ({ name, children }) =>
 // The DAGs that are paused.
 export const Paused = createContext([]);
 
-export const DagLinks = ({ dags }) => {
+const DagLink = ({ dag }) => {
   const paused = useContext(Paused);
-  return dags.map((dag) =>
-    h(
-      Box,
-      { key: dag },
-      h(To, { to: `/dags/${encodeURIComponent(dag)}` }, dag),
-      paused.includes(dag) && h(Text, { as: "span", color: "orange.fg", fontSize: "xs" }, " paused"),
-    ),
+  return h(
+    Fragment,
+    null,
+    h(To, { to: `/dags/${encodeURIComponent(dag)}`, title: dag }, breakable(dag)),
+    paused.includes(dag) && h(Text, { as: "span", color: "orange.fg", fontSize: "xs" }, " paused"),
   );
 };
 
-export const Dags = ({ dags }) => h(Cell, { maxW: "16rem", overflowWrap: "anywhere" }, h(DagLinks, { dags }));
+export const DagLinks = ({ dags }) => dags.map((dag) => h(Box, { key: dag }, h(DagLink, { dag })));
+
+// The DAGs of a consumer in a line beneath its name.
+export const DagLine = ({ dags }) =>
+  dags.length > 0 &&
+  h(
+    Text,
+    { as: "div", fontSize: "xs", overflowWrap: "anywhere" },
+    h(Text, { as: "span", color: "fg.muted" }, dags.length === 1 ? "DAG " : "DAGs "),
+    dags.map((dag, place) => h(Fragment, { key: dag }, place > 0 && ", ", h(DagLink, { dag }))),
+  );

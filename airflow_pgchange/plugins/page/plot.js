@@ -1,12 +1,13 @@
 // Lines over time, and a small one for a row of a table: plain SVG in the shell's own colours.
 import { Fragment, chakra, h, useState } from "./shell.js";
+import { UNKNOWN } from "./words.js";
 
 const { Box, Text } = chakra;
 
 const colour = (name) => `var(--chakra-colors-${name})`;
 
 const WIDTH = 1000;
-const HEIGHT = 200;
+const HEIGHT = 150;
 const EDGE = { left: 80, right: 16, top: 12, bottom: 26 };
 const HOUR = 3600_000;
 // Longer without a sample than this, nobody looked.
@@ -107,7 +108,7 @@ export const Plot = ({ title, samples, series, told, above }) => {
           Box,
           { key: name, display: "flex", gap: 2, alignItems: "center", fontVariantNumeric: "tabular-nums" },
           h(Box, { as: "span", "aria-hidden": true, w: "14px", h: "3px", style: { background: colour(tone) } }),
-          `${name}: ${shown === undefined || value(shown) === null ? "?" : told(value(shown))}`,
+          `${name}: ${shown === undefined || value(shown) === null ? UNKNOWN : told(value(shown))}`,
         ),
       ),
       h(
@@ -160,17 +161,17 @@ export const Spark = ({ name, values }) => {
   return h(
     "svg",
     {
-      viewBox: "0 0 92 24",
-      width: 92,
+      viewBox: "0 0 76 24",
+      width: 76,
       height: 24,
       role: "img",
       "aria-label": `Ready for ${name} in the last hour: at most ${Math.max(...known).toLocaleString()}`,
       style: { display: "inline-block", verticalAlign: "middle" },
     },
-    h("line", { x1: 1, x2: 91, y1: 22, y2: 22, stroke: colour("border") }),
+    h("line", { x1: 1, x2: 75, y1: 22, y2: 22, stroke: colour("border") }),
     h("path", {
       d: path(samples, (sample) => sample.value, (sample) => [
-        2 + (sample.time / (values.length - 1)) * 88,
+        2 + (sample.time / (values.length - 1)) * 72,
         22 - (sample.value / top) * 20,
       ]),
       fill: "none",

@@ -2,7 +2,8 @@
 import { chakra, h } from "./shell.js";
 import { queues as ask } from "./api.js";
 import { eachDatabase } from "./each.js";
-import { Cell, Empty, Guide, Name, Rows, Section } from "./pieces.js";
+import { Empty, Guide, Name, NamedLink, Section } from "./pieces.js";
+import { Cell, Rows } from "./table.js";
 import { To, at, atConsumer } from "./views.js";
 import { about, absolute, count, many, span } from "./words.js";
 
@@ -40,7 +41,7 @@ const Row = ({ queue, first, rows, connection }) =>
     h(
       Cell,
       { minW: "8rem", maxW: "24rem", overflowWrap: "anywhere" },
-      h(To, { to: atConsumer({ connection, kind: "queue", consumer: `queue:${queue.queue}/${queue.consumer}` }) }, queue.consumer),
+      h(NamedLink, { to: atConsumer({ connection, kind: "queue", consumer: `queue:${queue.queue}/${queue.consumer}` }) }, queue.consumer),
       queue.selector && h(Text, { color: "fg.muted", fontSize: "xs" }, `where ${queue.selector}`),
       queue.trouble && h(Text, { color: "orange.fg", fontSize: "xs" }, queue.trouble),
     ),
@@ -84,4 +85,4 @@ const Queues = ({ found, title, database: { connection } }) =>
         ),
   );
 
-export const AllQueues = eachDatabase({ ask, title: "Queues", Shown: Queues });
+export const AllQueues = eachDatabase({ ask, title: "Queues", Shown: Queues, isEmpty: ({ queues }) => !queues.length });

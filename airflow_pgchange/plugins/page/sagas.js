@@ -2,13 +2,14 @@
 import { Fragment, chakra, h, useCallback, useRef, useState } from "./shell.js";
 import { saga as askOne, sagas as ask, useLive } from "./api.js";
 import { eachDatabase } from "./each.js";
-import { Act, Ago, Cell, Empty, Guide, Held, Name, Rows, Section, State, Told } from "./pieces.js";
-import { Steps, inOrder } from "./steps.js";
-import { many } from "./words.js";
+import { Act, Ago, Empty, Guide, Held, Name, Section, State, Told, breakable } from "./pieces.js";
+import { ACTIONS, Cell, Opened, Rows } from "./table.js";
+import { Steps, inOrder, retry, stateOf } from "./steps.js";
+import { absolute, many } from "./words.js";
 
 const { Box, Table, Text } = chakra;
 
-const COLUMNS = [["State"], ["Saga"], ["Steps", true], ["At"], ["Began", true], ["Last change", true], ["What is wrong"], ["Actions"]];
+const COLUMNS = [["State"], ["Saga"], ["Steps", true], ["At"], ["Began", true], ["What is wrong"], ACTIONS];
 const STEPS = [["State"], ["Step"], ["After"], ["Message"], ["Try", true], ["Last change", true], ["Error"]];
 
 const isOpen = ({ state }) => state === "forward" || state === "rolling back";
@@ -30,7 +31,12 @@ const Step = ({ step }) =>
   h(
     Table.Row,
     null,
-    h(Cell, null, h(State, { word: step.state })),
+    h(
+      Cell,
+      null,
+      h(State, { word: stateOf(step) }),
+      retry(step) && h(Text, { color: "fg.muted", fontSize: "xs", whiteSpace: "nowrap", title: absolute(step.retry_at) }, retry(step)),
+    ),
     h(Cell, { minW: "8rem" }, h(Name, null, step.step)),
     h(Cell, null, step.after.join(", ")),
     h(
@@ -58,21 +64,17 @@ const Content = ({ connection, saga, mayRead }) => {
   const problem = trouble ?? said?.trouble;
   const steps = inOrder(said?.steps ?? []);
   return h(
-    Table.Row,
-    null,
-    h(
-      Cell,
-      { colSpan: COLUMNS.length, bg: "bg.subtle" },
-      problem && h(Text, { role: "alert", color: "red.fg" }, problem),
-      steps.length > 0 && h(
-        Fragment,
-        null,
-        h(Box, { overflowX: "auto", mb: 3, tabIndex: 0, role: "region", "aria-label": `Drawing of ${name}` }, h(Steps, { name, steps })),
-        h(Rows, { label: `Steps of ${name}`, columns: STEPS }, steps.map((step) => h(Step, { key: step.iid, step }))),
-        mayRead && h(Text, { fontWeight: "medium", mt: 3 }, "What it was started with"),
-        mayRead &&
-          (said.data ? h(Held, { label: `What ${name} was started with`, held: said.data }) : h(Text, { color: "fg.muted" }, "That is not kept any more.")),
-      ),
+    Opened,
+    { columns: COLUMNS.length },
+    problem && h(Text, { role: "alert", color: "red.fg" }, problem),
+    steps.length > 0 && h(
+      Fragment,
+      null,
+      h(Box, { overflowX: "auto", mb: 3, tabIndex: 0, role: "region", "aria-label": `Drawing of ${name}` }, h(Steps, { name, steps })),
+      h(Rows, { label: `Steps of ${name}`, columns: STEPS }, steps.map((step) => h(Step, { key: step.iid, step }))),
+      mayRead && h(Text, { fontWeight: "medium", mt: 3 }, "What it was started with"),
+      mayRead &&
+        (said.data ? h(Held, { label: `What ${name} was started with`, held: said.data }) : h(Text, { color: "fg.muted" }, "That is not kept any more.")),
     ),
   );
 };
@@ -89,24 +91,24 @@ const Row = ({ saga, opened, open }) =>
       h(Text, { color: "fg.muted", fontSize: "xs" }, `number ${saga.id}`),
     ),
     h(Cell, { number: true }, progress(saga)),
-    h(Cell, { minW: "8rem", maxW: "18rem", overflowWrap: "anywhere" }, where(saga)),
+    h(Cell, { minW: "8rem", maxW: "18rem", overflowWrap: "anywhere" }, breakable(where(saga))),
     h(
       Cell,
       { number: true },
       h(Ago, { time: saga.started_at }),
+      h(Text, { color: "fg.muted", fontSize: "xs" }, "last change ", h(Ago, { time: saga.changed_at })),
       isOpen(saga) && saga.deadline && h(Text, { color: "fg.muted", fontSize: "xs" }, "deadline ", h(Ago, { time: saga.deadline })),
     ),
-    h(Cell, { number: true }, h(Ago, { time: saga.changed_at })),
     h(
       Cell,
       { minW: "12rem", maxW: "30rem", overflowWrap: "anywhere" },
       h(Told, { error: saga.stuck }),
       saga.is_stuck && !saga.stuck && "It does not get on: who may read the connection sees why.",
-      saga.reason && h(Text, { color: "fg.muted", fontSize: "xs" }, `undone for: ${saga.reason}`),
+      saga.reason && h(Text, { color: "fg.muted", fontSize: "xs", overflowWrap: "anywhere" }, `undone for: ${saga.reason}`),
     ),
     h(
       Cell,
-      null,
+      { pinned: true },
       h(
         Act,
         { label: `${opened ? "Hide" : "Show"} saga ${saga.id}`, expanded: opened, onClick: open },
@@ -147,4 +149,4 @@ const Sagas = ({ found, title, database: { connection, may_read: mayRead } }) =>
   );
 };
 
-export const AllSagas = eachDatabase({ ask, title: "Sagas", Shown: Sagas });
+export const AllSagas = eachDatabase({ ask, title: "Sagas", Shown: Sagas, isEmpty: ({ sagas }) => !sagas.length });

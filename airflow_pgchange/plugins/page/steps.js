@@ -1,9 +1,9 @@
 // The steps of a saga as they come after each other: plain SVG in the shell's own colours, and the same in words.
 import { h } from "./shell.js";
 import { LOOKS } from "./pieces.js";
-import { many } from "./words.js";
+import { many, since } from "./words.js";
 
-const BOX = { width: 168, height: 46, right: 52, down: 16 };
+const BOX = { width: 196, height: 46, right: 48, down: 16 };
 const EDGE = 6;
 
 const colour = (name) => `var(--chakra-colors-${name})`;
@@ -46,9 +46,19 @@ const places = (steps) => {
 
 const cut = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
 
+// A step that is put back waits, though no other step is in its way.
+const isPutBack = ({ state, retry_at: time }) => time !== null && (state === "ready" || state === "to compensate");
+
+export const stateOf = (step) => (isPutBack(step) && step.state === "ready" ? "waiting" : step.state);
+
+// When a step that is put back is tried again; null for every other step.
+export const retry = (step) => (isPutBack(step) ? `retry ${Date.parse(step.retry_at) > Date.now() ? since(step.retry_at, Date.now(), 0) : "now"}` : null);
+
+const stated = (step) => [stateOf(step), retry(step)].filter((part) => part !== null).join(", ");
+
 const sentence = (steps) =>
   steps
-    .map((step) => `${step.step}${step.after.length ? `, after ${step.after.join(" and ")}` : ""}: ${step.state}.`)
+    .map((step) => `${step.step}${step.after.length ? `, after ${step.after.join(" and ")}` : ""}: ${stated(step)}.`)
     .join(" ");
 
 const Line = ({ from, to }) => {
@@ -64,11 +74,11 @@ const Line = ({ from, to }) => {
 };
 
 const Box = ({ step, place }) => {
-  const [palette, icon] = LOOKS[step.state] ?? LOOKS.unknown;
+  const [palette, icon] = LOOKS[stateOf(step)] ?? LOOKS.unknown;
   return h(
     "g",
     { transform: `translate(${place.x} ${place.y})` },
-    h("title", null, `${step.step}: ${step.state}`),
+    h("title", null, `${step.step}: ${stated(step)}`),
     h("rect", {
       width: BOX.width,
       height: BOX.height,
@@ -77,8 +87,8 @@ const Box = ({ step, place }) => {
       stroke: colour(`${palette}-fg`),
       strokeWidth: step.state === "in work" ? 2.5 : 1,
     }),
-    h("text", { x: 10, y: 19, fill: colour("fg"), style: { fontWeight: 600 } }, cut(step.step, 22)),
-    h("text", { x: 10, y: 36, fill: colour(`${palette}-fg`) }, `${icon} ${step.state}`),
+    h("text", { x: 10, y: 19, fill: colour("fg"), style: { fontWeight: 600 } }, cut(step.step, 25)),
+    h("text", { x: 10, y: 36, fill: colour(`${palette}-fg`) }, `${icon} ${stated(step)}`),
   );
 };
 

@@ -3,7 +3,8 @@ import { Fragment, chakra, h } from "./shell.js";
 import { topology as ask } from "./api.js";
 import { Buckets, number, size, whose, withGaps } from "./buckets.js";
 import { eachDatabase } from "./each.js";
-import { Ago, Call, Cell, Empty, Fact, Guide, Name, Rows, Section, State } from "./pieces.js";
+import { Ago, Call, Empty, Fact, Guide, Name, Section, State } from "./pieces.js";
+import { Cell, Rows } from "./table.js";
 import { count, many } from "./words.js";
 
 const { Box, Table, Text } = chakra;
@@ -151,4 +152,4 @@ const Topology = ({ found, title, database: { connection } }) => {
   );
 };
 
-export const AllTopologies = eachDatabase({ ask, title: "Topology", Shown: Topology });
+export const AllTopologies = eachDatabase({ ask, title: "Topology", Shown: Topology, isEmpty: ({ replicasets }) => !replicasets.length });

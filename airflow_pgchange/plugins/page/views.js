@@ -35,7 +35,7 @@ export const To = ({ to, children, ...rest }) =>
 export const Tabs = ({ views, view }) =>
   h(
     chakra.Box,
-    { as: "nav", "aria-label": "Views of PG changes", display: "flex", flexWrap: "wrap", gap: 1, mt: 3, borderBottomWidth: "1px" },
+    { as: "nav", "aria-label": "Views of PG feeds", display: "flex", flexWrap: "wrap", gap: 1, mt: 3, borderBottomWidth: "1px" },
     views.map(([name, title]) => {
       const current = name === (view === "consumer" ? "" : view);
       return h(

@@ -1,6 +1,7 @@
 // What watchers of feeds see, and whether they look at all.
 import { chakra, h } from "./shell.js";
-import { Ago, Cell, Dags, Empty, Name, Rows, Section, State } from "./pieces.js";
+import { Ago, Empty, Name, Section, State } from "./pieces.js";
+import { Cell, Dags, Rows } from "./table.js";
 import { asking, count, span } from "./words.js";
 
 const { Box, Table, Text } = chakra;

@@ -16,15 +16,17 @@ export const span = (seconds) => {
 // A server's clock may be some seconds ahead of ours.
 const AHEAD = 10;
 
-export const since = (time, now = Date.now()) => {
+export const since = (time, now = Date.now(), ahead = AHEAD) => {
   if (time === null || time === undefined) return "";
   const seconds = (now - Date.parse(time)) / 1000;
-  return seconds < -AHEAD ? `in ${span(-seconds)}` : `${span(seconds)} ago`;
+  return seconds < -ahead ? `in ${span(-seconds)}` : `${span(seconds)} ago`;
 };
 
 export const absolute = (time) => (time === null || time === undefined ? undefined : new Date(time).toLocaleString());
 
-const numbered = (number, sign) => (number === null ? "?" : sign + number.toLocaleString());
+export const UNKNOWN = "unknown";
+
+const numbered = (number, sign) => (number === null ? UNKNOWN : sign + number.toLocaleString());
 
 // A number, or where it is not all the least that there is.
 export const count = (number, all = true) => numbered(number, all === false ? "≥ " : "");
@@ -38,7 +40,7 @@ export const called = (consumers, connection, kind, name) =>
 
 // Changes a second.
 export const rate = (number) => {
-  if (number === null) return "?";
+  if (number === null) return UNKNOWN;
   if (number === 0) return "0/s";
   if (number < 0.1) return "< 0.1/s";
   return `${number.toLocaleString(undefined, { maximumFractionDigits: number < 10 ? 1 : 0 })}/s`;

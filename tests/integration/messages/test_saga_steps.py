@@ -8,7 +8,7 @@ from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
 from airflow_pgchange.messages import RollBack, TryAgain, start_saga
 from tests.conftest import database
 from tests.queues import consume, one
-from tests.sagas import TOUR, run
+from tests.sagas import TOUR, due, run
 
 pytestmark = [pytest.mark.hstore, pytest.mark.usefixtures("few_sessions")]
 
@@ -85,6 +85,36 @@ def test_a_step_tells_what_it_comes_after_and_what_its_last_try_failed_on(db, co
         "ready",
     )
     assert connection.execute(query, [saga, "room"]).fetchone() == ([], "rooms", 1, None, "done")
+
+
+def retries(connection, saga):
+    """The steps that are put back, and in about how many minutes they come again."""
+    query = "select step, round(extract(epoch from due_at - now()) / 60) from mbus.saga_retries(%s)"
+    return dict(connection.execute(query, [saga]).fetchall())
+
+
+def test_a_step_that_is_put_back_tells_when_it_comes_again(db, connection, saga):
+    assert retries(connection, saga) == {}
+    run(db, answering(there=TryAgain("no seat", delay=300)), queue_names=["rooms", "tickets"])
+    assert retries(connection, saga) == {"there": 5}
+    due(connection, "tickets")
+    assert retries(connection, saga) == {}
+
+
+def test_a_compensation_that_is_put_back_tells_when_it_comes_again(db, connection, saga):
+    put_back = TryAgain("the office is closed", delay=600)
+    run(
+        db,
+        lambda work, _: put_back if work.kind == "compensation" else RollBack("full") if work.step == "back" else None,
+        queue_names=["rooms", "tickets", "cancel_rooms"],
+    )
+    assert retries(connection, saga) == {"room": 10}
+
+
+def test_the_retries_of_a_saga_are_told_though_another_queue_of_it_was_dropped(db, connection, saga):
+    run(db, answering(there=TryAgain("no seat", delay=300)), queue_names=["rooms", "tickets"])
+    connection.execute("select mbus.drop_queue('transfers')")
+    assert retries(connection, saga) == {"there": 5}
 
 
 def test_a_step_that_is_done_is_so_whoever_else_gave_its_message_up(db, connection):
@@ -272,5 +302,7 @@ def test_who_consumes_reads_what_a_saga_was_started_with_until_it_was_received(o
 
 def test_the_steps_of_a_saga_are_refused_to_who_may_use_no_queue_of_it(owner, role, connect_to):
     number = one(owner, "insert into mbus.saga (name) values ('s') returning id")
-    with pytest.raises(Exception, match="Access denied"):
-        states(connect_to(role("stranger").conninfo), number)
+    stranger = connect_to(role("stranger").conninfo)
+    for look in (states, retries):
+        with pytest.raises(Exception, match="Access denied"):
+            look(stranger, number)

@@ -1,0 +1,88 @@
+// Tables: their heads say units and sort, and their actions stay in sight however narrow the window is.
+import { chakra, h } from "./shell.js";
+import { DagLinks } from "./pieces.js";
+
+const { Box, Table, Text } = chakra;
+
+// A cell at the right edge that does not scroll away.
+const PINNED = {
+  position: "sticky",
+  right: 0,
+  bg: "bg",
+  zIndex: 1,
+  boxShadow: "-6px 0 6px -6px var(--chakra-colors-border-emphasized)",
+};
+
+export const ACTIONS = ["Actions", false, null, { pinned: true }];
+
+const Title = ({ title, name, sort, hint }) => {
+  if (!name || !sort) return title;
+  const down = sort.order === `-${name}`;
+  const sorted = down || sort.order === name;
+  return h(
+    Box,
+    {
+      as: "button",
+      type: "button",
+      cursor: "pointer",
+      fontWeight: sorted ? "semibold" : "inherit",
+      title: hint ? `${hint}. Press to sort.` : `Sort by ${title}`,
+      onClick: () => sort.choose(sorted && !down ? `-${name}` : sorted ? "" : name),
+    },
+    title,
+    h("span", { "aria-hidden": true }, sorted ? (down ? " ↓" : " ↑") : ""),
+  );
+};
+
+const direction = (name, sort) => {
+  if (!name || !sort) return undefined;
+  return { [name]: "ascending", [`-${name}`]: "descending" }[sort.order] ?? "none";
+};
+
+const Head = ({ column: [title, isNumber, name, { unit, hint, pinned } = {}], sort }) =>
+  h(
+    Table.ColumnHeader,
+    {
+      textAlign: isNumber ? "end" : "start",
+      verticalAlign: "top",
+      whiteSpace: unit ? "nowrap" : "normal",
+      title: hint,
+      "aria-sort": direction(name, sort),
+      ...(pinned && PINNED),
+    },
+    h(Title, { title, name, sort, hint }),
+    unit && h(Text, { color: "fg.muted", fontSize: "xs", fontWeight: "normal" }, unit),
+  );
+
+// columns: [title, whether it is a number, the name by which it is sorted, {unit, hint, pinned}]; sort: the order, and what
+// chooses another.
+export const Rows = ({ label, columns, sort, children }) =>
+  h(
+    Box,
+    { overflowX: "auto", borderWidth: "1px", borderRadius: "md", tabIndex: 0, role: "region", "aria-label": label },
+    h(
+      Table.Root,
+      { size: "sm", "aria-label": label },
+      h(Table.Header, null, h(Table.Row, null, columns.map((column, place) => h(Head, { key: place, column, sort })))),
+      h(Table.Body, null, children),
+    ),
+  );
+
+const NUMBER = { textAlign: "end", whiteSpace: "nowrap", fontVariantNumeric: "tabular-nums" };
+
+export const Cell = ({ number = false, pinned = false, children, ...rest }) =>
+  h(Table.Cell, { verticalAlign: "top", ...(number && NUMBER), ...(pinned && PINNED), ...rest }, children);
+
+// A text in a word or two; where it is not known, why.
+// A row that opens beneath another: it is no wider than the table is without it.
+export const Opened = ({ columns, children, ...rest }) =>
+  h(
+    Table.Row,
+    rest,
+    h(Table.Cell, { colSpan: columns, bg: "bg.subtle" }, h(Box, { w: 0, minW: "100%" }, children)),
+  );
+
+export const Amount = ({ known, why, children }) =>
+  h(Cell, { number: true, ...(!known && { color: "fg.muted", title: why }) }, children);
+
+export const Dags = ({ dags }) => h(Cell, { minW: "8rem", maxW: "16rem", overflowWrap: "anywhere" }, h(DagLinks, { dags }));

@@ -1,0 +1,66 @@
+"""PNG files of few bytes: with a palette, which a screen of text hardly exceeds, and compressed as far as it goes."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+
+import numpy as np
+from playwright.sync_api import Browser
+
+COLOURS = 256
+"""So many a palette of PNG may have."""
+DECODED = """
+async (encoded) => {
+    const image = new Image();
+    image.src = `data:image/png;base64,${encoded}`;
+    await image.decode();
+    const canvas = new OffscreenCanvas(image.width, image.height).getContext('2d');
+    canvas.drawImage(image, 0, 0);
+    const bytes = canvas.getImageData(0, 0, image.width, image.height).data;
+    let text = '';
+    for (let at = 0; at < bytes.length; at += 30000) text += String.fromCharCode(...bytes.subarray(at, at + 30000));
+    return [image.width, image.height, btoa(text)];
+}
+"""
+"""The browser knows how to read a PNG: its width, its height, and its pixels in base64, with four bytes each."""
+
+
+def smaller(browser: Browser, image: bytes) -> bytes:
+    """The same picture with a palette. A colour that is not in it becomes the nearest that is."""
+    tab = browser.new_page()
+    width, height, encoded = tab.evaluate(DECODED, base64.b64encode(image).decode())
+    tab.close()
+    palette, places = _reduced(np.frombuffer(base64.b64decode(encoded), "<u4") & 0xFFFFFF)
+    rows = np.zeros((height, width + 1), np.uint8)
+    # The first byte of a row names its filter: none, which is best for a palette.
+    rows[:, 1:] = places.reshape(height, width)
+    header = struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + b"".join((
+        _chunk(b"IHDR", header),
+        _chunk(b"PLTE", palette.tobytes()),
+        _chunk(b"IDAT", zlib.compress(rows.tobytes(), 9)),
+        _chunk(b"IEND", b""),
+    ))
+
+
+def _reduced(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A palette, three bytes for each colour, and the place of each pixel in it."""
+    known, places, counts = np.unique(pixels, return_inverse=True, return_counts=True)
+    colours = known.view(np.uint8).reshape(-1, 4)[:, :3]
+    colours = colours.astype(int)
+    nearest = np.zeros(len(colours), np.uint8)
+    distances = np.full(len(colours), 3 * 255**2)
+    palette = []
+    for number in range(min(COLOURS, len(colours))):
+        # Next, the colour that looks worst so far: far from the palette, and on many pixels.
+        palette.append(colours[(distances * counts).argmax()])
+        from_it = ((colours - palette[-1]) ** 2).sum(axis=1)
+        nearest[from_it < distances] = number
+        distances = np.minimum(distances, from_it)
+    return np.array(palette, np.uint8), nearest[places]
+
+
+def _chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))

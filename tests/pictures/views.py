@@ -1,0 +1,103 @@
+"""Which pictures there are, and how a browser takes each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import urlencode
+
+from playwright.sync_api import Browser, BrowserContext, Page, expect
+
+from tests.browser import come_back
+
+Theme = Literal["light", "dark"]
+THEMES: tuple[Theme, ...] = ("light", "dark")
+WIDTH = 1240
+"""Pixels: the guide shows a picture about so wide."""
+PATIENCE = 60_000
+"""Milliseconds that a view may take to show what it is to show."""
+LOOKS = 4_000
+"""Milliseconds after which the page has asked twice: its numbers are those of now."""
+SCROLLED = "document.querySelector('[data-page=pgchange]').scrollTo(0, 0)"
+CUT = """
+() => [...document.querySelectorAll('[data-page=pgchange] button')].filter((button) => {
+    const box = button.getBoundingClientRect();
+    const table = button.closest('[role=region]')?.getBoundingClientRect();
+    return table && (box.right > table.right || box.left < table.left);
+}).map((button) => button.getAttribute('aria-label') ?? button.textContent)
+"""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """``view`` is the address behind ``/plugin/pgchange/``. ``shown`` are the names of tables that must be there, ``pressed``
+    is the name of a button to press before the picture is taken."""
+
+    name: str
+    height: int
+    view: str
+    shown: tuple[str, ...]
+    pressed: str | None = None
+    theme: Theme = "light"
+
+
+AUDIT = urlencode({"connection": "airline", "kind": "commit", "consumer": "commits:movement_audit/0"})
+PICTURES = (
+    Picture("page-light", 1000, "", ("What needs a person", "Consumers")),
+    Picture("page-dark", 1000, "", ("What needs a person", "Consumers"), theme="dark"),
+    Picture("page-consumer-light", 1110, f"consumer?{AUDIT}", ("Batches of the last day",)),
+    Picture("page-backfills-dark", 540, "backfills", ("Backfills in airline",), theme="dark"),
+    Picture("page-queues-light", 830, "queues", ("Queues in airline",)),
+    Picture("page-saga-light", 900, "sagas", ("Sagas in airline",), pressed="Show saga 3"),
+    Picture("page-events-light", 830, "events", ("Groups in airline", "Partitions in airline")),
+    Picture("page-topology-light", 1165, "topology", ("Instances in catalogue",)),
+)
+
+
+def warm_up(context: BrowserContext, url: str) -> None:
+    """Look at the overview until it tells how the last hour was."""
+    tab = context.new_page()
+    tab.set_default_timeout(PATIENCE)
+    come_back(tab, url)
+    tab.get_by_role("img", name="Ready for commits:movement_audit/0 in the last hour").wait_for()
+    tab.close()
+
+
+@contextmanager
+def opened(browser: Browser) -> Iterator[dict[Theme, BrowserContext]]:
+    """A context of the browser for each theme: what a context has loaded, it does not load again."""
+    with ExitStack() as open_contexts:
+        yield {
+            theme: open_contexts.enter_context(browser.new_context(color_scheme=theme, locale="en-US", timezone_id="UTC"))
+            for theme in THEMES
+        }
+
+
+def take(context: BrowserContext, url: str, picture: Picture) -> bytes:
+    """The PNG of a picture. Raises AssertionError if a button of a table is cut."""
+    tab = context.new_page()
+    tab.set_default_timeout(PATIENCE)
+    expect.set_options(timeout=PATIENCE)
+    tab.set_viewport_size({"width": WIDTH, "height": picture.height})
+    come_back(tab, url, view=picture.view)
+    for table in picture.shown:
+        expect(tab.get_by_role("table", name=table, exact=True)).to_be_visible()
+    if picture.pressed is not None:
+        tab.get_by_role("button", name=picture.pressed, exact=True).click()
+    tab.wait_for_timeout(LOOKS)
+    _settle(tab)
+    cut = tab.evaluate(CUT)
+    assert cut == [], f"{picture.name}: these buttons are cut: {cut}"
+    image = tab.screenshot(animations="disabled")
+    tab.close()
+    return image
+
+
+def _settle(tab: Page) -> None:
+    """Take the focus and the pointer away, and wait for what moves."""
+    tab.mouse.move(0, 0)
+    tab.evaluate("document.activeElement.blur()")
+    tab.evaluate(SCROLLED)
+    tab.wait_for_function("document.getAnimations().every((one) => one.playState !== 'running')")
