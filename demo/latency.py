@@ -39,12 +39,15 @@ class Latency:
         return max((moment for moment, _ in self._commits), default=self._clock())
 
     def percentiles(self, *shares: float, started: bool = False) -> list[float]:
-        """For each share of the changes, the seconds in which they were in the result; of those that are there.
-        ``started``: of those that were committed once there was a first result."""
+        """Return for each share of the changes in the result the seconds from their commit to the result.
+
+        With ``started`` only changes count that were committed after the first result. Return an empty list if there
+        are none.
+        """
         since = next((moment for moment, total in self._results if total), math.inf) if started else 0.0
         took = sorted((seconds, count) for committed, seconds, count in self._took() if committed >= since)
         total = sum(count for _, count in took)
-        return [_reached(took, share * total) for share in shares]
+        return [] if not took else [_reached(took, share * total) for share in shares]
 
     def _took(self) -> Iterator[tuple[float, float, int]]:
         results, place, counted = self._results, 0, 0

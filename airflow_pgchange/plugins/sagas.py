@@ -88,7 +88,8 @@ def steps(number: int, with_data: bool, connections: Connections) -> Steps:
     if "mbus" in versions.present(connection):
         retries = dict(rows(connection, SAGA_RETRIES, [number]))
         found.steps = [
-            Step(**row, retry_at=retries.get(row["step"])) for row in records(connection, SAGA_STEPS, [number])
+            Step(**row, retry_at=retries.get(row["step"]))
+            for row in records(connection, SAGA_STEPS, [number])
         ]
     data = ask(connection, select("mbus.saga_data", number)) if with_data and found.steps else None
     found.data = None if data is None else Content.of(data)

@@ -27,7 +27,9 @@ IMAGES = Path(__file__).parents[2] / "docs" / "images"
 def main(names: list[str]) -> int:
     wanted = [picture for picture in PICTURES if not names or picture.name in names]
     if unknown := set(names) - {picture.name for picture in wanted}:
-        print(f"there is no picture {', '.join(sorted(unknown))}: there are {', '.join(p.name for p in PICTURES)}")
+        print(
+            f"there is no picture {', '.join(sorted(unknown))}: there are {', '.join(p.name for p in PICTURES)}"
+        )
         return 2
     room.take()
     airflow_home.prepare()

@@ -10,14 +10,18 @@ SAMPLES = """
 insert into pgchange.sample (sampled_by, kind, consumer, at, ready, ready_exact, waiting, oldest_seconds, number)
 select current_user, s.kind, s.consumer, now() - make_interval(secs => ago), x.ready, x.ready <= 1000,
        case when is_stuck and ago < stuck then round(s.waiting * (1 - ago / stuck)) else 0 end,
-       case when is_stuck and ago < stuck then stuck - ago when ago < period then period - ago when x.ready > 0 then since end, row_number() over ()
+       case when is_stuck and ago < stuck then stuck - ago
+            when ago < period then period - ago
+            when x.ready > 0 then since end,
+       row_number() over ()
 from pgchange.status() as s
 cross join generate_series(%(every)s, 3600, %(every)s) as g(ago)
 -- Its batches, by the name of the consumer: how often, and when the last one was.
 cross join lateral (select 80 + abs(hashtext(s.consumer)) %% 60 as period) as p
 cross join lateral (select (3600 - ago + abs(hashtext(s.kind || s.consumer)) %% 97) %% period as since) as b
 cross join lateral (
-    select s.error is not null or s.held_back_by is not null as is_stuck, 840.0 as stuck, greatest(least(s.ready, 900), 60) as most
+    select s.error is not null or s.held_back_by is not null as is_stuck, 840.0 as stuck,
+           greatest(least(s.ready, 900), 60) as most
 ) as m
 cross join lateral (
     select case
@@ -29,8 +33,10 @@ cross join lateral (
 where s.ready is not null
 """
 BATCHES = """
-insert into pgchange.batch (kind, consumer, batch_id, attempt, count, claimed_at, acked_at, seconds, number, noted_at, run)
-select s.kind, s.consumer, gen_random_uuid(), 1, x.count, x.began, x.began + make_interval(secs => x.took + 0.3), jsonb_build_object(
+insert into pgchange.batch (
+    kind, consumer, batch_id, attempt, count, claimed_at, acked_at, seconds, number, noted_at, run)
+select s.kind, s.consumer, gen_random_uuid(), 1, x.count, x.began, x.began + make_interval(secs => x.took + 0.3),
+       jsonb_build_object(
            'claim', round((0.02 + x.part * 0.05)::numeric, 2), 'process', round((x.took * 0.8)::numeric, 2),
            'merge', round((x.took * 0.2)::numeric, 2)), 0, x.began,
        %(run)s || '/asset__' || replace(to_char(x.began at time zone 'UTC', 'YYYY-MM-DD"T"HH24%%3AMI%%3ASS'), ':', '%%3A')
@@ -39,7 +45,8 @@ from pgchange.status() as s
 cross join generate_series(1, 40) as n
 cross join lateral (select abs(hashtext(s.consumer || n)) %% 100 / 100.0 as part) as p
 cross join lateral (
-    select 40 + round(part * 260) as count, now() - make_interval(secs => n * 85 + part * 30) as began, 0.8 + part * 3 as took, part
+    select 40 + round(part * 260) as count, now() - make_interval(secs => n * 85 + part * 30) as began,
+           0.8 + part * 3 as took, part
 ) as x
 where s.consumer = %(consumer)s
 """

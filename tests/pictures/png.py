@@ -37,12 +37,14 @@ def smaller(browser: Browser, image: bytes) -> bytes:
     # The first byte of a row names its filter: none, which is best for a palette.
     rows[:, 1:] = places.reshape(height, width)
     header = struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + b"".join((
-        _chunk(b"IHDR", header),
-        _chunk(b"PLTE", palette.tobytes()),
-        _chunk(b"IDAT", zlib.compress(rows.tobytes(), 9)),
-        _chunk(b"IEND", b""),
-    ))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        (
+            _chunk(b"IHDR", header),
+            _chunk(b"PLTE", palette.tobytes()),
+            _chunk(b"IDAT", zlib.compress(rows.tobytes(), 9)),
+            _chunk(b"IEND", b""),
+        )
+    )
 
 
 def _reduced(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

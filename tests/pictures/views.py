@@ -32,8 +32,9 @@ CUT = """
 
 @dataclass(frozen=True)
 class Picture:
-    """``view`` is the address behind ``/plugin/pgchange/``. ``shown`` are the names of tables that must be there, ``pressed``
-    is the name of a button to press before the picture is taken."""
+    """A picture to take. ``view`` is the address behind ``/plugin/pgchange/``. The tables that ``shown`` names must be there.
+    The button ``pressed`` is pressed before the picture is taken.
+    """
 
     name: str
     height: int
@@ -70,7 +71,9 @@ def opened(browser: Browser) -> Iterator[dict[Theme, BrowserContext]]:
     """A context of the browser for each theme: what a context has loaded, it does not load again."""
     with ExitStack() as open_contexts:
         yield {
-            theme: open_contexts.enter_context(browser.new_context(color_scheme=theme, locale="en-US", timezone_id="UTC"))
+            theme: open_contexts.enter_context(
+                browser.new_context(color_scheme=theme, locale="en-US", timezone_id="UTC")
+            )
             for theme in THEMES
         }
 

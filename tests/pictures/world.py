@@ -35,7 +35,9 @@ DELAYS = CommitFeed("route_delay", 0)
 AUDIT = CommitFeed("movement_audit", 0)
 IN_ORDER = CommitFeed("punctuality", 0, in_order=True)
 ELSEWHERE = CommitFeed("cluster_audit", 0)
-MISFIT = "insert into public.route_delay values ('UA', 'EWR', 'ORD', 1, 1, 0, 9223372036854775807 + 1::bigint, 0)"
+MISFIT = (
+    "insert into public.route_delay values ('UA', 'EWR', 'ORD', 1, 1, 0, 9223372036854775807 + 1::bigint, 0)"
+)
 """A batch fails on this statement: a sum that its column cannot hold."""
 TOUR = Saga(
     "tour",
@@ -58,8 +60,19 @@ IN_TURN = ("rooms", "flights", "flights", "transfers", "transfers", "tour_end")
 """The queues in which the messages of a tour come, one after another."""
 TOURS: tuple[tuple[int, tuple[str, ...], dict[str, Answer]], ...] = (
     (7, IN_TURN, {}),
-    (8, IN_TURN[:2], {"flight_there": RollBack("flight_there is booked up"), "flight_back": RollBack("flight_back is booked up")}),
-    (9, IN_TURN[:3], {"flight_there": TryAgain("flight_there is in other hands", delay=timedelta(minutes=30))}),
+    (
+        8,
+        IN_TURN[:2],
+        {
+            "flight_there": RollBack("flight_there is booked up"),
+            "flight_back": RollBack("flight_back is booked up"),
+        },
+    ),
+    (
+        9,
+        IN_TURN[:3],
+        {"flight_there": TryAgain("flight_there is in other hands", delay=timedelta(minutes=30))},
+    ),
 )
 """Tours by their ids: whose messages are handled how often, and what the handlers answer. The first is booked, the second
 is undone, and the third goes on."""
@@ -113,7 +126,10 @@ def _process(feed: Feed, db: str, limit: int, run: str | None = None) -> None:
 def _fail(feed: Feed, db: str, limit: int, statement: str, times: int = 1, run: str = "") -> None:
     """Have a batch fail on a statement so many times."""
     for number in range(times):
-        with suppress(psycopg.Error), ConsumerTransaction(feed, db, run=run and f"{run}/{number + 1}") as transaction:
+        with (
+            suppress(psycopg.Error),
+            ConsumerTransaction(feed, db, run=run and f"{run}/{number + 1}") as transaction,
+        ):
             assert transaction.claim(limit)
             transaction.ack(lambda connection: connection.execute(statement))
 
@@ -142,7 +158,13 @@ def _commits(held: ExitStack, connection: Connection, databases: dict[str, str])
     _move(connection, 412)
     _give_up(AUDIT, airline, MISFIT, "the audit can do without it", limit=20, times=3)
     for number in range(3):
-        _give_up(AUDIT, airline, f"select 1 / 0 from public.movement where flight > {number}", "attempt 3 of 3", limit=5)
+        _give_up(
+            AUDIT,
+            airline,
+            f"select 1 / 0 from public.movement where flight > {number}",
+            "attempt 3 of 3",
+            limit=5,
+        )
     _fail(DELAYS, airline, 412, MISFIT, times=4, run=RUN)
     report = held.enter_context(psycopg.connect(airline, application_name="monthly_report"))
     report.execute("select pg_current_xact_id()")
@@ -175,7 +197,9 @@ def _tubes(connection: Connection, airline: str) -> None:
     tubes.attach(connection, "copies", "public.movement", shard=1)
     _move(connection, 50)
     for first in range(0, 2_000, 100):
-        connection.execute("update public.flight set departure_delay = 4 where id between %s and %s", [first, first + 99])
+        connection.execute(
+            "update public.flight set departure_delay = 4 where id between %s and %s", [first, first + 99]
+        )
     for worker, limit in ((0, 200), (1, 2_000)):
         _process(TubeFeed("copies", worker, 2), airline, limit)
     tubes.ensure(connection, "search")
@@ -188,7 +212,9 @@ def _tubes(connection: Connection, airline: str) -> None:
 
 def _backfill(connection: Connection, tube: str, table: str, chunks: int) -> None:
     """Carry out the first chunks of a backfill."""
-    ((number,),) = connection.execute("select tube.backfill_begin(%s, %s, null, null, 1000)", [tube, table]).fetchall()
+    ((number,),) = connection.execute(
+        "select tube.backfill_begin(%s, %s, null, null, 1000)", [tube, table]
+    ).fetchall()
     for _ in range(chunks):
         connection.execute("select tube.backfill_chunk(%s)", [number])
 
@@ -207,7 +233,8 @@ def _events(held: ExitStack, connection: Connection, airline: str) -> None:
         events.poll_all(connection)
         # A dispatch was when its id says: before the hours in which others were.
         connection.execute(
-            "update pgmb.dispatched set id = left(pgmb.create_event_id(now() - %s * interval '1 min', 0), 15) || right(id, 9) "
+            "update pgmb.dispatched set "
+            "id = left(pgmb.create_event_id(now() - %s * interval '1 min', 0), 15) || right(id, 9) "
             "where pgmb.extract_date_from_event_id(id) > now() - interval '1 min'",
             [minutes],
         )

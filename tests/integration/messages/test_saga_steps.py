@@ -105,7 +105,9 @@ def test_a_compensation_that_is_put_back_tells_when_it_comes_again(db, connectio
     put_back = TryAgain("the office is closed", delay=600)
     run(
         db,
-        lambda work, _: put_back if work.kind == "compensation" else RollBack("full") if work.step == "back" else None,
+        lambda work, _: (
+            put_back if work.kind == "compensation" else RollBack("full") if work.step == "back" else None
+        ),
         queue_names=["rooms", "tickets", "cancel_rooms"],
     )
     assert retries(connection, saga) == {"room": 10}
