@@ -32,8 +32,9 @@ CUT = """
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture to take. ``view`` is the address behind ``/plugin/pgchange/``. The tables that ``shown`` names must be there.
-    The button ``pressed`` is pressed before the picture is taken.
+    """A picture to take. ``view`` is the address behind ``/plugin/pgchange/``.
+
+    The tables that ``shown`` names must be there. The button ``pressed`` is pressed before the picture is taken.
     """
 
     name: str
