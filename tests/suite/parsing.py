@@ -1,9 +1,23 @@
-"""Python as a tree of its syntax, whatever else this process has to clean up."""
+"""Python as a tree of its syntax, and work that the garbage collector must not interrupt."""
 
 from __future__ import annotations
 
 import ast
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def collector_off() -> Iterator[None]:
+    """Keep the garbage collector from running inside the block, whoever has turned it off before."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def syntax(text: str) -> ast.Module:
@@ -11,12 +25,7 @@ def syntax(text: str) -> ast.Module:
 
     CPython before 3.11.8 keeps one count of how deep it is in a tree, for all trees (python/cpython#106905). The garbage
     collector may run while a tree is built. If a finalizer that it calls parses something itself, as the report of
-    a traceback does, the count is wrong afterwards, and ``ast.parse`` raises SystemError. So the collector waits.
+    a traceback does, the count is wrong afterwards, and ``ast.parse`` raises SystemError. So the collector is off.
     """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
+    with collector_off():
         return ast.parse(text)
-    finally:
-        if collects:
-            gc.enable()

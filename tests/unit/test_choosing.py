@@ -13,7 +13,7 @@ from tests.suite.choosing.changes import Change, changes
 from tests.suite.choosing.concern import concerned
 from tests.suite.choosing.feeds import FEEDS, of_feed
 from tests.suite.choosing.graph import Graph, read_graph
-from tests.suite.choosing.ranking import Choice, choose, rank, within
+from tests.suite.choosing.ranking import Choice, rank, within
 from tests.suite.parsing import syntax
 
 ROOT = Path(__file__).parents[2]
@@ -40,6 +40,10 @@ def repository(tmp_path: Path) -> Repository:
 @pytest.fixture(scope="module")
 def graph() -> Graph:
     return read_graph(ROOT)
+
+
+def choose(repo: Path, changed: Sequence[Change]) -> list[Choice]:
+    return rank(read_graph(repo), changed)
 
 
 def chosen(repo: Path, path: str, *lines: int) -> list[str]:
@@ -205,7 +209,7 @@ def test_of_two_tests_behind_the_same_function_the_one_with_the_words_of_the_cha
 def test_code_that_a_test_of_the_choosing_makes_up_reaches_nothing(repository):
     repo = repository({
         "sql/tube/13_claim.sql": CLAIM,
-        "tests/unit/test_choosing.py": "from tests.suite.choosing.ranking import choose\n"
+        "tests/unit/test_choosing.py": "from tests.suite.choosing.ranking import rank\n"
         'def test_it(c):\n    c.execute("select tube.claim(1)")\n',
     })  # fmt: skip
     assert chosen(repo, "sql/tube/13_claim.sql", 2) == []

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.suite.mutants.choice import Jury
+from tests.suite.mutants.choice import HANGS, Jury, jury
 from tests.suite.mutants.mutant import Mutant
 from tests.suite.mutants.query import parsed
 from tests.suite.mutants.report import report
@@ -277,8 +277,8 @@ def _mutants(root: Path) -> list[Mutant]:
     return of_file("airflow_pgchange/shop.py", (root / "airflow_pgchange" / "shop.py").read_text())
 
 
-def _trial(root: Path, state: State, jury: Jury, tell: Callable[[Mutant, Result], None]) -> Trial:
-    return Trial(root, Path(sys.executable), state, lambda _: jury, tell, 60)
+def _trial(root: Path, state: State, judges: Jury, tell: Callable[[Mutant, Result], None]) -> Trial:
+    return Trial(root, Path(sys.executable), state, lambda _: judges, tell, 60)
 
 
 def test_a_planted_fault_is_caught_and_one_that_no_test_sees_is_told_as_a_survivor(shop: Path) -> None:
@@ -310,8 +310,8 @@ def test_a_mutant_that_only_the_rest_of_its_feed_catches_is_not_caught_by_the_qu
     (shop / "test_hall.py").write_text("def test_hall(): ...\n")
     state = State(shop.parent / "one.jsonl")
     mutants = _mutants(shop)[:1]
-    jury = Jury(("test_hall.py::test_hall",), ("test_shop.py::test_sold",))
-    try_all(_trial(shop, state, jury, lambda m, r: None), mutants, 1)
+    judges = Jury(("test_hall.py::test_hall",), ("test_shop.py::test_sold",))
+    try_all(_trial(shop, state, judges, lambda m, r: None), mutants, 1)
     assert (state.results[mutants[0].id].how, state.results[mutants[0].id].quick) == ("caught", False)
     told = "\n".join(report(shop, mutants, state, {}))
     assert re.search(r"^all +1 +0 ", told, re.MULTILINE)
@@ -389,6 +389,14 @@ def test_tests_that_wait_for_their_turn_on_a_busy_machine_do_not_hang(
     monkeypatch.setattr(os, "getloadavg", lambda: (1000.0 * (os.cpu_count() or 1), 0.0, 0.0))
     outcome = run(shop, Path(sys.executable), ["test_shop.py"], 0.2, threading.Event())
     assert outcome.how == "passed"
+
+
+def test_on_a_busy_machine_a_test_is_waited_for_longer_before_it_hangs(
+    shop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (3.0 * (os.cpu_count() or 1), 0.0, 0.0))
+    options = jury(shop, _mutants(shop)[0], 100).options
+    assert float(options[options.index("--timeout") + 1]) == 3 * HANGS
 
 
 def test_a_run_that_is_stopped_ends_what_its_tests_have_started(hanging: Path) -> None:

@@ -7,7 +7,6 @@ turns with the tests whose names share the most telling words with the change.
 
 from __future__ import annotations
 
-import gc
 import heapq
 import math
 import re
@@ -15,10 +14,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from tests.suite.choosing.changes import Change
-from tests.suite.choosing.graph import Graph, is_test, read_graph
+from tests.suite.choosing.graph import Graph, is_test
 
 STEP = 0.5
 """The factor of a weight for each step from a function to its user. It fits the history of this repository: the tests
@@ -44,18 +43,8 @@ class Choice:
         return self.test.partition("::")[0]
 
 
-def choose(repo: Path, changed: Sequence[Change]) -> list[Choice]:
-    """Return all tests that reach a change in a checkout, best first."""
-    # Reading the graph makes no garbage; without its collector it takes a third less time.
-    gc.disable()
-    try:
-        return rank(read_graph(repo), changed)
-    finally:
-        gc.enable()
-
-
 def rank(graph: Graph, changed: Sequence[Change]) -> list[Choice]:
-    """Return all tests that reach a change in a graph that is read already, best first."""
+    """Return all tests that reach a change, best first."""
     touched, beside = _parts(graph, changed)
     kinship = _kinship(graph, changed, touched)
     chosen: dict[str, Choice] = {}

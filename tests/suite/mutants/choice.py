@@ -13,13 +13,15 @@ from tests.suite.choosing.feeds import FEEDS, FOLDERS, of_feed, schemas_of
 from tests.suite.choosing.graph import Graph, read_graph
 from tests.suite.choosing.ranking import within
 from tests.suite.mutants.mutant import Mutant
+from tests.suite.mutants.tree import slowness
 
 FARTHER = 3
 """A file that belongs to no feed is judged by this many times as much as ``make check`` would run."""
 ALL_FEEDS = "tests/integration/core/"
 """Tests of this folder that reach a mutant belong to its feed, because a test over all feeds has none in its name."""
-OPTIONS = ("--as-named", "-m", "not spark and not airflow", "--timeout", "45")
-"""A test that hangs with a fault planted has noticed the fault. Without a fault the longest test of a feed takes 6 s."""
+OPTIONS = ("--as-named", "-m", "not spark and not airflow")
+HANGS = 45.0
+"""Seconds of an idle machine after which a test hangs, which is to notice the fault. Without one none takes over 6 s."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,8 @@ def jury(root: Path, mutant: Mutant, seconds: float) -> Jury:
         near = [choice for choice in left if choice.path.startswith(FOLDERS)]
         rest = [choice.test for choice in within(near, FARTHER * seconds, price)[0]] if near else []
     first = _by_file([choice.test for choice in quick])
-    return Jury(tuple(first), tuple(_by_file([test for test in rest if test not in set(first)])), OPTIONS)
+    others = _by_file([test for test in rest if test not in set(first)])
+    return Jury(tuple(first), tuple(others), (*OPTIONS, "--timeout", f"{HANGS * slowness():.0f}"))
 
 
 def _by_file(tests: list[str]) -> list[str]:

@@ -115,15 +115,19 @@ def run(copy: Path, python: Path, files: list[str], limit: float, stop: threadin
     return Outcome("passed" if passed else "failed", "" if passed else _failure(lines), seconds)
 
 
+def slowness() -> float:
+    """How many times as long a command takes now as on a machine that has nothing else to do."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
 def _awaited(process: subprocess.Popen[bytes], limit: float, stop: threading.Event) -> int | None:
-    """How a process ended, or None where it was not waited for any longer. On a machine that has more to do than it has
-    processors, time goes slower: what waits there for its turn does not hang."""
+    """Return how a process ended, or None if it did not end within ``limit`` seconds of an idle machine."""
     while limit > 0:
         with suppress(subprocess.TimeoutExpired):
             return process.wait(LOOK)
         if stop.is_set():
             raise InterruptedError("the trial was stopped")
-        limit -= LOOK / max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+        limit -= LOOK / slowness()
     return None
 
 
