@@ -15,6 +15,7 @@ GUIDES = (
     "spark",
     "dead-letters",
     "roles",
+    "testing",
     "page",
 )
 """Of the source distribution, in ``docs``."""

@@ -23,7 +23,7 @@ def blocks(language: str, page: str = "README.md") -> list[str]:
 class Guide:
     """Runs the examples of one section of a page after another; ``names`` is what those in Python define."""
 
-    def __init__(self, page: str, database: str, connection: psycopg.Connection[Any]) -> None:
+    def __init__(self, page: str, database: str, connection: psycopg.Connection[Any] | None) -> None:
         self.names: dict[str, Any] = {}
         self.text = (ROOT / page).read_text()
         self._replaced = (DATABASE, repr(database))
@@ -43,6 +43,7 @@ class Guide:
                 exec(functools.reduce(lambda text, pair: text.replace(*pair), pairs, example), self.names)
             else:
                 assert language == "sql"
+                assert self._connection is not None
                 cursors = [self._connection.execute(each) for each in example.split(";") if each.strip()]
                 answers += [cursor.fetchall() for cursor in cursors if cursor.description]
         return answers

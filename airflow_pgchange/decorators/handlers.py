@@ -41,9 +41,11 @@ class HandlerDecoratedOperator(Given, DecoratedOperator, EventHandlersOperator):
         made = Handler(**{"name": python_callable.__name__, **(handler or {}), "run": python_callable})
         super().__init__(python_callable=python_callable, kwargs_to_upstream={"handlers": [made]}, **kwargs)
 
-    def execute(self, context: Context) -> dict[str, int]:
+    def bound(self, context: Context) -> Sequence[Handler]:
         (made,) = self.handlers
-        self.handlers = [replace(made, run=lambda delivery: self.call_with(context, delivery=delivery))]
+        return [replace(made, run=lambda delivery: self.call_with(context, delivery=delivery))]
+
+    def execute(self, context: Context) -> dict[str, int]:
         return EventHandlersOperator.execute(self, context)
 
 

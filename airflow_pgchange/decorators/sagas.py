@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk.bases.decorator import DecoratedOperator, TaskDecorator, task_decorator_factory
 
 from airflow_pgchange.decorators.given import Given
+from airflow_pgchange.messages.saga_handling import Do
 from airflow_pgchange.operators.sagas import SagaHandlerOperator
 
 if TYPE_CHECKING:
@@ -35,8 +36,10 @@ class SagaDecoratedOperator(Given, DecoratedOperator, SagaHandlerOperator):
             python_callable=python_callable, kwargs_to_upstream={"do": python_callable}, **kwargs
         )
 
+    def bound(self, context: Context) -> Do:
+        return lambda work, connection: self.call_with(context, work=work, connection=connection)
+
     def execute(self, context: Context) -> dict[str, Any]:
-        self.do = lambda work, connection: self.call_with(context, work=work, connection=connection)
         return SagaHandlerOperator.execute(self, context)
 
 

@@ -134,7 +134,7 @@ def _tried(
     """What became of a try: ``done`` or ``over``, or why it is put off, and then nothing that it wrote is kept."""
     try:
         with connection.transaction():
-            answer = _answer(do, work, connection)
+            answer = answer_of(do, work, connection)
             # What is checked at the commit only would be nobody's failure there.
             connection.execute("set constraints all immediate")
             if answer is None and ask(connection, select("mbus.saga_done", change.id)):
@@ -153,7 +153,8 @@ def _tried(
         return _Failed(described(error, [known])[:LONGEST])
 
 
-def _answer(do: Do, work: Work, connection: psycopg.Connection[Any]) -> Answer:
+def answer_of(do: Do, work: Work, connection: psycopg.Connection[Any]) -> Answer:
+    """Call a handler. Raises InvalidArgument for what is no answer to this message."""
     answer = do(work, connection)
     if not isinstance(answer, Answer):
         raise InvalidArgument(

@@ -82,7 +82,7 @@ class EventHandlersOperator(CheckedArguments, BaseOperator):
         """Returns ``{batches, events, failed, retried, given_up}``."""
         self._running = EventHandlers(
             self.group,
-            self.handlers,
+            self.bound(context),
             PgChangeHook(self.postgres_conn_id).conninfo(),
             limit=self.limit,
             read_ahead=self.read_ahead,
@@ -113,6 +113,10 @@ class EventHandlersOperator(CheckedArguments, BaseOperator):
         if self.skip_if_empty and not done.batches:
             raise AirflowSkipException(f"group {self.group}: nothing is ready")
         return asdict(done)
+
+    def bound(self, context: Context) -> Sequence[Handler]:
+        """The handlers, as they are called in a run with this context."""
+        return self.handlers
 
     def on_kill(self) -> None:
         """Finish the calls that run, and no more."""

@@ -113,13 +113,18 @@ class SagaHandlerOperator(FeedOperator):
 
     def process_batch(self, transaction: ConsumerTransaction, batch: Batch, context: Context) -> None:
         (change,) = transaction.changes()
+        do = self.bound(context)
         answers: list[str] = []
         transaction.ack(
             lambda connection: answers.append(
-                handle_saga(connection, change, self.do, max_attempts=self.max_attempts)
+                handle_saga(connection, change, do, max_attempts=self.max_attempts)
             )
         )
         self._answers[answers[-1]] += 1
+
+    def bound(self, context: Context) -> Do:
+        """The handler, as it is called in a run with this context."""
+        return self.do
 
     def _plan(self, feed: Feed) -> Plan:
         """A saga's last attempt rolls it back: the message itself is received however often."""

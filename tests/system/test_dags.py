@@ -6,6 +6,7 @@ import json
 import re
 import socket
 from collections.abc import Callable
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from airflow_pgchange.feeds.lag import lag
 from tests import queues
 from tests.airflow_home import DAGS, uri
 from tests.conftest import Role
-from tests.readme import blocks
+from tests.readme import Guide, blocks
 from tests.topology import make_catalogue
 
 Connect = Callable[..., psycopg.Connection[Any]]
@@ -147,6 +148,36 @@ def test_an_example_names_only_the_connections_that_it_is_given(name: str) -> No
     assert all(
         "conn_id: str =" in line or "variable" in line.lower() or "without it" in line for line in named
     )
+
+
+@pytest.mark.usefixtures("metadata")
+def test_the_whole_task_of_the_guide_to_testing(
+    db: str, connect: Connect, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Seconds: Airflow runs a whole DAG."""
+    from airflow.dag_processing.bundles.manager import DagBundlesManager
+    from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
+
+    connection = connect()
+    for statement in filter(str.strip, blocks("sql")[0].split(";")):
+        connection.execute(statement)
+    monkeypatch.setenv("TEST_DATABASE", db)
+    monkeypatch.setenv("TEST_DATABASE_URI", uri(db))
+    (tmp_path / "balances.py").write_text(blocks("python", "docs/testing.md")[0])
+    bag = DagBag(str(tmp_path))
+    DagBundlesManager().sync_bundles_to_db()
+    sync_bag_to_db(bag, "dags-folder", None)
+    guide = Guide("docs/testing.md", "unused", connection)
+    guide.names["fixture"] = contextmanager
+    for section in (
+        "A batch without a server",
+        "Results on a real server",
+        "The whole task on a real server",
+    ):
+        guide.run(section, [("@pytest.fixture\n", "@fixture\n")])
+    guide.names["balances"] = bag.dags["balances"]
+    with guide.names["whole_shop"](monkeypatch) as shop:
+        guide.names["test_the_dag_adds_what_was_paid"](shop)
 
 
 def test_every_example_has_the_name_of_its_dag() -> None:

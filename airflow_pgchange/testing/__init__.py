@@ -1,0 +1,43 @@
+"""Tests of DAGs and of their functions, without a server: a batch of given changes, and what would be committed for it.
+
+``run_batch_once`` and ``run_step_once`` need Airflow, ``run_spark_once`` needs the extra ``spark``.
+"""
+
+from typing import TYPE_CHECKING
+
+from airflow_pgchange._lazy import lazily
+
+if TYPE_CHECKING:
+    from airflow_pgchange.testing.given import batch_of, changes_of
+    from airflow_pgchange.testing.handlers import HandlerFailure
+    from airflow_pgchange.testing.operators import BatchRun, run_batch_once
+    from airflow_pgchange.testing.recorded import RecordedConnection, Statement
+    from airflow_pgchange.testing.sagas import StepRun, run_step_once
+    from airflow_pgchange.testing.spark import Merged, SparkRun, run_spark_once
+else:
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            "given": ["batch_of", "changes_of"],
+            "handlers": ["HandlerFailure"],
+            "operators": ["BatchRun", "run_batch_once"],
+            "recorded": ["RecordedConnection", "Statement"],
+            "sagas": ["StepRun", "run_step_once"],
+            "spark": ["Merged", "SparkRun", "run_spark_once"],
+        },
+    )
+
+__all__ = [
+    "BatchRun",
+    "HandlerFailure",
+    "Merged",
+    "RecordedConnection",
+    "SparkRun",
+    "Statement",
+    "StepRun",
+    "batch_of",
+    "changes_of",
+    "run_batch_once",
+    "run_spark_once",
+    "run_step_once",
+]

@@ -1,0 +1,126 @@
+"""Changes that a test gives, as the feed would hand them out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import groupby
+from typing import Any
+
+from airflow_pgchange.events.event import Event, event_id
+from airflow_pgchange.feeds.batch import Batch, Change, Slice
+from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.feeds.feed import Feed
+from airflow_pgchange.feeds.tube import TubeFeed
+
+BATCH_ID = "00000000-0000-4000-8000-000000000001"
+BEGAN = datetime(2030, 1, 1, tzinfo=UTC)
+"""When the first change was made, if a test does not say."""
+
+Given = Event | Mapping[str, Any] | int
+"""A change: some columns of its feed by name, an ``Event``, or the id alone."""
+
+Row = dict[str, Any]
+
+
+def _at(number: int) -> datetime:
+    return BEGAN + timedelta(seconds=number)
+
+
+DEFAULTS: Mapping[str, Callable[[int], Row]] = {
+    "commit": lambda n: {"queue_id": n, "txid": 1000 + n, "created_at": _at(n)},
+    "tube": lambda n: {"shard": 0, "seq": n, "backfill": False, "payload": None, "touched_at": _at(n)},
+    "event": lambda n: {
+        "id": event_id(_at(n), n),
+        "payload": {},
+        "metadata": {},
+        "subscription_ids": [],
+        "dispatch": event_id(_at(n), 0),
+        "rank": n,
+    },
+    "queue": lambda n: {
+        "id": f"00000000-0000-4000-9000-{n:012}",
+        "number": n,
+        "data": {},
+        "properties": {},
+        "headers": {},
+        "added": _at(n),
+    },
+    "topology": lambda n: {"id": f"1/{n}", "term": 1, "index": n, "written_at": _at(n)},
+}
+"""What the columns of a feed are if a test does not say, by the feed's kind; from the number of the change, from 1."""
+
+
+def _nothing(number: int) -> Row:
+    """A feed of another package: a test gives all columns."""
+    return {}
+
+
+def rows_of(feed: Feed, given: Sequence[Given]) -> list[Row]:
+    """The changes as rows of the feed's columns. Raises InvalidArgument for a column that the feed lacks, or that a test
+    has to give."""
+    names = [name for name, _ in feed.columns]
+    made = DEFAULTS.get(feed.kind, _nothing)
+    rows = []
+    for number, change in enumerate(given, 1):
+        row = {**made(number), **_columns(change)}
+        if unknown := sorted(row.keys() - set(names)):
+            raise InvalidArgument(
+                f"change {number} has {', '.join(unknown)}, but a {feed.kind} feed has the columns {', '.join(names)}"
+            )
+        if missing := [name for name in names if name not in row]:
+            raise InvalidArgument(
+                f"change {number} of a {feed.kind} feed lacks {', '.join(missing)}: give it"
+            )
+        rows.append({name: row[name] for name in names})
+    return rows
+
+
+def changes_of(feed: Feed, given: Sequence[Given]) -> list[Change]:
+    """The changes as a callable gets them from this feed."""
+    return [feed.change(row) for row in rows_of(feed, given)]
+
+
+def batch_of(feed: Feed, given: Sequence[Given], *, attempt: int = 1, batch_id: str = BATCH_ID) -> Batch:
+    """The batch of these changes, as a callable gets it: no server has claimed it."""
+    return batch_of_rows(feed, rows_of(feed, given), attempt, batch_id)
+
+
+def batch_of_rows(feed: Feed, rows: Sequence[Row], attempt: int, batch_id: str) -> Batch:
+    if not rows:
+        raise InvalidArgument(f"{feed.name}: an empty batch is never handed out: give at least one change")
+    return Batch(
+        id=batch_id,
+        feed=feed.name,
+        version=1,
+        attempt=attempt,
+        count=len(rows),
+        slices=tuple(_slices(feed, rows)),
+        bounds={},
+        oldest=min(feed.change(row).created_at for row in rows).isoformat(),
+    )
+
+
+def _slices(feed: Feed, rows: Sequence[Row]) -> Iterator[Slice]:
+    """The ends of a slice begin with its shard, for feeds that have shards."""
+    shard = [row["shard"] if isinstance(feed, TubeFeed) else 0 for row in rows]
+    for number, same in groupby(sorted(shard)):
+        count = len(list(same))
+        yield Slice(count, [number, 0], [number, count])
+
+
+def _columns(change: Any) -> Row:
+    if isinstance(change, Event):
+        row = {"topic": change.topic, "payload": change.payload, "metadata": dict(change.metadata)}
+        given = {
+            "id": change.id or (change.at and event_id(change.at, 0)),
+            "subscription_ids": change.subscriptions,
+        }
+        return row | {name: value for name, value in given.items() if value}
+    if isinstance(change, Mapping):
+        return dict(change)
+    if isinstance(change, int) and not isinstance(change, bool):
+        return {"id": change}
+    raise InvalidArgument(
+        f"a change is its id, some columns of its feed by name, or an Event, not {change!r:.300}"
+    )

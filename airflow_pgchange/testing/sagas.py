@@ -1,0 +1,64 @@
+"""One message of a saga, given to its handler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import psycopg
+
+from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.messages.saga_handling import Answer as SagaAnswer
+from airflow_pgchange.messages.saga_handling import Kind, Work, answer_of
+from airflow_pgchange.operators.sagas import SagaHandlerOperator
+from airflow_pgchange.testing.recorded import Answer, RecordedConnection, Statement
+from airflow_pgchange.testing.tasks import Task, prepared
+
+
+@dataclass(frozen=True)
+class StepRun:
+    """What a handler of a saga answered, and the statements that would be committed: none unless it answered None."""
+
+    answer: SagaAnswer
+    statements: tuple[Statement, ...] = ()
+
+
+def run_step_once(
+    task: Task,
+    data: Mapping[str, str | None],
+    *,
+    step: str | None = None,
+    kind: Kind = "step",
+    task_id: str | None = None,
+    connection: psycopg.Connection[Any] | None = None,
+    answer: Answer = lambda statement: None,
+    arguments: Mapping[str, Any] | None = None,
+    context: Mapping[str, Any] | None = None,
+    attempt: int = 1,
+    was_done: bool = False,
+    reason: str | None = None,
+) -> StepRun:
+    """Run the task of a ``SagaHandlerOperator`` for one message, which would do ``step`` or undo it, as ``kind`` says.
+
+    What the handler raises is raised here. In Airflow the message would be tried again, and the task fail once it has
+    worked off the others. The other parameters are those of ``run_batch_once``, or what ``Work`` has.
+    """
+    operator, known = prepared(
+        task, (SagaHandlerOperator,), task_id=task_id, arguments=arguments, context=context
+    )
+    if (step is None) is (kind in ("step", "compensation")):
+        raise InvalidArgument(
+            f"a {kind} has {'the name of a step: give step=' if step is None else 'no step'}"
+        )
+    work = Work(1, "test", kind, step, dict(data), attempt, was_done, reason)
+    results = RecordedConnection(answer) if connection is None else connection
+    with results.transaction() as block:
+        do = operator.bound(known)  # type: ignore[arg-type]
+        answered = answer_of(do, work, cast("psycopg.Connection[Any]", results))
+        if connection is not None:
+            connection.execute("set constraints all immediate")
+        if answered is not None:
+            raise psycopg.Rollback(block)
+    statements = tuple(results.statements) if isinstance(results, RecordedConnection) else ()
+    return StepRun(answered, statements)

@@ -1,0 +1,241 @@
+"""A function of a Spark job, called with given changes in a Spark session of the test. Needs the extra ``spark``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql import types as t
+
+from airflow_pgchange.feeds.batch import Batch
+from airflow_pgchange.feeds.connect import begun, connect
+from airflow_pgchange.feeds.errors import InvalidArgument, MergeRefused
+from airflow_pgchange.feeds.feed import Feed
+from airflow_pgchange.results.attached import Attached
+from airflow_pgchange.results.merge import merge
+from airflow_pgchange.results.modes import Mode
+from airflow_pgchange.results.staging import TOUCHED, Copied
+from airflow_pgchange.spark.job import Job
+from airflow_pgchange.spark.mirror import marked
+from airflow_pgchange.spark.read_options import CHANGE, Wanted
+from airflow_pgchange.spark.request import Request
+from airflow_pgchange.spark.types import staging_types
+from airflow_pgchange.testing.given import BATCH_ID, Given, Row, batch_of_rows, rows_of
+
+TYPES: Mapping[str, t.DataType] = {
+    "bigint": t.LongType(),
+    "integer": t.IntegerType(),
+    "boolean": t.BooleanType(),
+    "timestamptz": t.TimestampType(),
+    "text[]": t.ArrayType(t.StringType()),
+}
+"""Spark's types of a feed's columns. Any other is read as text, as the data source does."""
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What a job merged: the rows of ``frame`` into a table. ``gone`` has the keys that mode ``mirror`` would delete."""
+
+    into: str
+    key: tuple[str, ...]
+    mode: Mode
+    frame: DataFrame
+    gone: DataFrame | None = None
+
+
+@dataclass(frozen=True)
+class SparkRun:
+    """One batch, and what the function merged, in its order; nothing if it was merged into PostgreSQL."""
+
+    batch: Batch
+    merged: tuple[Merged, ...] = ()
+
+
+class GivenJob(Job):
+    """A job whose changes and tables are those of a test. What it merges is kept, or staged in a database of results."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        request: Request,
+        changes: DataFrame,
+        tables: Mapping[str, DataFrame],
+        attached: Sequence[Attached],
+    ) -> None:
+        self.spark = spark
+        self.feed = request.feed
+        self.batch = request.batch
+        self.staged = []
+        self.ended = False
+        self.merged: list[Merged] = []
+        self._request = request
+        self._note = lambda step, how_far: None
+        self._small = True
+        self._changes = changes
+        self._tables = tables
+        self._attached = attached
+
+    def attached(self) -> list[Attached]:
+        if "shard" not in self._changes.columns:
+            raise InvalidArgument(
+                f"{self.feed.name} is a {self.feed.kind} feed: tables are attached to tubes"
+            )
+        return [each for each in self._attached if each.shard in self.shards()]
+
+    def mirror(
+        self,
+        table: str | Attached,
+        into: str,
+        columns: Sequence[str] | None = None,
+        *,
+        key: str | None = None,
+        shard: int | None = None,
+    ) -> None:
+        if self._request.results:
+            super().mirror(table, into, columns, key=key, shard=shard)
+            return
+        wanted = Wanted.of(table, key, shard, columns=columns, which="every")
+        assert wanted.key is not None
+        frame = marked(self._frame(wanted), wanted.key)
+        copy = into if isinstance(table, str) else table.copy(into)
+        self._stage(copy, (wanted.key,), Mode.MIRROR, frame.drop(TOUCHED), lambda: frame)
+
+    def _stage(
+        self,
+        into: str,
+        keys: tuple[str, ...],
+        mode: Mode,
+        shown: DataFrame,
+        rows: Callable[[], DataFrame],
+        *,
+        copied: Copied | None = None,
+    ) -> None:
+        if self._request.results:
+            super()._stage(into, keys, mode, shown, rows, copied=copied)
+            return
+        staging_types(shown.schema)
+        if missing := [name for name in keys if name not in shown.columns]:
+            raise MergeRefused(f'{into}: the frame lacks "{missing[0]}" of the key: add the column')
+        frame = rows()
+        if TOUCHED not in frame.columns:
+            self.merged.append(Merged(into, keys, mode, frame))
+            return
+        there = frame.where(~f.coalesce(f.col(TOUCHED), f.lit(False))).drop(TOUCHED)
+        touched = frame.where(f.col(TOUCHED)).select(*keys).distinct()
+        gone = touched.join(there.select(*keys), list(keys), "left_anti")
+        self.merged.append(Merged(into, keys, mode, there, gone))
+
+    def _frame(self, wanted: Wanted) -> DataFrame:
+        changes = self._changes
+        if wanted.shard is not None:
+            changes = changes.where(f.col("shard") == wanted.shard)
+        if wanted.table is None or wanted.key is None:
+            return changes
+        if wanted.table not in self._tables:
+            raise InvalidArgument(
+                f"the job reads {wanted.table}, and this test has no such table: give its rows, as in "
+                f"tables={{'{wanted.table}': frame}}"
+            )
+        table = self._tables[wanted.table]
+        if wanted.columns is not None:
+            table = table.select(*dict.fromkeys([wanted.key, *wanted.columns]))
+        ids = changes.select(f.col("id").alias(CHANGE))
+        if wanted.which == "gone":
+            return ids.join(table, ids[CHANGE] == table[wanted.key], "left_anti").withColumnRenamed(
+                CHANGE, "id"
+            )
+        joined = ids.join(
+            table, ids[CHANGE] == table[wanted.key], "left" if wanted.which == "every" else "inner"
+        )
+        return joined if wanted.which == "every" else joined.drop(CHANGE)
+
+
+def run_spark_once(
+    work: Any,
+    changes: Sequence[Given],
+    *,
+    spark: SparkSession,
+    feed: Feed | None = None,
+    tables: Mapping[str, DataFrame] | None = None,
+    attached: Sequence[Attached] = (),
+    task_id: str | None = None,
+    postgres_conn_id: str | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    context: Mapping[str, Any] | None = None,
+    attempt: int = 1,
+    batch_id: str = BATCH_ID,
+) -> SparkRun:
+    """Call the function of a Spark job with one batch of given changes, in a session of the test.
+
+    The function is a ``@task.pgchange_spark`` in a DAG, or any function of a ``job``, together with ``feed``. Nothing is
+    read from PostgreSQL: ``tables`` has the rows of the tables that the job reads, by the names that it reads them by.
+    What it merges is returned. With ``postgres_conn_id``, which needs our schemas there, it is staged and merged, as the
+    operator does. No application is submitted: not covered are ``spark-submit``, the connection to Spark, what is pickled
+    for another process, and the data source.
+
+    :param work: a function of ``job``, a DAG, or a task
+    :param changes: ids, columns of the feed by name, or events
+    :param attached: the tables that touch the tube, for ``job.attached()``
+    """
+    function, found = _function(work, feed, task_id, arguments, context)
+    rows = rows_of(found, changes)
+    batch = batch_of_rows(found, rows, attempt, batch_id)
+    results = _conninfo(postgres_conn_id)
+    request = Request(found, batch, results, results, Path("unused"))
+    schema = t.StructType(
+        [t.StructField(name, TYPES.get(kind, t.StringType())) for name, kind in found.columns]
+    )
+    frame = spark.createDataFrame([_as_read(found, row) for row in rows], schema)
+    job = GivenJob(spark, request, frame, tables or {}, attached)
+    function(job)
+    job.ended = True
+    if results:
+        with connect(results, primary=True) as connection, begun(connection):
+            merge(connection, batch, job.staged)
+    return SparkRun(batch, tuple(job.merged))
+
+
+def _function(
+    work: Any,
+    feed: Feed | None,
+    task_id: str | None,
+    arguments: Mapping[str, Any] | None,
+    context: Mapping[str, Any] | None,
+) -> tuple[Callable[[Job], object], Feed]:
+    if callable(work):
+        if feed is None:
+            raise InvalidArgument(
+                "a function alone has no feed: give feed=, or the DAG with the function's task"
+            )
+        own = dict(arguments or {})
+        return lambda job: work(job, **own), feed
+    # A function alone needs no Airflow.
+    from airflow_pgchange.decorators.spark import SparkDecoratedOperator  # noqa: PLC0415
+    from airflow_pgchange.testing.tasks import prepared  # noqa: PLC0415
+    from airflow_pgchange.utils.arguments import feed_of  # noqa: PLC0415
+
+    operator, _ = prepared(
+        work, (SparkDecoratedOperator,), task_id=task_id, arguments=arguments, context=context
+    )
+    return lambda job: operator.python_callable(job=job, **operator.op_kwargs), feed_of(operator.feed)
+
+
+def _conninfo(postgres_conn_id: str | None) -> str:
+    if postgres_conn_id is None:
+        return ""
+    from airflow_pgchange.hooks.pgchange import PgChangeHook  # noqa: PLC0415
+
+    return PgChangeHook(postgres_conn_id).conninfo()
+
+
+def _as_read(feed: Feed, row: Row) -> tuple[Any, ...]:
+    """JSON is text in Spark."""
+    return tuple(
+        json.dumps(row[name]) if kind == "jsonb" and row[name] is not None else row[name]
+        for name, kind in feed.columns
+    )
