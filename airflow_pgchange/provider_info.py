@@ -6,17 +6,24 @@ from typing import Any
 
 NAME = "PostgreSQL changes"
 GUIDES = (
-    "airflow",
+    "your_own_table",
+    "demo",
+    "install",
     "commit-queue",
     "tubes",
     "events",
     "queues",
     "topology",
+    "airflow",
     "spark",
-    "dead-letters",
     "roles",
     "testing",
     "page",
+    "command-line",
+    "dead-letters",
+    "metrics",
+    "guarantees",
+    "performance",
 )
 """Of the source distribution, in ``docs``."""
 

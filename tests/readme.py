@@ -1,10 +1,10 @@
-"""The examples of the README and of the guides."""
+"""The README and the guides: their examples, what these print, their links."""
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,48 @@ import psycopg
 
 ROOT = Path(__file__).parents[1]
 DATABASE = '"host=localhost dbname=shop"'
+TUTORIAL = "docs/your_own_table.md"
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\(([^()\s]+)\)")
 
 
 def blocks(language: str, page: str = "README.md") -> list[str]:
-    text = (ROOT / page).read_text()
-    found: list[str] = re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
-    return found
+    return [text for found, text in FENCE.findall((ROOT / page).read_text()) if found == language]
+
+
+def statements(example: str) -> list[str]:
+    """The statements of an example in SQL, without those that are only a comment."""
+    return [each for each in example.split(";") if re.sub("--.*", "", each).strip()]
+
+
+def track_payments(connection: psycopg.Connection[Any]) -> None:
+    """Make and track the tutorial's table, with its three payments and an empty balance."""
+    for statement in statements(blocks("sql", TUTORIAL)[0]):
+        connection.execute(statement)
+
+
+def table(page: str, heading: str) -> list[list[str]]:
+    """The cells of the first table below a heading, a list for each row."""
+    section = f"\n{(ROOT / page).read_text()}".split(f"\n{heading}\n")[1].split("\n#")[0]
+    first = re.search(r"^(?:\|.*\|\n)+", section, flags=re.MULTILINE)
+    assert first, heading
+    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in first[0].splitlines()[2:]]
+
+
+def in_code(text: str) -> list[str]:
+    """What a text has between single backticks."""
+    return re.findall(r"`([^`]+)`", text)
+
+
+def links(page: Path) -> Iterator[str]:
+    """The targets of a page's links and pictures."""
+    yield from LINK.findall(FENCE.sub("", page.read_text()))
+
+
+def anchors(page: Path) -> set[str]:
+    """The fragments that a page's headings have where it is shown as HTML."""
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text()), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 class Guide:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+import shlex
 from dataclasses import fields
 from typing import Any
 
 import psycopg
 import pytest
+from airflow.cli.cli_config import GroupCommand
+from airflow.cli.cli_parser import get_parser
 from airflow.sdk import Asset
 
 from airflow_pgchange.assets.targets import table_asset, target_tables
+from airflow_pgchange.cli.definition import get_pgchange_cli_commands
 from airflow_pgchange.decorators.batch import BatchDecoratedOperator
 from airflow_pgchange.decorators.handlers import HandlerDecoratedOperator
 from airflow_pgchange.decorators.sagas import SagaDecoratedOperator
@@ -18,20 +23,19 @@ from airflow_pgchange.decorators.spark import JOB
 from airflow_pgchange.decorators.tube import CollectDecoratedOperator
 from airflow_pgchange.feeds.batch import Lag
 from airflow_pgchange.provider_info import get_provider_info
+from airflow_pgchange.utils import metrics
 from tests.airflow_home import uri
 from tests.ledger import Connect, run
-from tests.readme import ROOT, Guide, blocks
+from tests.readme import Guide, in_code, table, track_payments
 
 PAGE = "docs/airflow.md"
 
 
 @pytest.fixture
 def guide(db: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> Guide:
-    """The guide beside the tables of the quick start."""
+    """The guide beside the tables of the tutorial."""
     connection: psycopg.Connection[Any] = connect()
-    tables, *_ = blocks("sql")
-    for statement in filter(str.strip, tables.split(";")):
-        connection.execute(statement)
+    track_payments(connection)
     monkeypatch.setenv("AIRFLOW_CONN_SHOP", uri(db))
     return Guide(PAGE, db, connection)
 
@@ -91,5 +95,33 @@ def test_the_guide_names_every_decorator_with_what_it_gives(guide: Guide) -> Non
     assert set(given) == {one["name"] for one in get_provider_info()["task-decorators"]}
 
 
-def test_the_readme_leads_to_the_guide() -> None:
-    assert f"]({PAGE})" in (ROOT / "README.md").read_text()
+def test_an_asset_of_ones_own_has_a_watcher_of_a_feed(guide: Guide) -> None:
+    guide.run("Watchers")
+    ((_, watched),) = [watcher.trigger.serialize() for watcher in guide.names["paid"].watchers]
+    assert (watched["feed"]["consumer"], watched["min_changes"]) == ("balance", 10)
+
+
+def test_the_command_that_adds_a_connection_is_one_of_airflows(guide: Guide) -> None:
+    """Seconds for the first of this file: Airflow is imported."""
+    (command,) = re.findall(r"^    airflow (connections .*)$", guide.text, flags=re.MULTILINE)
+    added = get_parser().parse_args(shlex.split(command))
+    assert (added.conn_id, added.conn_type, added.conn_host) == ("spark_default", "spark", "local[2]")
+
+
+def test_the_page_of_the_command_line_names_every_command() -> None:
+    """Seconds for the first of this file: Airflow is imported."""
+    (group,) = get_pgchange_cli_commands()
+    commands = {
+        f"{command.name} {inner.name}" if isinstance(command, GroupCommand) else command.name
+        for command in group.subcommands
+        for inner in (command.subcommands if isinstance(command, GroupCommand) else [command])
+    }
+    named = [name for row in table("docs/command-line.md", "# The command line") for name in in_code(row[0])]
+    assert sorted(named) == sorted(commands)
+
+
+def test_the_page_of_metrics_names_every_metric() -> None:
+    reported = re.findall(r'"pgchange\.(\w+)"', inspect.getsource(metrics))
+    gauges = [field.name for field in fields(Lag) if not field.name.endswith("_exact")]
+    named = [name for row in table("docs/metrics.md", "# Metrics") for name in in_code(row[0])]
+    assert sorted(named) == sorted({*reported, *gauges})

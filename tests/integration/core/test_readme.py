@@ -1,46 +1,105 @@
-"""The examples of the README and of the guides, run as they stand, and links between our pages."""
+"""The README, the index of the pages, the pages that describe no single feed, and all links between our pages."""
 
 from __future__ import annotations
 
+import ast
 import re
+import tomllib
+from pathlib import Path
 
 import pytest
 
-from tests.readme import ROOT, blocks
+from airflow_pgchange.feeds.progress import PHASES
+from airflow_pgchange.provider_info import GUIDES
+from tests.readme import ROOT, TUTORIAL, anchors, blocks, in_code, links, statements, table, track_payments
+from tests.suite.parsing import syntax
 
-PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
+WORDS = 700
+"""The README is read in three minutes."""
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+INDEX = ROOT / "docs" / "README.md"
 
 
-def test_the_dag_is_the_one_in_dags():
-    assert blocks("python")[0].strip() == (ROOT / "dags" / "flight_delays.py").read_text().strip()
+def test_the_readme_has_at_most_700_words() -> None:
+    assert len((ROOT / "README.md").read_text().split()) <= WORDS
 
 
-def test_your_own_table_in_ten_minutes(db, connect):
+@pytest.mark.parametrize("page", ["README.md", "docs/demo.md", "docs/guarantees.md", "docs/performance.md"])
+def test_each_make_command_of_a_page_is_a_target(page: str) -> None:
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    named = re.findall(
+        r"^ {4}make ([\w-]+)|`(?:\w+=\S+ )*make ([\w-]+)`", (ROOT / page).read_text(), re.MULTILINE
+    )
+    commands = {block or inline for block, inline in named}
+    assert commands
+    assert commands <= set(targets)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_link_of_a_page_resolves(page: Path) -> None:
+    for target in links(page):
+        if "://" in target:
+            continue
+        path, _, fragment = target.partition("#")
+        found = page.parent / path if path else page
+        assert found.exists(), target
+        assert not fragment or fragment in anchors(found), target
+
+
+def test_the_index_leads_to_every_page() -> None:
+    assert {Path(target).stem for target in links(INDEX)} == set(GUIDES)
+
+
+def test_each_guide_is_in_the_wheel() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    included = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    assert {f"docs/{name}.md" for name in GUIDES} <= set(included)
+
+
+def test_each_extra_that_a_page_installs_is_one() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = {
+        name for page in PAGES for name in re.findall(r"pip install '[\w.-]*\[(\w+)\]'", page.read_text())
+    }
+    assert named == {"spark", "openlineage", "http"}
+    assert named <= set(extras)
+
+
+def test_the_page_of_metrics_names_all_phases() -> None:
+    assert [in_code(row[0]) for row in table("docs/metrics.md", "## Phases of a batch")] == [
+        [phase] for phase in PHASES
+    ]
+
+
+def test_the_page_of_the_demo_names_all_its_settings() -> None:
+    text = ast.get_docstring(syntax((ROOT / "demo" / "__main__.py").read_text())) or ""
+    settings = set(re.findall(r"\b[A-Z]{3,}\b", text))
+    named = [setting for row in table("docs/demo.md", "# The demo") for setting in in_code(row[0])]
+    assert {setting.partition("=")[0] for setting in named} == settings
+
+
+def test_a_consumer_without_airflow(db, connect):
     connection = connect()
-    (tables,), (by_hand,) = blocks("sql"), blocks("sql", "docs/commit-queue.md")
-    for statement in tables.split(";"):
-        if statement.strip():
-            connection.execute(statement)
+    track_payments(connection)
     branch = connection.execute("select branch_id from revision.tracked").fetchone()[0]
     assert branch == 1
-    example, placeholder = blocks("python")[1], '"host=localhost dbname=shop"'
+    (example,) = blocks("python", "docs/commit-queue.md")
+    (by_hand,) = blocks("sql", "docs/commit-queue.md")
+    placeholder = '"host=localhost dbname=shop"'
     assert placeholder in example
     for _ in range(2):
         exec(example.replace(placeholder, repr(db)), {})
     balances = connection.execute("select account, cents from public.balance order by account").fetchall()
     assert balances == [("ann", 70), ("bob", 50)]
-    answers = [connection.execute(s) for s in by_hand.split(";") if re.sub("--.*", "", s).strip()]
+    answers = [connection.execute(statement) for statement in statements(by_hand)]
     assert len(answers[2].fetchall()) == 3
 
 
-def test_an_asset_of_ones_own_has_a_watcher_of_a_feed():
-    found = {}
-    exec(blocks("python")[2], found)
-    ((_, watched),) = [watcher.trigger.serialize() for watcher in found["paid"].watchers]
-    assert (watched["feed"]["consumer"], watched["min_changes"]) == ("balance", 10)
+def test_the_tutorial_and_the_guide_to_the_queue_have_one_statement() -> None:
+    """A reader who goes from one to the other finds the same tables and the same addition."""
+    (consumer,), (dag,) = blocks("python", "docs/commit-queue.md"), blocks("python", TUTORIAL)
 
+    def written(example: str) -> str:
+        return " ".join(example.split('"""')[1].split())
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_file_that_a_page_links_to_is_there(page):
-    for target in re.findall(r"\]\((?!https:)([^)#]+)(?:#[^)]*)?\)", page.read_text()):
-        assert (page.parent / target).exists(), target
+    assert written(consumer) == written(dag)

@@ -1,4 +1,4 @@
-"""The examples of the guide to Spark, as they stand."""
+"""The examples of the guide to Spark, and the DAG of the README, as they stand."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ import pytest
 from airflow_pgchange.spark.job import SMALL, Job
 from airflow_pgchange.spark.package import EXECUTOR_PACKAGES
 from tests import airflow_home
-from tests.readme import ROOT, blocks
+from tests.readme import ROOT, blocks, track_payments
+from tests.spark_session import batch_of
 from tests.suite.parsing import syntax
 from tests.suite.processes import said_with
 
 airflow_home.prepare()
 
 PAGE = "docs/spark.md"
+ADDED = {"README.md": [("ann", 70), ("bob", 50)], PAGE: [("ann", 100), ("bob", 50)]}
+"""The balances of the tutorial's payments; the guide's example leaves out those that take money."""
 
 
 def test_the_dag_of_the_guide_has_its_function_as_a_task() -> None:
@@ -35,6 +38,22 @@ def test_the_dag_of_the_guide_has_its_function_as_a_task() -> None:
         "balance",
         {"least": 0},
     )
+
+
+@pytest.mark.parametrize(
+    ("page", "block", "arguments"), [("README.md", 0, {}), (PAGE, 1, {"least": 0})], ids=["README", "guide"]
+)
+def test_the_function_of_a_dag_adds_each_payment(db, connect, page: str, block: int, arguments) -> None:
+    """Seconds where the worker's Spark session starts with it."""
+    connection = connect()
+    track_payments(connection)
+    names = {}
+    exec(blocks("python", page)[block], names)
+    (task,) = names["balances"]().tasks
+    with batch_of(names["PAYMENTS"], db) as job:
+        task.python_callable(job, **arguments)
+    balances = connection.execute("select account, cents from public.balance order by account").fetchall()
+    assert balances == ADDED[page]
 
 
 @pytest.mark.parametrize("block", [0, 2], ids=["one batch", "batch after batch"])

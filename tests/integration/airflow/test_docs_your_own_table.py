@@ -1,0 +1,135 @@
+"""The first tutorial, step by step: what its commands, its statements and its DAG show is what the page says."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import psycopg
+import pytest
+from airflow.cli.cli_parser import get_parser
+
+from tests.airflow_home import uri
+from tests.ledger import run
+from tests.readme import FENCE, ROOT, TUTORIAL, blocks, statements
+
+TEXT = (ROOT / TUTORIAL).read_text()
+(SAVED,) = re.findall(r"Save this as `([^`]+)`", TEXT)
+ELSEWHERE = {".", "createdb", "dropdb", "export", "pip", "python3", "rm"}
+"""Programs of others, and commands of the shell, that this test leaves out."""
+CHANGING = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|\b\d+ s\b|\b\d+\.\d+\b")
+"""Ids, times, ages and durations are others in each run."""
+RULE = re.compile(r"[-+= ]*|\(\d+ rows?\)")
+
+
+def cells(shown: str) -> list[list[str]]:
+    """The cells of a table as ``psql`` and ``airflow`` print it, or the lines of another text."""
+    lines = [line for line in shown.splitlines() if not RULE.fullmatch(line)]
+    return [[CHANGING.sub("...", cell.strip()) for cell in line.split("|")] for line in lines]
+
+
+def examples(text: str) -> Iterator[tuple[str, str, str | None]]:
+    """Each example of a text with its language, and the text that the page shows behind it."""
+    found: Sequence[tuple[str, str]] = FENCE.findall(text)
+    for (language, example), (following, shown) in zip_longest(found, found[1:], fillvalue=("", "")):
+        if language != "text":
+            yield language, example, shown if following == "text" else None
+
+
+class Reader:
+    """A person who follows the tutorial. Before they look at a result, Airflow's runs of the DAG have ended."""
+
+    def __init__(self, database: psycopg.Connection[Any], home: Path, printed: Callable[[], str]) -> None:
+        self.database = database
+        self.file = home / "balances.py"
+        self.failures: list[type[Exception]] = []
+        self.logged: list[str] = []
+        self._printed = printed
+
+    def follow(self, step: int) -> None:
+        """Do what a step says, and compare what is seen."""
+        text = TEXT.split(f"\n## {step}. ")[1].split("\n## ")[0]
+        for language, example, shown in examples(text):
+            told = getattr(self, f"_{language}")(example)
+            assert shown is None or cells(told) == cells(shown)
+
+    def _sh(self, example: str) -> str:
+        """Run our commands, and check that Airflow has the others that it is asked for."""
+        if " status " in example:
+            self._airflow_runs()
+        if " redrive " in example:
+            self._mend()
+        self._printed()
+        for line in example.splitlines():
+            program, *arguments = shlex.split(line.replace(SAVED, str(self.file)))
+            if program == "airflow" and "--help" not in arguments:
+                args = get_parser().parse_args(arguments)
+                if arguments[0] in ("pgchange", "connections"):
+                    args.func(args)
+            else:
+                assert program in {"airflow", *ELSEWHERE}
+        return self._printed()
+
+    def _sql(self, example: str) -> str:
+        """Run statements, and show the rows of the last one that has any, with ``|`` between cells as ``psql`` does."""
+        if "from public.balance" in example:
+            self._airflow_runs()
+        shown = ""
+        for statement in statements(example):
+            cursor = self.database.execute(statement)
+            if cursor.description:
+                rows = [[column.name for column in cursor.description], *map(list, cursor.fetchall())]
+                shown = "\n".join("|".join(map(str, row)) for row in rows)
+        return shown
+
+    def _python(self, example: str) -> str:
+        self.file.write_text(example)
+        return ""
+
+    def _mend(self) -> None:
+        ((right, wrong),) = re.findall(r"Mend the DAG: write `([^`]+)` instead of `([^`]+)`", TEXT)
+        text = self.file.read_text()
+        assert text.count(wrong) == 1
+        self.file.write_text(text.replace(wrong, right))
+
+    def _airflow_runs(self) -> None:
+        """Run the DAG until nothing is ready, or until it fails."""
+        names: dict[str, Any] = {}
+        exec(self.file.read_text(), names)
+        task = names["balances"]().get_task("add")
+        with patch.object(task.log, "info") as info:
+            try:
+                while run(task)["changes"]:
+                    pass
+            except psycopg.Error as error:
+                self.failures.append(type(error))
+        self.logged += [call.args[0] % call.args[1:] for call in info.call_args_list]
+
+
+@pytest.fixture
+def reader(
+    bare_db: str,
+    metadata: None,
+    connect_to: Callable[..., psycopg.Connection[Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Reader:
+    """A reader whose connection ``shop`` leads to this test's database."""
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP", uri(bare_db))
+    return Reader(connect_to(bare_db), tmp_path, lambda: capsys.readouterr().out)
+
+
+@pytest.mark.hstore
+def test_the_tutorial_shows_what_its_reader_sees(reader: Reader) -> None:
+    """Seconds: Airflow is imported, and all schemas are installed and removed."""
+    for step in range(1, 11):
+        reader.follow(step)
+    assert reader.failures == [psycopg.errors.NotNullViolation]
+    (logged,) = [text for text in blocks("text", TUTORIAL) if "committed after" in text]
+    assert {line for (line,) in cells(logged)} <= {line for (line,) in cells("\n".join(reader.logged))}
