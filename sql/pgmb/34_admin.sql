@@ -220,14 +220,3 @@ end
 $$;
 comment on function pgmb.forget(text) is
     'Delete a group with its subscriptions, its cursor, its faults, and its dead letters and those of its handlers; true if it was here.';
-
-create function pgmb.drop_group(gid text) returns void
-language plpgsql security definer
-as $$
-begin
-    perform pgmb.drop_consumer(gid);
-end
-$$;
-comment on function pgmb.drop_group(text) is
-    'Delete a group, its subscriptions, its cursor and its dead letters; it no longer keeps events from being deleted. It waits '
-    'for a poll that is under way, and nothing is dispatched until its transaction ends.';

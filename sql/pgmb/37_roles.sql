@@ -117,7 +117,7 @@ select pgchange.add_role(
         'select on pgmb.claims, pgmb.fault, pgmb.condition, pgmb.unread_events, pgmb.published, pgmb.dispatcher'
     ],
     functions => $$
-        dispatcher_now undispatched skip drop_group is_known cursor_of point_of note_move move_group replay_faults check_letter redrive
+        dispatcher_now undispatched skip is_known cursor_of point_of note_move replay_faults check_letter redrive
     $$);
 
 alter table pgmb.pushed_table enable row level security;

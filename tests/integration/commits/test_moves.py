@@ -98,16 +98,18 @@ def test_a_consumer_of_another_database_is_not_moved_to_the_beginning_of_this_on
 BEYOND = {
     "commits": ("pubsub.note_move('moved', 0, {at}, {point})", {"snapshot": "900000000:900000000:"}),
     "topology": ("topology.note_move('moved', {at}, {point})", {"term": 99, "index": 0}),
+    "events": ("pgmb.note_move('moved', {at}, {point})", {"cursor": "pmf" + "0" * 21}),
 }
+OF = {"commits": (COMMITS, "revision"), "topology": (TOPOLOGY, "topology"), "events": (EVENTS, "pgmb")}
 
 
 @pytest.mark.parametrize("kind", BEYOND)
 def test_no_point_in_the_future_is_accepted(db, source, kind):
     """Neither by the function for people nor by that for a move whose source is elsewhere."""
-    feed = {"commits": COMMITS, "topology": TOPOLOGY}[kind]
+    feed, origin = OF[kind]
     drained(feed, db)
     note, point = BEYOND[kind]
-    here = one(source, f"select {'revision' if kind == 'commits' else 'topology'}.here()")
+    here = one(source, f"select {origin}.here()")
     at, point = Jsonb(one(source, feed.position())), Jsonb(point | {"source": here})
     for move in (note.replace("note_move", "move_consumer").replace("{at}, ", ""), note):
         with pytest.raises(psycopg.errors.InvalidParameterValue, match="lies in the future"):
@@ -119,32 +121,16 @@ def test_no_point_in_the_future_is_accepted(db, source, kind):
 
 @pytest.mark.parametrize("kind", BEYOND)
 def test_no_point_is_accepted_that_does_not_say_where_it_was_taken(db, source, kind):
-    feed = {"commits": COMMITS, "topology": TOPOLOGY}[kind]
-    drained(feed, db)
+    drained(OF[kind][0], db)
     note, _ = BEYOND[kind]
-    point = {"commits": {"snapshot": "5:5:"}, "topology": {"term": 1, "index": 1}}[kind]
+    point = {"commits": {"snapshot": "5:5:"}, "topology": {"term": 1, "index": 1}}.get(
+        kind, {"cursor": "pm0"}
+    )
     move = note.replace("note_move", "move_consumer").replace("{at}, ", "")
     for version in ("", ", 99"):
         moved = sql.SQL("select " + move[:-1] + version + ")").format(point=Jsonb(point))
         with pytest.raises(psycopg.DatabaseError, match="does not say where it was taken"):
             source.execute(moved)
-
-
-def test_a_cursor_that_does_not_say_where_it_was_taken_is_refused_where_the_events_are_not(
-    db, other_db, source, connect_to
-):
-    results = connect_to(other_db)
-    drained(EVENTS, other_db, db)
-    cursor = one(source, "select pgmb.cursor_of()")
-    version = one(
-        source, "select pgmb.note_move('moved', %s, %s)", Jsonb(one(results, EVENTS.position())), cursor
-    )
-    with pytest.raises(psycopg.DatabaseError, match=r"say where .* source => pgmb\.here\(\)"):
-        results.execute("select pgmb.move_group('moved', %s, %s)", [cursor, version])
-    here = one(source, "select pgmb.here()")
-    results.execute("select pgmb.move_group('moved', %s, %s, %s)", [cursor, version, here])
-    new = publish(source, "t")
-    assert [change.id for change in drained(EVENTS, other_db, db)] == new
 
 
 @pytest.mark.parametrize("feed", [COMMITS, EVENTS], ids=lambda feed: feed.kind)

@@ -77,7 +77,14 @@ def test_a_group_can_be_rewound_to_a_time(connect):
     assert take(connection) == first + second
 
 
-@pytest.mark.parametrize("move", ["set_group_cursor", "move_group"])
+MOVES = {
+    "by a cursor": "select pgmb.set_group_cursor('g', pgmb.create_event_id({}, 0))",
+    "to a point": "select pgmb.move_consumer('g', pgmb.point_of({}))",
+}
+each_move = pytest.mark.parametrize("move", MOVES.values(), ids=MOVES)
+
+
+@each_move
 def test_a_group_is_not_moved_back_to_where_it_could_not_read_on(connect, move):
     connection = connect()
     subscribe(connection)
@@ -87,9 +94,8 @@ def test_a_group_is_not_moved_back_to_where_it_could_not_read_on(connect, move):
     later = publish(connection, "a")
     assert drain(connection) == later
     connection.execute("select pgmb.maintain_events_table()")
-    to = f"select pgmb.{move}('g', pgmb.create_event_id(%s, 0))"
     with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="are gone") as refused:
-        connection.execute(to, [moment])
+        connection.execute(move.format("%s"), [moment])
     assert take(connection) == []
     connection.execute(refused.value.diag.message_hint.rpartition(": ")[2])
     assert take(connection) == later
@@ -139,7 +145,7 @@ def test_a_group_that_is_moved_to_now_gets_nothing_again_after_the_clock_stepped
     connection.execute(f"update pgmb.dispatcher set last_id = {ahead}")
     publish(connection, "a")
     drain(connection)
-    connection.execute("select pgmb.move_group('g', pgmb.cursor_of())")
+    connection.execute("select pgmb.move_consumer('g', pgmb.point_of())")
     new = publish(connection, "b")
     assert drain(connection) == new
 
@@ -159,23 +165,26 @@ def test_a_malformed_cursor_is_refused(connect):
     subscribe(connection)
     for cursor in ("pm12", "nonsense", "pm" + "g" * 22, ""):
         assert error(connection, "select pgmb.set_group_cursor('g', %s)", cursor).sqlstate == "22023", cursor
+        point = Jsonb({"cursor": cursor, "source": one(connection, "select pgmb.here()")})
+        for version in ("", ", 99"):
+            move = f"select pgmb.move_consumer('g', %s{version})"
+            assert error(connection, move, point).sqlstate == "22023", cursor
         assert error(connection, "select pgmb.read_next_events('g', %s)", cursor).sqlstate == "22023", cursor
 
 
 def test_a_cursor_in_the_future_is_refused(connect):
     connection = connect()
     subscribe(connection)
-    future = "pgmb.create_event_id(now() + interval '1 hour', 0)"
-    for move in ("set_group_cursor", "move_group"):
-        assert "future" in str(error(connection, f"select pgmb.{move}('g', {future})")), move
+    for move in MOVES.values():
+        assert "future" in str(error(connection, move.format("now() + interval '1 hour'"))), move
 
 
-@pytest.mark.parametrize("move", ["set_group_cursor", "move_group"])
+@each_move
 def test_what_comes_after_the_clock_stepped_back_is_read_behind_a_cursor_of_before(connect, move):
     connection = connect()
     subscribe(connection)
     drain(connection)
-    connection.execute(f"select pgmb.{move}('g', pgmb.create_event_id(clock_timestamp(), 0))")
+    connection.execute(move.format("clock_timestamp()"))
     assert one(
         connection,
         "select left(g.last_read_event_id, 15) = left(d.last_id, 15) "
@@ -189,7 +198,8 @@ def test_a_group_whose_cursor_is_elsewhere_is_not_moved_into_the_future(db, othe
     assert work(db, source=other_db) == []
     future = one(source, "select pgmb.create_event_id(now() + interval '1 hour', 0)")
     at = Jsonb(one(results, "select pgmb.position('g')"))
-    assert "future" in str(error(source, "select pgmb.note_move('g', %s, %s)", at, future))
+    point = Jsonb({"cursor": future, "source": one(source, "select pgmb.here()")})
+    assert "future" in str(error(source, "select pgmb.note_move('g', %s, %s)", at, point))
     by_hand.move_consumer(results, source, FEED, "now")
     ids = publish(source, "a")
     assert work(db, source=other_db) == ids

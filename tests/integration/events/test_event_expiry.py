@@ -145,7 +145,7 @@ def test_who_removes_a_subscription_does_not_wait_for_a_claim_that_is_at_its_con
 
 @pytest.mark.parametrize(
     "end",
-    ["select pgmb.drop_group('g')", "select pgmb.expire_subscriptions(now() + interval '20 minutes')"],
+    ["select pgmb.drop_consumer('g')", "select pgmb.expire_subscriptions(now() + interval '20 minutes')"],
     ids=["dropped", "expired"],
 )
 def test_a_group_that_is_made_anew_gets_what_is_dispatched_from_then_on(connect, end):
@@ -172,7 +172,7 @@ def test_a_group_that_is_made_anew_while_events_are_dispatched_to_the_former_get
         "postponed the expiry of group g: it is being changed, or events are being dispatched"
     ]
     with ThreadPoolExecutor() as threads:
-        dropped = threads.submit(connection.execute, "select pgmb.drop_group('g')")
+        dropped = threads.submit(connection.execute, "select pgmb.drop_consumer('g')")
         until(connect(), waits(connection, "advisory"))
         dispatching.commit()
         dropped.result()

@@ -176,7 +176,7 @@ def test_names_are_data_whatever_is_in_them(connect):
     ids = publish(connection, hostile, "other")
     poll_all(connection)
     assert [row["id"] for row in read(connection, group)] == ids[:1]
-    connection.execute("select pgmb.drop_group(%s)", [group])
+    connection.execute("select pgmb.drop_consumer(%s)", [group])
     assert one(connection, "select count(*) from pgmb.events") == 2
 
 

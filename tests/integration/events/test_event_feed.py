@@ -294,7 +294,7 @@ def test_a_dropped_group_is_forgotten(connect):
     subscribe(connection)
     publish(connection, "a")
     claim(connection)
-    connection.execute("select pgmb.drop_group('g')")
+    connection.execute("select pgmb.drop_consumer('g')")
     for table in ("subscription_groups", "subscriptions", "claims", "fault"):
         assert one(connection, f"select count(*) from pgmb.{table}") == 0
 

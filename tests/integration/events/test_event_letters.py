@@ -125,7 +125,7 @@ def test_a_letter_in_another_database_than_its_events_says_that_it_cannot_be_sen
 def test_dropping_a_group_drops_its_letters(db, connection):
     publish(connection, numbers(0, 3))
     given_up(db)
-    connection.execute("select pgmb.drop_group('g')")
+    connection.execute("select pgmb.drop_consumer('g')")
     assert dead_letters.letters(connection) == []
 
 

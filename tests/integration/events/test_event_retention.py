@@ -139,7 +139,7 @@ def test_nobody_waits_for_who_makes_a_group_anew_and_does_not_commit(log, connec
     drop_all(log, "pgmb.dispatched")
     publish(log)
     dispatch(log)
-    log.execute("select pgmb.drop_group('g')")
+    log.execute("select pgmb.drop_consumer('g')")
     other = connect(autocommit=False)
     subscribe(other)
     log.execute("set statement_timeout = '20s'")

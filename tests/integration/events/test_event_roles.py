@@ -113,7 +113,7 @@ def test_a_consumer_works_by_feed_and_by_hand(session, admin):
     for statement in (
         "update pgmb.subscription_groups set last_read_event_id = null",
         "delete from pgchange.claim",
-        "select pgmb.drop_group('g')",
+        "select pgmb.drop_consumer('g')",
         "insert into pgmb.events (topic, payload) values ('t', '{}')",
     ):
         with pytest.raises(DENIED):
@@ -154,10 +154,10 @@ def test_a_keeper_skips_moves_and_drops(session, admin):
     connection.execute("select pgmb.skip_batch('g', 'no use')")
     connection.execute("select * from pgmb.status(), pgmb.dispatching()")
     connection.execute("select pgmb.replay_faults()")
-    connection.execute("select pgmb.move_group('g', pgmb.cursor_of())")
+    connection.execute("select pgmb.move_consumer('g', pgmb.point_of())")
     assert one(connection, "select count(*) from pgmb.unread_events") == 0
     connection.execute("select pgmb.maintain_events_table()")
-    connection.execute("select pgmb.drop_group('g')")
+    connection.execute("select pgmb.drop_consumer('g')")
 
 
 def test_a_condition_cannot_be_planted_by_a_name_in_a_temporary_schema(session, admin):

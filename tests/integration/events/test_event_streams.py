@@ -235,7 +235,7 @@ def test_who_comes_again_to_a_new_subscription_is_told_of_the_gap_once(serve, co
     if change == "selection":
         topics.append("u")
     else:
-        connection.execute("select pgmb.drop_group('web')")
+        connection.execute("select pgmb.drop_consumer('web')")
     with listening(f"{address}/any", seen.id) as client:
         publish(connection, numbered(2, 3))
         [gap] = client.events(1)

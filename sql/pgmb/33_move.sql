@@ -31,9 +31,21 @@ comment on function pgmb.point_of(timestamptz) is 'The same, with the place of t
 create function pgmb.cursor_hint() returns text
 language sql immutable
 as $$
-    select 'null is the beginning; in the database of the events, pgmb.cursor_of(<timestamp>) is the cursor of a time'
+    select 'null is the beginning; in the database of the events, pgmb.point_of(<timestamp>) is the point of a time'
 $$;
-comment on function pgmb.cursor_hint() is 'Which cursors a group can be moved to.';
+comment on function pgmb.cursor_hint() is 'Which points a group can be moved to.';
+
+create function pgmb.check_point(point jsonb) returns void
+language plpgsql immutable
+as $$
+begin
+    perform pgchange.check_point(point, 'pgmb');
+    if point is not null and coalesce(point ->> 'cursor', '') !~ '^pm[0-9a-f]{22}$' then
+        raise invalid_parameter_value using message = format('%L is not a cursor', point ->> 'cursor'), hint = pgmb.cursor_hint();
+    end if;
+end
+$$;
+comment on function pgmb.check_point(jsonb) is 'Refuse a value that is no point to move a group to.';
 
 create function pgmb.check_move(gid text, "position" jsonb, point jsonb) returns void
 language plpgsql stable
@@ -45,7 +57,7 @@ begin
     if point ->> 'source' <> here or point is null and not coalesce(pgchange.came_along("position" ->> 'source', here), true) then
         raise exception using errcode = 'PC004',
             message = format('group %I is moved to a point of another database than this one', gid),
-            hint = 'the database of the events notes a move first: pgmb.note_move() there gives the version for pgmb.move_group()';
+            hint = 'the database of the events notes a move first: pgmb.note_move() there gives the version for pgmb.move_consumer()';
     end if;
     perform pgmb.check_past(point ->> 'cursor', pgmb.cursor_hint());
     perform pgmb.check_kept(gid, point ->> 'cursor');
@@ -76,43 +88,3 @@ comment on function pgmb.note_move(text, jsonb, jsonb) is
     'In the database of the events: note that a group is moved from its position to a point that pgmb.point_of() gave, as a claim notes a '
     'batch, and return the version for pgmb.move_consumer(). What it is moved back to is kept until it has claimed from there; refused '
     'where that is gone, or lies in the future.';
-
-create function pgmb.note_move(gid text, "position" jsonb, new_cursor pgmb.event_id) returns bigint
-language sql
-as $$
-    select pgmb.note_move(gid, "position", case when new_cursor is not null
-        then jsonb_build_object('cursor', new_cursor, 'source', pgmb.here()) end)
-$$;
-comment on function pgmb.note_move(text, jsonb, pgmb.event_id) is
-    'The same by a cursor, of which null is the beginning: it returns the version for pgmb.move_group().';
-
-create function pgmb.move_group(
-    gid text, new_cursor pgmb.event_id, version bigint default null, source text default null
-) returns void
-language plpgsql security definer
-as $$
-begin
-    perform pgmb.take_idle(gid);
-    if new_cursor !~ '^pm[0-9a-f]{22}$' then
-        raise invalid_parameter_value using message = format('%L is not a cursor', new_cursor), hint = pgmb.cursor_hint();
-    end if;
-    if version is null then
-        if not exists (select from pgmb.subscriptions as s where s.group_id = gid) then
-            raise exception using errcode = 'PC004',
-                message = format('the events of group %I are in another database than this one', gid),
-                hint = 'that database notes a move first: pgmb.note_move() there gives the version for pgmb.move_group()';
-        end if;
-        version := pgmb.note_move(gid, pgmb.position(gid), new_cursor);
-        new_cursor := pgmb.cursor_by_now(new_cursor);
-        source := pgmb.here();
-    elsif new_cursor is not null and source is null then
-        raise invalid_parameter_value using message = 'say where the cursor is from: source => pgmb.here() of the database of the events',
-            hint = 'pgmb.point_of() there gives both';
-    end if;
-    perform pgmb.move_consumer(
-        gid, case when new_cursor is not null then jsonb_build_object('cursor', new_cursor, 'source', source) end, version);
-end
-$$;
-comment on function pgmb.move_group(text, pgmb.event_id, bigint, text) is
-    'In the database of a group''s cursor: move it to one that pgmb.cursor_of() gave, or to null, the beginning. Where the events '
-    'are in another database, pgmb.note_move() there gives the version, and pgmb.here() the place that the cursor is from.';
