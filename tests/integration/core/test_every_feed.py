@@ -112,7 +112,7 @@ each = _of(*FEEDS)
 each_movable = _of("commit", "event", "topology", "diary")
 """The feeds whose progress is a position, kept with the results."""
 each_claim = _of("commit", "tube", "queue")
-"""The feeds whose claims and letters have SQL of their own: ``pgchange.offer`` gives the others that of commits."""
+"""A feed of each claim: commits, events, the topology and the diary have the same one."""
 
 
 @each
