@@ -6,9 +6,9 @@ set local search_path = pg_catalog, pgchange, pg_temp;
 comment on schema pgchange is
     'What all feeds share: where the data of a database comes from, what a source knows of its consumers, and what these gave up.';
 
+-- Give a schema of ours, by which it is known as such, the table of what was installed there.
 create function pgchange.keep_versions(schema name, version integer) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     execute format(
         $table$
@@ -26,19 +26,16 @@ begin
         $table$, schema, schema || '_of_airflow_pgchange', version);
 end
 $$;
-comment on function pgchange.keep_versions(name, integer) is
-    'Give a schema of ours, by which it is known as such, the table of what was installed there.';
 
 select pgchange.keep_versions('pgchange', version => 1);
 
+-- The cluster that this database is in now. Physical copies of a cluster share it.
 create function pgchange.cluster() returns bigint
-language plpgsql stable security definer
-as $$
+language plpgsql stable security definer as $$
 begin
     return (pg_control_system()).system_identifier;
 end
 $$;
-comment on function pgchange.cluster() is 'The cluster that this database is in now. Physical copies of a cluster share it.';
 
 create table pgchange.origin (
     id uuid not null default gen_random_uuid(),
@@ -55,9 +52,9 @@ comment on table pgchange.origin is
     'written_as; where the data alone are restored into a schema that is there, it comes as a second row. Whatever copies the files '
     'of a cluster, as a base backup and pg_upgrade do, keeps both. Who sets a restored database right gives it another id.';
 
+-- Note that the transaction ids in a schema are those of this cluster from now on.
 create function pgchange.note_origin(origin regclass) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     execute format('lock table %s in share row exclusive mode', origin);
     execute format('delete from %s', origin);
@@ -65,11 +62,11 @@ begin
     execute format('update %s set written_in = xmin, written_as = tableoid', origin);
 end
 $$;
-comment on function pgchange.note_origin(regclass) is 'Note that the transaction ids in a schema are those of this cluster from now on.';
 
+-- Whether the transaction ids in a schema are those of this cluster, by a row of its origin: it was neither restored from a dump nor
+-- upgraded since they were noted.
 create function pgchange.is_native(cluster bigint, written_in xid, xmin xid, written_as oid, tableoid oid) returns boolean
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     -- Once the table was rewritten, as by `set unlogged`, its row lies in the transaction that did that.
     return coalesce(
@@ -77,59 +74,49 @@ begin
         and (written_in = xmin or pg_relation_filenode(tableoid) <> tableoid), false);
 end
 $$;
-comment on function pgchange.is_native(bigint, xid, xid, oid, oid) is
-    'Whether the transaction ids in a schema are those of this cluster, by a row of its origin: it was neither restored from a '
-    'dump nor upgraded since they were noted.';
 
+-- Refuse a schema whose origin has no row. Volatile, so that it is called where it stands and not when that is planned.
 create function pgchange.refuse_empty(schema text) returns boolean
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 begin
     raise exception using errcode = 'PC004',
         message = format('schema %s came without its data, as from pg_dump --schema-only', schema),
         hint = 'airflow pgchange uninstall, then airflow pgchange install; or restore the data with it';
 end
 $$;
-comment on function pgchange.refuse_empty(text) is
-    'Refuse a schema whose origin has no row. Volatile, so that it is called where it stands and not when that is planned.';
 
+-- The place where the transaction ids in a schema mean something, by the row of its origin: the noted id, the cluster and the
+-- database. A database that is renamed, or goes on on a standby, stays where it is; its copies are other places.
 create function pgchange.place(id uuid, cluster bigint) returns text
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return (select concat_ws('/', id, cluster, d.oid) from pg_database as d where d.datname = current_database());
 end
 $$;
-comment on function pgchange.place(uuid, bigint) is
-    'The place where the transaction ids in a schema mean something, by the row of its origin: the noted id, the cluster and the '
-    'database. A database that is renamed, or goes on on a standby, stays where it is; its copies are other places.';
 
+-- Whether what was noted in a place lies now, with all that it is about, in a copy of that database, or in the database itself.
 create function pgchange.came_along(place text, here text) returns boolean
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 begin
     return regexp_replace(place, '/[0-9]+$', '') = regexp_replace(here, '/[0-9]+$', '');
 end
 $$;
-comment on function pgchange.came_along(text, text) is
-    'Whether what was noted in a place lies now, with all that it is about, in a copy of that database, or in the database itself.';
 
+-- Whether a position is one of the changes here: it was taken here, or it lies beside them and was copied together with them, as by
+-- `create database ... template`.
 -- Without a search_path of its own, so that a claim's plans take it in.
 create function pgchange.fits("position" jsonb, here text) returns boolean
-language sql immutable
-as $$
+language sql immutable as $$
     select coalesce(
         "position" ->> 'source' = here
             or "position" ->> 'database' = here and pgchange.came_along("position" ->> 'source', here),
         "position" ->> 'source' is null)
 $$;
-comment on function pgchange.fits(jsonb, text) is
-    'Whether a position is one of the changes here: it was taken here, or it lies beside them and was copied together with them, '
-    'as by `create database ... template`.';
 
+-- Give a schema that keeps transaction ids the table of where they come from, and the functions here() and is_native() that read it:
+-- written for that table, so that PostgreSQL keeps their plans.
 create function pgchange.keep_origin(schema name) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     execute format($origin$
         create table %1$I.origin (like pgchange.origin including all);
@@ -166,6 +153,3 @@ begin
     perform pgchange.note_origin(format('%I.origin', schema)::regclass);
 end
 $$;
-comment on function pgchange.keep_origin(name) is
-    'Give a schema that keeps transaction ids the table of where they come from, and the functions here() and is_native() that '
-    'read it: written for that table, so that PostgreSQL keeps their plans.';

@@ -1,12 +1,11 @@
 -- The number of a consumer's progress, by which a source knows whether it has lost what a consumer elsewhere has seen.
 
+-- An argument as a shell reads it.
 create function pgchange.shell_quoted(argument text) returns text
-language sql immutable
-as $$
+language sql immutable as $$
     select case when argument ~ '^[[:alnum:]_@%+=:,./-]+$' then argument
                 else '''' || replace(argument, '''', '''"''"''') || '''' end
 $$;
-comment on function pgchange.shell_quoted(text) is 'An argument as a shell reads it.';
 
 create table pgchange.consumer (
     kind text,
@@ -20,9 +19,11 @@ comment on table pgchange.consumer is
     'batch, and one for each move by hand. It outlives the consumer: one of the same name goes on counting, so that a source '
     'that went back to a time before a drop never takes the new one''s progress for that of the old one.';
 
+-- A number for what follows a consumer's progress at, higher than any that this source has given to it, and never so far above them
+-- that there would soon be none left. It lasts, whatever the session says of synchronous_commit: unless the transaction is rolled
+-- back.
 create function pgchange.next_version(kind text, name text, at bigint) returns bigint
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     given bigint := (
         select c.version from pgchange.consumer as c where c.kind = next_version.kind and c.name = next_version.name);
@@ -43,14 +44,11 @@ begin
     return given;
 end
 $$;
-comment on function pgchange.next_version(text, text, bigint) is
-    'A number for what follows a consumer''s progress at, higher than any that this source has given to it, and never so far '
-    'above them that there would soon be none left. It lasts, whatever the session says of synchronous_commit: unless the '
-    'transaction is rolled back.';
 
+-- Refuse a batch of another version than was claimed, which is null where the claim is in another database: a consumer at one that
+-- nobody claimed could not go on.
 create function pgchange.check_version(batch jsonb, claimed bigint) returns void
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 declare
     version bigint := batch ->> 'version';
     began_at bigint := batch -> 'bounds' ->> 'from_version';
@@ -63,24 +61,21 @@ begin
     end if;
 end
 $$;
-comment on function pgchange.check_version(jsonb, bigint) is
-    'Refuse a batch of another version than was claimed, which is null where the claim is in another database: a consumer at one '
-    'that nobody claimed could not go on.';
 
+-- Refuse to ack a batch behind which its consumer cannot be put.
 create function pgchange.refuse_stale(consumer text, batch jsonb) returns void
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 begin
     raise exception using errcode = 'PC006',
         message = pg_catalog.format('%s is not where batch %s began', consumer, batch ->> 'id'),
         hint = 'somebody moved the consumer; roll back and claim again';
 end
 $$;
-comment on function pgchange.refuse_stale(text, jsonb) is 'Refuse to ack a batch behind which its consumer cannot be put.';
 
+-- Refuse a position of another place than here, which is null where that means nothing any more, or beyond the version that is known
+-- here.
 create function pgchange.check_position(consumer text, "position" jsonb, here text, known bigint) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     at bigint := "position" ->> 'version';
 begin
@@ -100,13 +95,10 @@ begin
     end if;
 end
 $$;
-comment on function pgchange.check_position(text, jsonb, text, bigint) is
-    'Refuse a position of another place than here, which is null where that means nothing any more, or beyond the version that '
-    'is known here.';
 
+-- Refuse what is no point of a schema to move a consumer to.
 create function pgchange.check_point(point jsonb, schema name) returns void
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 begin
     if point is not null and point ->> 'source' is null then
         raise invalid_parameter_value using message = 'the point does not say where it was taken',
@@ -114,11 +106,10 @@ begin
     end if;
 end
 $$;
-comment on function pgchange.check_point(jsonb, name) is 'Refuse what is no point of a schema to move a consumer to.';
 
+-- Where the changes are: refuse a move to a point of another database, or to one that is not past.
 create function pgchange.check_move(consumer text, "position" jsonb, point jsonb, here text, is_past boolean, schema name) returns void
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 begin
     if point ->> 'source' <> here or point is null and not pgchange.fits("position", here) then
         raise exception using errcode = 'PC004',
@@ -132,14 +123,13 @@ begin
     end if;
 end
 $$;
-comment on function pgchange.check_move(text, jsonb, jsonb, text, boolean, name) is
-    'Where the changes are: refuse a move to a point of another database, or to one that is not past.';
 
+-- How a consumer at a version goes on from what mark() of the source says: at which version, behind which of the mark's two
+-- positions, whether it has seen what the source has lost, and with which guarantee.
 create function pgchange.adoption(
     consumer text, at bigint, mark jsonb, out version bigint, out behind text, out is_lost boolean, out guarantee text
 )
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 declare
     known bigint := coalesce((mark ->> 'version')::bigint, 0);
     began_at bigint := coalesce((mark ->> 'from_version')::bigint, 0);
@@ -156,6 +146,3 @@ begin
     guarantee := case when unacked or at = known then 'exactly once' else 'at least once' end;
 end
 $$;
-comment on function pgchange.adoption(text, bigint, jsonb) is
-    'How a consumer at a version goes on from what mark() of the source says: at which version, behind which of the mark''s two '
-    'positions, whether it has seen what the source has lost, and with which guarantee.';

@@ -1,17 +1,16 @@
 -- What is refused says why, and what to do instead.
 
+-- Refuse something, with the reason and what to do.
 create function pgchange.refuse(reason text, hint text) returns void
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 begin
     raise exception using errcode = 'PC008', message = reason, hint = hint;
 end
 $$;
-comment on function pgchange.refuse(text, text) is 'Refuse something, with the reason and what to do.';
 
+-- Refuse what only the owner of a relation may do, and name that owner.
 create function pgchange.check_owner(rel regclass, deed text) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     owner_name name := (
         select pg_get_userbyid(c.relowner) from pg_class as c
@@ -24,12 +23,10 @@ begin
     end if;
 end
 $$;
-comment on function pgchange.check_owner(regclass, text) is
-    'Refuse what only the owner of a relation may do, and name that owner.';
 
+-- Refuse a transaction that cannot see what others have just committed.
 create function pgchange.check_isolation() returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     level text := current_setting('transaction_isolation');
 begin
@@ -41,4 +38,3 @@ begin
     end if;
 end
 $$;
-comment on function pgchange.check_isolation() is 'Refuse a transaction that cannot see what others have just committed.';

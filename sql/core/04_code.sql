@@ -1,8 +1,8 @@
 -- Code of users: whose a query of a table runs, and under which settings it means the same in every session.
 
+-- A table with its partitions and inheritance children: a statement trigger fires only on the one that a statement names.
 create function pgchange.descendants(tbl regclass) returns setof regclass
-language sql stable
-as $$
+language sql stable as $$
     with recursive tree(relid) as (
         select tbl::oid
         union
@@ -10,9 +10,9 @@ as $$
     )
     select relid::regclass from tree
 $$;
-comment on function pgchange.descendants(regclass) is
-    'A table with its partitions and inheritance children: a statement trigger fires only on the one that a statement names.';
 
+-- What of the code of somebody else a query of a table may run whatever it asks for, for it is in an index, statistics, a check or
+-- the key of the partitions; null where there is none, and for the table's owner. A superuser's is nobody else's.
 create function pgchange.code_in(tbl regclass) returns text
 language sql stable
 set search_path = pg_catalog, pg_temp
@@ -48,13 +48,11 @@ as $$
     where o.owner not in (select t.id from trusted as t)
       and (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = tbl) <> current_user
 $$;
-comment on function pgchange.code_in(regclass) is
-    'What of the code of somebody else a query of a table may run whatever it asks for, for it is in an index, statistics, a check '
-    'or the key of the partitions; null where there is none, and for the table''s owner. A superuser''s is nobody else''s.';
 
+-- Refuse to read a table for anybody but its owner where somebody else's code is in its indexes, its checks and the like, with what
+-- else can be done.
 create function pgchange.check_code(tbl regclass, or_else text default null) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = tbl);
     code text := pgchange.code_in(tbl);
@@ -66,13 +64,11 @@ begin
     end if;
 end
 $$;
-comment on function pgchange.check_code(regclass, text) is
-    'Refuse to read a table for anybody but its owner where somebody else''s code is in its indexes, its checks and the like, with '
-    'what else can be done.';
 
+-- Take from everybody but its owner all rights on a table, view or sequence that was just made: default privileges may have granted
+-- some.
 create function pgchange.keep_to_owner(relation regclass) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     grantee text;
 begin
@@ -85,12 +81,11 @@ begin
     end loop;
 end
 $$;
-comment on function pgchange.keep_to_owner(regclass) is
-    'Take from everybody but its owner all rights on a table, view or sequence that was just made: default privileges may have granted some.';
 
+-- Make a function by its definition, which is executed, or replace it. Only its owner may call a new one; of one that is replaced the
+-- grants stay. The signature has the schema.
 create function pgchange.place_function(signature text, definition text, note text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     name constant text[] := parse_ident(signature, strict => false);
     known constant oid[] := array(
@@ -110,9 +105,6 @@ begin
     execute format('comment on function %s is %L', signature, note);
 end
 $$;
-comment on function pgchange.place_function(text, text, text) is
-    'Make a function by its definition, which is executed, or replace it. Only its owner may call a new one; of one that is replaced '
-    'the grants stay. The signature has the schema.';
 
 do $$
 declare
@@ -148,17 +140,15 @@ comment on function pgchange.pinned_settings() is
     'evaluated. The text search configuration is that of the session that installed this schema, if it is one of PostgreSQL''s own, '
     'else simple.';
 
+-- The settings of functions in which an expression of a user stands: it means the same for whoever writes, receives or looks.
 create function pgchange.settings() returns text
-language sql immutable
-as $$
+language sql immutable as $$
     select string_agg(format('set %s = %L', s.name, s.value), ' ') from pgchange.pinned_settings() as s
 $$;
-comment on function pgchange.settings() is
-    'The settings of functions in which an expression of a user stands: it means the same for whoever writes, receives or looks.';
 
+-- Let functions run under pgchange.settings(), for an expression of a user stands in what they put together.
 create function pgchange.pin_settings(variadic functions regprocedure[]) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     function regprocedure;
 begin
@@ -167,8 +157,6 @@ begin
     end loop;
 end
 $$;
-comment on function pgchange.pin_settings(regprocedure[]) is
-    'Let functions run under pgchange.settings(), for an expression of a user stands in what they put together.';
 
 -- A reading session looks the settings of this function up: it may lack the right to call it.
 select pgchange.pin_settings('pgchange.pinned_settings()');

@@ -1,18 +1,17 @@
 -- What every capture of a table begins with.
 
+-- A foreign table that is a partition or a child of a table, or null. PostgreSQL refuses to write through the table into the foreign
+-- one where a trigger with a transition table captures the write.
 create function pgchange.foreign_child(tbl regclass) returns regclass
-language sql stable
-as $$
+language sql stable as $$
     select d.relid from pgchange.descendants(tbl) as d(relid) join pg_class as c on c.oid = d.relid where c.relkind = 'f'
     order by d.relid limit 1
 $$;
-comment on function pgchange.foreign_child(regclass) is
-    'A foreign table that is a partition or a child of a table, or null. PostgreSQL refuses to write through the table into the '
-    'foreign one where a trigger with a transition table captures the write.';
 
+-- Refuse, with the reason, a table of which nothing can be captured: the caller cannot do that deed to it, or it is in one of the
+-- schemas that are ours.
 create function pgchange.check_capturable(tbl regclass, deed text, variadic ours name[]) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     class pg_class := (select c from pg_class as c where c.oid = tbl);
     schema_name name := (select n.nspname from pg_namespace as n where n.oid = class.relnamespace);
@@ -46,13 +45,11 @@ begin
     end if;
 end
 $$;
-comment on function pgchange.check_capturable(regclass, text, name[]) is
-    'Refuse, with the reason, a table of which nothing can be captured: the caller cannot do that deed to it, or it is in one of the '
-    'schemas that are ours.';
 
+-- Refuse a table on which a trigger of an original is, one that writes into a schema that is ours now: its function uses what is
+-- called sign, or lies beside it.
 create function pgchange.check_captured_once(tbl regclass, schema name, sign name) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     other record;
 begin
@@ -76,23 +73,21 @@ begin
     end if;
 end
 $$;
-comment on function pgchange.check_captured_once(regclass, name, name) is
-    'Refuse a table on which a trigger of an original is, one that writes into a schema that is ours now: its function uses what is '
-    'called sign, or lies beside it.';
 
+-- Whether the column of a table with that number has that name. It is called immutable, so that a plan has its answer; PostgreSQL
+-- makes new plans of what reads the table, or rows that were written to it, once its columns have changed.
 create function pgchange.is_named(rel oid, number smallint, name name) returns boolean
-language sql immutable
-as $$
+language sql immutable as $$
     select coalesce(
         (pg_catalog.pg_identify_object_as_address(1259, rel, number)).object_names[3] operator(pg_catalog.=) name::pg_catalog.text, false)
 $$;
-comment on function pgchange.is_named(oid, smallint, name) is
-    'Whether the column of a table with that number has that name. It is called immutable, so that a plan has its answer; PostgreSQL '
-    'makes new plans of what reads the table, or rows that were written to it, once its columns have changed.';
 
+-- Today's name of a key column that a query of pg_attribute has found, with the name and the number that were noted of it. A
+-- repeatable read transaction sees the catalogues as they were when it began, and writes into the table as it is now. If the column
+-- was renamed meanwhile, the key is the column of the two that is in the replica identity, which no snapshot hides. Null if neither
+-- is.
 create function pgchange.key_now(rel oid, seen name, seen_number smallint, name name, number smallint) returns name
-language sql stable
-as $$
+language sql stable as $$
     select case when pgchange.is_named(rel, seen_number, seen) then seen else (
         select c.name from (values
             (1, (pg_identify_object_as_address('pg_class'::regclass, rel, number)).object_names[3]::name), (2, key_now.name)
@@ -103,22 +98,18 @@ as $$
         order by c.rank
         limit 1) end
 $$;
-comment on function pgchange.key_now(oid, name, smallint, name, smallint) is
-    'Today''s name of a key column that a query of pg_attribute has found, with the name and the number that were noted of it. A '
-    'repeatable read transaction sees the catalogues as they were when it began, and writes into the table as it is now. If the column '
-    'was renamed meanwhile, the key is the column of the two that is in the replica identity, which no snapshot hides. Null if neither is.';
 
+-- The condition in a trigger function that holds as long as the key column has the name by which the function reads it.
 create function pgchange.key_check(rel oid, key name, number smallint) returns text
-language sql immutable
-as $$
+language sql immutable as $$
     select format('pgchange.is_named(%s::pg_catalog.oid, %s::smallint, %L::pg_catalog.name)', rel, number, key)
 $$;
-comment on function pgchange.key_check(oid, name, smallint) is
-    'The condition in a trigger function that holds as long as the key column has the name by which the function reads it.';
 
+-- Keep a captured partitioned table from getting a foreign table as a partition: PostgreSQL would then refuse what is inserted into
+-- that. This trigger never fires. It is a constraint trigger, so PostgreSQL wants it on each partition, and a foreign table cannot
+-- have it: attaching one is refused. Whoever makes a partition needs EXECUTE on the function, and everybody has it on this one.
 create function pgchange.place_bar(tbl regclass, bar name) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     if (select c.relkind = 'p' from pg_class as c where c.oid = tbl)
         and not exists (select from pg_trigger as t where t.tgrelid = tbl and t.tgname = bar)
@@ -129,14 +120,11 @@ begin
     end if;
 end
 $$;
-comment on function pgchange.place_bar(regclass, name) is
-    'Keep a captured partitioned table from getting a foreign table as a partition: PostgreSQL would then refuse what is inserted into '
-    'that. This trigger never fires. It is a constraint trigger, so PostgreSQL wants it on each partition, and a foreign table cannot '
-    'have it: attaching one is refused. Whoever makes a partition needs EXECUTE on the function, and everybody has it on this one.';
 
+-- See to it that statement triggers are shown what a MERGE on a partitioned table updates: PostgreSQL (15 to 18) shows it as the row
+-- that was inserted last, but not if partitions have a trigger before each inserted row. This trigger never fires.
 create function pgchange.place_guard(tbl regclass, guard name) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     if (select c.relkind = 'p' from pg_class as c where c.oid = tbl)
         and not exists (select from pg_trigger as t where t.tgrelid = tbl and t.tgname = guard)
@@ -147,40 +135,32 @@ begin
     end if;
 end
 $$;
-comment on function pgchange.place_guard(regclass, name) is
-    'See to it that statement triggers are shown what a MERGE on a partitioned table updates: PostgreSQL (15 to 18) shows it as the row '
-    'that was inserted last, but not if partitions have a trigger before each inserted row. This trigger never fires.';
 
+-- Of the partitions that a capture came to late those that may have rows; of one that came with its own partition, the former.
 create function pgchange.came_with_rows(came regclass[]) returns setof regclass
-language sql stable
-as $$
+language sql stable as $$
     select r from unnest(came) as r
     -- By its size: what reads a table may run code of its owner.
     where exists (select from pgchange.descendants(r) as d(relid) where pg_relation_size(d.relid) > 0)
       and not exists (select from pg_inherits as i where i.inhrelid = r and i.inhparent = any (came))
     order by r
 $$;
-comment on function pgchange.came_with_rows(regclass[]) is
-    'Of the partitions that a capture came to late those that may have rows; of one that came with its own partition, the former.';
 
+-- What a partition misses that came with rows, by what changes are called there.
 create function pgchange.told_missed(tbl regclass, part regclass, change text) returns text
-language sql stable
-as $$
+language sql stable as $$
     select format('%s: rows of %s may have been there before it was captured, and are in no %s', tbl, part, change)
 $$;
-comment on function pgchange.told_missed(regclass, regclass, text) is
-    'What a partition misses that came with rows, by what changes are called there.';
 
+-- What brings the rows that came with a partition.
 create function pgchange.bring_missed(part regclass, schema name, function name) returns text
-language sql stable
-as $$
+language sql stable as $$
     select format('as its owner: select %I.%I(%L)', schema, function, part)
 $$;
-comment on function pgchange.bring_missed(regclass, name, name) is 'What brings the rows that came with a partition.';
 
+-- Say which of the partitions that the capture came to late have rows that may be in no change, and return them.
 create function pgchange.tell_missed(tbl regclass, came regclass[], change text, schema name, function name) returns setof regclass
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     part regclass;
 begin
@@ -190,5 +170,3 @@ begin
     end loop;
 end
 $$;
-comment on function pgchange.tell_missed(regclass, regclass[], text, name, name) is
-    'Say which of the partitions that the capture came to late have rows that may be in no change, and return them.';

@@ -5,36 +5,32 @@
 -- last. So maintenance waits for nobody while somebody waits for it, who may be about to look; nor while anybody is about to look,
 -- who may wait for somebody that comes to wait for it. And it gives up before whoever begins to wait meanwhile looks.
 
+-- How long one may wait of whom others can come to wait: later somebody who does may look for a deadlock, and be the one that is
+-- ended.
 create function pgchange.unseen() returns interval
-language sql stable
-as $$
+language sql stable as $$
     select current_setting('deadlock_timeout')::interval / 2
 $$;
-comment on function pgchange.unseen() is
-    'How long one may wait of whom others can come to wait: later somebody who does may look for a deadlock, and be the one that '
-    'is ended.';
 
+-- Whether maintenance may wait so long: nobody waits for this session, and nobody is to look for a deadlock meanwhile.
 create function pgchange.may_wait(most interval) returns boolean
-language sql volatile
-as $$
+language sql volatile as $$
     select not exists (
         select from pg_locks as l
         where not l.granted
           and (pg_backend_pid() = any (pg_blocking_pids(l.pid))
                or clock_timestamp() - l.waitstart between 1.5 * pgchange.unseen() - most and 2.5 * pgchange.unseen()))
 $$;
-comment on function pgchange.may_wait(interval) is
-    'Whether maintenance may wait so long: nobody waits for this session, and nobody is to look for a deadlock meanwhile.';
 
+-- The lock_timeout of maintenance for what comes next, so long at most: the shortest one where it may not wait.
 create function pgchange.patience(most interval) returns text
-language sql volatile
-as $$
+language sql volatile as $$
     select case when pgchange.may_wait(m) then greatest(1, extract(epoch from m) * 1000)::integer else 1 end || 'ms'
     from least(most, pgchange.unseen()) as m
 $$;
-comment on function pgchange.patience(interval) is
-    'The lock_timeout of maintenance for what comes next, so long at most: the shortest one where it may not wait.';
 
+-- Lock a table, or rows, by a statement to which nowait can be added, and wait so long at most; where one may not wait, and the lock
+-- is not free, it fails at once. So maintenance locks whatever others may have locked, before it changes that.
 create function pgchange.lock_briefly(lock text, most interval) returns void
 language plpgsql
 set lock_timeout = '1ms'
@@ -46,10 +42,8 @@ begin
     execute lock || case when patience = '1ms' then ' nowait' else '' end;
 end
 $$;
-comment on function pgchange.lock_briefly(text, interval) is
-    'Lock a table, or rows, by a statement to which nowait can be added, and wait so long at most; where one may not wait, and the '
-    'lock is not free, it fails at once. So maintenance locks whatever others may have locked, before it changes that.';
 
+-- The same for an advisory lock, until the transaction ends.
 create function pgchange.lock_briefly(key bigint, most interval) returns void
 language plpgsql
 set lock_timeout = '1ms'
@@ -65,11 +59,10 @@ begin
     end if;
 end
 $$;
-comment on function pgchange.lock_briefly(bigint, interval) is 'The same for an advisory lock, until the transaction ends.';
 
+-- Whether this transaction keeps writers from any other table than those.
 create function pgchange.holds_tables(besides regclass[]) returns boolean
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 begin
     return exists (
         select from pg_locks as l
@@ -77,8 +70,8 @@ begin
           and l.mode in ('ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock'));
 end
 $$;
-comment on function pgchange.holds_tables(regclass[]) is 'Whether this transaction keeps writers from any other table than those.';
 
+-- Who keeps a table from being locked; a prepared transaction has no pid.
 create function pgchange.holders(relation regclass, mode text) returns table (pid integer, is_autovacuum boolean)
 language sql volatile
 set search_path = pg_catalog, pg_temp
@@ -94,9 +87,8 @@ as $$
     group by l.pid, l.virtualtransaction
     order by l.pid
 $$;
-comment on function pgchange.holders(regclass, text) is
-    'Who keeps a table from being locked; a prepared transaction has no pid.';
 
+-- Wait for a table until PostgreSQL cancels an autovacuum that is in the way, which it does for who has waited deadlock_timeout.
 create function pgchange.stop_autovacuum(relation regclass, mode text) returns void
 language plpgsql
 set lock_timeout = '3s'
@@ -109,10 +101,10 @@ exception when lock_not_available or deadlock_detected or sqlstate 'PCUND' then
     null;
 end
 $$;
-comment on function pgchange.stop_autovacuum(regclass, text) is
-    'Wait for a table until PostgreSQL cancels an autovacuum that is in the way, which it does for who has waited '
-    'deadlock_timeout.';
 
+-- Lock tables, all or none, within about 5 s. It waits for one at a time, and shortly, for behind a lock that is waited for everybody
+-- waits; and never as long as PostgreSQL waits before it looks for a deadlock: it might end somebody else. Only where an autovacuum
+-- alone is in the way it waits longer, once or twice, while it holds nothing.
 create function pgchange.take_locks(relations regclass[], mode text) returns void
 language plpgsql
 set lock_timeout = '100ms'
@@ -163,25 +155,20 @@ begin
     end loop;
 end
 $$;
-comment on function pgchange.take_locks(regclass[], text) is
-    'Lock tables, all or none, within about 5 s. It waits for one at a time, and shortly, for behind a lock that is waited for '
-    'everybody waits; and never as long as PostgreSQL waits before it looks for a deadlock: it might end somebody '
-    'else. Only where an autovacuum alone is in the way it waits longer, once or twice, while it holds nothing.';
 
+-- Lock a table with its partitions and inheritance children, all or none. PostgreSQL locks no foreign tables: those are left out.
 create function pgchange.lock_family(tbl regclass, mode text) returns void
-language sql volatile
-as $$
+language sql volatile as $$
     select pgchange.take_locks(array(
         select d.relid from pgchange.descendants(tbl) as d(relid) join pg_class as c on c.oid = d.relid
         where c.relkind <> 'f' order by d.relid), mode)
 $$;
-comment on function pgchange.lock_family(regclass, text) is
-    'Lock a table with its partitions and inheritance children, all or none. PostgreSQL locks no foreign tables: those are left out.';
 
+-- The transaction of another session, or the prepared one, that holds an advisory lock, the call that ends it, and when it began, as
+-- far as the caller may see that.
 create function pgchange.lock_holder(key bigint)
 returns table (pid integer, told text, call text, since timestamptz)
-language sql volatile
-as $$
+language sql volatile as $$
     select l.pid,
            case when l.pid is not null
                 then format('the transaction of process %s (%s)', l.pid, concat_ws(', ',
@@ -201,22 +188,18 @@ as $$
       and (l.classid::bigint << 32 | l.objid::bigint) = key
     limit 1
 $$;
-comment on function pgchange.lock_holder(bigint) is
-    'The transaction of another session, or the prepared one, that holds an advisory lock, the call that ends it, and when it '
-    'began, as far as the caller may see that.';
 
+-- The lock_timeout of a change that waits for another transaction, in a session that sets none: as long as a relay waits for an
+-- answer before the server counts as lost.
 create function pgchange.longest_wait() returns text
-language sql immutable
-as $$
+language sql immutable as $$
     select '10s'
 $$;
-comment on function pgchange.longest_wait() is
-    'The lock_timeout of a change that waits for another transaction, in a session that sets none: as long as a relay waits for an '
-    'answer before the server counts as lost.';
 
+-- Take an advisory lock until the transaction ends. Where others hold it, wait as long as lock_timeout says, or longest_wait() where
+-- it sets no limit. Then fail with the consequence, the transaction that holds the lock, and the call that ends it.
 create function pgchange.lock_or_tell(key bigint, consequence text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     own_limit constant text := current_setting('lock_timeout');
     holder record;
@@ -238,7 +221,3 @@ begin
     end;
 end
 $$;
-comment on function pgchange.lock_or_tell(bigint, text) is
-    'Take an advisory lock until the transaction ends. Where others hold it, wait as long as lock_timeout says, or '
-    'longest_wait() where it sets no limit. Then fail with the consequence, the transaction that holds the lock, and the call that '
-    'ends it.';

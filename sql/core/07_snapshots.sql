@@ -1,17 +1,16 @@
 -- Arithmetic on transaction ids and snapshots: what was processed is the union of the snapshots in which it was read.
 
+-- A transaction id near today's, with its epoch.
 create function pgchange.full_xid(xid xid) returns xid8
-language sql stable
-as $$
+language sql stable as $$
     select (near.n + ((xid::text::bigint - near.n) & 4294967295 | case
         when (xid::text::bigint - near.n) & 2147483648 > 0 then -4294967296 else 0 end))::text::xid8
     from (select pg_snapshot_xmax(pg_current_snapshot())::text::bigint) as near(n)
 $$;
-comment on function pgchange.full_xid(xid) is 'A transaction id near today''s, with its epoch.';
 
+-- The snapshot that sees everything below xmax but the given transactions.
 create function pgchange.snapshot_of(open_xids bigint[], xmax bigint) returns pg_snapshot
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 begin
     return (
         select (coalesce(min(x), xmax) || ':' || xmax || ':' || coalesce(string_agg(x::text, ',' order by x), ''))::pg_snapshot
@@ -20,12 +19,10 @@ begin
     );
 end
 $$;
-comment on function pgchange.snapshot_of(bigint[], bigint) is
-    'The snapshot that sees everything below xmax but the given transactions.';
 
+-- The snapshot that sees what either of two sees.
 create function pgchange.snapshot_union(a pg_snapshot, b pg_snapshot) returns pg_snapshot
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 begin
     return (
         select pgchange.snapshot_of(
@@ -38,11 +35,10 @@ begin
     );
 end
 $$;
-comment on function pgchange.snapshot_union(pg_snapshot, pg_snapshot) is 'The snapshot that sees what either of two sees.';
 
+-- The snapshot that sees what both of two see.
 create function pgchange.snapshot_intersection(a pg_snapshot, b pg_snapshot) returns pg_snapshot
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 begin
     return (
         select pgchange.snapshot_of(
@@ -51,11 +47,10 @@ begin
     );
 end
 $$;
-comment on function pgchange.snapshot_intersection(pg_snapshot, pg_snapshot) is 'The snapshot that sees what both of two see.';
 
+-- What a snapshot sees below a transaction id.
 create function pgchange.snapshot_below(s pg_snapshot, xid xid8) returns pg_snapshot
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 begin
     return (
         select pgchange.snapshot_of(
@@ -64,11 +59,10 @@ begin
     );
 end
 $$;
-comment on function pgchange.snapshot_below(pg_snapshot, xid8) is 'What a snapshot sees below a transaction id.';
 
+-- A snapshot that sees one transaction more.
 create function pgchange.snapshot_with(s pg_snapshot, xid xid8) returns pg_snapshot
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 begin
     return (
         select pgchange.snapshot_of(
@@ -81,4 +75,3 @@ begin
     );
 end
 $$;
-comment on function pgchange.snapshot_with(pg_snapshot, xid8) is 'A snapshot that sees one transaction more.';

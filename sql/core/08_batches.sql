@@ -28,10 +28,10 @@ comment on table pgchange.batch is
 create index batch_noted on pgchange.batch (noted_at);
 create index batch_number on pgchange.batch (kind, consumer, number);
 
+-- The number of a consumer's next attempt; two at once may have the same.
 -- These without search_paths of their own: claims and acks wait for them.
 create function pgchange.next_number(kind text, consumer text) returns bigint
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return 1 + coalesce((
         select b.number from pgchange.batch as b
@@ -39,11 +39,10 @@ begin
         order by b.number desc limit 1), 0);
 end
 $$;
-comment on function pgchange.next_number(text, text) is 'The number of a consumer''s next attempt; two at once may have the same.';
 
+-- Note that a batch was claimed, with its attempt, where the changes are.
 create function pgchange.note_claim(kind text, consumer text, batch jsonb) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     -- One that was given up and is sent again begins with a first attempt once more.
     insert into pgchange.batch (kind, consumer, batch_id, attempt, number, count, claimed_at)
@@ -54,11 +53,10 @@ begin
         number = excluded.number, noted_at = excluded.noted_at, run = excluded.run;
 end
 $$;
-comment on function pgchange.note_claim(text, text, jsonb) is 'Note that a batch was claimed, with its attempt, where the changes are.';
 
+-- Note what the attempt on a batch failed on, where the changes are.
 create function pgchange.note_failed(kind text, consumer text, batch jsonb, error text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     update pgchange.batch as b set
         failed_at = pg_catalog.clock_timestamp(), error = note_failed.error, seconds = note_failed.batch -> 'seconds'
@@ -66,11 +64,10 @@ begin
       and b.batch_id = (note_failed.batch ->> 'id')::uuid and b.attempt = (note_failed.batch ->> 'attempt')::integer;
 end
 $$;
-comment on function pgchange.note_failed(text, text, jsonb, text) is 'Note what the attempt on a batch failed on, where the changes are.';
 
+-- Note that a batch was acked, or skipped, where the progress is.
 create function pgchange.note_end(kind text, consumer text, batch jsonb, skipped boolean default false) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     -- By an update first, as most batches are claimed where they are acked.
     id uuid := batch ->> 'id';
@@ -89,9 +86,9 @@ begin
     end if;
 end
 $$;
-comment on function pgchange.note_end(text, text, jsonb, boolean) is
-    'Note that a batch was acked, or skipped, where the progress is.';
 
+-- Forget attempts on batches that were noted longer ago, and all but so many of a consumer, at most ten thousand of either at a time;
+-- says how many, and whether more may be left. What it reads is what it forgets, and one row of each consumer.
 create function pgchange.trim_batches(keep interval default '7 days', most integer default 1000) returns setof text
 language plpgsql security definer
 -- Else a plan for few consumers, or for a table that was never analysed, reads all of it.
@@ -140,6 +137,3 @@ begin
     end if;
 end
 $$;
-comment on function pgchange.trim_batches(interval, integer) is
-    'Forget attempts on batches that were noted longer ago, and all but so many of a consumer, at most ten thousand of either at '
-    'a time; says how many, and whether more may be left. What it reads is what it forgets, and one row of each consumer.';

@@ -25,9 +25,9 @@ comment on table pgchange.claim is
     'elsewhere, that the consumer''s progress is kept in another database, so that this row tells how far it has come. error is what the last '
     'attempt failed on, if it could say so.';
 
+-- The processes that hold an advisory lock of this database.
 create function pgchange.who_locks(key bigint) returns setof integer
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return query
         select l.pid from pg_locks as l
@@ -36,20 +36,19 @@ begin
           and (l.classid::bigint << 32 | l.objid::bigint) = key;
 end
 $$;
-comment on function pgchange.who_locks(bigint) is 'The processes that hold an advisory lock of this database.';
 
+-- Whether any session holds an advisory lock, without taking it.
 create function pgchange.locked(key bigint) returns boolean
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return exists (select from pgchange.who_locks(key));
 end
 $$;
-comment on function pgchange.locked(bigint) is 'Whether any session holds an advisory lock, without taking it.';
 
+-- The keys of all advisory locks of this database that anybody holds: for who asks about many. Of whom something younger is read
+-- then, a batch that was claimed, pgchange.locked() tells: a consumer takes its lock before it claims.
 create function pgchange.locks_held() returns bigint[]
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return array(
         select distinct l.classid::bigint << 32 | l.objid::bigint from pg_locks as l
@@ -57,13 +56,10 @@ begin
           and l.database = (select d.oid from pg_database as d where d.datname = current_database()));
 end
 $$;
-comment on function pgchange.locks_held() is
-    'The keys of all advisory locks of this database that anybody holds: for who asks about many. Of whom something younger is read '
-    'then, a batch that was claimed, pgchange.locked() tells: a consumer takes its lock before it claims.';
 
+-- Take the lock of a consumer that is known and not at work, or say so, and with which query to look for others.
 create function pgchange.take_idle(consumer text, key bigint, is_known boolean, list text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     if not pg_try_advisory_xact_lock(key) then
         raise lock_not_available using message = format('consumer %s is at work', consumer),
@@ -74,12 +70,10 @@ begin
     end if;
 end
 $$;
-comment on function pgchange.take_idle(text, bigint, boolean, text) is
-    'Take the lock of a consumer that is known and not at work, or say so, and with which query to look for others.';
 
+-- Refuse a batch of no changes, and a claim in a transaction that has written.
 create function pgchange.check_claim(max_changes integer) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     if coalesce(max_changes < 1, true) then
         raise invalid_parameter_value using message = 'a batch has at least 1 change';
@@ -90,12 +84,12 @@ begin
     end if;
 end
 $$;
-comment on function pgchange.check_claim(integer) is 'Refuse a batch of no changes, and a claim in a transaction that has written.';
 
+-- Refuse to claim a batch again that has been claimed max_attempts times; no attempt is counted. Without max_attempts there is no
+-- limit.
 -- Without a search_path of its own, because claims call it: each change of the path takes time.
 create function pgchange.check_attempts(consumer text, batch_id text, attempt integer, max_attempts integer) returns void
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 begin
     if attempt >= max_attempts then
         raise exception using errcode = 'PC010',
@@ -105,13 +99,10 @@ begin
     end if;
 end
 $$;
-comment on function pgchange.check_attempts(text, text, integer, integer) is
-    'Refuse to claim a batch again that has been claimed max_attempts times; no attempt is counted. Without max_attempts there is no '
-    'limit.';
 
+-- Refuse to give a batch up without a reason, or with one that is longer than the errors that are kept of a batch.
 create function pgchange.check_reason(reason text) returns void
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 begin
     if coalesce(trim(reason), '') = '' then
         raise invalid_parameter_value using message = 'say why the batch is skipped';
@@ -122,12 +113,10 @@ begin
     end if;
 end
 $$;
-comment on function pgchange.check_reason(text) is
-    'Refuse to give a batch up without a reason, or with one that is longer than the errors that are kept of a batch.';
 
+-- Refuse a recorded batch of which so many changes are there, or null where they are not of this place.
 create function pgchange.check_readable(batch jsonb, counted bigint) returns void
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 begin
     if counted is null then
         raise exception using errcode = 'PC004',
@@ -142,12 +131,11 @@ begin
     end if;
 end
 $$;
-comment on function pgchange.check_readable(jsonb, bigint) is
-    'Refuse a recorded batch of which so many changes are there, or null where they are not of this place.';
 
+-- The claim that a consumer at a version and position has not acked yet, if there is one; that of a dead letter while the letter is
+-- to be sent.
 create function pgchange.pending(kind text, consumer text, version bigint, after jsonb, letter jsonb default null) returns pgchange.claim
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return (
         select c from pgchange.claim as c
@@ -156,13 +144,10 @@ begin
           and (c.batch -> 'bounds' -> 'letter' is null or c.batch -> 'bounds' -> 'letter' = pending.letter));
 end
 $$;
-comment on function pgchange.pending(text, text, bigint, jsonb, jsonb) is
-    'The claim that a consumer at a version and position has not acked yet, if there is one; that of a dead letter while the letter '
-    'is to be sent.';
 
+-- The batch of a claim once more, with the attempt counted; refused after max_attempts of them, uncounted.
 create function pgchange.claim_again(mark pgchange.claim, max_attempts integer) returns jsonb
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     perform pgchange.check_attempts(mark.consumer, mark.batch_id::text, mark.attempt, max_attempts);
     update pgchange.claim as c set attempt = c.attempt + 1, claimed_at = clock_timestamp()
@@ -173,14 +158,13 @@ begin
     return mark.batch;
 end
 $$;
-comment on function pgchange.claim_again(pgchange.claim, integer) is
-    'The batch of a claim once more, with the attempt counted; refused after max_attempts of them, uncounted.';
 
+-- Record the batch that a consumer at a position claims, from after up to a point of the source, with its id, its version and its
+-- first attempt; or without a batch a move by hand. A batch in work is given up as such.
 create function pgchange.record(
     kind text, consumer text, address jsonb, "position" jsonb, after jsonb, upto jsonb, source text, batch jsonb
 ) returns pgchange.claim
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     made pgchange.claim;
     began_at bigint := coalesce(("position" ->> 'version')::bigint, 0);
@@ -210,13 +194,10 @@ begin
     return made;
 end
 $$;
-comment on function pgchange.record(text, text, jsonb, jsonb, jsonb, jsonb, text, jsonb) is
-    'Record the batch that a consumer at a position claims, from after up to a point of the source, with its id, its version and its '
-    'first attempt; or without a batch a move by hand. A batch in work is given up as such.';
 
+-- Refuse a position of another place than here, or beyond the last claim of its consumer; else return the place.
 create function pgchange.check_known(kind text, consumer text, "position" jsonb, here text, is_native boolean) returns text
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     perform pgchange.check_position(
         consumer, "position", case when is_native then here end, (
@@ -224,21 +205,17 @@ begin
     return here;
 end
 $$;
-comment on function pgchange.check_known(text, text, jsonb, text, boolean) is
-    'Refuse a position of another place than here, or beyond the last claim of its consumer; else return the place.';
 
+-- The batch of a claim with its attempts, the error of the last one and whether the progress is elsewhere; null for no claim.
 create function pgchange.in_work(mark pgchange.claim) returns jsonb
-language sql stable
-as $$
+language sql stable as $$
     select mark.batch || pg_catalog.jsonb_build_object(
         'attempt', mark.attempt, 'error', mark.error, 'elsewhere', mark.elsewhere)
 $$;
-comment on function pgchange.in_work(pgchange.claim) is
-    'The batch of a claim with its attempts, the error of the last one and whether the progress is elsewhere; null for no claim.';
 
+-- Note at the source what the attempt on a batch failed on, for its dead letter.
 create function pgchange.note_failure(kind text, consumer text, batch jsonb, error text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     update pgchange.claim as c set error = note_failure.error
     where c.kind = note_failure.kind and c.consumer = note_failure.consumer
@@ -248,13 +225,11 @@ begin
     end if;
 end
 $$;
-comment on function pgchange.note_failure(text, text, jsonb, text) is
-    'Note at the source what the attempt on a batch failed on, for its dead letter.';
 
+-- Refuse to ack a batch at another version than it was claimed as.
 -- Without search_paths of their own: an ack waits for this.
 create function pgchange.check_claimed(kind text, consumer text, batch jsonb) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     perform pgchange.check_version(batch, (
         select c.version from pgchange.claim as c
@@ -262,11 +237,10 @@ begin
           and c.batch_id = (check_claimed.batch ->> 'id')::uuid));
 end
 $$;
-comment on function pgchange.check_claimed(text, text, jsonb) is 'Refuse to ack a batch at another version than it was claimed as.';
 
+-- What is known here of a consumer: the positions before and behind the batch that it claimed last; null for nothing.
 create function pgchange.mark(kind text, consumer text) returns jsonb
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return (
         select jsonb_build_object(
@@ -275,13 +249,10 @@ begin
         where c.kind = mark.kind and c.consumer = mark.consumer);
 end
 $$;
-comment on function pgchange.mark(text, text) is
-    'What is known here of a consumer: the positions before and behind the batch that it claimed last; null for nothing.';
 
+-- Forget what a consumer claimed last; true where there was something.
 create function pgchange.forget_claim(kind text, consumer text) returns boolean
-language sql
-as $$
+language sql as $$
     delete from pgchange.claim as c where c.kind = forget_claim.kind and c.consumer = forget_claim.consumer
     returning true
 $$;
-comment on function pgchange.forget_claim(text, text) is 'Forget what a consumer claimed last; true where there was something.';

@@ -42,9 +42,9 @@ comment on table pgchange.letter is
 create index letter_on_its_way on pgchange.letter (consumer, sent_at, id) where on_its_way;
 create index letter_of_kind on pgchange.letter (kind);
 
+-- Refuse a prefix by which the names of two kinds' consumers could not be told apart.
 create function pgchange.check_prefix(schema name, kind text, prefix text) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     other text := (select r.kind from pgchange.registered as r where r.prefix = check_prefix.prefix and r.schema <> check_prefix.schema);
 begin
@@ -60,15 +60,15 @@ begin
     end if;
 end
 $$;
-comment on function pgchange.check_prefix(name, text, text) is
-    'Refuse a prefix by which the names of two kinds'' consumers could not be told apart.';
 
+-- Note a schema that tells how things are, and the kind of its feeds if it has any; what an earlier schema of that kind had in work
+-- is forgotten, and its dead letters are never sent again. The names of its consumers begin with the prefix, which is the kind and a
+-- colon if none is given.
 create function pgchange.register(
     schema name, kind text default null, tells_of_batches boolean default false, letters_elsewhere boolean default false,
     prefix text default null
 ) returns void
-language sql
-as $$
+language sql as $$
     select pgchange.check_prefix(schema, kind, coalesce(prefix, kind || ':'));
     -- What an earlier schema of this name claimed is no more, and what it gave up names consumers and changes that are no more.
     delete from pgchange.claim as c where c.kind = register.kind;
@@ -81,25 +81,21 @@ as $$
     on conflict on constraint registered_pkey do update set
         kind = excluded.kind, prefix = excluded.prefix, tells_of_batches = excluded.tells_of_batches, letters_elsewhere = excluded.letters_elsewhere
 $$;
-comment on function pgchange.register(name, text, boolean, boolean, text) is
-    'Note a schema that tells how things are, and the kind of its feeds if it has any; what an earlier schema of that kind had in '
-    'work is forgotten, and its dead letters are never sent again. The names of its consumers begin with the prefix, which is '
-    'the kind and a colon if none is given.';
 
+-- Forget a schema that goes, with what its consumers have in work or gave up.
 create function pgchange.unregister(schema name) returns void
-language sql
-as $$
+language sql as $$
     delete from pgchange.claim as c
     where c.kind = (select r.kind from pgchange.registered as r where r.schema = unregister.schema);
     delete from pgchange.batch as b
     where b.kind = (select r.kind from pgchange.registered as r where r.schema = unregister.schema);
     delete from pgchange.registered as r where r.schema = unregister.schema
 $$;
-comment on function pgchange.unregister(name) is 'Forget a schema that goes, with what its consumers have in work or gave up.';
 
+-- Whether a schema that was registered is there, and not another that somebody has made since: its functions run as whoever asks. Of
+-- another it is told by a warning, but where it is asked of every row.
 create function pgchange.ours(schema name, tell boolean default true) returns boolean
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     owner oid := (select n.nspowner from pg_namespace as n where n.nspname = schema);
 begin
@@ -117,6 +113,3 @@ begin
     return true;
 end
 $$;
-comment on function pgchange.ours(name, boolean) is
-    'Whether a schema that was registered is there, and not another that somebody has made since: its functions run as whoever '
-    'asks. Of another it is told by a warning, but where it is asked of every row.';

@@ -14,9 +14,9 @@ comment on domain pgchange.caller is
 -- Nobody keeps one in a table, for use as another role.
 revoke all on type pgchange.caller from public;
 
+-- Make the sealed schema of a schema of ours.
 create function pgchange.make_sealed(of_schema name) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     sealed name := of_schema || '_sealed';
     granted record;
@@ -42,8 +42,8 @@ begin
     end loop;
 end
 $$;
-comment on function pgchange.make_sealed(name) is 'Make the sealed schema of a schema of ours.';
 
+-- Make the public face of a function of a sealed schema: it runs as its caller and passes who that is. Nobody is granted it yet.
 create function pgchange.show(sealed_function regprocedure) returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -71,29 +71,24 @@ begin
     execute format('grant execute on function %s to public', sealed_function);
 end
 $$;
-comment on function pgchange.show(regprocedure) is
-    'Make the public face of a function of a sealed schema: it runs as its caller and passes who that is. Nobody is granted it yet.';
 
+-- Refuse a caller that may not execute the public face of a sealed function. Members of pg_read_all_data can name the sealed function
+-- itself, and a role that may read is not to write.
 create function pgchange.check_face(caller name, face regprocedure) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     if has_function_privilege(caller, face, 'execute') is not true then
         raise insufficient_privilege using message = format('permission denied for function %s', face);
     end if;
 end
 $$;
-comment on function pgchange.check_face(name, regprocedure) is
-    'Refuse a caller that may not execute the public face of a sealed function. Members of pg_read_all_data can name the sealed function '
-    'itself, and a role that may read is not to write.';
 
+-- Make the public faces of all functions of a sealed schema.
 create function pgchange.show_sealed(of_schema name) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     perform pgchange.show(p.oid::regprocedure) from pg_proc as p where p.pronamespace = to_regnamespace(quote_ident(of_schema || '_sealed'));
 end
 $$;
-comment on function pgchange.show_sealed(name) is 'Make the public faces of all functions of a sealed schema.';
 
 select pgchange.make_sealed('pgchange');

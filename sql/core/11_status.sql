@@ -13,11 +13,11 @@ comment on type pgchange.consumer_status is
     'its lock. batch_id, attempt, error, claimed_at: the batch that was claimed and not acked. held_back_by: whom or what it waits '
     'for. elsewhere: ''changes'' or ''progress'' where these are in another database, as far as is known here.';
 
+-- How a consumer stands, by its position, its lag and the claim of the batch that it has in work, all as far as they are known.
 create function pgchange.standing(
     kind text, consumer text, address jsonb, at jsonb, lag jsonb, work jsonb, at_work boolean, held_back_by text, elsewhere text
 ) returns pgchange.consumer_status
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return row(
         kind, consumer, address, (at ->> 'version')::bigint,
@@ -28,8 +28,6 @@ begin
     )::pgchange.consumer_status;
 end
 $$;
-comment on function pgchange.standing(text, text, jsonb, jsonb, jsonb, jsonb, boolean, text, text) is
-    'How a consumer stands, by its position, its lag and the claim of the batch that it has in work, all as far as they are known.';
 
 create function pgchange.status(upto integer default 1000, of_kind text default null) returns setof pgchange.consumer_status
 language plpgsql volatile

@@ -1,8 +1,8 @@
 -- For people: what became of batches, and what watchers of feeds see.
 
+-- Whether a role owns this schema, or looks after all consumers of a kind, as a role that may repair them does.
 create function pgchange.keeps(caller name, kind text) returns boolean
-language sql stable
-as $$
+language sql stable as $$
     select pg_has_role(caller, home.nspowner, 'usage')
         or exists (
             select from pgchange.registered as r
@@ -14,12 +14,9 @@ as $$
               and (o.oid = home.nspowner or o.rolsuper))
     from pg_namespace as home where home.nspname = 'pgchange'
 $$;
-comment on function pgchange.keeps(name, text) is
-    'Whether a role owns this schema, or looks after all consumers of a kind, as a role that may repair them does.';
 
 create function pgchange_sealed.batches(caller pgchange.caller, of_consumer text default null, most integer default 100) returns setof pgchange.batch
-language plpgsql stable security definer
-as $$
+language plpgsql stable security definer as $$
 declare
     kept constant text[] := array(select r.kind from pgchange.registered as r where pgchange.keeps(caller, r.kind));
 begin
@@ -79,8 +76,7 @@ comment on function pgchange_sealed.note_watchers(pgchange.caller, jsonb) is
     'somebody, if they did since they last said so}, ...].';
 
 create function pgchange_sealed.watchers(caller pgchange.caller) returns setof pgchange.watcher
-language sql stable security definer
-as $$
+language sql stable security definer as $$
     select w.* from pgchange.watcher as w
     where w.watched_by = caller
        or w.kind in (select k.kind from (select distinct o.kind from pgchange.watcher as o) as k where pgchange.keeps(caller, k.kind))
@@ -91,6 +87,7 @@ comment on function pgchange_sealed.watchers(pgchange.caller) is
 
 select pgchange.show_sealed('pgchange');
 
+-- Forget watchers that have not looked for so long, at most a thousand at a time; says which, and whether more may be left.
 create function pgchange.trim_watchers(keep interval default '7 days') returns setof text
 language sql security definer
 set enable_seqscan = off
@@ -106,5 +103,3 @@ as $$
     union all
     select 'left watchers to the next time' where (select count(*) from gone) = 1000
 $$;
-comment on function pgchange.trim_watchers(interval) is
-    'Forget watchers that have not looked for so long, at most a thousand at a time; says which, and whether more may be left.';

@@ -6,17 +6,17 @@ comment on type pgchange.finding is
     'warning for what may lead there; consumer: whom it is about, if it is one; told: what is wrong; call: what mends it, in SQL or '
     'for the shell, and as whom; null where that is not one call.';
 
+-- A number of things, in words.
 create function pgchange.many(count bigint, what text) returns text
-language sql immutable
-as $$
+language sql immutable as $$
     select format('%s %s', count, what) || case when count = 1 then '' else 's' end
 $$;
-comment on function pgchange.many(bigint, text) is 'A number of things, in words.';
 
+-- Consumers that are held back, or whose batch has failed that often; the call gives the batch up, where nothing can mend it.
+-- standing: how they stand, for who has asked pgchange.status() already.
 create function pgchange.consumers_health(many_attempts integer default 3, standing pgchange.consumer_status[] default null)
 returns setof pgchange.finding
-language sql volatile
-as $$
+language sql volatile as $$
     select s.kind, line.severity, s.consumer, line.told, line.call
     from unnest(coalesce(standing, array(select c from pgchange.status() as c))) as s
     join pgchange.registered as r using (kind)
@@ -32,22 +32,18 @@ as $$
         where s.attempt >= many_attempts and not s.at_work and not r.tells_of_batches
     ) as line(severity, told, call)
 $$;
-comment on function pgchange.consumers_health(integer, pgchange.consumer_status[]) is
-    'Consumers that are held back, or whose batch has failed that often; the call gives the batch up, where nothing can mend it. '
-    'standing: how they stand, for who has asked pgchange.status() already.';
 
+-- Feeds that cannot be watched, as whoever watches them has noted lately.
 create function pgchange.watchers_health(lately interval default '10 minutes') returns setof pgchange.finding
-language sql stable
-as $$
+language sql stable as $$
     select w.kind, 'error', w.feed, format('it cannot be watched by %I since %s: %s', w.watched_by, w.since::timestamptz(0), w.error), null
     from pgchange.watchers() as w
     where w.error is not null and w.looked_at > clock_timestamp() - lately
 $$;
-comment on function pgchange.watchers_health(interval) is 'Feeds that cannot be watched, as whoever watches them has noted lately.';
 
+-- Consumers that have dead letters, of those that the caller may see.
 create function pgchange.letters_health() returns setof pgchange.finding
-language sql stable
-as $$
+language sql stable as $$
     select 'letters', 'warning', l.consumer,
            format('%s since %s', pgchange.many(count(*), 'dead letter'), min(l.given_up_at)::timestamptz(0)),
            'airflow pgchange letters list --consumer ' || pgchange.shell_quoted(l.consumer)
@@ -56,19 +52,16 @@ as $$
     group by l.consumer
     order by l.consumer
 $$;
-comment on function pgchange.letters_health() is 'Consumers that have dead letters, of those that the caller may see.';
 
+-- The transaction that holds an advisory lock and has been open for so long, with the call that ends it; told is the text with %s for
+-- the transaction. A warning if nobody lets this role see when it began.
 create function pgchange.lock_health(kind text, key bigint, told text, long_wait interval default '10 seconds')
 returns setof pgchange.finding
-language sql volatile
-as $$
+language sql volatile as $$
     select kind, case when h.since is null then 'warning' else 'error' end, null, format(lock_health.told, h.told), 'to end it: ' || h.call
     from pgchange.lock_holder(key) as h
     where coalesce(h.since < clock_timestamp() - long_wait, true)
 $$;
-comment on function pgchange.lock_health(text, bigint, text, interval) is
-    'The transaction that holds an advisory lock and has been open for so long, with the call that ends it; told is the text with %s '
-    'for the transaction. A warning if nobody lets this role see when it began.';
 
 create function pgchange.health(standing pgchange.consumer_status[] default null) returns setof pgchange.finding
 language plpgsql volatile

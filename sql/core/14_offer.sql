@@ -52,38 +52,34 @@ comment on table pgchange.promised is
     'The functions that each schema must write: the hooks, but those that only functions of its own call, and its own functions. '
     'takes is null for an own function that no given one calls: its arguments may differ.';
 
+-- Note a function that pgchange.offer() gives each schema with a trait.
 create function pgchange.add_offer(
     trait text, name text, takes text, returns text, volatility text, as_owner boolean, callers text, body text, told text
 ) returns void
-language sql
-as $$
+language sql as $$
     insert into pgchange.offered values (trait, name, takes, returns, volatility, as_owner, callers, body, told)
     on conflict on constraint offered_pkey do update set
         takes = excluded.takes, returns = excluded.returns, volatility = excluded.volatility, as_owner = excluded.as_owner,
         callers = excluded.callers, body = excluded.body, told = excluded.told
 $$;
-comment on function pgchange.add_offer(text, text, text, text, text, boolean, text, text, text) is
-    'Note a function that pgchange.offer() gives each schema with a trait.';
 
+-- Note a function that each schema with a trait must write.
 create function pgchange.add_hook(trait text, name text, takes text, returns text, told text) returns void
-language sql
-as $$
+language sql as $$
     insert into pgchange.hook values (trait, name, takes, returns, told)
     on conflict on constraint hook_pkey do update set takes = excluded.takes, returns = excluded.returns, told = excluded.told
 $$;
-comment on function pgchange.add_hook(text, text, text, text, text) is 'Note a function that each schema with a trait must write.';
 
+-- The names and the types of a list of arguments.
 create function pgchange.arguments(takes text, out names text[], out types text[])
-language sql immutable
-as $$
+language sql immutable as $$
     select coalesce(array_agg(m[1] order by n), '{}'), coalesce(array_agg(m[2] order by n), '{}')
     from regexp_matches(takes, '("?\w+"?) ([^,]+?)(?: default [^,]+)?(?:,|$)', 'g') with ordinality as a(m, n)
 $$;
-comment on function pgchange.arguments(text) is 'The names and the types of a list of arguments.';
 
+-- Refuse traits that nothing belongs to, and own functions that none of the traits would bring.
 create function pgchange.check_traits(traits text[], own text[]) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     wrong text := (
         select string_agg(distinct format('%L', t), ', ')
@@ -108,24 +104,25 @@ begin
     end if;
 end
 $$;
-comment on function pgchange.check_traits(text[], text[]) is
-    'Refuse traits that nothing belongs to, and own functions that none of the traits would bring.';
 
+-- Whether a given function calls a function of its schema: false if only functions of its own would, null if no offered one does.
 create function pgchange.is_called(name text, traits text[], own text[]) returns boolean
-language sql stable
-as $$
+language sql stable as $$
     select bool_or(o.name <> all (own))
     from pgchange.offered as o where o.trait = any (traits) and o.body like '%\%1$I.' || replace(is_called.name, '_', '\_') || '(%'
 $$;
-comment on function pgchange.is_called(text, text[], text[]) is
-    'Whether a given function calls a function of its schema: false if only functions of its own would, null if no offered one does.';
 
+-- Register the feeds of a kind, and give their schema the functions that its traits bring. traits: 'position' or 'work set', by what
+-- a consumer's progress is; and 'recorded letters' or 'copied letters', by what a dead letter holds. consumer: the arguments that
+-- name a consumer; called: the format of its name, which begins with a prefix that no other kind has. own: the functions that the
+-- schema writes itself in place of the given ones. origin: the schema that has here() and is_native(), if not this one.
+-- letters_elsewhere and tells_of_batches are as in pgchange.registered. options: more arguments of a claim, which it hands to
+-- choose().
 create function pgchange.offer(
     kind text, schema name, consumer text, called text, traits text[], own text[] default '{}', origin name default null,
     letters_elsewhere boolean default true, tells_of_batches boolean default false, options text default ''
 ) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     of_kind constant text[] := array['feed'] || traits;
     named record := pgchange.arguments(consumer);
@@ -170,17 +167,10 @@ begin
     ) as f;
 end
 $$;
-comment on function pgchange.offer(text, name, text, text, text[], text[], name, boolean, boolean, text) is
-    'Register the feeds of a kind, and give their schema the functions that its traits bring. traits: ''position'' or ''work set'', by '
-    'what a consumer''s progress is; and ''recorded letters'' or ''copied letters'', by what a dead letter holds. consumer: the '
-    'arguments that name a consumer; called: the format of its name, which begins with a prefix that no other kind has. own: the '
-    'functions that the schema writes itself in place of the given ones. origin: the schema that has here() and is_native(), if not this '
-    'one. letters_elsewhere and tells_of_batches are as in pgchange.registered. options: more arguments of a claim, which it hands to '
-    'choose().';
 
+-- How a schema must write a promised function, with what it does; null where the schema has it.
 create function pgchange.missing(schema name, wanted pgchange.promised) returns text
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     types constant oid[] := array(select to_regtype(t)::oid from unnest((pgchange.arguments(wanted.takes)).types) as t);
     result text := (
@@ -198,12 +188,11 @@ begin
                   ', not ' || result, wanted.told);
 end
 $$;
-comment on function pgchange.missing(name, pgchange.promised) is
-    'How a schema must write a promised function, with what it does; null where the schema has it.';
 
+-- Refuse a schema that lacks a function which it promised by pgchange.offer(), and list all of these: what they take and return, and
+-- what they do.
 create function pgchange.check_offer(schema name) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     missing text[] := array(
         select m.told
@@ -220,13 +209,10 @@ begin
     end if;
 end
 $$;
-comment on function pgchange.check_offer(name) is
-    'Refuse a schema that lacks a function which it promised by pgchange.offer(), and list all of these: what they take and return, and '
-    'what they do.';
 
+-- Let a role call what pgchange.offer() gave a schema for consumers, or for an admin, who looks after them.
 create function pgchange.open_given(schema name, callers text, role regrole) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     signature text;
 begin
@@ -237,5 +223,3 @@ begin
     end loop;
 end
 $$;
-comment on function pgchange.open_given(name, text, regrole) is
-    'Let a role call what pgchange.offer() gave a schema for consumers, or for an admin, who looks after them.';

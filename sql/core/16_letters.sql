@@ -1,8 +1,8 @@
 -- Writing, listing, sending again and dropping letters: the same for every kind.
 
+-- Whether the caller may see, or keep (that is send again and drop), the letters of an address.
 create function pgchange.has_letter_right(wanted text, kind text, address jsonb) returns boolean
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     system name := (select r.schema from pgchange.registered as r where r.kind = has_letter_right.kind);
     allowed boolean;
@@ -15,15 +15,13 @@ begin
     return coalesce(allowed, false);
 end
 $$;
-comment on function pgchange.has_letter_right(text, text, jsonb) is
-    'Whether the caller may see, or keep (that is send again and drop), the letters of an address.';
 
+-- Keep what a consumer gives up, in the transaction in which it goes on; returns the letter's number.
 create function pgchange.write_letter(
     kind text, consumer text, address jsonb, content jsonb, changes bigint, reason text, error text default null,
     attempts integer default 0, batch_id uuid default null
 ) returns bigint
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     prefix constant text := (select r.prefix from pgchange.registered as r where r.kind = write_letter.kind);
     letter bigint;
@@ -39,12 +37,10 @@ begin
     return letter;
 end
 $$;
-comment on function pgchange.write_letter(text, text, jsonb, jsonb, bigint, text, text, integer, uuid) is
-    'Keep what a consumer gives up, in the transaction in which it goes on; returns the letter''s number.';
 
+-- One letter, which must be there, or those of a consumer, or given up longer ago than an age, or all.
 create function pgchange.chosen_letters(letter bigint, of_consumer text, older_than interval) returns setof bigint
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     if letter is not null and (of_consumer is not null or older_than is not null) then
         raise invalid_parameter_value using
@@ -69,12 +65,10 @@ begin
     end if;
 end
 $$;
-comment on function pgchange.chosen_letters(bigint, text, interval) is
-    'One letter, which must be there, or those of a consumer, or given up longer ago than an age, or all.';
 
+-- Refuse to send again or drop letters without a choice of which.
 create function pgchange.check_letter_choice(letter bigint, of_consumer text, older_than interval) returns void
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 begin
     if num_nonnulls(letter, of_consumer, older_than) = 0 then
         raise invalid_parameter_value using message = 'say which letters: by number, by consumer, or by age',
@@ -82,22 +76,20 @@ begin
     end if;
 end
 $$;
-comment on function pgchange.check_letter_choice(bigint, text, interval) is
-    'Refuse to send again or drop letters without a choice of which.';
 
+-- Say that a letter is gone: for redrive() of each kind.
 create function pgchange.letter_gone(letter bigint) returns void
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 begin
     raise exception using errcode = 'PC011', message = format('dead letter %s is not there any more', letter),
         hint = 'somebody else has sent it again or dropped it';
 end
 $$;
-comment on function pgchange.letter_gone(bigint) is 'Say that a letter is gone: for redrive() of each kind.';
 
+-- Raise the reason why what a letter stands for cannot be sent again, as far as this database knows: a source knows whether it still
+-- has it, and the database of the letter how far its consumer has come.
 create function pgchange.check_letter(kind text, address jsonb, content jsonb) returns void
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 declare
     system name := (select r.schema from pgchange.registered as r where r.kind = check_letter.kind);
 begin
@@ -108,13 +100,10 @@ begin
     execute format('select %I.check_letter($1, $2)', system) using address, content;
 end
 $$;
-comment on function pgchange.check_letter(text, jsonb, jsonb) is
-    'Raise the reason why what a letter stands for cannot be sent again, as far as this database knows: a source knows whether '
-    'it still has it, and the database of the letter how far its consumer has come.';
 
+-- Refuse to send again a letter that cannot be sent again.
 create function pgchange.check_sendable(letter bigint) returns void
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 declare
     void text := (select l.void from pgchange.letter as l where l.id = letter);
 begin
@@ -125,18 +114,16 @@ begin
     perform pgchange.check_letter(l.kind, l.address, l.content) from pgchange.letter as l where l.id = letter;
 end
 $$;
-comment on function pgchange.check_sendable(bigint) is 'Refuse to send again a letter that cannot be sent again.';
 
+-- Whether the caller may send a letter again and drop it.
 create function pgchange.keeps_letter(letter bigint) returns boolean
-language sql stable
-as $$
+language sql stable as $$
     select pgchange.has_letter_right('keep', l.kind, l.address) from pgchange.letter as l where l.id = letter
 $$;
-comment on function pgchange.keeps_letter(bigint) is 'Whether the caller may send a letter again and drop it.';
 
+-- Refuse a role that may only see a letter.
 create function pgchange.check_letter_keeper(letter bigint) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     if not pgchange.keeps_letter(letter) then
         raise insufficient_privilege using
@@ -145,11 +132,10 @@ begin
     end if;
 end
 $$;
-comment on function pgchange.check_letter_keeper(bigint) is 'Refuse a role that may only see a letter.';
 
+-- Why the caller cannot send a letter again; null where it can.
 create function pgchange.letter_hindrance(letter bigint) returns text
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 begin
     perform pgchange.check_sendable(letter);
     perform pgchange.check_letter_keeper(letter);
@@ -161,15 +147,13 @@ exception when others then
     raise;
 end
 $$;
-comment on function pgchange.letter_hindrance(bigint) is 'Why the caller cannot send a letter again; null where it can.';
 
 create function pgchange.letters(of_consumer text default null, older_than interval default null)
 returns table (
     id bigint, kind text, consumer text, batch_id uuid, changes bigint, reason text, error text, attempts integer,
     given_up_by name, given_up_at timestamptz, sent_at timestamptz, on_its_way boolean, hindrance text
 )
-language sql volatile
-as $$
+language sql volatile as $$
     select l.id, l.kind, l.consumer, l.batch_id, l.changes, l.reason, l.error, l.attempts, l.given_up_by, l.given_up_at,
            l.sent_at, l.on_its_way, pgchange.letter_hindrance(l.id)
     from pgchange.chosen_letters(null, of_consumer, older_than) as f(id)
@@ -181,8 +165,7 @@ comment on function pgchange.letters(text, interval) is
     'is why the caller cannot send one again, as far as this database knows.';
 
 create function pgchange.letter_content(letter bigint) returns jsonb
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     known record;
     held jsonb;
@@ -205,8 +188,7 @@ comment on function pgchange.letter_content(bigint) is
 create function pgchange.redrive(
     letter bigint default null, of_consumer text default null, older_than interval default null
 ) returns setof bigint
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 declare
     chosen bigint;
     system name;
@@ -241,8 +223,7 @@ comment on function pgchange.redrive(bigint, text, interval) is
 create function pgchange.drop_letters(
     letter bigint default null, of_consumer text default null, older_than interval default null
 ) returns setof bigint
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 declare
     chosen bigint;
 begin

@@ -2,9 +2,9 @@
 -- consumer's position carries it, and a claim hands the same changes out again: to nobody else, at a version of their own, without
 -- moving the consumer, which has passed them.
 
+-- The letter that a consumer has before it, for its position; null where there is none.
 create function pgchange.next_letter(kind text, consumer text) returns jsonb
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return (
         select jsonb_build_object('id', l.id, 'since', l.sent_at, 'batch', l.content)
@@ -14,12 +14,11 @@ begin
         limit 1);
 end
 $$;
-comment on function pgchange.next_letter(text, text) is
-    'The letter that a consumer has before it, for its position; null where there is none.';
 
+-- Keep a batch that was claimed and is given up, as in_work() has it: in a new letter, or in the one that it was sent from. The
+-- letter's number.
 create function pgchange.give_up(kind text, consumer text, address jsonb, batch jsonb, reason text) returns bigint
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     letter bigint := batch -> 'bounds' -> 'letter';
     tried integer := coalesce((batch ->> 'attempt')::integer, 1);
@@ -40,13 +39,10 @@ begin
     return letter;
 end
 $$;
-comment on function pgchange.give_up(text, text, jsonb, jsonb, text) is
-    'Keep a batch that was claimed and is given up, as in_work() has it: in a new letter, or in the one that it was sent from. The '
-    'letter''s number.';
 
+-- Put a letter of a kind before its consumer: a claim hands out the letter's batch once the batch in work is done.
 create function pgchange.send_letter(kind text, letter bigint) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     on_its_way boolean;
 begin
@@ -63,12 +59,10 @@ begin
     perform pgchange.letter_gone(letter);
 end
 $$;
-comment on function pgchange.send_letter(text, bigint) is
-    'Put a letter of a kind before its consumer: a claim hands out the letter''s batch once the batch in work is done.';
 
+-- Take away the letter whose batch was processed, if it was one's.
 create function pgchange.letter_done(kind text, address jsonb, batch jsonb) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     if not batch -> 'bounds' ? 'letter' then
         return;
@@ -82,11 +76,9 @@ begin
     end if;
 end
 $$;
-comment on function pgchange.letter_done(text, jsonb, jsonb) is 'Take away the letter whose batch was processed, if it was one''s.';
 
+-- Drop the letters of a consumer that is forgotten.
 create function pgchange.forget_letters(kind text, address jsonb) returns void
-language sql
-as $$
+language sql as $$
     delete from pgchange.letter as l where l.kind = forget_letters.kind and l.address = forget_letters.address
 $$;
-comment on function pgchange.forget_letters(text, jsonb) is 'Drop the letters of a consumer that is forgotten.';

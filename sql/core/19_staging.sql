@@ -3,9 +3,10 @@
 -- consumers make them, and whoever may create in a schema can put something before what is ours there. Nothing else is in it,
 -- and no function has it in its search_path.
 
+-- Make the schema of what is staged, which is known as ours by its owner and its comment. One that somebody else has by its name is
+-- refused.
 create function pgchange.make_staging() returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     -- What a core that was dropped by hand has left goes on.
     if not pgchange.ours('pgchange_staging', tell => false)
@@ -18,17 +19,14 @@ begin
     end if;
 end
 $$;
-comment on function pgchange.make_staging() is
-    'Make the schema of what is staged, which is known as ours by its owner and its comment. One that somebody else has by its '
-    'name is refused.';
 
 select pgchange.make_staging();
 
+-- What a staging table's comment says; made_at is null where it is not one of ours, as anybody may write who may create tables there.
 create function pgchange.staged_by(
     comment text, out batch_id text, out attempt integer, out target text, out made_at timestamptz
 )
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     told jsonb;
 begin
@@ -46,14 +44,11 @@ exception when others then
     made_at := null;
 end
 $$;
-comment on function pgchange.staged_by(text) is
-    'What a staging table''s comment says; made_at is null where it is not one of ours, as anybody may write who may create '
-    'tables there.';
 
+-- Every staging table there is, with the batch and attempt that made it.
 create function pgchange.staged_tables()
 returns table (tbl oid, name text, batch_id text, attempt integer, target text, made_at timestamptz)
-language sql stable
-as $$
+language sql stable as $$
     select c.oid, c.relname::text, told.batch_id, told.attempt, told.target, told.made_at
     from pg_class c, lateral pgchange.staged_by(obj_description(c.oid, 'pg_class')) told
     where c.relnamespace = 'pgchange_staging'::regnamespace
@@ -61,17 +56,16 @@ as $$
       and c.relname ~ '^b[0-9a-f]{16}_[0-9]+_[0-9a-f]{8}$'
       and told.made_at is not null
 $$;
-comment on function pgchange.staged_tables() is
-    'Every staging table there is, with the batch and attempt that made it.';
 
 -- An attempt lives as long as its consumer's transaction, which took its advisory lock before anything was staged. So a
 -- staging table is in use while any transaction that began before the table was made holds an advisory lock here;
 -- a session whose beginning we may not see counts as such a transaction.
 
+-- Staging tables older than an interval, the oldest first, and whether the attempt that made each may be alive. Their sizes are not
+-- among it: PostgreSQL locks a table to measure it, and anybody may keep theirs locked.
 create function pgchange.left_over(older_than interval)
 returns table (tbl oid, name text, batch_id text, attempt integer, target text, made_at timestamptz, in_use boolean)
-language sql volatile
-as $$
+language sql volatile as $$
     with holders as (
         select case when a.xact_start is not null then a.xact_start
                     when a.state = 'idle' then 'infinity'
@@ -87,24 +81,20 @@ as $$
     where s.made_at < clock_timestamp() - older_than
     order by s.made_at
 $$;
-comment on function pgchange.left_over(interval) is
-    'Staging tables older than an interval, the oldest first, and whether the attempt that made each may be alive. Their sizes are not '
-    'among it: PostgreSQL locks a table to measure it, and anybody may keep theirs locked.';
 
+-- Staging tables older than an interval, with their sizes in bytes. in_use: the attempt that made it may be alive, so it will not be
+-- dropped.
 create function pgchange.leftovers(older_than interval default '1 day')
 returns table (
     name text, batch_id text, attempt integer, target text, made_at timestamptz, bytes bigint, in_use boolean
 )
-language sql volatile security definer
-as $$
+language sql volatile security definer as $$
     select l.name, l.batch_id, l.attempt, l.target, l.made_at, pg_total_relation_size(l.tbl), l.in_use
     from pgchange.left_over(older_than) l
     order by l.made_at
 $$;
-comment on function pgchange.leftovers(interval) is
-    'Staging tables older than an interval, with their sizes in bytes. in_use: the attempt that made it may be alive, so it will not be '
-    'dropped.';
 
+-- Drop the staging tables that no living attempt uses and that are older than an interval; returns their names.
 create function pgchange.drop_leftovers(older_than interval default '1 day') returns setof text
 language plpgsql volatile security definer
 set lock_timeout = '1s'
@@ -129,5 +119,3 @@ begin
     end loop;
 end
 $$;
-comment on function pgchange.drop_leftovers(interval) is
-    'Drop the staging tables that no living attempt uses and that are older than an interval; returns their names.';

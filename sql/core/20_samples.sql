@@ -20,8 +20,7 @@ create index sample_at on pgchange.sample (at);
 create index sample_number on pgchange.sample (sampled_by, number);
 
 create function pgchange_sealed.note_samples(caller pgchange.caller, seen jsonb) returns bigint
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 declare
     noted_at timestamptz;
     -- Those of an hour of over a thousand consumers: who makes up more of them fills no disk.
@@ -68,8 +67,7 @@ comment on function pgchange_sealed.note_samples(pgchange.caller, jsonb) is
     'of the caller''s. Returns how many were noted.';
 
 create function pgchange_sealed.samples(caller pgchange.caller, of_kind text, of_consumer text) returns setof pgchange.sample
-language sql stable security definer
-as $$
+language sql stable security definer as $$
     select s.* from pgchange.sample as s
     where s.sampled_by = caller and s.kind = of_kind and s.consumer = left(of_consumer, 600) and s.at > now() - interval '1 hour'
     order by s.at

@@ -3,9 +3,10 @@
 -- A schema's first file sets the search path under which the schema loads, and keeps the former path in pgchange.path_before. Its last
 -- file declares its roles with pgchange.add_role() and ends with pgchange.close_schema(), which sets the former path again.
 
+-- The functions of a schema that a list names, separated by white space. An entry is a name, which stands for all functions of this
+-- name; a name with argument types; or *, which stands for all functions but those that grant.
 create function pgchange.routines(of_schema name, names text) returns setof regprocedure
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     named text;
     matching regprocedure[];
@@ -25,26 +26,23 @@ begin
     end loop;
 end
 $$;
-comment on function pgchange.routines(name, text) is
-    'The functions of a schema that a list names, separated by white space. An entry is a name, which stands for all functions of this '
-    'name; a name with argument types; or *, which stands for all functions but those that grant.';
 
+-- Refuse to grant to nobody.
 create function pgchange.check_role(role regrole) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     if role is null then
         perform pgchange.refuse('null is not a role', 'name one, as in ''reader''');
     end if;
 end
 $$;
-comment on function pgchange.check_role(regrole) is 'Refuse to grant to nobody.';
 
+-- Declare a role of a schema: make the function grant_<role> that lets a role of the database do what this list says. includes names
+-- other roles, each with its schema; objects are the rights on tables and the like as GRANT writes them.
 create function pgchange.add_role(
     of_schema name, role text, told text, includes text default '', objects text[] default '{}', functions text default ''
 ) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     statements constant text := format('grant usage on schema %I to %%1$s', of_schema)
         || (select coalesce(string_agg('; grant ' || o || ' to %1$s', '' order by n), '') from unnest(objects) with ordinality as a(o, n))
@@ -62,13 +60,13 @@ begin
     execute format('comment on function %I.%I(regrole) is %L', of_schema, 'grant_' || role, told);
 end
 $$;
-comment on function pgchange.add_role(name, text, text, text, text[], text) is
-    'Declare a role of a schema: make the function grant_<role> that lets a role of the database do what this list says. includes names other roles, '
-    'each with its schema; objects are the rights on tables and the like as GRANT writes them.';
 
+-- End the load of a schema: refuse it if it lacks a function that it promised by pgchange.offer(), pin the search path of its
+-- functions to that of the load, note that those without a comment are internal, and take all rights from everybody but its owner:
+-- grants come after it. Functions in unpinned keep the path of their caller, which is pinned: they are called once a row or once an
+-- ack, or are to be inlined.
 create function pgchange.close_schema(of_schema name, types text default '', unpinned text default '') returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     here constant regnamespace := pg_catalog.quote_ident(of_schema)::regnamespace;
     path constant text := pg_catalog.current_setting('search_path');
@@ -125,8 +123,3 @@ begin
     perform pg_catalog.set_config('search_path', pg_catalog.current_setting('pgchange.path_before'), true);
 end
 $$;
-comment on function pgchange.close_schema(name, text, text) is
-    'End the load of a schema: refuse it if it lacks a function that it promised by pgchange.offer(), pin the search path of its '
-    'functions to that of the load, note that those without a comment are internal, and take all rights from everybody but its '
-    'owner: grants come after it. Functions in unpinned '
-    'keep the path of their caller, which is pinned: they are called once a row or once an ack, or are to be inlined.';

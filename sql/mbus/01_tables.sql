@@ -36,10 +36,9 @@ create type mbus.qt_model as (
 );
 comment on type mbus.qt_model is 'A message as it is handed out, with times in the time zone of the session; or as a selector sees it, with times in UTC.';
 
+-- The numbers of so many parts.
 create function mbus.numbered(parts integer) returns integer[]
-language sql immutable
-as $$ select array(select pg_catalog.generate_series(0, parts - 1)) $$;
-comment on function mbus.numbered(integer) is 'The numbers of so many parts.';
+language sql immutable as $$ select array(select pg_catalog.generate_series(0, parts - 1)) $$;
 
 select pgchange.keep_origin('mbus');
 
@@ -94,9 +93,9 @@ comment on table mbus.position is
     'where the transaction txid found it. Each claim puts a new row in the place of the last, so that the newest is found at '
     'once, however many dead ones an old snapshot keeps.';
 
+-- The position of a consumer in a part.
 create function mbus.stands_at(consumer integer, part integer) returns setof mbus.position
-language sql stable rows 1
-as $$
+language sql stable rows 1 as $$
     -- Put like this, the newest position of a part is found by the key, and not among the newest of all parts.
     select p.* from (
         (select p.* from mbus.position as p where p.consumer = $1 and p.part between $2 and $2 order by p.part desc, p.version desc limit 1)
@@ -106,7 +105,6 @@ as $$
     order by p.version desc
     limit 1
 $$;
-comment on function mbus.stands_at(integer, integer) is 'The position of a consumer in a part.';
 
 create table mbus.level (
     consumer integer not null,

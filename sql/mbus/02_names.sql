@@ -1,8 +1,8 @@
 -- What names may be, and what is made of them: queues, functions, roles, locks.
 
+-- Refuse what is not a name of a queue.
 create function mbus.check_queue_name(qname text) returns void
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 begin
     if qname is null or qname !~ '^[a-z_0-9]{1,32}$' or qname in ('dmq', 'tempq', 'temp') then
         raise invalid_parameter_value using message = format('Wrong queue name:%s', qname),
@@ -10,11 +10,10 @@ begin
     end if;
 end
 $$;
-comment on function mbus.check_queue_name(text) is 'Refuse what is not a name of a queue.';
 
+-- Refuse what is not a name of a consumer.
 create function mbus.check_consumer_name(cname text) returns void
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 begin
     if cname is null or cname !~ '^[a-z_0-9]{1,32}$' then
         raise invalid_parameter_value using message = format('Wrong consumer name:%s', cname),
@@ -22,11 +21,10 @@ begin
     end if;
 end
 $$;
-comment on function mbus.check_consumer_name(text) is 'Refuse what is not a name of a consumer.';
 
+-- A name that PostgreSQL can hold whole; any other is refused.
 create function mbus.check_length(name text) returns text
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 begin
     if octet_length(name) > 63 then
         raise name_too_long using message = format('the name %s is too long', name),
@@ -35,11 +33,10 @@ begin
     return name;
 end
 $$;
-comment on function mbus.check_length(text) is 'A name that PostgreSQL can hold whole; any other is refused.';
 
+-- A queue by its name; refused where there is none, in words that its users know.
 create function mbus.queue_named(qname text, refusal text default 'Queue %s does not exists') returns mbus.queue
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     known mbus.queue;
 begin
@@ -50,40 +47,35 @@ begin
     return known;
 end
 $$;
-comment on function mbus.queue_named(text, text) is 'A queue by its name; refused where there is none, in words that its users know.';
 
+-- The advisory lock of whoever makes or drops a queue or a consumer.
 create function mbus.queues_key() returns bigint
-language sql immutable
-as $$
+language sql immutable as $$
     select pg_catalog.hashtextextended('mbus queues', 0)
 $$;
-comment on function mbus.queues_key() is 'The advisory lock of whoever makes or drops a queue or a consumer.';
 
+-- Keep others from making or dropping queues and consumers until this transaction ends. It waits for them at most 10 s, or as long as
+-- lock_timeout says.
 create function mbus.hold_queues() returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     perform pgchange.lock_or_tell(mbus.queues_key(), 'the message queues were not changed');
 end
 $$;
-comment on function mbus.hold_queues() is
-    'Keep others from making or dropping queues and consumers until this transaction ends. It waits for them at most 10 s, or as '
-    'long as lock_timeout says.';
 
+-- A queue as it is once nobody else makes or drops one, or a consumer: while that was waited for, another may have been made of its
+-- name.
 create function mbus.queue_to_change(qname text) returns mbus.queue
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     perform mbus.hold_queues();
     return mbus.queue_named(qname);
 end
 $$;
-comment on function mbus.queue_to_change(text) is
-    'A queue as it is once nobody else makes or drops one, or a consumer: while that was waited for, another may have been made of its name.';
 
+-- A consumer of a queue; refused where there is none.
 create function mbus.consumer_named(qname text, cname text) returns mbus.consumer
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     known mbus.consumer := (
         select c from mbus.consumer as c where c.qname = consumer_named.qname and c.name = consumer_named.cname);
@@ -97,96 +89,81 @@ begin
     return known;
 end
 $$;
-comment on function mbus.consumer_named(text, text) is 'A consumer of a queue; refused where there is none.';
 
+-- The name of the queue that a message id belongs to, if there is one; null where it is no such id.
 create function mbus.qname_of(iid text) returns text
-language sql immutable
-as $$ select substring(iid from '^(.*)[.][0-9]{1,18}$') $$;
-comment on function mbus.qname_of(text) is 'The name of the queue that a message id belongs to, if there is one; null where it is no such id.';
+language sql immutable as $$ select substring(iid from '^(.*)[.][0-9]{1,18}$') $$;
 
+-- The queue that a message id belongs to; null for none that is known.
 create function mbus.queue_of(iid text) returns mbus.queue
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return (select q from mbus.queue as q where q.qname = mbus.qname_of(iid));
 end
 $$;
-comment on function mbus.queue_of(text) is 'The queue that a message id belongs to; null for none that is known.';
 
+-- A consumer's name, as status shows it.
 create function mbus.name_of(qname text, cname text) returns text
-language sql immutable
-as $$
+language sql immutable as $$
     select 'queue:' || concat_ws('/', qname, cname)
 $$;
-comment on function mbus.name_of(text, text) is 'A consumer''s name, as status shows it.';
 
+-- The name of a queue's own function.
 create function mbus.function_name(kind text, qname text, cname text default null) returns text
-language sql immutable
-as $$
+language sql immutable as $$
     select concat_ws('_', kind, qname, 'by_' || cname)
 $$;
-comment on function mbus.function_name(text, text, text) is 'The name of a queue''s own function.';
 
+-- The names of a queue's own functions, without those of its consumers.
 create function mbus.queue_functions(known mbus.queue) returns text[]
-language sql immutable
-as $$
+language sql immutable as $$
     select array(
         select mbus.function_name(kind, known.qname)
         from unnest(array['post', 'postn', 'peek', 'clear_queue', 'run_on']) as kind)
         || array['copy$' || known.id, 'entries$' || known.id, 'awaited$' || known.id, 'any$' || known.id]
 $$;
-comment on function mbus.queue_functions(mbus.queue) is 'The names of a queue''s own functions, without those of its consumers.';
 
+-- The names of a consumer's own functions.
 create function mbus.consumer_functions(known mbus.queue, c mbus.consumer) returns text[]
-language sql immutable
-as $$
+language sql immutable as $$
     select array(
         select mbus.function_name(kind, known.qname, c.name) from unnest(array['consume', 'consumen', 'take_from']) as kind)
         || array['look$' || c.id, 'safe$' || c.id, 'match$' || c.id, 'receive$' || c.id, 'find$' || c.id, 'single$' || c.id]
 $$;
-comment on function mbus.consumer_functions(mbus.queue, mbus.consumer) is 'The names of a consumer''s own functions.';
 
+-- The name of a role: mbus_<db>_post_<queue>, mbus_<db>_consume_<queue>_by_<consumer> and so on.
 create function mbus.role_name(kind text, qname text default null, cname text default null) returns text
-language sql stable
-as $$
+language sql stable as $$
     select pg_catalog.concat_ws('_', 'mbus', pg_catalog.current_database(), kind, qname, 'by_' operator(pg_catalog.||) cname)
 $$;
-comment on function mbus.role_name(text, text, text) is 'The name of a role: mbus_<db>_post_<queue>, mbus_<db>_consume_<queue>_by_<consumer> and so on.';
 
+-- The comment on a role of ours: roles are the cluster's, and databases x and x_post would make some of the same name.
 create function mbus.role_mark(kind text, qname text default null, cname text default null) returns text
-language sql stable
-as $$
+language sql stable as $$
     select pg_catalog.concat_ws(
         ' ', 'mbus', kind, 'queue ' operator(pg_catalog.||) qname, 'consumer ' operator(pg_catalog.||) cname, 'in database',
         pg_catalog.current_database())
 $$;
-comment on function mbus.role_mark(text, text, text) is
-    'The comment on a role of ours: roles are the cluster''s, and databases x and x_post would make some of the same name.';
 
+-- The lock of a part for a consumer: exclusive for a batch, shared for who holds single messages of it.
 create function mbus.part_key(consumer integer, part integer) returns bigint
-language sql immutable
-as $$ select pg_catalog.hashtextextended('mbus part ' || part::text, consumer) $$;
-comment on function mbus.part_key(integer, integer) is
-    'The lock of a part for a consumer: exclusive for a batch, shared for who holds single messages of it.';
+language sql immutable as $$ select pg_catalog.hashtextextended('mbus part ' || part::text, consumer) $$;
 
+-- The lock by which those who consume single messages of a part exclude each other.
 create function mbus.turn_key(consumer integer, part integer) returns bigint
-language sql immutable
-as $$ select pg_catalog.hashtextextended('mbus turn ' || part::text, consumer) $$;
-comment on function mbus.turn_key(integer, integer) is 'The lock by which those who consume single messages of a part exclude each other.';
+language sql immutable as $$ select pg_catalog.hashtextextended('mbus turn ' || part::text, consumer) $$;
 
+-- The lock of one message that was consumed by itself, or is being taken.
 create function mbus.message_key(queue integer, id bigint) returns bigint
-language sql immutable
-as $$ select pg_catalog.hashtextextended('mbus message ' || id::text, queue) $$;
-comment on function mbus.message_key(integer, bigint) is 'The lock of one message that was consumed by itself, or is being taken.';
+language sql immutable as $$ select pg_catalog.hashtextextended('mbus message ' || id::text, queue) $$;
 
+-- The lock of one worker of a consumer's feed.
 create function mbus.slot_key(qname text, cname text, slot integer) returns bigint
-language sql immutable
-as $$ select pg_catalog.hashtextextended(pg_catalog.concat_ws('/', 'mbus slot', qname, cname), slot) $$;
-comment on function mbus.slot_key(text, text, integer) is 'The lock of one worker of a consumer''s feed.';
+language sql immutable as $$ select pg_catalog.hashtextextended(pg_catalog.concat_ws('/', 'mbus slot', qname, cname), slot) $$;
 
+-- The slots that are held, and whether this session is among those who do.
 create function mbus.held_slots(qname text, cname text) returns table (slot integer, mine boolean)
-language plpgsql stable rows 2
-as $$
+language plpgsql stable rows 2 as $$
 begin
     return query
         select s.slot, bool_or(l.pid = pg_backend_pid())
@@ -199,20 +176,17 @@ begin
         group by s.slot;
 end
 $$;
-comment on function mbus.held_slots(text, text) is 'The slots that are held, and whether this session is among those who do.';
 
+-- The lock that a session holds for each temporary queue and consumer of its own.
 create function mbus.temporary_key(name text) returns bigint
-language sql immutable
-as $$ select pg_catalog.hashtextextended('mbus temporary ' || name, 0) $$;
-comment on function mbus.temporary_key(text) is 'The lock that a session holds for each temporary queue and consumer of its own.';
+language sql immutable as $$ select pg_catalog.hashtextextended('mbus temporary ' || name, 0) $$;
 
+-- Whether the session of a temporary queue or consumer is still there.
 create function mbus.lives(name text) returns boolean
-language sql stable
-as $$
+language sql stable as $$
     select exists (
         select from pg_locks as l
         where l.locktype = 'advisory' and l.granted and l.mode = 'ExclusiveLock' and l.objsubid = 1
           and l.database = (select d.oid from pg_database as d where d.datname = current_database())
           and (l.classid::bigint << 32) | l.objid::bigint = mbus.temporary_key(name))
 $$;
-comment on function mbus.lives(text) is 'Whether the session of a temporary queue or consumer is still there.';

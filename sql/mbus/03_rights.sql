@@ -1,18 +1,17 @@
 -- Who may do what with a queue. Every check asks for the caller, whom PostgreSQL tells to the public face of a function; never for
 -- session_user, who may be a superuser while the code of another runs.
 
+-- Whether the caller is the owner of this schema, and so of every queue, or has the rights of that role.
 create function mbus.is_owner(caller name) returns boolean
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return coalesce((select pg_has_role(caller, n.nspowner, 'usage') from pg_namespace as n where n.nspname = 'mbus'), false);
 end
 $$;
-comment on function mbus.is_owner(name) is 'Whether the caller is the owner of this schema, and so of every queue, or has the rights of that role.';
 
+-- A role of this database, of a queue or of a consumer; null for none, also where it is another database that has one so named.
 create function mbus.role_of(kind text, qname text default null, cname text default null) returns oid
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return (
         select d.objoid from pg_shdescription as d
@@ -20,28 +19,25 @@ begin
           and d.description = mbus.role_mark(kind, qname, cname));
 end
 $$;
-comment on function mbus.role_of(text, text, text) is
-    'A role of this database, of a queue or of a consumer; null for none, also where it is another database that has one so named.';
 
+-- Whether the caller has the rights of a role of ours: a member that does not inherit needs `set role`.
 create function mbus.has_role(caller name, kind text, qname text default null, cname text default null) returns boolean
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return coalesce(pg_has_role(caller, mbus.role_of(kind, qname, cname), 'usage'), false);
 end
 $$;
-comment on function mbus.has_role(name, text, text, text) is 'Whether the caller has the rights of a role of ours: a member that does not inherit needs `set role`.';
 
+-- Whether the caller may make, clear and drop queues and consumers.
 create function mbus.is_admin(caller name) returns boolean
-language sql stable
-as $$
+language sql stable as $$
     select mbus.is_owner(caller) or mbus.has_role(caller, 'admin')
 $$;
-comment on function mbus.is_admin(name) is 'Whether the caller may make, clear and drop queues and consumers.';
 
+-- Whether the caller may post to a queue, or consume from it (by one consumer, or by any): by roles where the queue is under them,
+-- else by EXECUTE on the queue's own functions. Who may consume may do so by the temporary consumers that it made.
 create function mbus.may(caller name, what text, qname text, cname text default null) returns boolean
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     known mbus.queue := (select q from mbus.queue as q where q.qname = may.qname);
     each_name text;
@@ -77,13 +73,11 @@ begin
           and has_function_privilege(caller, p.oid, 'execute'));
 end
 $$;
-comment on function mbus.may(name, text, text, text) is
-    'Whether the caller may post to a queue, or consume from it (by one consumer, or by any): by roles where the queue is under them, '
-    'else by EXECUTE on the queue''s own functions. Who may consume may do so by the temporary consumers that it made.';
 
+-- Whether the caller may consume by a temporary consumer: which it made, so that it may execute its functions, by rights that it has
+-- still.
 create function mbus.may_still(caller name, qname text, cname text) returns boolean
-language sql stable
-as $$
+language sql stable as $$
     select mbus.is_admin(caller) or mbus.has_role(caller, 'admin', qname) or exists (
         select from mbus.temporary as t
         join mbus.consumer as c on c.qname = may_still.qname and c.name = may_still.cname
@@ -96,24 +90,20 @@ as $$
         group by t.name, t.through, c.selector
         having case when c.selector is null then bool_or(own.selector is null) else t.through <@ array_agg(own.id) end)
 $$;
-comment on function mbus.may_still(name, text, text) is
-    'Whether the caller may consume by a temporary consumer: which it made, so that it may execute its functions, by rights that it has '
-    'still.';
 
+-- Refuse who may not.
 create function mbus.demand(caller name, what text, qname text, cname text default null) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     if mbus.may(caller, what, qname, cname) is not true then
         perform mbus.deny(qname);
     end if;
 end
 $$;
-comment on function mbus.demand(name, text, text, text) is 'Refuse who may not.';
 
+-- Who can grant a right to a queue, or to all of them.
 create function mbus.way_in(qname text default null) returns text
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     known mbus.queue := (select q from mbus.queue as q where q.qname = way_in.qname);
     -- Without a right to make roles the owner of this schema has none of them.
@@ -131,11 +121,10 @@ begin
     end;
 end
 $$;
-comment on function mbus.way_in(text) is 'Who can grant a right to a queue, or to all of them.';
 
+-- How a function of a queue asks for the right of its caller.
 create function mbus.guard(kind text, qname text, cname text default null) returns text
-language sql stable
-as $$
+language sql stable as $$
     -- Mostly the caller has the one role that this takes: that is asked without a call, as it is for each message.
     select format($body$
     if not exists (
@@ -146,20 +135,18 @@ as $$
         perform mbus.demand(caller, %1$L, %2$L, %3$L);
     end if;$body$, kind, qname, cname, quote_ident(mbus.role_name(kind, qname, cname)))
 $$;
-comment on function mbus.guard(text, text, text) is 'How a function of a queue asks for the right of its caller.';
 
+-- Refuse, and say who can grant the right.
 create function mbus.deny(qname text default null) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     raise insufficient_privilege using message = 'Access denied', hint = mbus.way_in(qname);
 end
 $$;
-comment on function mbus.deny(text) is 'Refuse, and say who can grant the right.';
 
+-- Refuse a selector of anybody but the owner of the queues, with whose rights it runs.
 create function mbus.demand_selector(caller name) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     if not mbus.is_owner(caller) then
         raise insufficient_privilege using message = 'Access denied', hint = format(
@@ -168,19 +155,16 @@ begin
     end if;
 end
 $$;
-comment on function mbus.demand_selector(name) is
-    'Refuse a selector of anybody but the owner of the queues, with whose rights it runs.';
 
+-- Whether the owner of this schema may make roles.
 create function mbus.can_make_roles() returns boolean
-language sql stable
-as $$
+language sql stable as $$
     select r.rolsuper or r.rolcreaterole from pg_roles as r where r.rolname = current_user
 $$;
-comment on function mbus.can_make_roles() is 'Whether the owner of this schema may make roles.';
 
+-- Refuse what needs roles, where the owner may not make them.
 create function mbus.demand_role_making(of_what text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     if not mbus.can_make_roles() then
         raise insufficient_privilege using
@@ -189,11 +173,10 @@ begin
     end if;
 end
 $$;
-comment on function mbus.demand_role_making(text) is 'Refuse what needs roles, where the owner may not make them.';
 
+-- Make a role that nobody logs in as, unless it is there; refused where one of that name is another's.
 create function mbus.make_role(kind text, qname text default null, cname text default null) returns name
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     role text := mbus.check_length(mbus.role_name(kind, qname, cname));
     mark text := mbus.role_mark(kind, qname, cname);
@@ -214,12 +197,10 @@ begin
     return role;
 end
 $$;
-comment on function mbus.make_role(text, text, text) is
-    'Make a role that nobody logs in as, unless it is there; refused where one of that name is another''s.';
 
+-- The roles of a queue, or of a consumer; none where the owner may not make roles.
 create function mbus.make_roles(qname text, cname text default null) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     if not mbus.can_make_roles() then
         return;
@@ -230,22 +211,19 @@ begin
         mbus.make_role('admin', qname), mbus.make_role('admin'));
 end
 $$;
-comment on function mbus.make_roles(text, text) is 'The roles of a queue, or of a consumer; none where the owner may not make roles.';
 
+-- Drop a role of ours, if it is there and the owner may.
 create function mbus.drop_role(kind text, qname text default null, cname text default null) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     if mbus.can_make_roles() and mbus.role_of(kind, qname, cname) is not null then
         execute format('drop role %I', mbus.role_name(kind, qname, cname));
     end if;
 end
 $$;
-comment on function mbus.drop_role(text, text, text) is 'Drop a role of ours, if it is there and the owner may.';
 
 create function mbus.restore_roles() returns integer
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 declare
     each_consumer record;
     made integer := 0;
@@ -266,9 +244,9 @@ comment on function mbus.restore_roles() is
     'Make the roles of every queue and consumer that are missing, as after a restore: pg_dump does not hold roles. Who was granted them '
     'has to be told again.';
 
+-- Grant a role, or public, the functions of these names.
 create function mbus.let_call(functions text[], who text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     function regprocedure;
 begin
@@ -280,11 +258,9 @@ begin
     end loop;
 end
 $$;
-comment on function mbus.let_call(text[], text) is 'Grant a role, or public, the functions of these names.';
 
 create function mbus_sealed.list(caller pgchange.caller) returns table (qname text, consumers text[])
-language sql stable security definer
-as $$
+language sql stable security definer as $$
     select q.qname, array(
         select c.name from mbus.consumer as c where c.qname = q.qname and mbus.may(caller, 'consume', q.qname, c.name) order by c.name)
     from mbus.queue as q

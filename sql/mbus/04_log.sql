@@ -1,8 +1,8 @@
 -- What is made for each queue: its log, and functions of its own that carry its name.
 
+-- Make the tables of a queue.
 create function mbus.make_log(known mbus.queue) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     sequence text := format('mbus.%I', 'seq$' || known.qname);
 begin
@@ -50,14 +50,13 @@ begin
     where q.id = known.id;
 end
 $$;
-comment on function mbus.make_log(mbus.queue) is 'Make the tables of a queue.';
 
+-- Write one of the functions of a queue, anew if it is there; not pinned, it has the settings of those who call it, search_path too.
 create function mbus.place(
     name text, arguments text, returned text, options text, body text, note text, pinned boolean default true,
     place_in name default 'mbus'
 ) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     signature text := format('%I.%I(%s)', place_in, mbus.check_length(name), regexp_replace(arguments, ' default [^,]*', '', 'g'));
 begin
@@ -69,12 +68,11 @@ begin
         note);
 end
 $$;
-comment on function mbus.place(text, text, text, text, text, text, boolean, name) is
-    'Write one of the functions of a queue, anew if it is there; not pinned, it has the settings of those who call it, search_path too.';
 
+-- Write one of the functions of a queue that users call. One that asks for the rights of its caller stands in the sealed schema, and
+-- its public face tells it who that is; any other asks for nothing but EXECUTE.
 create function mbus.place_asking(asks boolean, name text, arguments text, returned text, options text, body text, note text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     sealed regproc := to_regproc(format('mbus_sealed.%I', name));
 begin
@@ -90,15 +88,11 @@ begin
     end if;
 end
 $$;
-comment on function mbus.place_asking(boolean, text, text, text, text, text, text) is
-    'Write one of the functions of a queue that users call. One that asks for the rights of its caller stands in the sealed schema, and its '
-    'public face tells it who that is; any other asks for nothing but EXECUTE.';
 
+-- The options of a function that looks for what a consumer may have next, or that calls one.
 create function mbus.as_receiver(options text) returns text
-language sql immutable
-as $$
+language sql immutable as $$
     -- What is called below runs with these too: each of its own would be paid for at every message.
     select options || ' set enable_seqscan = off set enable_bitmapscan = off set enable_mergejoin = off set enable_hashjoin = off '
         'set enable_sort = off set jit = off set max_parallel_workers_per_gather = 0 set plan_cache_mode = force_generic_plan'
 $$;
-comment on function mbus.as_receiver(text) is 'The options of a function that looks for what a consumer may have next, or that calls one.';

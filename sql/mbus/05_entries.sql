@@ -1,13 +1,12 @@
 -- What is in a queue: the messages that somebody is still to receive, or that nobody's selector matches.
 
+-- Whether a position went past a message.
 create function mbus.passed(id bigint, txid xid8, done bigint, late_xids xid8[], late_ids bigint[]) returns boolean
-language sql immutable
-as $$ select id <= done and coalesce(id <= late_ids[array_position(late_xids, txid)], true) $$;
-comment on function mbus.passed(bigint, xid8, bigint, xid8[], bigint[]) is 'Whether a position went past a message.';
+language sql immutable as $$ select id <= done and coalesce(id <= late_ids[array_position(late_xids, txid)], true) $$;
 
+-- How far a consumer has come in each part.
 create function mbus.dones(consumer integer) returns bigint[]
-language sql stable
-as $$
+language sql stable as $$
     select array(
         select p.done
         from unnest((
@@ -15,11 +14,10 @@ as $$
         left join mbus.stands_at(dones.consumer, g.part) as p on true
         order by g.part)
 $$;
-comment on function mbus.dones(integer) is 'How far a consumer has come in each part.';
 
+-- The transactions whose messages consumers of a queue went past before they could see them.
 create function mbus.lates(queue text) returns table (consumer integer, part integer, xid xid8, upto bigint)
-language sql stable rows 10
-as $$
+language sql stable rows 10 as $$
     select c.id, g.part, l.xid, l.upto
     from mbus.queue as q
     join mbus.consumer as c using (qname)
@@ -28,23 +26,20 @@ as $$
     cross join unnest(p.late_xids, p.late_ids) as l(xid, upto)
     where q.qname = lates.queue
 $$;
-comment on function mbus.lates(text) is 'The transactions whose messages consumers of a queue went past before they could see them.';
 
+-- The join that gives m.message for l, a message of the log: as consumers see it, or as their selectors do, which have times in UTC.
 create function mbus.as_message(known mbus.queue, to_match boolean default false) returns text
-language sql immutable
-as $$
+language sql immutable as $$
     select format($sql$
         cross join lateral (
             select row(l.id, l.added%1$s, coalesce(l.iid, %2$L || l.id), l.delayed_until%1$s, l.expires%1$s, null,
                        l.headers, l.properties, l.data)::mbus.qt_model as message
         ) as m$sql$, case when to_match then ' at time zone ''UTC''' else '::timestamp' end, known.qname || '.')
 $$;
-comment on function mbus.as_message(mbus.queue, boolean) is
-    'The join that gives m.message for l, a message of the log: as consumers see it, or as their selectors do, which have times in UTC.';
 
+-- The joins that give w.wanted for l, a message of the log: the consumers whom it is for.
 create function mbus.wanted_by(known mbus.queue) returns text
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return mbus.as_message(known, to_match => true) || format($sql$
         cross join lateral (select array_remove(array[%s]::integer[], null) as wanted offset 0) as w$sql$, (
@@ -55,11 +50,10 @@ begin
             from mbus.consumer as c where c.qname = known.qname));
 end
 $$;
-comment on function mbus.wanted_by(mbus.queue) is 'The joins that give w.wanted for l, a message of the log: the consumers whom it is for.';
 
+-- Whether a consumer's selector matches a message, or fails on it. Where few are asked, a query that calls each by name costs more.
 create function mbus.matches(c integer, message mbus.qt_model) returns boolean
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     verdict boolean;
 begin
@@ -67,13 +61,12 @@ begin
     return verdict;
 end
 $$;
-comment on function mbus.matches(integer, mbus.qt_model) is
-    'Whether a consumer''s selector matches a message, or fails on it. Where few are asked, a query that calls each by name costs more.';
 
+-- Which of these consumers have received a message: what the view says of all messages, for one. A query that asks for the first does
+-- not look at the others.
 create function mbus.reception(queue integer, consumers integer[], part integer, id bigint, txid xid8)
 returns table (consumer integer, received boolean)
-language sql stable
-as $$
+language sql stable as $$
     -- Each by itself (offset 0): a plan that hashes what is apart costs more with each message there.
     select c,
            exists (
@@ -85,13 +78,10 @@ as $$
                where r.queue = reception.queue and coalesce(r.consumer, 0) = c and r.id = reception.id offset 0)
     from unnest(consumers) as c
 $$;
-comment on function mbus.reception(integer, integer[], integer, bigint, xid8) is
-    'Which of these consumers have received a message: what the view says of all messages, for one. A query that asks for the first '
-    'does not look at the others.';
 
+-- Write the queries that mbus.entries() and mbus.awaited() ask of a queue.
 create function mbus.make_entries_function(known mbus.queue) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     options text := 'language plpgsql stable set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan';
     entries text := format($sql$(
@@ -154,40 +144,35 @@ $body$, entries, known.id, known.consumers_cnt, mbus.as_message(known, to_match 
         format('The first message of queue %s with an iid, or a number and no iid, that a consumer is still to receive.', known.qname));
 end
 $$;
-comment on function mbus.make_entries_function(mbus.queue) is 'Write the queries that mbus.entries() and mbus.awaited() ask of a queue.';
 
+-- The number that an id has which was given to a message of a queue, not by who posted it.
 create function mbus.number_in(qname text, iid text) returns bigint
-language sql immutable
-as $$ select case when starts_with(iid, qname || '.') then substring(iid from '[.]([0-9]{1,18})$')::bigint end $$;
-comment on function mbus.number_in(text, text) is 'The number that an id has which was given to a message of a queue, not by who posted it.';
+language sql immutable as $$ select case when starts_with(iid, qname || '.') then substring(iid from '[.]([0-9]{1,18})$')::bigint end $$;
 
+-- The messages of a queue's log with an iid: one, and one for each time that it was put back.
 create function mbus.entries(known mbus.queue, iid text)
 returns table (id bigint, txid xid8, wanted integer[], received integer[], gone boolean, expired boolean, not_for integer[])
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return query execute format('select * from mbus.%I($1, $2)', 'entries$' || known.id)
     using mbus.number_in(known.qname, iid), iid;
 end
 $$;
-comment on function mbus.entries(mbus.queue, text) is
-    'The messages of a queue''s log with an iid: one, and one for each time that it was put back.';
 
+-- The first message with an iid that a consumer of its queue is still to receive, the first of these, and when it expires; null where
+-- there is none.
 create function mbus.awaited(known mbus.queue, iid text, out id bigint, out consumer integer, out until timestamptz)
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     execute format('select * from mbus.%I($1, $2)', 'awaited$' || known.id) into id, consumer, until
     using mbus.number_in(known.qname, iid), iid;
 end
 $$;
-comment on function mbus.awaited(mbus.queue, text) is
-    'The first message with an iid that a consumer of its queue is still to receive, the first of these, and when it expires; null where '
-    'there is none.';
 
+-- A message of the log, received by these. No view is read: who has one made anew or dropped would wait for a transaction that waits
+-- for them.
 create function mbus.message_of(known mbus.queue, number bigint, received integer[]) returns mbus.qt_model
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     message mbus.qt_model;
 begin
@@ -199,6 +184,3 @@ begin
     return message;
 end
 $$;
-comment on function mbus.message_of(mbus.queue, bigint, integer[]) is
-    'A message of the log, received by these. No view is read: who has one made anew or dropped would wait for a transaction that waits for '
-    'them.';

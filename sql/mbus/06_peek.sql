@@ -1,8 +1,7 @@
 -- Looking at messages, which stay where they are.
 
 create function mbus_sealed.is_msg_exists(caller pgchange.caller, msgiid text) returns boolean
-language plpgsql stable security definer
-as $$
+language plpgsql stable security definer as $$
 declare
     known mbus.queue := mbus.queue_of(msgiid);
 begin
@@ -19,8 +18,7 @@ $$;
 comment on function mbus_sealed.is_msg_exists(pgchange.caller, text) is 'Whether a message is in its queue, or in the dmq.';
 
 create function mbus_sealed.peek(caller pgchange.caller, msgiid text) returns mbus.qt_model
-language plpgsql stable security definer
-as $$
+language plpgsql stable security definer as $$
 declare
     known mbus.queue := mbus.queue_of(msgiid);
     message mbus.qt_model;
@@ -45,9 +43,9 @@ end
 $$;
 comment on function mbus_sealed.peek(pgchange.caller, text) is 'A message by its id, which stays where it is; null where there is none. Delay and expiry do not matter.';
 
+-- Write peek_<queue>.
 create function mbus.make_peek_function(known mbus.queue) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     perform mbus.place_asking(known.is_roles_security_model, 'peek_' || known.qname, 'msgid text default null', 'boolean',
         mbus.as_receiver('language plpgsql stable security definer'),
@@ -64,11 +62,9 @@ $body$, case when known.is_roles_security_model then format('perform mbus.demand
         format('Whether a message is in queue %s, or any is.', known.qname));
 end
 $$;
-comment on function mbus.make_peek_function(mbus.queue) is 'Write peek_<queue>.';
 
 create function mbus_sealed.estimated_messages(caller pgchange.caller, qname text) returns bigint
-language plpgsql stable security definer
-as $$
+language plpgsql stable security definer as $$
 declare
     known mbus.queue := (select q from mbus.queue as q where q.qname = estimated_messages.qname);
     counted bigint;

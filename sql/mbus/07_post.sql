@@ -1,8 +1,8 @@
 -- Posting to a queue, also a message that was received, to have it again: one a call, many through arrays, or COPY into the log.
 
+-- The ids in a header consume_after: a text array, with or without its braces.
 create function mbus.predecessors(consume_after text) returns text[]
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 begin
     return array(
         select distinct i from unnest(
@@ -13,11 +13,10 @@ exception when data_exception then
         hint = 'an array of message ids: {q.1,q.2}';
 end
 $$;
-comment on function mbus.predecessors(text) is 'The ids in a header consume_after: a text array, with or without its braces.';
 
+-- A message's headers as they are stored: what its poster gave, and where it came from and when.
 create function mbus.headers_for(headers hstore, qname text) returns hstore
-language sql stable
-as $$
+language sql stable as $$
     select headers || hstore(array[
         'seenby', case when (s.seenby)[cardinality(s.seenby)] = current_database() then s.seenby
                        else s.seenby || current_database()::text end::text,
@@ -28,11 +27,10 @@ as $$
                 else hstore('consume_after', mbus.predecessors(headers -> 'consume_after')::text) end
     from (select coalesce((headers -> 'seenby')::text[], '{}')) as s(seenby)
 $$;
-comment on function mbus.headers_for(hstore, text) is 'A message''s headers as they are stored: what its poster gave, and where it came from and when.';
 
+-- Refuse an id that is another queue's, for it could not be found again, or that nobody was given.
 create function mbus.check_iid(known mbus.queue, iid text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     -- One that is yet to be drawn would be that of another message too.
     if iid !~ '[.][0-9]{1,18}$' or substring(iid from '^(.*)[.]') not in (known.qname, 'dmq')
@@ -43,12 +41,11 @@ begin
     end if;
 end
 $$;
-comment on function mbus.check_iid(mbus.queue, text) is
-    'Refuse an id that is another queue''s, for it could not be found again, or that nobody was given.';
 
+-- The consumers by whom this transaction received a message, which it can put back; null for a message that is not there: it goes to
+-- all.
 create function mbus.got_now(known mbus.queue, iid text) returns integer[]
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     mine xid8 := pg_current_xact_id_if_assigned();
     message record;
@@ -88,12 +85,11 @@ begin
     return nullif(found, '{}');
 end
 $$;
-comment on function mbus.got_now(mbus.queue, text) is
-    'The consumers by whom this transaction received a message, which it can put back; null for a message that is not there: it goes to all.';
 
+-- To whom a message that others received now is not put back: who received it before, or is to receive it still; null where nobody
+-- did now.
 create function mbus.had_before(known mbus.queue, iid text, got_now integer[]) returns integer[]
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return case when got_now is not null then array(
         select distinct c from mbus.entries(known, iid) as e, unnest(e.wanted || coalesce(e.not_for, '{}')) as c
@@ -101,13 +97,11 @@ begin
         order by c) end;
 end
 $$;
-comment on function mbus.had_before(mbus.queue, text, integer[]) is
-    'To whom a message that others received now is not put back: who received it before, or is to receive it still; null where nobody did '
-    'now.';
 
+-- Refuse a message that was put back, for the place in the log that it has now, if it comes to no consumer: who received it would
+-- lose it.
 create function mbus.check_comes_back(known mbus.queue, number bigint, iid text) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     if not exists (select from mbus.entries(known, iid) as e where e.id = number and e.wanted <> '{}') then
         raise invalid_parameter_value using
@@ -116,13 +110,10 @@ begin
     end if;
 end
 $$;
-comment on function mbus.check_comes_back(mbus.queue, bigint, text) is
-    'Refuse a message that was put back, for the place in the log that it has now, if it comes to no consumer: who received it would lose '
-    'it.';
 
+-- Write post_<queue> and postn_<queue>.
 create function mbus.make_post_functions(known mbus.queue) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     guard text := case when known.is_roles_security_model then mbus.guard('post', known.qname) else '' end;
     texts regtype := pg_typeof((null::mbus.qt_model).data);
@@ -200,4 +191,3 @@ $body$, guard, known.qname, 'log$' || known.qname, known.qname || '.',
         format('Post messages to queue %s, one for each element of data; returns their iids in that order.', known.qname));
 end
 $$;
-comment on function mbus.make_post_functions(mbus.queue) is 'Write post_<queue> and postn_<queue>.';

@@ -9,6 +9,7 @@ create type mbus.obstacle as (consumer integer, part integer, id bigint, until t
 comment on type mbus.obstacle is
     'What a message waits for: that a consumer receives a message, part -1 where that one is apart; but not beyond until.';
 
+-- The first consumer of any of these messages that has not received it yet; null where there is none, as for ids that are unknown.
 create function mbus.obstacle(after text[]) returns mbus.obstacle
 language plpgsql stable
 set enable_seqscan = off
@@ -41,12 +42,10 @@ begin
     return null;
 end
 $$;
-comment on function mbus.obstacle(text[]) is
-    'The first consumer of any of these messages that has not received it yet; null where there is none, as for ids that are unknown.';
 
+-- Those of some messages that are apart for a consumer, and where they lie: a good place for who locked them in an earlier statement.
 create function mbus.apart_at(c integer, ids bigint[]) returns table (place tid, message mbus.apart)
-language sql stable
-as $$
+language sql stable as $$
     -- One look for each (offset 0): however few rows a planner expects, it finds no way to read all that is apart for each.
     select a.place, a.message
     from (select distinct u.id from unnest(ids) as u(id)) as i
@@ -54,9 +53,8 @@ as $$
         select x.ctid as place, x as message from mbus.apart as x where x.consumer = c and x.id = i.id offset 0
     ) as a
 $$;
-comment on function mbus.apart_at(integer, bigint[]) is
-    'Those of some messages that are apart for a consumer, and where they lie: a good place for who locked them in an earlier statement.';
 
+-- Look again at what messages wait for that are due: those that wait no longer can be had.
 create function mbus.reconsider(consumer integer, ids bigint[]) returns void
 language plpgsql
 set enable_seqscan = off
@@ -78,12 +76,10 @@ begin
       and (a.wait_consumer is not null or a.due <= clock_timestamp());
 end
 $$;
-comment on function mbus.reconsider(integer, bigint[]) is
-    'Look again at what messages wait for that are due: those that wait no longer can be had.';
 
+-- In which parts of which consumers the messages are that a consumer's messages wait for.
 create function mbus.waits(c integer) returns table (whom integer, place integer)
-language sql stable
-as $$
+language sql stable as $$
     with recursive waits as (
         (select a.wait_consumer, a.wait_part from mbus.apart as a where a.consumer = c and a.wait_consumer is not null
          order by a.wait_consumer, a.wait_part limit 1)
@@ -97,11 +93,12 @@ as $$
     )
     select * from waits
 $$;
-comment on function mbus.waits(integer) is 'In which parts of which consumers the messages are that a consumer''s messages wait for.';
 
+-- Messages apart that are to be looked at again: due, woken, or whose predecessor expired, or a position went past; where thorough,
+-- also those that nobody woke. Null where no message apart can be had at all. Its cost does not grow with the number of those that go
+-- on waiting.
 create function mbus.set_free(c integer, parts integer[], most integer, thorough boolean) returns bigint[]
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     -- A constant: no index is searched for what is below a function that may answer otherwise at each row.
     moment timestamptz := clock_timestamp();
@@ -157,13 +154,11 @@ begin
     return case when some_due or free <> '{}' then free end;
 end
 $$;
-comment on function mbus.set_free(integer, integer[], integer, boolean) is
-    'Messages apart that are to be looked at again: due, woken, or whose predecessor expired, or a position went past; where thorough, '
-    'also those that nobody woke. Null where no message apart can be had at all. Its cost does not grow with the number of those that go on waiting.';
 
+-- Messages that wait for one that was received out of order, or is no longer in the dmq. Who receives so wakes them: this finds those
+-- whom it could not see yet, a few at a time.
 create function mbus.freed_apart(c integer, waited_for integer, place integer, parts integer[], most integer) returns bigint[]
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     -- Looked for from anywhere on, so that with many predecessors all get their turn.
     start bigint := (
@@ -220,10 +215,8 @@ begin
         limit most);
 end
 $$;
-comment on function mbus.freed_apart(integer, integer, integer, integer[], integer) is
-    'Messages that wait for one that was received out of order, or is no longer in the dmq. Who receives so wakes them: this finds those whom it '
-    'could not see yet, a few at a time.';
 
+-- Have those looked at again that wait until consumers receive messages. The rows of those are their own consumers' to change.
 create function mbus.wake_up(consumers integer[], ids bigint[]) returns void
 language plpgsql
 set enable_seqscan = off
@@ -237,9 +230,8 @@ begin
     cross join lateral (select x.* from mbus.apart as x where x.wait_consumer = c.id and x.wait_id = i.id offset 0) as a;
 end
 $$;
-comment on function mbus.wake_up(integer[], bigint[]) is
-    'Have those looked at again that wait until consumers receive messages. The rows of those are their own consumers'' to change.';
 
+-- Those messages that a consumer came upon and cannot have yet, or on which its selector failed, as mbus.set_apart() notes them.
 create function mbus.not_yet(c integer, special mbus.picked[]) returns mbus.apart[]
 language plpgsql
 set enable_seqscan = off
@@ -269,12 +261,10 @@ begin
                or exists (select from mbus.apart as a where a.consumer = c and a.id = j.id)));
 end
 $$;
-comment on function mbus.not_yet(integer, mbus.picked[]) is
-    'Those messages that a consumer came upon and cannot have yet, or on which its selector failed, as mbus.set_apart() notes them.';
 
+-- Note messages that a consumer went past without having them, and report those on which its selector failed.
 create function mbus.set_apart(known mbus.queue, c integer, messages mbus.apart[]) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     with kept as (
         insert into mbus.apart select m.* from unnest(messages) as m
@@ -287,5 +277,3 @@ begin
     where k.failed;
 end
 $$;
-comment on function mbus.set_apart(mbus.queue, integer, mbus.apart[]) is
-    'Note messages that a consumer went past without having them, and report those on which its selector failed.';

@@ -1,15 +1,13 @@
 -- Temporary queues: they live as long as the session that made them, which holds an advisory lock for each.
 
+-- A name that nobody has had, and nobody can guess.
 create function mbus.temporary_name() returns text
-language sql volatile
-as $$
+language sql volatile as $$
     select replace(gen_random_uuid()::text, '-', '')
 $$;
-comment on function mbus.temporary_name() is 'A name that nobody has had, and nobody can guess.';
 
 create function mbus.create_temporary_queue() returns text
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 declare
     tqname text := 'temp.' || mbus.temporary_name();
 begin
@@ -21,23 +19,21 @@ $$;
 comment on function mbus.create_temporary_queue() is
     'Make a queue that lives as long as this session, not behind a pooler that shares sessions; returns its name.';
 
+-- Refuse a temporary queue whose session ended.
 create function mbus.temporary_lives(tqname text) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     if not exists (select from mbus.temporary as t where t.name = tqname and t.is_queue) or not mbus.lives(tqname) then
         raise undefined_object using message = format('Unknown queue:%s', tqname), hint = 'its session has ended';
     end if;
 end
 $$;
-comment on function mbus.temporary_lives(text) is 'Refuse a temporary queue whose session ended.';
 
 create function mbus.post_temp(
     tqname text, data hstore, headers hstore default null, properties hstore default null,
     delayed_until timestamp default null, expires timestamp default null
 ) returns text
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 declare
     number bigint := nextval(pg_get_serial_sequence('mbus.tempq', 'id'));
 begin
@@ -51,19 +47,17 @@ end
 $$;
 comment on function mbus.post_temp(text, hstore, hstore, hstore, timestamp, timestamp) is 'Post a message to a temporary queue; returns its iid.';
 
+-- Whether a message of a temporary queue waits for one of these.
 create function mbus.is_behind("after" text[]) returns boolean
-language sql stable
-as $$
+language sql stable as $$
     select case when "after" <> '{}' then
         mbus.obstacle("after") is not null or exists (
             select from mbus.tempq as t where t.iid = any ("after") and coalesce(t.expires > clock_timestamp(), true))
         else false end
 $$;
-comment on function mbus.is_behind(text[]) is 'Whether a message of a temporary queue waits for one of these.';
 
 create function mbus.consume_temp(tqname text) returns setof mbus.qt_model
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 begin
     -- Its name is the right to it.
     perform mbus.temporary_lives(tqname);

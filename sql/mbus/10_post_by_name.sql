@@ -4,8 +4,7 @@ create function mbus_sealed.post_dmq(
     caller pgchange.caller, data hstore, headers hstore default null, properties hstore default null,
     delayed_until timestamp default null, expires timestamp default null, iid text default null
 ) returns text
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 declare
     number bigint := nextval(pg_get_serial_sequence('mbus.dmq', 'id'));
     whose text := (mbus.queue_of(iid)).qname;
@@ -39,8 +38,7 @@ create function mbus.post(
     qname text, data hstore, headers hstore default null, properties hstore default null,
     delayed_until timestamp default null, expires timestamp default null, iid text default null
 ) returns text
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     posted text;
 begin
@@ -62,8 +60,7 @@ comment on function mbus.post(text, hstore, hstore, hstore, timestamp, timestamp
     'Post a message to a queue, also a temporary one; returns its iid.';
 
 create function mbus_sealed.get_iid(caller pgchange.caller, qname text) returns text
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 declare
     known mbus.queue := mbus.queue_named(qname, 'No such queue: %s');
 begin
@@ -74,15 +71,13 @@ $$;
 comment on function mbus_sealed.get_iid(pgchange.caller, text) is 'An id for a message that is to be posted to a queue.';
 
 create function mbus_sealed.can_post(caller pgchange.caller, qname text) returns boolean
-language sql stable security definer
-as $$
+language sql stable security definer as $$
     select coalesce(mbus.may(caller, 'post', qname) and exists (select from mbus.queue as q where q.qname = can_post.qname), false)
 $$;
 comment on function mbus_sealed.can_post(pgchange.caller, text) is 'Whether the caller may post to a queue.';
 
 create function mbus_sealed.can_consume(caller pgchange.caller, qname text, cname text default 'default') returns boolean
-language sql stable security definer
-as $$
+language sql stable security definer as $$
     select coalesce(
         mbus.may(caller, 'consume', qname, cname)
         and exists (select from mbus.consumer as c where c.qname = can_consume.qname and c.name = cname), false)

@@ -1,8 +1,8 @@
 -- How far a consumer has come in a log.
 
+-- A number above every transaction id that was given out so far, and not far above.
 create function mbus.xid_bound() returns bigint
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 declare
     step bigint := 0;
     above bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
@@ -17,20 +17,18 @@ exception when invalid_parameter_value then
     return above + step;
 end
 $$;
-comment on function mbus.xid_bound() is 'A number above every transaction id that was given out so far, and not far above.';
 
+-- A number above every transaction id that was given out so far; this transaction has one from then on.
 create function mbus.bound_now() returns bigint
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 begin
     return case when pg_current_xact_id_if_assigned() is null then pg_current_xact_id()::text::bigint else mbus.xid_bound() end;
 end
 $$;
-comment on function mbus.bound_now() is 'A number above every transaction id that was given out so far; this transaction has one from then on.';
 
+-- The transactions below a bound that a snapshot does not see, but for this one.
 create function mbus.open_in(now pg_snapshot, bound bigint) returns xid8[]
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     upper bigint := pg_snapshot_xmax(now)::text::bigint;
 begin
@@ -44,7 +42,6 @@ begin
         where g::text::xid8 is distinct from pg_current_xact_id_if_assigned());
 end
 $$;
-comment on function mbus.open_in(pg_snapshot, bigint) is 'The transactions below a bound that a snapshot does not see, but for this one.';
 
 create type mbus.standing as (
     parts integer[], whole bigint, versions bigint[], dones bigint[], low bigint, high bigint,
@@ -55,9 +52,9 @@ comment on type mbus.standing is
     'part of the queue, one beyond all messages for those that are not its own, low and high are the ends of these; and the late '
     'transactions, part by part.';
 
+-- Where a consumer of a queue with n parts stands in some of them.
 create function mbus.stand(c integer, n integer, parts integer[]) returns mbus.standing
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     newest mbus.position;
     found mbus.standing;
@@ -100,11 +97,10 @@ begin
     return found;
 end
 $$;
-comment on function mbus.stand(integer, integer, integer[]) is 'Where a consumer of a queue with n parts stands in some of them.';
 
+-- Move on the one position of a consumer whose parts all stand together.
 create function mbus.keep_together(c integer, s mbus.standing, reached bigint, open xid8[]) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     update mbus.position as p set
         version = p.version + 1, done = reached, late_xids = open, late_ids = array_fill(0::bigint, array[cardinality(open)]),
@@ -115,12 +111,10 @@ begin
     where p.consumer = c and p.part = -1 and p.version = s.whole;
 end
 $$;
-comment on function mbus.keep_together(integer, mbus.standing, bigint, xid8[]) is
-    'Move on the one position of a consumer whose parts all stand together.';
 
+-- Put one position in the place of those of parts that stood apart, and stand together from now on.
 create function mbus.keep_joined(c integer, s mbus.standing, reached bigint, open xid8[]) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     with gone as (
         delete from mbus.position as p
@@ -139,14 +133,12 @@ begin
     delete from mbus.position as p where p.consumer = c and p.part = -1 and p.version = s.whole;
 end
 $$;
-comment on function mbus.keep_joined(integer, mbus.standing, bigint, xid8[]) is
-    'Put one position in the place of those of parts that stood apart, and stand together from now on.';
 
+-- Put new positions, one a part, in the place of those that a consumer stood at.
 create function mbus.keep_apart(
     c integer, s mbus.standing, reached bigint, open xid8[], cut_late boolean, finished xid8[], upto bigint
 ) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     with old as (
         select g.part, g.version, p.done, p.late_xids, p.late_ids, p.began, p.began_xids, p.began_ids, p.txid
@@ -174,14 +166,13 @@ begin
     from old as p cross join lateral (select p.txid = pg_current_xact_id() as mine) as m;
 end
 $$;
-comment on function mbus.keep_apart(integer, mbus.standing, bigint, xid8[], boolean, xid8[], bigint) is
-    'Put new positions, one a part, in the place of those that a consumer stood at.';
 
+-- Put new positions in the place of those that a consumer stood at, after a look at the log: all was seen up to reached but what open
+-- transactions have; or, where cut_late, of what finished transactions have below it, only that up to an id.
 create function mbus.keep(
     c integer, s mbus.standing, reached bigint, open xid8[], cut_late boolean, finished xid8[], upto bigint
 ) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     if cut_late or s.late_xids <> '{}' or reached < s.high then
         perform mbus.keep_apart(c, s, reached, open, cut_late, finished, upto);
@@ -192,6 +183,3 @@ begin
     end if;
 end
 $$;
-comment on function mbus.keep(integer, mbus.standing, bigint, xid8[], boolean, xid8[], bigint) is
-    'Put new positions in the place of those that a consumer stood at, after a look at the log: all was seen up to reached but what open '
-    'transactions have; or, where cut_late, of what finished transactions have below it, only that up to an id.';

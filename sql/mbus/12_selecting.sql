@@ -5,9 +5,9 @@ comment on type mbus.seen is
     'What a consumer comes upon next: ids, those first that are late, and negative where there is more to say of a message in special; the '
     'snapshot by which that was seen, and those of its late transactions that are finished by it.';
 
+-- The log of a queue as a table for selectors.
 create function mbus.selectable(known mbus.queue) returns text
-language sql immutable
-as $$
+language sql immutable as $$
     -- The selector sees a message's columns by their names, alone and behind the alias t, and no other.
     select format($sql$(
             select l.id, l.added::timestamp as added, coalesce(l.iid, %2$L || l.id) as iid, l.delayed_until::timestamp as delayed_until,
@@ -16,22 +16,20 @@ as $$
                    l.special as pgchange_special, l.not_for as pgchange_not_for
             from mbus.%1$I as l)$sql$, 'log$' || known.qname, known.qname || '.')
 $$;
-comment on function mbus.selectable(mbus.queue) is 'The log of a queue as a table for selectors.';
 
+-- The condition under which a consumer wants t, a message of its log; the safe one leaves its selector out.
 create function mbus.wanted_of(c mbus.consumer, safe boolean) returns text
-language sql immutable
-as $$
+language sql immutable as $$
     select format($sql$
             (t.pgchange_expires is null or t.pgchange_expires > clock_timestamp())
             and (t.pgchange_not_for is null or %s <> all (t.pgchange_not_for))%s$sql$, c.id,
         case when c.selector is null or safe then '' else format(E' and (%s\n)', c.selector) end)
 $$;
-comment on function mbus.wanted_of(mbus.consumer, boolean) is
-    'The condition under which a consumer wants t, a message of its log; the safe one leaves its selector out.';
 
+-- Write a consumer's own query of the log, in which its selector stands. Where that fails, the safe one asks it about each message by
+-- itself.
 create function mbus.make_look_function(known mbus.queue, c mbus.consumer, safe boolean) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     source text := mbus.selectable(known);
     wanted text := mbus.wanted_of(c, safe);
@@ -123,13 +121,10 @@ $body$, source, wanted, number, known.consumers_cnt, 'log$' || known.qname, verd
         pinned => false);
 end
 $$;
-comment on function mbus.make_look_function(mbus.queue, mbus.consumer, boolean) is
-    'Write a consumer''s own query of the log, in which its selector stands. Where that fails, the safe one asks it about each message '
-    'by itself.';
 
+-- Write the selector of a consumer as a function that cannot fail.
 create function mbus.make_match_function(c mbus.consumer) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     perform mbus.place('match$' || c.id, 'message mbus.qt_model', 'boolean', 'language plpgsql stable ' || pgchange.settings(),
         format($body$
@@ -144,4 +139,3 @@ $body$, coalesce(c.selector, 'true')),
         format('Whether the selector of consumer %s matches a message, which has its times in UTC; null where it fails.', c.name));
 end
 $$;
-comment on function mbus.make_match_function(mbus.consumer) is 'Write the selector of a consumer as a function that cannot fail.';

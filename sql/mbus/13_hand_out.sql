@@ -1,8 +1,8 @@
 -- What is handed out of the parts that a consumer has locked, and how far that brings it.
 
+-- Refuse a queue whose transaction ids are not those of this cluster.
 create function mbus.check_origin(known mbus.queue) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     if not mbus.is_native() then
         raise exception using errcode = 'PC004',
@@ -12,22 +12,20 @@ begin
     end if;
 end
 $$;
-comment on function mbus.check_origin(mbus.queue) is 'Refuse a queue whose transaction ids are not those of this cluster.';
 
+-- Messages above an id that a consumer received out of order, or that were taken.
 create function mbus.gone(known mbus.queue, c integer, above bigint) returns int8multirange
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return (
         select coalesce(range_agg(int8range(r.id, r.id, '[]')), '{}') from mbus.receipt as r
         where r.queue = known.id and coalesce(r.consumer, 0) = any (array[0, c]) and r.id > above);
 end
 $$;
-comment on function mbus.gone(mbus.queue, integer, bigint) is 'Messages above an id that a consumer received out of order, or that were taken.';
 
+-- What a consumer comes upon next. Its query is planned with the settings of the functions that receive.
 create function mbus.look(known mbus.queue, c integer, stands mbus.standing, horizon bigint, most integer) returns mbus.seen
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     answer record;
 begin
@@ -36,9 +34,8 @@ begin
     return answer.seen;
 end
 $$;
-comment on function mbus.look(mbus.queue, integer, mbus.standing, bigint, integer) is
-    'What a consumer comes upon next. Its query is planned with the settings of the functions that receive.';
 
+-- What a consumer would come upon next, up to an id, for who does not receive it.
 create function mbus.look_ahead(known mbus.queue, c integer, upto bigint, most integer) returns mbus.seen
 language plpgsql
 set enable_seqscan = off
@@ -55,12 +52,10 @@ begin
     return mbus.look(known, c, mbus.stand(c, known.consumers_cnt, known.parts), upto, most);
 end
 $$;
-comment on function mbus.look_ahead(mbus.queue, integer, bigint, integer) is
-    'What a consumer would come upon next, up to an id, for who does not receive it.';
 
+-- The next messages of the log for a consumer that holds the locks of these parts, in order, and its positions behind them.
 create function mbus.from_log(known mbus.queue, c integer, parts integer[], amt integer) returns bigint[]
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     -- In this order: an id at most the horizon was drawn by a transaction below the bound, and is seen or among the open ones.
     horizon bigint := coalesce(pg_sequence_last_value(known.seq), 0);
@@ -118,12 +113,11 @@ begin
     end loop;
 end
 $$;
-comment on function mbus.from_log(mbus.queue, integer, integer[], integer) is
-    'The next messages of the log for a consumer that holds the locks of these parts, in order, and its positions behind them.';
 
+-- Messages apart that a consumer which holds the locks of these parts can have now, in order: also of those that mbus.set_free()
+-- found. They stay there until mbus.receive_apart().
 create function mbus.from_apart(known mbus.queue, c integer, parts integer[], amt integer, free bigint[]) returns bigint[]
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     ready bigint[];
     dropped bigint;
@@ -168,18 +162,13 @@ begin
     return ready;
 end
 $$;
-comment on function mbus.from_apart(mbus.queue, integer, integer[], integer, bigint[]) is
-    'Messages apart that a consumer which holds the locks of these parts can have now, in order: also of those that mbus.set_free() '
-    'found. They stay there until mbus.receive_apart().';
 
+-- Receive messages apart, and have those looked at again that wait for them.
 create function mbus.receive_apart(known mbus.queue, c integer, ids bigint[]) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     delete from mbus.apart as a where a.ctid = any (array(select x.place from mbus.apart_at(c, ids) as x));
     insert into mbus.receipt (queue, id, consumer) select known.id, i, c from unnest(ids) as i;
     perform mbus.wake_up(array[c], ids);
 end
 $$;
-comment on function mbus.receive_apart(mbus.queue, integer, bigint[]) is
-    'Receive messages apart, and have those looked at again that wait for them.';

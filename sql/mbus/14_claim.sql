@@ -12,9 +12,9 @@
 --
 -- But for a claim of one, which has the row of a message apart before it asks for the message: it waits for neither.
 
+-- Lock a part for a consumer, whole or for a single message of it, unless another transaction holds it. Nobody is waited for.
 create function mbus.take_part(c integer, part integer, whole boolean) returns boolean
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     if whole then
         return pg_try_advisory_xact_lock(mbus.part_key(c, part));
@@ -22,15 +22,14 @@ begin
     return pg_try_advisory_xact_lock_shared(mbus.part_key(c, part)) and pg_try_advisory_xact_lock(mbus.turn_key(c, part));
 end
 $$;
-comment on function mbus.take_part(integer, integer, boolean) is
-    'Lock a part for a consumer, whole or for a single message of it, unless another transaction holds it. Nobody is waited for.';
 
+-- Of some parts those in which there may be something for a consumer, the oldest message first, and what mbus.set_free() found where
+-- it was asked.
 create function mbus.parts_at(
     known mbus.queue, c integer, among integer[], amt integer, most integer, thorough boolean,
     out parts integer[], out free bigint[]
 )
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     stands mbus.standing;
     seen mbus.seen;
@@ -64,13 +63,10 @@ begin
     end if;
 end
 $$;
-comment on function mbus.parts_at(mbus.queue, integer, integer[], integer, integer, boolean) is
-    'Of some parts those in which there may be something for a consumer, the oldest message first, and what mbus.set_free() found where '
-    'it was asked.';
 
+-- Whether somebody else took a message for a consumer: what this transaction receives for it counts not.
 create function mbus.was_taken(queue integer, c integer, id bigint) returns boolean
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return exists (
         select from mbus.receipt as r
@@ -78,12 +74,10 @@ begin
           and (r.consumer is null or r.consumer = c and r.txid is distinct from pg_current_xact_id_if_assigned()));
 end
 $$;
-comment on function mbus.was_taken(integer, integer, bigint) is
-    'Whether somebody else took a message for a consumer: what this transaction receives for it counts not.';
 
+-- The next single message of parts that a consumer has locked, locked by itself unless they are locked whole; null for none.
 create function mbus.claim_from(known mbus.queue, c integer, parts integer[], free bigint[], has_whole boolean) returns bigint
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     ids bigint[];
 begin
@@ -114,12 +108,10 @@ begin
     end loop;
 end
 $$;
-comment on function mbus.claim_from(mbus.queue, integer, integer[], bigint[], boolean) is
-    'The next single message of parts that a consumer has locked, locked by itself unless they are locked whole; null for none.';
 
+-- Receive up to amt messages for a consumer: their places in the log, in order.
 create function mbus.claim(known mbus.queue, c integer, amt integer) returns bigint[]
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     prospect record;
     remaining integer[] := known.parts;
@@ -158,4 +150,3 @@ begin
     return ids;
 end
 $$;
-comment on function mbus.claim(mbus.queue, integer, integer) is 'Receive up to amt messages for a consumer: their places in the log, in order.';

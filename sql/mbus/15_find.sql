@@ -24,9 +24,9 @@ comment on type mbus.head is
 create type mbus.found as (now pg_snapshot, heads mbus.head[]);
 comment on type mbus.found is 'The messages that a consumer may have next, in order, and the snapshot by which they were seen.';
 
+-- From where on the next single message of a consumer is looked for.
 create function mbus.starts_at(c integer) returns setof mbus.start
-language sql stable rows 1
-as $$
+language sql stable rows 1 as $$
     select coalesce(w.version, 0), w.done, w.late_xids, w.late_ids,
            case when x.is_level then l.done else coalesce(w.done, 0) end,
            case when x.is_level then l.late_xids else coalesce(w.late_xids, '{}') end,
@@ -45,11 +45,11 @@ as $$
     ) as l on true
     cross join lateral (select coalesce(l.done >= coalesce(w.done, 0), false)) as x(is_level)
 $$;
-comment on function mbus.starts_at(integer) is 'From where on the next single message of a consumer is looked for.';
 
+-- Write a consumer's own query for single messages, in which its selector stands. Where that fails, every message is received as by a
+-- batch, which knows what to do.
 create function mbus.make_find_function(known mbus.queue, c mbus.consumer) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     -- %%1$s are the rows, %%2$s is which of them, %%3$s which are wanted, %%4$s in which order: one that only the right index has.
     seek text := $sql$
@@ -129,13 +129,10 @@ exception when others or assert_failure then
         pinned => false);
 end
 $$;
-comment on function mbus.make_find_function(mbus.queue, mbus.consumer) is
-    'Write a consumer''s own query for single messages, in which its selector stands. Where that fails, every message is received as by a '
-    'batch, which knows what to do.';
 
+-- The messages apart that a consumer may have next, also of those that mbus.set_free() found, one a part.
 create function mbus.heads_apart(c integer, parts integer[], free bigint[], most integer) returns mbus.head[]
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return array(
         select row(min(h.id), h.part, null, false)::mbus.head
@@ -150,5 +147,3 @@ begin
         order by min(h.id));
 end
 $$;
-comment on function mbus.heads_apart(integer, integer[], bigint[], integer) is
-    'The messages apart that a consumer may have next, also of those that mbus.set_free() found, one a part.';

@@ -1,8 +1,8 @@
 -- Receiving single messages: what was found is received, and the level raised behind it.
 
+-- Move a part on to a message that was found in it by a snapshot; false where another has moved it since, or taken that message.
 create function mbus.settle(queue integer, c integer, start mbus.start, h mbus.head, now pg_snapshot, bound bigint) returns boolean
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     stood mbus.position;
     mine xid8 := pg_current_xact_id();
@@ -38,12 +38,11 @@ begin
     return true;
 end
 $$;
-comment on function mbus.settle(integer, integer, mbus.start, mbus.head, pg_snapshot, bigint) is
-    'Move a part on to a message that was found in it by a snapshot; false where another has moved it since, or taken that message.';
 
+-- Have the next single message looked for behind what a consumer has received, given what was found next when busy parts are passed
+-- over.
 create function mbus.raise_level(c integer, start mbus.start, horizon bigint, bound bigint, next mbus.found, busy integer[]) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     reached bigint := coalesce(next.heads[1].id - 1, horizon);
     froms bigint[];
@@ -69,12 +68,10 @@ begin
         select x.ctid from mbus.level as x where x.consumer = c and x.done < reached for update skip locked));
 end
 $$;
-comment on function mbus.raise_level(integer, mbus.start, bigint, bigint, mbus.found, integer[]) is
-    'Have the next single message looked for behind what a consumer has received, given what was found next when busy parts are passed over.';
 
+-- Write how a consumer receives single messages. Who takes another message of their part need not wait.
 create function mbus.make_single_function(known mbus.queue, c mbus.consumer) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     perform mbus.place('single$' || c.id, '', 'bigint', 'language plpgsql',
         format($body$
@@ -157,5 +154,3 @@ $body$, known.qname, c.id, format('mbus.%I', 'seq$' || known.qname), known.parts
         pinned => false);
 end
 $$;
-comment on function mbus.make_single_function(mbus.queue, mbus.consumer) is
-    'Write how a consumer receives single messages. Who takes another message of their part need not wait.';

@@ -1,8 +1,9 @@
 -- What is written anew with each consumer that a queue gets or loses.
 
+-- Write the question whether any message is in a queue: the view of its messages is asked only where that may depend on one which no
+-- consumer would come upon.
 create function mbus.make_any_function(known mbus.queue) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     -- Where no consumer receives everything, what nobody wants stays.
     looks text := case when exists (select from mbus.consumer as c where c.qname = known.qname and c.selector is null) then ''
@@ -49,13 +50,10 @@ $body$, format('mbus.%I', 'seq$' || known.qname), looks, 'qt$' || known.qname),
         pinned => false);
 end
 $$;
-comment on function mbus.make_any_function(mbus.queue) is
-    'Write the question whether any message is in a queue: the view of its messages is asked only where that may depend on one which no '
-    'consumer would come upon.';
 
+-- Write the views of a queue, and the query of single messages, as its consumers are now.
 create function mbus.make_views(known mbus.queue) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     is_new constant boolean := to_regclass(format('mbus.%I', 'all$' || known.qname)) is null;
     received text := (
@@ -104,4 +102,3 @@ begin
     perform mbus.make_any_function(known);
 end
 $$;
-comment on function mbus.make_views(mbus.queue) is 'Write the views of a queue, and the query of single messages, as its consumers are now.';

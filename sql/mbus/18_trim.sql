@@ -1,5 +1,6 @@
 -- Deleting what every consumer has received. Nobody steps over the dead rows: positions are beyond them.
 
+-- Delete messages among the next so many that every consumer has gone past; returns how many there were.
 create function mbus.trim(known mbus.queue, most integer) returns bigint
 language plpgsql
 set enable_seqscan = off
@@ -70,21 +71,18 @@ begin
     return trimmed;
 end
 $$;
-comment on function mbus.trim(mbus.queue, integer) is
-    'Delete messages among the next so many that every consumer has gone past; returns how many there were.';
 
+-- Trim a queue, if it falls to this one of its consumers, each of which does its share.
 create function mbus.trim_sometimes(known mbus.queue, received integer) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     if random() * (select count(*) from mbus.consumer as c where c.qname = known.qname) < 1 then
         perform mbus.trim(known, 2000 + 2 * received);
     end if;
 end
 $$;
-comment on function mbus.trim_sometimes(mbus.queue, integer) is
-    'Trim a queue, if it falls to this one of its consumers, each of which does its share.';
 
+-- Delete every message that is gone or expired; with clear also those that no selector matches. Returns how many.
 create function mbus.sweep(known mbus.queue, clear boolean) returns bigint
 language plpgsql
 set enable_seqscan = off
@@ -133,12 +131,10 @@ begin
     return cardinality(ids);
 end
 $$;
-comment on function mbus.sweep(mbus.queue, boolean) is
-    'Delete every message that is gone or expired; with clear also those that no selector matches. Returns how many.';
 
+-- Write clear_queue_<queue>.
 create function mbus.make_clear_function(known mbus.queue) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     perform mbus.place_asking(known.is_roles_security_model, 'clear_queue_' || known.qname, '', 'void', 'language plpgsql security definer',
         format($body$
@@ -156,4 +152,3 @@ $body$, known.qname, case when known.is_roles_security_model
         format('Delete from queue %s what expired, what no selector matches, and what everybody has received.', known.qname));
 end
 $$;
-comment on function mbus.make_clear_function(mbus.queue) is 'Write clear_queue_<queue>.';

@@ -1,8 +1,8 @@
 -- Receiving messages.
 
+-- Wait until nobody holds these messages for these consumers, and keep others from receiving them until this transaction ends.
 create function mbus.held_back(known mbus.queue, ids bigint[], consumers integer[]) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     -- In one order for all, so that those who take the same messages do not lock each other out.
     perform pg_advisory_xact_lock_shared(k)
@@ -25,12 +25,10 @@ begin
     perform from mbus.apart as a where a.consumer = any (consumers) and a.id = any (ids) order by a.consumer, a.id for update;
 end
 $$;
-comment on function mbus.held_back(mbus.queue, bigint[], integer[]) is
-    'Wait until nobody holds these messages for these consumers, and keep others from receiving them until this transaction ends.';
 
+-- Remove messages that were taken from those apart, and count them for the batches of this session that had them.
 create function mbus.take_apart(ids bigint[], consumers integer[]) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     with gone as (
         delete from mbus.apart as a where a.id = any (ids) and a.consumer = any (consumers) returning a.batch
@@ -46,12 +44,10 @@ begin
         where c.id = b.consumer and h.slot = b.slot and h.mine);
 end
 $$;
-comment on function mbus.take_apart(bigint[], integer[]) is
-    'Remove messages that were taken from those apart, and count them for the batches of this session that had them.';
 
+-- Receive a message by its id for one consumer, or remove it for all (c is null); waits for who holds it.
 create function mbus.take_for(known mbus.queue, msgiid text, c integer) returns mbus.qt_model
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     number bigint;
     message mbus.qt_model;
@@ -84,12 +80,10 @@ begin
     return message;
 end
 $$;
-comment on function mbus.take_for(mbus.queue, text, integer) is
-    'Receive a message by its id for one consumer, or remove it for all (c is null); waits for who holds it.';
 
+-- Write consume_, consumen_ and take_from_<queue>_by_<consumer>.
 create function mbus.make_consume_functions(known mbus.queue, c mbus.consumer) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     -- The right to call a temporary consumer's function may be older than those that it was made by.
     asks boolean := known.is_roles_security_model or c.temporary;
@@ -163,12 +157,9 @@ $body$, guard, known.qname, c.id),
         format('Receive a message of queue %s by its iid for consumer %s; waits for who holds it.', known.qname, c.name));
 end
 $$;
-comment on function mbus.make_consume_functions(mbus.queue, mbus.consumer) is
-    'Write consume_, consumen_ and take_from_<queue>_by_<consumer>.';
 
 create function mbus.consume(qname text, cname text default 'default') returns setof mbus.qt_model
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     function text := format('mbus.%I()', concat('consume_', qname, '_by_', coalesce(cname, 'default')));
 begin
@@ -187,8 +178,7 @@ $$;
 comment on function mbus.consume(text, text) is 'Receive a message of a queue, also a temporary one, for a consumer.';
 
 create function mbus_sealed.take(caller pgchange.caller, msgiid text) returns mbus.qt_model
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 declare
     known mbus.queue := mbus.queue_of(msgiid);
     message mbus.qt_model;

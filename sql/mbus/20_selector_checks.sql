@@ -1,8 +1,9 @@
 -- What a selector may be.
 
+-- Fail for a condition that can give another answer for the same message: that calls what is not immutable, has a query of its own,
+-- or a time such as 'now' or 01/02/2026.
 create function mbus.check_depends_on_message(selector text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     readings text[];
 begin
@@ -29,13 +30,11 @@ exception when sqlstate 'PCUND' then
     null;
 end
 $$;
-comment on function mbus.check_depends_on_message(text) is
-    'Fail for a condition that can give another answer for the same message: that calls what is not immutable, has a query of its own, or '
-    'a time such as ''now'' or 01/02/2026.';
 
+-- Refuse what is not an expression over a message, or does not depend on that alone, with PostgreSQL's reason. To be called by who
+-- has the lock of mbus.queue_to_change().
 create function mbus.check_selector(selector text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     if selector is null then
         return;
@@ -57,8 +56,5 @@ exception when others then
             else 'a selector is an expression over a message t, such as (t.properties->''STATE'') = ''DONE''' end;
 end
 $$;
-comment on function mbus.check_selector(text) is
-    'Refuse what is not an expression over a message, or does not depend on that alone, with PostgreSQL''s reason. To be called by who '
-    'has the lock of mbus.queue_to_change().';
 
 select pgchange.pin_settings('mbus.check_depends_on_message(text)', 'mbus.check_selector(text)');

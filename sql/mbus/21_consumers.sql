@@ -1,8 +1,8 @@
 -- Making consumers.
 
+-- Write the functions of a consumer.
 create function mbus.make_consumer_functions(known mbus.queue, c mbus.consumer) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     perform mbus.make_match_function(c);
     perform mbus.make_look_function(known, c, false);
@@ -15,11 +15,10 @@ begin
     end if;
 end
 $$;
-comment on function mbus.make_consumer_functions(mbus.queue, mbus.consumer) is 'Write the functions of a consumer.';
 
+-- Write the functions of a queue.
 create function mbus.make_queue_functions(known mbus.queue) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     perform mbus.make_post_functions(known);
     perform mbus.make_peek_function(known);
@@ -29,8 +28,8 @@ begin
     end if;
 end
 $$;
-comment on function mbus.make_queue_functions(mbus.queue) is 'Write the functions of a queue.';
 
+-- Note apart, for a new consumer, what the others went past and is still there.
 create function mbus.catch_up(known mbus.queue, c mbus.consumer) returns void
 language plpgsql
 -- The view has times as its reader's, and a selector has them in UTC.
@@ -67,12 +66,10 @@ begin
     perform mbus.reconsider(c.id, array(select a.id from mbus.apart as a where a.consumer = c.id and a.after is not null));
 end
 $$;
-comment on function mbus.catch_up(mbus.queue, mbus.consumer) is
-    'Note apart, for a new consumer, what the others went past and is still there.';
 
+-- Make a consumer, which receives what is in the queue and what comes.
 create function mbus.add_consumer(known mbus.queue, cname text, selector text, temporary boolean) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     c mbus.consumer;
 begin
@@ -114,24 +111,21 @@ begin
     perform mbus.make_views(known);
 end
 $$;
-comment on function mbus.add_consumer(mbus.queue, text, text, boolean) is 'Make a consumer, which receives what is in the queue and what comes.';
 
+-- Say how an index is made for a consumer.
 create function mbus.tell_index(qname text, selector text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     -- An index knows no alias, and is of use only with the operators that the selector has.
     raise notice E'set search_path to %;\ncreate index concurrently on mbus.% (id)%;\nreset search_path;', current_setting('search_path'), quote_ident('log$' || qname),
         case when selector is null then '' else format(E' where (%s\n)', regexp_replace(selector, '[[:<:]]t[.]', '', 'g')) end;
 end
 $$;
-comment on function mbus.tell_index(text, text) is 'Say how an index is made for a consumer.';
 
 create function mbus_sealed.create_consumer(
     caller pgchange.caller, cname text, qname text, p_selector text default null, noindex boolean default false
 ) returns void
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 declare
     known mbus.queue := mbus.queue_named(qname, 'Wrong queue name:%s');
 begin

@@ -1,8 +1,8 @@
 -- Dropping consumers, unless others use what would go with them.
 
+-- The views that mbus.create_view() made and that call one of these functions: whatever they are named now, they have its owner.
 create function mbus.receiving_views(receivers regprocedure[]) returns setof regclass
-language sql stable
-as $$
+language sql stable as $$
     -- No name is trusted: anybody may make something else in a view's place, or a view of his own over the function.
     select distinct v.oid::regclass
     from unnest(receivers) as receiver
@@ -11,21 +11,18 @@ as $$
     join pg_proc as p on p.oid = d.refobjid
     join pg_class as v on v.oid = r.ev_class and v.relkind = 'v' and v.relowner = p.proowner
 $$;
-comment on function mbus.receiving_views(regprocedure[]) is
-    'The views that mbus.create_view() made and that call one of these functions: whatever they are named now, they have its owner.';
 
+-- The functions by which views receive for a consumer.
 create function mbus.receivers(c mbus.consumer) returns regprocedure[]
-language sql stable
-as $$
+language sql stable as $$
     select array(
         select p.oid::regprocedure from pg_proc as p
         where p.pronamespace = 'mbus_sealed'::regnamespace and p.proname like 'seen$' || c.id || '$%')
 $$;
-comment on function mbus.receivers(mbus.consumer) is 'The functions by which views receive for a consumer.';
 
+-- Drop the views that receive for a consumer.
 create function mbus.drop_views(c mbus.consumer) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     each_view regclass;
 begin
@@ -34,11 +31,11 @@ begin
     end loop;
 end
 $$;
-comment on function mbus.drop_views(mbus.consumer) is 'Drop the views that receive for a consumer.';
 
+-- Refuse to drop a queue or a consumer, given its functions and relations, upon which others have built views, or functions with a
+-- body that PostgreSQL has read.
 create function mbus.refuse_users(used text, consumers mbus.consumer[], functions text[], relations text[]) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     users text;
 begin
@@ -78,13 +75,10 @@ begin
     end if;
 end
 $$;
-comment on function mbus.refuse_users(text, mbus.consumer[], text[], text[]) is
-    'Refuse to drop a queue or a consumer, given its functions and relations, upon which others have built views, or functions with a '
-    'body that PostgreSQL has read.';
 
+-- Delete what there is of a consumer that no view has: its progress, functions and role.
 create function mbus.forget_consumer(known mbus.queue, c mbus.consumer) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     function regprocedure;
 begin
@@ -108,12 +102,10 @@ begin
     end if;
 end
 $$;
-comment on function mbus.forget_consumer(mbus.queue, mbus.consumer) is
-    'Delete what there is of a consumer that no view has: its progress, functions and role.';
 
+-- Remove a consumer from a queue that stays.
 create function mbus.remove_consumer(known mbus.queue, c mbus.consumer) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     -- Whoever receives by it: what they write would stay, and messages of other queues would wait for it for good.
     perform pg_advisory_xact_lock(k)
@@ -129,11 +121,9 @@ begin
     perform mbus.forget_consumer(known, c);
 end
 $$;
-comment on function mbus.remove_consumer(mbus.queue, mbus.consumer) is 'Remove a consumer from a queue that stays.';
 
 create function mbus_sealed.drop_consumer(caller pgchange.caller, cname text, qname text) returns void
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 declare
     known mbus.queue := mbus.queue_named(qname);
 begin

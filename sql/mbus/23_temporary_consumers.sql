@@ -1,19 +1,17 @@
 -- Temporary consumers, which live as long as the session that made them, and what clears away after those that are gone.
 
+-- The selectors of the consumers by whom the caller may consume from a queue, as one; null where one of them receives everything, as
+-- for an admin.
 create function mbus.bound_to(caller name, known mbus.queue) returns text
-language sql stable
-as $$
+language sql stable as $$
     select case when bool_and(c.selector is not null) and not mbus.is_admin(caller) and not mbus.has_role(caller, 'admin', known.qname)
                 then string_agg(distinct format(E'(%s\n)', c.selector), ' or ') end
     from mbus.consumer as c where c.qname = known.qname and not c.temporary and mbus.may(caller, 'consume', known.qname, c.name)
 $$;
-comment on function mbus.bound_to(name, mbus.queue) is
-    'The selectors of the consumers by whom the caller may consume from a queue, as one; null where one of them receives everything, as '
-    'for an admin.';
 
+-- Make a consumer that lives as long as this session, and let its maker consume by it.
 create function mbus.add_temporary_consumer(caller name, qname text, p_selector text) returns text
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     known mbus.queue;
     -- Of a length that any queue's functions can have with it.
@@ -39,12 +37,9 @@ begin
     return cname;
 end
 $$;
-comment on function mbus.add_temporary_consumer(name, text, text) is
-    'Make a consumer that lives as long as this session, and let its maker consume by it.';
 
 create function mbus_sealed.create_temporary_consumer(caller pgchange.caller, qname text, p_selector text default null) returns text
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 begin
     if p_selector is not null then
         perform mbus.demand_selector(caller);
@@ -96,6 +91,8 @@ $$;
 comment on function mbus.clear_tempq() is
     'Remove temporary queues and consumers whose sessions ended, with their messages; what somebody is at stays until the next time.';
 
+-- Delete from all queues what everybody has received and what expired, and temporary queues and consumers whose sessions ended;
+-- returns how many messages.
 create function mbus.maintain() returns bigint
 language plpgsql security definer
 set lock_timeout = '1s'
@@ -120,5 +117,3 @@ begin
     return trimmed;
 end
 $$;
-comment on function mbus.maintain() is
-    'Delete from all queues what everybody has received and what expired, and temporary queues and consumers whose sessions ended; returns how many messages.';

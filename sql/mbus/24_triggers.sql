@@ -1,8 +1,8 @@
 -- Triggers: what is posted to one queue and matches a selector is copied to another.
 
+-- Write the trigger of a queue's log that copies to other queues.
 create function mbus.make_copy_function(known mbus.queue) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     copies text := '';
     each_trigger mbus.trigger;
@@ -50,11 +50,10 @@ $body$, source, coalesce(each_trigger.selector, 'true'), known.qname, each_trigg
     end if;
 end
 $$;
-comment on function mbus.make_copy_function(mbus.queue) is 'Write the trigger of a queue''s log that copies to other queues.';
 
+-- Copy what is posted to src to dst, but refuse a loop.
 create function mbus.add_trigger(src text, dst text, selector text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     source mbus.queue;
 begin
@@ -78,11 +77,9 @@ begin
     perform mbus.make_copy_function(source);
 end
 $$;
-comment on function mbus.add_trigger(text, text, text) is 'Copy what is posted to src to dst, but refuse a loop.';
 
 create function mbus_sealed.create_trigger(caller pgchange.caller, src text, dst text, selector text default null) returns void
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 begin
     perform mbus.queue_named(src), mbus.queue_named(dst);
     if selector is not null then
@@ -97,8 +94,7 @@ comment on function mbus_sealed.create_trigger(pgchange.caller, text, text, text
     'Copy data, headers and properties of what is posted to src, and matches a selector, to dst. A loop is refused.';
 
 create function mbus_sealed.drop_trigger(caller pgchange.caller, src text, dst text) returns void
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 declare
     source mbus.queue := mbus.queue_named(src);
 begin

@@ -1,18 +1,15 @@
 -- Views for people and other roles, what is done with messages by SQL, and putting them back.
 
+-- Whether the caller may select from a view that receives by this function, and that is still the owner's of the queues.
 create function mbus.may_receive(caller name, receiver regprocedure) returns boolean
-language sql stable
-as $$
+language sql stable as $$
     select exists (
         select from mbus.receiving_views(array[receiver]) as v where has_any_column_privilege(caller, v, 'select'))
 $$;
-comment on function mbus.may_receive(name, regprocedure) is
-    'Whether the caller may select from a view that receives by this function, and that is still the owner''s of the queues.';
 
 create function mbus.create_view(qname text, cname text default 'default', sname text default 'public', viewname text default null)
 returns void
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 declare
     known mbus.queue := mbus.queue_named(qname);
     c mbus.consumer := mbus.consumer_named(qname, coalesce(cname, 'default'));
@@ -72,8 +69,7 @@ comment on function mbus.create_view(text, text, text, text) is
     'right to the queue itself.';
 
 create function mbus.create_run_function(qname text) returns void
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 declare
     known mbus.queue := mbus.queue_named(qname);
 begin
@@ -105,8 +101,7 @@ $$;
 comment on function mbus.create_run_function(text) is 'Make the function run_on_<queue>(exec).';
 
 create function mbus_sealed.try_again(caller pgchange.caller, msgiid text, delay interval default interval '1 minute', error text default null) returns integer
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 declare
     known mbus.queue := mbus.queue_of(msgiid);
     message record;

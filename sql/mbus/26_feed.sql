@@ -4,9 +4,10 @@
 -- they count as received only when the batch is acked. Each worker of a consumer holds one lock, its slot; a batch belongs to
 -- the slot of its worker. A batch whose slot nobody holds is the next that is claimed, whoever claims.
 
+-- Take one of the 64 places that workers of a consumer's feed have, until the transaction ends. It reads no table, so that nothing
+-- but the lock is held.
 create function mbus.feed_lock(qname text, cname text) returns boolean
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 begin
     for slot in 0..63 loop
         if pg_try_advisory_xact_lock(mbus.slot_key(qname, cname, slot)) then
@@ -16,20 +17,16 @@ begin
     return false;
 end
 $$;
-comment on function mbus.feed_lock(text, text) is
-    'Take one of the 64 places that workers of a consumer''s feed have, until the transaction ends. It reads no table, so that nothing '
-    'but the lock is held.';
 
+-- Whether any worker of a consumer's feed is at work.
 create function mbus.feed_locked(qname text, cname text) returns boolean
-language sql stable security definer
-as $$
+language sql stable security definer as $$
     select exists (select from mbus.held_slots(qname, cname))
 $$;
-comment on function mbus.feed_locked(text, text) is 'Whether any worker of a consumer''s feed is at work.';
 
+-- The consumer of a feed, by whom the caller may consume; any other is refused.
 create function mbus.feed_consumer(caller name, qname text, cname text) returns mbus.consumer
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     c mbus.consumer := (select x from mbus.consumer as x where x.qname = feed_consumer.qname and x.name = cname);
 begin
@@ -43,11 +40,11 @@ begin
     return c;
 end
 $$;
-comment on function mbus.feed_consumer(name, text, text) is 'The consumer of a feed, by whom the caller may consume; any other is refused.';
 
+-- A consumer, the slot that this session holds, and version, which is another after each claim of new messages; null where there is
+-- no consumer of this name.
 create function mbus.feed_position(qname text, cname text) returns jsonb
-language plpgsql stable security definer
-as $$
+language plpgsql stable security definer as $$
 begin
     return (
         select jsonb_build_object(
@@ -57,12 +54,10 @@ begin
         from mbus.consumer as c join mbus.queue as q using (qname) where c.qname = feed_position.qname and c.name = feed_position.cname);
 end
 $$;
-comment on function mbus.feed_position(text, text) is 'A consumer, the slot that this session holds, and version, which is another after each claim of new messages; null where there is '
-    'no consumer of this name.';
 
+-- The batches of a consumer that were claimed and are not at work, that of a slot first.
 create function mbus.pending(qname text, c mbus.consumer, slot integer) returns setof mbus.batch
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return query
         select b.* from mbus.batch as b
@@ -71,12 +66,10 @@ begin
         order by b.slot is distinct from pending.slot, b.number;
 end
 $$;
-comment on function mbus.pending(text, mbus.consumer, integer) is
-    'The batches of a consumer that were claimed and are not at work, that of a slot first.';
 
+-- Hand the messages of a batch back to its consumer: some of them were taken from it, or deleted, so it is no longer the same.
 create function mbus.dissolve(known mbus.queue, mark mbus.batch) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     execute format(
         'update mbus.apart as a set batch = null, due = ''-infinity'', '
@@ -86,12 +79,10 @@ begin
     delete from mbus.batch as b where b.number = mark.number;
 end
 $$;
-comment on function mbus.dissolve(mbus.queue, mbus.batch) is
-    'Hand the messages of a batch back to its consumer: some of them were taken from it, or deleted, so it is no longer the same.';
 
+-- The next batch that was claimed and is not at work, as this slot's, with the attempt counted; null for none.
 create function mbus.adopt(qname text, c mbus.consumer, new_slot integer, max_attempts integer) returns mbus.batch
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     known mbus.queue := mbus.queue_named(qname);
     mark mbus.batch;
@@ -123,5 +114,3 @@ begin
     return mark;
 end
 $$;
-comment on function mbus.adopt(text, mbus.consumer, integer, integer) is
-    'The next batch that was claimed and is not at work, as this slot''s, with the attempt counted; null for none.';

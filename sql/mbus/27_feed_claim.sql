@@ -1,8 +1,8 @@
 -- The batch of a feed: claimed in a transaction of its own, read, acked with the results.
 
+-- Keep messages that were just claimed as a batch: nobody else has them, and they are not received yet.
 create function mbus.set_by(known mbus.queue, c mbus.consumer, my_slot integer, ids bigint[]) returns mbus.batch
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     mark mbus.batch;
     slices jsonb;
@@ -34,8 +34,6 @@ begin
     return mark;
 end
 $$;
-comment on function mbus.set_by(mbus.queue, mbus.consumer, integer, bigint[]) is
-    'Keep messages that were just claimed as a batch: nobody else has them, and they are not received yet.';
 
 create function mbus_sealed.feed_claim(
     caller pgchange.caller, qname text, cname text, "position" jsonb, max_changes integer, max_attempts integer default null
@@ -153,8 +151,7 @@ comment on function mbus_sealed.feed_ack(pgchange.caller, text, text, jsonb) is
     'may have taken some of them by their ids; a batch of which another transaction took one is refused.';
 
 create function mbus_sealed.feed_in_work(caller pgchange.caller, qname text, cname text, "position" jsonb) returns jsonb
-language sql stable security definer
-as $$
+language sql stable security definer as $$
     select b.batch || jsonb_build_object('attempt', b.attempt, 'error', b.error, 'claimed_at', b.claimed_at)
     from mbus.pending(qname, mbus.feed_consumer(caller, qname, cname), ("position" ->> 'slot')::integer) as b
     limit 1
@@ -163,8 +160,7 @@ comment on function mbus_sealed.feed_in_work(pgchange.caller, text, text, jsonb)
     'The batch that was claimed, is not acked and not at work, with its attempts and the error of the last one; null for none.';
 
 create function mbus_sealed.feed_note_failure(caller pgchange.caller, qname text, cname text, batch jsonb, error text) returns void
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 declare
     c mbus.consumer := mbus.feed_consumer(caller, qname, cname);
 begin

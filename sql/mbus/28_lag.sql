@@ -1,17 +1,17 @@
 -- How far a consumer is behind, looked at without claiming.
 
+-- Whether a message that has a delay or predecessors can be received now.
 create function mbus.can_be_had(s mbus.picked) returns boolean
-language sql stable
-as $$
+language sql stable as $$
     select s.ok and coalesce(s.due <= clock_timestamp(), true) and (s.after is null or mbus.obstacle(s.after::text[]) is null)
 $$;
-comment on function mbus.can_be_had(mbus.picked) is 'Whether a message that has a delay or predecessors can be received now.';
 
+-- The messages that a consumer would come upon first, at most upto and one: those that it can have and those that it cannot yet, of
+-- which so many are delayed, and the others wait for another.
 create function mbus.ahead_in_log(
     known mbus.queue, c integer, upto integer, out ready bigint[], out waiting bigint[], out delayed integer, out more boolean
 )
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     seen mbus.seen := mbus.look_ahead(known, c, 9223372036854775807, upto + 1);
 begin
@@ -21,15 +21,13 @@ begin
     more := cardinality(seen.ids) > upto;
 end
 $$;
-comment on function mbus.ahead_in_log(mbus.queue, integer, integer) is
-    'The messages that a consumer would come upon first, at most upto and one: those that it can have and those that it cannot yet, '
-    'of which so many are delayed, and the others wait for another.';
 
+-- Of a consumer's messages that are apart, at most upto and one of each kind, those that it can have and those that it cannot yet, of
+-- which so many are delayed.
 create function mbus.ahead_apart(
     known mbus.queue, c integer, upto integer, out ready bigint[], out waiting bigint[], out delayed integer
 )
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     free bigint[] := mbus.set_free(c, known.parts, upto + 1, true);
 begin
@@ -55,10 +53,8 @@ begin
     where w.id <> all (ready);
 end
 $$;
-comment on function mbus.ahead_apart(mbus.queue, integer, integer) is
-    'Of a consumer''s messages that are apart, at most upto and one of each kind, those that it can have and those that it cannot yet, '
-    'of which so many are delayed.';
 
+-- What mbus.feed_lag() tells of a consumer, and how many of those that wait are delayed; the others wait for another message.
 create function mbus.lag_of(c mbus.consumer, upto integer) returns jsonb
 language plpgsql volatile
 set enable_seqscan = off
@@ -106,12 +102,9 @@ begin
             select from mbus.fault as f where f.qname = c.qname and f.consumer = c.name limit 1000) as x));
 end
 $$;
-comment on function mbus.lag_of(mbus.consumer, integer) is
-    'What mbus.feed_lag() tells of a consumer, and how many of those that wait are delayed; the others wait for another message.';
 
 create function mbus_sealed.feed_lag(caller pgchange.caller, qname text, cname text, upto integer) returns jsonb
-language plpgsql volatile security definer
-as $$
+language plpgsql volatile security definer as $$
 begin
     return mbus.lag_of(mbus.feed_consumer(caller, qname, cname), upto) - 'delayed';
 end
@@ -121,8 +114,7 @@ comment on function mbus_sealed.feed_lag(pgchange.caller, text, text, integer) i
     'work count as neither.';
 
 create function mbus_sealed.feed_point(caller pgchange.caller, qname text) returns jsonb
-language plpgsql stable security definer
-as $$
+language plpgsql stable security definer as $$
 declare
     known mbus.queue := mbus.queue_named(qname);
 begin

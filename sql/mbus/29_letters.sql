@@ -4,19 +4,17 @@
 alter table mbus.dmq add column letter bigint references pgchange.letter on delete cascade;
 create index on mbus.dmq (letter);
 
+-- A new letter, whose content then says which it is: so its messages can be looked at before it is sent again.
 create function mbus.named_by_itself(letter bigint) returns bigint
-language sql
-as $$
+language sql as $$
     update pgchange.letter as l set content = l.content || jsonb_build_object('letter', l.id)
     where l.id = named_by_itself.letter
     returning l.id
 $$;
-comment on function mbus.named_by_itself(bigint) is
-    'A new letter, whose content then says which it is: so its messages can be looked at before it is sent again.';
 
+-- Show each message that comes to the dmq among the dead letters.
 create function mbus.write_letters() returns trigger
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 declare
     message record;
 begin
@@ -31,14 +29,13 @@ begin
     return null;
 end
 $$;
-comment on function mbus.write_letters() is 'Show each message that comes to the dmq among the dead letters.';
 
 create trigger write_letters after insert on mbus.dmq referencing new table as posted
     for each statement execute function mbus.write_letters();
 
+-- Messages that leave the dmq set free who waits for them, and the last one takes its letter with it.
 create function mbus.after_dead() returns trigger
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 begin
     perform mbus.wake_up('{0}', array(select g.id from gone as g));
     delete from pgchange.letter as l
@@ -46,14 +43,13 @@ begin
     return null;
 end
 $$;
-comment on function mbus.after_dead() is 'Messages that leave the dmq set free who waits for them, and the last one takes its letter with it.';
 
 create trigger after_dead after delete on mbus.dmq referencing old table as gone
     for each statement execute function mbus.after_dead();
 
+-- Leave out of a batch that is given up the messages that others have taken since it was claimed; refused where none is left.
 create function mbus.shrink(mark mbus.batch) returns mbus.batch
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     perform from mbus.apart as a
     where a.consumer = mark.consumer and a.batch = mark.number and a.id between mark.lowest and mark.highest
@@ -69,12 +65,9 @@ begin
     return mark;
 end
 $$;
-comment on function mbus.shrink(mbus.batch) is
-    'Leave out of a batch that is given up the messages that others have taken since it was claimed; refused where none is left.';
 
 create function mbus_sealed.feed_skip(caller pgchange.caller, qname text, cname text, batch jsonb, reason text) returns bigint
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 declare
     c mbus.consumer := mbus.feed_consumer(caller, qname, cname);
     mark mbus.batch;
@@ -113,8 +106,7 @@ comment on function mbus_sealed.feed_skip(pgchange.caller, text, text, jsonb, te
     'under one dead letter, whose number is returned.';
 
 create function mbus_sealed.skip_batch(caller pgchange.caller, qname text, cname text, reason text) returns uuid
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 declare
     batch jsonb;
 begin
@@ -133,16 +125,16 @@ $$;
 comment on function mbus_sealed.skip_batch(pgchange.caller, text, text, text) is 'Give up the batch that a consumer claimed and cannot finish; returns its id.';
 
 create function mbus_sealed.letter_rights(caller pgchange.caller, address jsonb) returns text[]
-language sql stable security definer
-as $$
+language sql stable security definer as $$
     select case when mbus.is_admin(caller) or mbus.may(caller, 'consume', address ->> 'queue', address ->> 'consumer') then '{see,keep}'::text[]
                 else '{}' end
 $$;
 comment on function mbus_sealed.letter_rights(pgchange.caller, jsonb) is 'Who may consume from a queue may see and keep its dead letters.';
 
+-- The first message of a dead letter that does not match the selector of a consumer to which it would go: of this one, or of those
+-- that gave it up.
 create function mbus.unmatched(letter bigint, qname text, cname text, out iid text, out consumer text)
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     c mbus.consumer;
 begin
@@ -167,13 +159,9 @@ begin
     end loop;
 end
 $$;
-comment on function mbus.unmatched(bigint, text, text) is
-    'The first message of a dead letter that does not match the selector of a consumer to which it would go: of this one, or of those that '
-    'gave it up.';
 
 create function mbus_sealed.check_letter(caller pgchange.caller, address jsonb, content jsonb) returns void
-language plpgsql stable security definer
-as $$
+language plpgsql stable security definer as $$
 declare
     lost record;
 begin
@@ -212,19 +200,17 @@ end
 $$;
 comment on function mbus_sealed.check_letter(pgchange.caller, jsonb, jsonb) is 'Refuse a dead letter whose queue or consumer is gone, or that nobody would receive.';
 
+-- A part of a message, for people: where it is long, that it is left out.
 create function mbus.shown(held hstore) returns jsonb
-language sql stable
-as $$
+language sql stable as $$
     -- What is long as it is stored is not even read.
     select case when pg_column_size(held) > 20000 or octet_length(held::text) > 20000
                 then to_jsonb('left out: it is longer than 20 kB'::text)
                 else hstore_to_jsonb(held) end
 $$;
-comment on function mbus.shown(hstore) is 'A part of a message, for people: where it is long, that it is left out.';
 
 create function mbus_sealed.letter_content(caller pgchange.caller, address jsonb, content jsonb) returns jsonb
-language plpgsql stable security definer
-as $$
+language plpgsql stable security definer as $$
 declare
     message jsonb;
     holds jsonb := '[]';
@@ -257,8 +243,7 @@ comment on function mbus_sealed.letter_content(pgchange.caller, jsonb, jsonb) is
     '200 kB together; of each what is longer than 20 kB is left out.';
 
 create function mbus_sealed.redrive(caller pgchange.caller, letter bigint) returns void
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 declare
     address jsonb;
     content jsonb;

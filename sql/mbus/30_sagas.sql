@@ -38,9 +38,9 @@ comment on table mbus.saga_message is
     'The messages of sagas. kind: a step, the end of the steps, the bung, a compensation, the end of the compensations. after: the '
     'messages behind which it waits. tries: which one the next is, but for those whose handler died, which its claim counts.';
 
+-- Refuse a saga whose messages would not wait for each other.
 create function mbus.check_saga(description jsonb) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     each_step record;
     earlier text[] := '{}';
@@ -66,13 +66,12 @@ begin
     end if;
 end
 $$;
-comment on function mbus.check_saga(jsonb) is 'Refuse a saga whose messages would not wait for each other.';
 
+-- Post a message of a saga, and note whose it is.
 create function mbus.saga_post(
     known bigint, kind text, step text, qname text, data hstore, "after" text[], properties hstore default '', iid text default null
 ) returns text
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     posted text := mbus.post(
         qname, data, case when "after" = '{}' then '' else hstore('consume_after', "after"::text) end,
@@ -82,11 +81,9 @@ begin
     return posted;
 end
 $$;
-comment on function mbus.saga_post(bigint, text, text, text, hstore, text[], hstore, text) is 'Post a message of a saga, and note whose it is.';
 
 create function mbus_sealed.start_saga(caller pgchange.caller, description jsonb, data hstore) returns bigint
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 declare
     bung text := mbus_sealed.get_iid(caller, description ->> 'bungs');
     final text := mbus_sealed.get_iid(caller, description ->> 'end');

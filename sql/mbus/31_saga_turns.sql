@@ -1,21 +1,19 @@
 -- What becomes of a message of a saga that was received: it is done, comes again, or the saga is rolled back.
 
+-- The state of a saga in which a kind of message has its turn.
 create function mbus.turn_of(kind text) returns text
-language sql immutable
-as $$ select case when kind in ('step', 'end') then 'forward' else 'rolling back' end $$;
-comment on function mbus.turn_of(text) is 'The state of a saga in which a kind of message has its turn.';
+language sql immutable as $$ select case when kind in ('step', 'end') then 'forward' else 'rolling back' end $$;
 
+-- What a person can do about a message of a saga that was lost.
 create function mbus.way_out(missing mbus.saga_message) returns text
-language sql stable
-as $$
+language sql stable as $$
     select format('post it again under this iid: mbus.post(..., iid => %L)', missing.iid)
         || case when missing.kind = 'step' then format(', or undo the saga: mbus.saga_roll_back(%L, reason)', missing.iid) else '' end
 $$;
-comment on function mbus.way_out(mbus.saga_message) is 'What a person can do about a message of a saga that was lost.';
 
+-- Why the turn of a message that was received has not come: a message before it was lost, and what can be done. Null where it has.
 create function mbus.lost_before(message mbus.saga_message) returns text
-language sql stable
-as $$
+language sql stable as $$
     select format('saga %s: the turn of message %s has not come: message %s before it was received, or dropped, and not done: %s',
                   message.saga, message.iid, m.iid, mbus.way_out(m))
     from mbus.saga_message as m
@@ -23,24 +21,21 @@ as $$
     order by m.iid
     limit 1
 $$;
-comment on function mbus.lost_before(mbus.saga_message) is
-    'Why the turn of a message that was received has not come: a message before it was lost, and what can be done. Null where it has.';
 
+-- Refuse to go on with a saga where the message before was lost: it would be complete without a step.
 create function mbus.check_turn(message mbus.saga_message) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     if mbus.lost_before(message) is not null then
         raise exception using errcode = 'PC008', message = mbus.lost_before(message);
     end if;
 end
 $$;
-comment on function mbus.check_turn(mbus.saga_message) is
-    'Refuse to go on with a saga where the message before was lost: it would be complete without a step.';
 
+-- Which consumers have the message of a saga in a batch that was claimed, at which attempt, and whether this session does, or anybody
+-- is at work on it.
 create function mbus.claims_of(message mbus.saga_message) returns table (consumer text, attempt integer, mine boolean, at_work boolean)
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     known mbus.queue := mbus.queue_of(message.iid);
 begin
@@ -56,30 +51,23 @@ begin
     end if;
 end
 $$;
-comment on function mbus.claims_of(mbus.saga_message) is
-    'Which consumers have the message of a saga in a batch that was claimed, at which attempt, and whether this session does, or '
-    'anybody is at work on it.';
 
+-- At which try the message of a saga is for the handler that has it in hand, which is this session: those that died with it count.
 create function mbus.tries_of(message mbus.saga_message) returns integer
-language sql stable
-as $$
+language sql stable as $$
     -- A claim is recorded before its handler runs: so a try counts however it ends. Who else receives the message tries nothing.
     select message.tries - 1 + coalesce(max(c.attempt), 1) from mbus.claims_of(message) as c where c.mine
 $$;
-comment on function mbus.tries_of(mbus.saga_message) is
-    'At which try the message of a saga is for the handler that has it in hand, which is this session: those that died with it count.';
 
+-- Why a saga is to be rolled back, if steps of it are not done; null before its deadline.
 create function mbus.overdue(known mbus.saga) returns text
-language sql stable
-as $$
+language sql stable as $$
     select format('its time was over at %s', known.deadline::timestamptz(0))
     where known.state = 'forward' and known.deadline < clock_timestamp()
 $$;
-comment on function mbus.overdue(mbus.saga) is 'Why a saga is to be rolled back, if steps of it are not done; null before its deadline.';
 
 create function mbus_sealed.saga_turn(caller pgchange.caller, msgiid text) returns jsonb
-language plpgsql stable security definer
-as $$
+language plpgsql stable security definer as $$
 declare
     message mbus.saga_message;
     known mbus.saga;
@@ -104,8 +92,7 @@ comment on function mbus_sealed.saga_turn(pgchange.caller, text) is
     'What the message of a saga that was received asks for; null where its turn is over, or it is no saga''s: then there is nothing to do.';
 
 create function mbus_sealed.saga_done(caller pgchange.caller, msgiid text) returns boolean
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 declare
     message mbus.saga_message;
     known mbus.saga;
@@ -137,8 +124,7 @@ comment on function mbus_sealed.saga_done(pgchange.caller, text) is
     'nothing of it may be kept.';
 
 create function mbus_sealed.saga_try_again(caller pgchange.caller, msgiid text, delay interval, error text) returns boolean
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 declare
     turn jsonb := mbus_sealed.saga_turn(caller, msgiid);
 begin
@@ -157,8 +143,7 @@ comment on function mbus_sealed.saga_try_again(pgchange.caller, text, interval, 
     'Put the message of a saga back, in the transaction that received it, to come again after a delay; false where its turn is over.';
 
 create function mbus_sealed.saga_roll_back(caller pgchange.caller, msgiid text, reason text) returns boolean
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 declare
     known bigint;
 begin
@@ -179,9 +164,9 @@ comment on function mbus_sealed.saga_roll_back(pgchange.caller, text, text) is
     'Roll back the saga of a step''s message: take the bung, which starts the compensations, and the rest of its steps, but for that '
     'message, which was received. False where somebody else has done it, or the saga is complete.';
 
+-- Roll back the sagas whose deadline has passed before all their steps were done; a line for each.
 create function mbus.roll_back_overdue() returns setof text
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 declare
     known mbus.saga;
 begin
@@ -200,12 +185,10 @@ begin
     end loop;
 end
 $$;
-comment on function mbus.roll_back_overdue() is
-    'Roll back the sagas whose deadline has passed before all their steps were done; a line for each.';
 
+-- Take the bung of a saga, and the messages whose turn is over.
 create function mbus.take_rest(known bigint, kinds text[], but text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     each_iid text;
 begin
@@ -221,8 +204,8 @@ begin
     end loop;
 end
 $$;
-comment on function mbus.take_rest(bigint, text[], text) is 'Take the bung of a saga, and the messages whose turn is over.';
 
+-- Take a message that nobody has in hand.
 create function mbus.take_unless_held(msgiid text) returns void
 language plpgsql
 set lock_timeout = '100ms'
@@ -235,4 +218,3 @@ exception when lock_not_available or deadlock_detected then
     null;
 end
 $$;
-comment on function mbus.take_unless_held(text) is 'Take a message that nobody has in hand.';

@@ -1,18 +1,17 @@
 -- Where every saga is, why one does not get on, and forgetting those that ended.
 
+-- That a saga is neither done nor undone in its time; null where it is, or still may be.
 create function mbus.lateness(known mbus.saga) returns text
-language sql stable
-as $$
+language sql stable as $$
     -- To undo it may take as long as to do it.
     select coalesce(mbus.overdue(known), (
         select format('it is not undone after %s', (clock_timestamp() - known.changed_at)::interval(0))
         where known.state = 'rolling back' and clock_timestamp() - known.changed_at > known.deadline - known.started_at))
 $$;
-comment on function mbus.lateness(mbus.saga) is 'That a saga is neither done nor undone in its time; null where it is, or still may be.';
 
+-- Why a saga does not get on; null where it does.
 create function mbus.saga_trouble(known mbus.saga) returns text
-language sql stable security definer
-as $$
+language sql stable security definer as $$
     select nullif(concat_ws('; ', mbus.lateness(known), string_agg(
         format('%s: message %s %s', concat_ws(' of ', m.kind, m.step), m.iid, t.trouble), '; ' order by m.iid)), '')
     from mbus.saga_message as m
@@ -34,7 +33,6 @@ as $$
     ) as t
     where m.saga = known.id and not m.done and m.kind <> 'bung' and known.state = mbus.turn_of(m.kind) and t.trouble is not null
 $$;
-comment on function mbus.saga_trouble(mbus.saga) is 'Why a saga does not get on; null where it does.';
 
 create view mbus.sagas as
 select s.id, s.name, s.state, s.reason,
@@ -52,20 +50,18 @@ comment on view mbus.sagas is
     'Every saga with its steps that are done, to be done, undone and to be undone; stuck is why it does not get on without a person, and '
     'null where it does.';
 
+-- Whether the caller may post to one of the queues of a saga, or consume from it.
 create function mbus.sees_saga(caller name, known bigint) returns boolean
-language sql stable
-as $$
+language sql stable as $$
     select mbus.is_admin(caller) or exists (
         select from (
             select distinct (mbus.queue_of(m.iid)).qname from mbus.saga_message as m where m.saga = known offset 0
         ) as q
         where mbus.may(caller, 'post', q.qname) or mbus.may(caller, 'consume', q.qname))
 $$;
-comment on function mbus.sees_saga(name, bigint) is 'Whether the caller may post to one of the queues of a saga, or consume from it.';
 
 create function mbus_sealed.saga_state(caller pgchange.caller, saga bigint) returns jsonb
-language plpgsql stable security definer
-as $$
+language plpgsql stable security definer as $$
 declare
     known mbus.sagas := (select s from mbus.sagas as s where s.id = saga);
 begin
@@ -78,23 +74,21 @@ $$;
 comment on function mbus_sealed.saga_state(pgchange.caller, bigint) is
     'A saga, as mbus.sagas has it, for who may use a queue of it; null where there is none, or it was forgotten.';
 
+-- Whether the caller may see all sagas.
 create function mbus.watches_sagas(caller name) returns boolean
-language sql stable
-as $$
+language sql stable as $$
     select mbus.is_admin(caller) or has_table_privilege(caller, 'mbus.sagas', 'select')
 $$;
-comment on function mbus.watches_sagas(name) is 'Whether the caller may see all sagas.';
 
+-- Whether the caller may see all sagas, or this one.
 create function mbus.watches_saga(caller name, known bigint) returns boolean
-language sql stable
-as $$
+language sql stable as $$
     select mbus.watches_sagas(caller) or mbus.sees_saga(caller, known)
 $$;
-comment on function mbus.watches_saga(name, bigint) is 'Whether the caller may see all sagas, or this one.';
 
+-- The steps at which a saga is: whose turn it is to be done, or to be undone.
 create function mbus.saga_at(known mbus.saga) returns text[]
-language sql stable
-as $$
+language sql stable as $$
     select array(
         select m.step from mbus.saga_message as m
         where m.saga = known.id and not m.done
@@ -102,18 +96,16 @@ as $$
           and not exists (select from mbus.saga_message as b where b.iid = any (m."after") and b.kind = 'step' and not b.done)
         order by m.iid)
 $$;
-comment on function mbus.saga_at(mbus.saga) is 'The steps at which a saga is: whose turn it is to be done, or to be undone.';
 
+-- Whether a message of a saga belongs to one of these queues.
 create function mbus.goes_through(known bigint, queues text[]) returns boolean
-language sql stable
-as $$
+language sql stable as $$
     select exists (select from mbus.saga_message as m where m.saga = known and mbus.qname_of(m.iid) = any (queues))
 $$;
-comment on function mbus.goes_through(bigint, text[]) is 'Whether a message of a saga belongs to one of these queues.';
 
+-- Of the latest sagas that went through each of these queues those that ended.
 create function mbus.latest_ended_of(queues text[], most integer) returns setof mbus.saga
-language sql stable
-as $$
+language sql stable as $$
     -- Of each queue the latest, however many sagas went through others. Those that have not ended come first in any case.
     select s.*
     from (
@@ -126,15 +118,13 @@ as $$
         select e.* from mbus.saga as e where e.id = found.saga and e.state in ('complete', 'rolled back') offset 0
     ) as s
 $$;
-comment on function mbus.latest_ended_of(text[], integer) is 'Of the latest sagas that went through each of these queues those that ended.';
 
 create function mbus_sealed.latest_sagas(caller pgchange.caller, most integer default 100)
 returns table (
     id bigint, name text, state text, steps bigint, done bigint, undone bigint, at text[], reason text, stuck text,
     started_at timestamptz, changed_at timestamptz, deadline timestamptz
 )
-language plpgsql stable security definer
-as $$
+language plpgsql stable security definer as $$
 #variable_conflict use_column
 declare
     sees_all boolean := mbus.watches_sagas(caller);
@@ -183,8 +173,7 @@ create function mbus_sealed.saga_steps(caller pgchange.caller, saga bigint)
 returns table (
     step text, "after" text[], qname text, iid text, compensation text, state text, tries integer, error text, changed_at timestamptz
 )
-language plpgsql stable security definer
-as $$
+language plpgsql stable security definer as $$
 #variable_conflict use_column
 declare
     known mbus.saga := (select s from mbus.saga as s where s.id = saga_steps.saga);
@@ -229,8 +218,7 @@ comment on function mbus_sealed.saga_steps(pgchange.caller, bigint) is
     'the saga was rolled back. error is what its last try failed on.';
 
 create function mbus_sealed.saga_retries(caller pgchange.caller, saga bigint) returns table (step text, due_at timestamptz)
-language plpgsql stable security definer
-as $$
+language plpgsql stable security definer as $$
 #variable_conflict use_column
 declare
     known mbus.saga := (select s from mbus.saga as s where s.id = saga_retries.saga);
@@ -260,8 +248,7 @@ comment on function mbus_sealed.saga_retries(pgchange.caller, bigint) is
     'comes; for who may see the saga.';
 
 create function mbus_sealed.saga_data(caller pgchange.caller, saga bigint) returns jsonb
-language sql stable security definer
-as $$
+language sql stable security definer as $$
     select mbus.shown((mbus.message_of(m.known, e.id, null)).data)
     from (
         select x.iid, mbus.queue_of(x.iid) as known from mbus.saga_message as x
@@ -276,8 +263,7 @@ comment on function mbus_sealed.saga_data(pgchange.caller, bigint) is
     'received, but for who may make queues; null where none is kept any more. Where it is long, that it is left out.';
 
 create function mbus_sealed.stuck_sagas(caller pgchange.caller) returns setof text
-language sql stable security definer
-as $$
+language sql stable security definer as $$
     select format('saga %s %s is stuck: %s', s.name, s.id, s.stuck)
     from mbus.sagas as s
     where s.state in ('forward', 'rolling back') and s.stuck is not null and mbus.sees_saga(caller, s.id)
@@ -286,8 +272,7 @@ $$;
 comment on function mbus_sealed.stuck_sagas(pgchange.caller) is 'The sagas that do not get on without a person, of those in whose queues the caller may do something; a line for each.';
 
 create function mbus.forget_sagas(older_than interval) returns bigint
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 declare
     forgotten bigint;
 begin

@@ -6,10 +6,10 @@ begin
 end
 $$;
 
+-- How every consumer stands by whom the caller may consume; trouble is why its lag cannot be told, and what a person does about it.
 create function mbus.standings(caller pgchange.caller, upto integer)
 returns table (qname text, cname text, at jsonb, lag jsonb, batch jsonb, trouble text)
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 declare
     advice text;
 begin
@@ -35,12 +35,9 @@ begin
     end loop;
 end
 $$;
-comment on function mbus.standings(pgchange.caller, integer) is
-    'How every consumer stands by whom the caller may consume; trouble is why its lag cannot be told, and what a person does about it.';
 
 create function mbus_sealed.status(caller pgchange.caller, upto integer default 1000) returns setof pgchange.consumer_status
-language plpgsql volatile security definer
-as $$
+language plpgsql volatile security definer as $$
 begin
     return query
         select s.*
@@ -55,22 +52,20 @@ comment on function mbus_sealed.status(pgchange.caller, integer) is
     'Every consumer by whom the caller may consume, as pgchange.status() shows it; the batch is the oldest that was claimed and is '
     'neither acked nor at work.';
 
+-- How many messages of a queue are in the dmq, counted up to a number and one more.
 create function mbus.dead_in(qname text, upto integer) returns bigint
-language sql stable
-as $$
+language sql stable as $$
     -- What begins with the name and a dot, byte by byte, as the index has it.
     select count(*) from (
         select from mbus.dmq as d where d.iid ~>=~ (qname || '.') and d.iid ~<~ (qname || '/') limit upto + 1) as x
 $$;
-comment on function mbus.dead_in(text, integer) is 'How many messages of a queue are in the dmq, counted up to a number and one more.';
 
 create function mbus_sealed.queues(caller pgchange.caller, upto integer default 1000)
 returns table (
     qname text, consumer text, parts integer, selector text, ready bigint, delayed bigint, waiting bigint, in_work bigint,
     exact boolean, oldest_seconds double precision, dead bigint, dead_exact boolean, trouble text
 )
-language plpgsql volatile security definer
-as $$
+language plpgsql volatile security definer as $$
 #variable_conflict use_column
 begin
     return query
@@ -98,9 +93,10 @@ comment on function mbus_sealed.queues(pgchange.caller, integer) is
     'ready for it, delayed, waiting for another message, and in batches at work, exact or at least so many; how old the oldest of them is; '
     'and how many of the queue are dead, whoever gave them up. trouble is why that cannot be told.';
 
+-- Selectors that fail, batches that failed so often, sagas that are stuck, and a transaction that keeps others from making and
+-- dropping queues and consumers.
 create function mbus.health(many_attempts integer default 3) returns setof pgchange.finding
-language sql stable security definer
-as $$
+language sql stable security definer as $$
     select 'queue', 'error', mbus.name_of(f.qname, f.consumer),
            format('%s on which a selector failed, see mbus.fault, such as: %s', pgchange.many(count(*), 'message'), max(f.message)), null
     from mbus.fault as f group by f.qname, f.consumer
@@ -118,6 +114,3 @@ as $$
     from pgchange.lock_health(
         'queue', mbus.queues_key(), '%s has made or dropped a queue or a consumer: until it ends nobody else can') as f
 $$;
-comment on function mbus.health(integer) is
-    'Selectors that fail, batches that failed so often, sagas that are stuck, and a transaction that keeps others from making and '
-    'dropping queues and consumers.';

@@ -2,8 +2,7 @@
 -- its name.
 
 create function mbus_sealed.create_queue(caller pgchange.caller, qname text, consumers_cnt integer, is_roles_security_model boolean default null) returns void
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 declare
     known mbus.queue;
 begin
@@ -52,8 +51,7 @@ comment on function mbus_sealed.create_queue(pgchange.caller, text, integer, boo
     'messages, and gets its functions anew.';
 
 create function mbus_sealed.drop_queue(caller pgchange.caller, qname text) returns void
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 declare
     known mbus.queue := mbus.queue_named(qname);
     consumers mbus.consumer[];
@@ -96,9 +94,10 @@ end
 $$;
 comment on function mbus_sealed.drop_queue(pgchange.caller, text) is 'Drop a queue with its messages, consumers, functions and roles, and nobody else''s. The sequence of its ids stays.';
 
+-- From the first queue under roles on, everybody may call the functions that check roles: who lacks one is told Access denied. No
+-- table of theirs is opened by it. pgchange.status() tells everybody what their rights on each feed allow.
 create function mbus.open_door() returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     grant usage on schema mbus, pgchange to public;
     grant select on pgchange.registered to public;
@@ -121,6 +120,3 @@ begin
         to public;
 end
 $$;
-comment on function mbus.open_door() is
-    'From the first queue under roles on, everybody may call the functions that check roles: who lacks one is told Access denied. '
-    'No table of theirs is opened by it. pgchange.status() tells everybody what their rights on each feed allow.';

@@ -1,8 +1,8 @@
 -- After a restore or an upgrade. What consumers know of transactions is by their ids, which another cluster gives to others.
 
+-- Let the log and the positions of a queue mean the same messages as before, by ids that no transaction has.
 create function mbus.rebase(known mbus.queue) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     late xid8[];
 begin
@@ -26,11 +26,9 @@ begin
     update mbus.receipt as r set txid = '2' where r.queue = known.id;
 end
 $$;
-comment on function mbus.rebase(mbus.queue) is 'Let the log and the positions of a queue mean the same messages as before, by ids that no transaction has.';
 
 create function mbus.rebase_after_restore() returns integer
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 declare
     known mbus.queue;
     rebased integer := 0;

@@ -1,8 +1,7 @@
 -- Ids and the times in them, the names of groups, and the numbers that share events out among handlers.
 
 create function pgmb.create_event_id(ts timestamptz, rand bigint) returns pgmb.event_id
-language plpgsql immutable strict
-as $$
+language plpgsql immutable strict as $$
 begin
     return 'pm' || lpad(to_hex(least(greatest(date_part('epoch', ts) * 1000000, 0), 4503599627370495)::bigint), 13, '0')
            || lpad(to_hex(rand & 68719476735), 9, '0');
@@ -14,30 +13,26 @@ comment on function pgmb.create_event_id(timestamptz, bigint) is
     'last that they can; for null the id is null.';
 
 create function pgmb.create_event_id_default() returns pgmb.event_id
-language sql volatile
-as $$
+language sql volatile as $$
     select pgmb.create_event_id(clock_timestamp(), nextval('pgmb.event_seq'))
 $$;
 comment on function pgmb.create_event_id_default() is
     'An id for an event that happens now; the same as the default of events.id, only slower.';
 
 create function pgmb.create_random_bigint() returns bigint
-language sql volatile
-as $$
+language sql volatile as $$
     select floor(random() * 68719476736)::bigint
 $$;
 comment on function pgmb.create_random_bigint() is 'A random number for pgmb.create_event_id.';
 
 create function pgmb.create_subscription_id() returns pgmb.subscription_id
-language sql volatile
-as $$
+language sql volatile as $$
     select ('su' || substr(pgmb.create_event_id(clock_timestamp(), pgmb.create_random_bigint()), 3))::pgmb.subscription_id
 $$;
 comment on function pgmb.create_subscription_id() is 'An id for a subscription that is made now.';
 
 create function pgmb.extract_date_from_event_id(id text) returns timestamptz
-language sql immutable
-as $$
+language sql immutable as $$
     select case when id ~ '^(pm|su)[0-9a-f]{13}' then pg_catalog.to_timestamp(
         ('x' || pg_catalog.substr(id, 3, 13))::bit(52)::bigint / 1000000.0::double precision) end
 $$;
@@ -53,56 +48,48 @@ $$;
 comment on function pgmb.add_interval_imm(timestamptz, interval) is
     'A time and a length of time added, in UTC; immutable, so that an index or a partition bound may use it.';
 
+-- The microseconds in an id.
 create function pgmb.micros(id text) returns bigint
-language sql immutable
-as $$
+language sql immutable as $$
     select ('x' || pg_catalog.substr(id, 3, 13))::bit(52)::bigint
 $$;
-comment on function pgmb.micros(text) is 'The microseconds in an id.';
 
+-- The last 9 digits of an id: of a cursor the rank of the last event that was read.
 create function pgmb.rank_of(id text) returns bigint
-language sql immutable
-as $$
+language sql immutable as $$
     select ('x' || pg_catalog.substr(id, 16, 9))::bit(36)::bigint
 $$;
-comment on function pgmb.rank_of(text) is 'The last 9 digits of an id: of a cursor the rank of the last event that was read.';
 
+-- The cursor of a dispatch and a rank.
 create function pgmb.cursor_at(micros bigint, rank bigint) returns text
-language sql immutable
-as $$
+language sql immutable as $$
     select 'pm' || pg_catalog.right(pg_catalog.to_hex(micros + 4503599627370496), 13)
            || pg_catalog.right(pg_catalog.to_hex(rank + 68719476736), 9)
 $$;
-comment on function pgmb.cursor_at(bigint, bigint) is 'The cursor of a dispatch and a rank.';
 
+-- The microseconds since 1970 by the clock. A plan takes it in, so that it costs no call.
 create function pgmb.now_micros() returns bigint
-language sql volatile
-as $$
+language sql volatile as $$
     select (pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) * 1000000)::bigint
 $$;
-comment on function pgmb.now_micros() is
-    'The microseconds since 1970 by the clock. A plan takes it in, so that it costs no call.';
 
+-- Above every id of this microsecond, and below those of the next: an event whose id is lower is due. A plan takes it in.
 create function pgmb.due_before() returns text
-language sql volatile
-as $$
+language sql volatile as $$
     select 'pm' || pg_catalog.to_hex(pgmb.now_micros()) || 'g'
 $$;
-comment on function pgmb.due_before() is
-    'Above every id of this microsecond, and below those of the next: an event whose id is lower is due. A plan takes it in.';
 
 create function pgmb.event_partition(key text, partitions integer) returns integer
-language sql immutable
-as $$
+language sql immutable as $$
     select mod(mod(hashtextextended(key, 0), partitions) + partitions, partitions)::integer
 $$;
 comment on function pgmb.event_partition(text, integer) is
     'Which of so many handlers gets a key, such as an event''s id: a number from 0 to partitions - 1, never negative. A '
     'condition can say pgmb.event_partition(e.id, 4) = (s.params ->> ''partition'')::int.';
 
+-- Refuse a group that does not exist.
 create function pgmb.check_group(gid text) returns void
-language plpgsql stable security definer
-as $$
+language plpgsql stable security definer as $$
 begin
     if not exists (select from pgmb.subscription_groups as g where g.id = gid) then
         raise exception using errcode = 'PC002', message = format('there is no group %L', gid),
@@ -110,7 +97,6 @@ begin
     end if;
 end
 $$;
-comment on function pgmb.check_group(text) is 'Refuse a group that does not exist.';
 
 do $$
 begin

@@ -1,17 +1,16 @@
 -- Settings: which values they can have.
 
 create function pgmb.get_config_value(config_id pgmb.config_type) returns text
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return (select c.value from pgmb.config as c where c.id = config_id);
 end
 $$;
 comment on function pgmb.get_config_value(pgmb.config_type) is 'A setting.';
 
+-- A value of a setting as an interval; refused where it is not one.
 create function pgmb.interval_of(config_id pgmb.config_type, value text) returns interval
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     answer interval;
 begin
@@ -30,19 +29,16 @@ begin
     return answer;
 end
 $$;
-comment on function pgmb.interval_of(pgmb.config_type, text) is
-    'A value of a setting as an interval; refused where it is not one.';
 
+-- The value of a setting that is a length of time.
 create function pgmb.setting_as_interval(config_id pgmb.config_type) returns interval
-language sql stable
-as $$
+language sql stable as $$
     select pgmb.interval_of(config_id, pgmb.get_config_value(config_id))
 $$;
-comment on function pgmb.setting_as_interval(pgmb.config_type) is 'The value of a setting that is a length of time.';
 
+-- Refuse a value that a setting cannot have.
 create function pgmb.check_setting() returns trigger
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 declare
     wanted interval;
 begin
@@ -80,22 +76,21 @@ begin
     return new;
 end
 $$;
-comment on function pgmb.check_setting() is 'Refuse a value that a setting cannot have.';
 
 create trigger checked before insert or update or delete on pgmb.config
 for each row execute function pgmb.check_setting();
 
+-- How far ahead partitions are made at most.
 create function pgmb.most_ahead() returns interval
-language sql stable
-as $$
+language sql stable as $$
     -- Readers look at every partition.
     select 1000 * pgmb.setting_as_interval('partition_interval')
 $$;
-comment on function pgmb.most_ahead() is 'How far ahead partitions are made at most.';
 
+-- Which settings do not fit each other, what is done instead, and how to mend that. They are set one at a time and in any order, so
+-- this is judged when the log is maintained.
 create function pgmb.misfit_settings() returns setof text
-language sql stable security definer
-as $$
+language sql stable security definer as $$
     select misfit.told
     from pgmb.setting_as_interval('partition_interval') as width,
          pgmb.setting_as_interval('partition_retention_period') as retention,
@@ -113,6 +108,3 @@ as $$
     ) as misfit(holds, told)
     where misfit.holds
 $$;
-comment on function pgmb.misfit_settings() is
-    'Which settings do not fit each other, what is done instead, and how to mend that. They are set one at a time and in any '
-    'order, so this is judged when the log is maintained.';

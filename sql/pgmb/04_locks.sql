@@ -1,17 +1,16 @@
 -- The advisory locks: of a group, which one session reads at a time; of dispatching; of making, emptying and dropping partitions.
 
+-- Whether this session, or its transaction, holds the lock of a group.
 create function pgmb.held_here(gid text) returns boolean
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return pg_backend_pid() in (select w from pgchange.who_locks(pgmb.lock_key(gid)) as w);
 end
 $$;
-comment on function pgmb.held_here(text) is 'Whether this session, or its transaction, holds the lock of a group.';
 
+-- Take the lock of a group; refused where the group does not exist, or is being read.
 create function pgmb.take_idle(gid text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     perform pgmb.check_group(gid);
     if not pg_try_advisory_xact_lock(pgmb.lock_key(gid)) then
@@ -20,20 +19,15 @@ begin
     end if;
 end
 $$;
-comment on function pgmb.take_idle(text) is 'Take the lock of a group; refused where the group does not exist, or is being read.';
 
+-- The advisory lock of a poll, held until its transaction ends, so that dispatches are committed in order.
 create function pgmb.dispatch_key() returns bigint
-language sql immutable
-as $$
+language sql immutable as $$
     select pg_catalog.hashtextextended('pgchange dispatch pgmb', 0)
 $$;
-comment on function pgmb.dispatch_key() is
-    'The advisory lock of a poll, held until its transaction ends, so that dispatches are committed in order.';
 
+-- The advisory lock of maintenance that makes, empties or drops partitions: one run at a time, and another one steps aside.
 create function pgmb.upkeep_key() returns bigint
-language sql immutable
-as $$
+language sql immutable as $$
     select pg_catalog.hashtextextended('pgchange upkeep pgmb', 0)
 $$;
-comment on function pgmb.upkeep_key() is
-    'The advisory lock of maintenance that makes, empties or drops partitions: one run at a time, and another one steps aside.';

@@ -6,9 +6,10 @@
 -- Events for a time that has no partition yet are set aside: a new partition can be attached only when the default one holds
 -- none of its rows. An event is moved together with its row of scheduled, which a poll would need: so no poll takes it meanwhile.
 
+-- Note the ids of inserted events: those whose time has come in slices, in the order of the statement, those in the future one by
+-- one.
 create function pgmb.publish() returns trigger
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 declare
     now_id text := pgmb.due_before();
     due text[];
@@ -34,14 +35,12 @@ begin
     return null;
 end
 $$;
-comment on function pgmb.publish() is
-    'Note the ids of inserted events: those whose time has come in slices, in the order of the statement, those in the future '
-    'one by one.';
 
 create trigger published after insert on pgmb.events
     referencing new table as added
     for each statement execute function pgmb.publish();
 
+-- The ids of given events under which another event is there. For publishers, which may not read the log.
 create function pgmb.other_events(ids text[], topics text[], payloads jsonb[], metadata jsonb[], sids text[]) returns text[]
 language sql stable security definer
 set jit = off
@@ -56,9 +55,9 @@ as $$
         where (e.topic, e.payload, e.metadata, e.subscription_id) is distinct from (x.topic, x.payload, x.metadata, x.sid)
         order by x.n)
 $$;
-comment on function pgmb.other_events(text[], text[], jsonb[], jsonb[], text[]) is
-    'The ids of given events under which another event is there. For publishers, which may not read the log.';
 
+-- Move events that are to be delivered later, with ids from one on to before another, from the default partition to pgmb.later: at
+-- most so many, or all; returns how many. Dispatches have none. For maintenance: it moves pgmb.later_from.
 create function pgmb.set_aside(tbl regclass, lower_id pgmb.event_id, upper_id pgmb.event_id, most bigint) returns bigint
 language plpgsql
 set plan_cache_mode = force_generic_plan
@@ -100,15 +99,12 @@ begin
     return cardinality(places);
 end
 $$;
-comment on function pgmb.set_aside(regclass, pgmb.event_id, pgmb.event_id, bigint) is
-    'Move events that are to be delivered later, with ids from one on to before another, from the default partition to '
-    'pgmb.later: at most so many, or all; returns how many. Dispatches have none. For maintenance: it moves pgmb.later_from.';
 
+-- Set events aside before anybody has to wait for that, at most so many at a time, until no more than some hundreds are left.
 create function pgmb.set_most_aside(
     tbl regclass, lower_id pgmb.event_id, upper_id pgmb.event_id, most bigint default 10000
 ) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     -- Each time fewer have come meanwhile, unless publishers are quicker than this.
     for pass in 1..8 loop
@@ -116,9 +112,8 @@ begin
     end loop;
 end
 $$;
-comment on function pgmb.set_most_aside(regclass, pgmb.event_id, pgmb.event_id, bigint) is
-    'Set events aside before anybody has to wait for that, at most so many at a time, until no more than some hundreds are left.';
 
+-- Whether events with ids below this one are set aside.
 create function pgmb.aside(before text) returns boolean
 language plpgsql
 set plan_cache_mode = force_generic_plan
@@ -131,8 +126,9 @@ begin
     return exists (select from pgmb.later as x where x.id >= (select min(m.id) from pgmb.later_from as m) and x.id < before);
 end
 $$;
-comment on function pgmb.aside(text) is 'Whether events with ids below this one are set aside.';
 
+-- Publish events of pgmb.later with ids from one on to before another, at most so many; returns how many. It waits for a publisher
+-- that has inserted one of them a second time and not committed that.
 create function pgmb.publish_later_range(lowest text, before text, most bigint) returns bigint
 language plpgsql
 set plan_cache_mode = force_generic_plan
@@ -160,10 +156,8 @@ begin
     return coalesce(cardinality(places), 0);
 end
 $$;
-comment on function pgmb.publish_later_range(text, text, bigint) is
-    'Publish events of pgmb.later with ids from one on to before another, at most so many; returns how many. It waits for a '
-    'publisher that has inserted one of them a second time and not committed that.';
 
+-- Publish events of pgmb.later with ids below this one, at most so many, but none for which it would have to wait; returns how many.
 create function pgmb.publish_later(before pgmb.event_id, most bigint) returns bigint
 language plpgsql
 set lock_timeout = '50ms'
@@ -199,10 +193,8 @@ begin
     return n;
 end
 $$;
-comment on function pgmb.publish_later(pgmb.event_id, bigint) is
-    'Publish events of pgmb.later with ids below this one, at most so many, but none for which it would have to wait; returns '
-    'how many.';
 
+-- Note from which id on pgmb.later holds something. For maintenance, one run at a time: nothing else may write pgmb.later then.
 create function pgmb.move_later_from() returns void
 language plpgsql
 set enable_seqscan = off
@@ -215,6 +207,3 @@ begin
     where m.id <> f.id;
 end
 $$;
-comment on function pgmb.move_later_from() is
-    'Note from which id on pgmb.later holds something. For maintenance, one run at a time: nothing else may write pgmb.later '
-    'then.';

@@ -1,16 +1,14 @@
 -- What an event about a change in a table says: its topic, its payload, and what of a row has changed.
 
 create function pgmb.create_topic(schema_name text, table_name text, kind text) returns text
-language sql immutable
-as $$
+language sql immutable as $$
     select lower(schema_name || '.' || table_name || '.' || kind)
 $$;
 comment on function pgmb.create_topic(text, text, text) is
     'The topic of the changes in a table, schema.table.insert, update or delete, all in lower case.';
 
 create function pgmb.serialise_record_for_event(tabl oid, op text, record record, out serialised jsonb, out emit boolean)
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     serialised := pg_catalog.to_jsonb(record);
     emit := true;
@@ -52,9 +50,9 @@ comment on function pgmb.jsonb_diff(jsonb, jsonb) is
 create type pgmb.serialised as (serialised jsonb, emit boolean, error text);
 comment on type pgmb.serialised is 'A row as its events are to show it; or why that failed, and the row as it is.';
 
+-- Ask serialise_record_for_event about a row and catch any error: nothing of ours must make a user's write fail.
 create function pgmb.serialised(tbl oid, op text, one record) returns pgmb.serialised
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     told pg_catalog.record;
     answer pgmb.serialised;
@@ -82,5 +80,3 @@ begin
     return answer;
 end
 $$;
-comment on function pgmb.serialised(oid, text, record) is
-    'Ask serialise_record_for_event about a row and catch any error: nothing of ours must make a user''s write fail.';

@@ -30,10 +30,11 @@ comment on table pgmb.push_fault is
     'pgmb.replay_push_faults(tbl). Of op ATTACH: a partition that had rows before it was captured, until pgmb.publish_attached '
     'has published them.';
 
+-- The triggers that publish the mutations of a table, on it, on its partitions and on those that have left it: they call what its own
+-- call, whatever is renamed and wherever it is restored. Those of a partition have an argument.
 create function pgmb.pushes(tbl regclass)
 returns table (relid regclass, op text, function oid, enabled boolean)
-language sql stable
-as $$
+language sql stable as $$
     select t.tgrelid::regclass, split_part(t.tgname, '_', 3), t.tgfoid, t.tgenabled in ('O', 'A')
     from pg_trigger as own
     join pg_trigger as t on t.tgname = own.tgname and t.tgfoid = own.tgfoid
@@ -43,35 +44,28 @@ as $$
       and (t.tgrelid in (select d.relid from pgchange.descendants(tbl) as d(relid)) or exists (
           select from pg_proc as f join pg_class as c on c.relowner = f.proowner where f.oid = t.tgfoid and c.oid = tbl))
 $$;
-comment on function pgmb.pushes(regclass) is
-    'The triggers that publish the mutations of a table, on it, on its partitions and on those that have left it: they call '
-    'what its own call, whatever is renamed and wherever it is restored. Those of a partition have an argument.';
 
+-- The trigger without which the updates of a MERGE on a partitioned table would be shown as other rows; null where it is not.
 create function pgmb.push_guard(tbl regclass) returns name
-language sql stable
-as $$
+language sql stable as $$
     -- Any role that may create triggers on the table can use this name: 7 is one that fires before each inserted row.
     select t.tgname from pg_trigger as t
     where t.tgrelid = tbl and t.tgparentid = 0 and t.tgtype = 7 and t.tgname ~ '^pgmb_push_guard_[0-9a-f]{12}$'
     limit 1
 $$;
-comment on function pgmb.push_guard(regclass) is
-    'The trigger without which the updates of a MERGE on a partitioned table would be shown as other rows; null where it is not.';
 
+-- The trigger that keeps a partitioned table from getting a foreign partition, which could not be inserted into; null where it is
+-- not.
 create function pgmb.push_bar(tbl regclass) returns name
-language sql stable
-as $$
+language sql stable as $$
     select t.tgname from pg_trigger as t
     where t.tgrelid = tbl and t.tgparentid = 0 and t.tgconstraint <> 0 and t.tgname ~ '^pgmb_push_bar_[0-9a-f]{12}$'
     limit 1
 $$;
-comment on function pgmb.push_bar(regclass) is
-    'The trigger that keeps a partitioned table from getting a foreign partition, which could not be inserted into; null where it '
-    'is not.';
 
+-- The table whose mutations a trigger on one of its partitions publishes; null where it has lost its own trigger.
 create function pgmb.pushed_by(relid oid, trigger name) returns oid
-language sql stable
-as $$
+language sql stable as $$
     select own.tgrelid
     from pg_trigger as t
     join pg_depend as d on d.refclassid = 'pg_proc'::regclass and d.refobjid = t.tgfoid and d.classid = 'pg_trigger'::regclass
@@ -79,30 +73,26 @@ as $$
     where t.tgrelid = relid and t.tgname = trigger
     limit 1
 $$;
-comment on function pgmb.pushed_by(oid, name) is
-    'The table whose mutations a trigger on one of its partitions publishes; null where it has lost its own trigger.';
 
+-- The topic of one kind of change in a table, by today's name of it.
 create function pgmb.topic_of(tbl regclass, op text) returns text
-language sql stable
-as $$
+language sql stable as $$
     select pgmb.create_topic(n.nspname, c.relname, op)
     from pg_class as c join pg_namespace as n on n.oid = c.relnamespace where c.oid = tbl
 $$;
-comment on function pgmb.topic_of(regclass, text) is 'The topic of one kind of change in a table, by today''s name of it.';
 
+-- Note a row that cannot be sent; returns false.
 create function pgmb.note_push_fault(tbl oid, op text, message text, before jsonb, after jsonb) returns boolean
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     insert into pgmb.push_fault (tbl, op, message, before, after) values (tbl, op, message, before, after);
     return false;
 end
 $$;
-comment on function pgmb.note_push_fault(oid, text, text, jsonb, jsonb) is 'Note a row that cannot be sent; returns false.';
 
+-- The statement that publishes inserted or deleted rows.
 create function pgmb.push_rows(tbl regclass, op text) returns text
-language sql stable
-as $$
+language sql stable as $$
     select format($body$
     insert into pgmb.events (topic, payload)
     select %4$L, (m.s).serialised
@@ -112,11 +102,11 @@ as $$
 $body$, upper(op), case op when 'insert' then 'pgchange_added' else 'pgchange_removed' end,
         case op when 'insert' then 'null, (m.s).serialised' else '(m.s).serialised, null' end, pgmb.topic_of(tbl, op))
 $$;
-comment on function pgmb.push_rows(regclass, text) is 'The statement that publishes inserted or deleted rows.';
 
+-- The statement that publishes updated rows: the columns that changed, and in the metadata the row as it was. pairs is the query of
+-- the rows after and before, a and b, with their number i.
 create function pgmb.push_pairs(tbl regclass, pairs text) returns text
-language sql stable
-as $$
+language sql stable as $$
     select format($body$
     insert into pgmb.events (topic, payload, metadata)
     select %L, m.changed, case when m.before is null then '{}' else jsonb_build_object('old', m.before) end
@@ -131,13 +121,10 @@ as $$
                else pgmb.note_push_fault(pgchange.tbl, 'UPDATE', m.error, m.before, m.after) end$body$,
         pgmb.topic_of(tbl, 'update'), pairs)
 $$;
-comment on function pgmb.push_pairs(regclass, text) is
-    'The statement that publishes updated rows: the columns that changed, and in the metadata the row as it was. pairs is the query '
-    'of the rows after and before, a and b, with their number i.';
 
+-- The statements that publish updated rows, a single one and many.
 create function pgmb.push_update(tbl regclass) returns text
-language sql stable
-as $$
+language sql stable as $$
     -- A single row is paired without being numbered, gathered and sorted, each of which would copy it, however large it is.
     -- The rows before and after are in the same order. A row that an update moves to a partition which refuses it is among the
     -- former only: then it cannot be told which belongs to which.
@@ -166,11 +153,10 @@ as $$
             group by s.i
         $pairs$))
 $$;
-comment on function pgmb.push_update(regclass) is 'The statements that publish updated rows, a single one and many.';
 
+-- The body of a trigger function of one table.
 create function pgmb.push_body(tbl regclass, op text) returns text
-language sql stable
-as $$
+language sql stable as $$
     select format($body$
 #variable_conflict use_column
 <<pgchange>>
@@ -201,4 +187,3 @@ begin
 end
 $body$, case op when 'update' then pgmb.push_update(tbl) else pgmb.push_rows(tbl, op) end)
 $$;
-comment on function pgmb.push_body(regclass, text) is 'The body of a trigger function of one table.';

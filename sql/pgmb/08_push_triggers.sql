@@ -1,8 +1,9 @@
 -- The functions and triggers by which the mutations of a table are published: placed and dropped, with writers running.
 
+-- Write one of the trigger functions of a table, or overwrite it if it is there and belongs to the owner of the table: the caller may
+-- have the right to overwrite any function, and one of another owner is not ours, whatever trigger calls it.
 create function pgmb.place_push_function(tbl regclass, op text) returns text
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     class pg_class := (select c from pg_class as c where c.oid = tbl);
     function text := (
@@ -26,13 +27,10 @@ begin
     return function;
 end
 $$;
-comment on function pgmb.place_push_function(regclass, text) is
-    'Write one of the trigger functions of a table, or overwrite it if it is there and belongs to the owner of the table: the '
-    'caller may have the right to overwrite any function, and one of another owner is not ours, whatever trigger calls it.';
 
+-- Take a guard or a bar off a table, if it has one.
 create function pgmb.drop_alone(tbl regclass, trigger name) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     if trigger is not null then
         perform pgchange.lock_family(tbl, 'access exclusive');
@@ -40,11 +38,10 @@ begin
     end if;
 end
 $$;
-comment on function pgmb.drop_alone(regclass, name) is 'Take a guard or a bar off a table, if it has one.';
 
+-- Write the capture of one kind of mutation again, and put it on every partition that lacks it; returns on how many.
 create function pgmb.place_push(tbl regclass, op text) returns integer
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     calls text := pgmb.place_push_function(tbl, op);
     captured oid[] := array(
@@ -72,12 +69,10 @@ begin
     return placed;
 end
 $$;
-comment on function pgmb.place_push(regclass, text) is
-    'Write the capture of one kind of mutation again, and put it on every partition that lacks it; returns on how many.';
 
+-- Take the capture of some kinds of mutation off a table, or only off the former partitions that have left it.
 create function pgmb.drop_push(tbl regclass, ops text[], departed_only boolean default false) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     placed record;
     functions oid[] := array(
@@ -109,5 +104,3 @@ begin
     end loop;
 end
 $$;
-comment on function pgmb.drop_push(regclass, text[], boolean) is
-    'Take the capture of some kinds of mutation off a table, or only off the former partitions that have left it.';

@@ -1,8 +1,8 @@
 -- Rows that could not be made an event, or came with a partition before it was captured: noted, told, and published after all.
 
+-- Refuse to make events of rows for anybody but the owner of their table.
 create function pgmb.check_own_rows(tbl regclass) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = tbl);
 begin
@@ -14,11 +14,9 @@ begin
     end if;
 end
 $$;
-comment on function pgmb.check_own_rows(regclass) is 'Refuse to make events of rows for anybody but the owner of their table.';
 
 create function pgmb.replay_push_faults(tbl regclass) returns bigint
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     failed pgmb.push_fault;
     before pgmb.serialised;
@@ -65,8 +63,7 @@ comment on function pgmb.replay_push_faults(regclass) is
     'For the owner of the table only.';
 
 create function pgmb.publish_attached(part regclass) returns bigint
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     root regclass := (
         select t.tbl from pgmb.pushed_table as t
@@ -100,12 +97,10 @@ comment on function pgmb.publish_attached(regclass) is
 -- As in the trigger functions.
 select pgchange.pin_settings('pgmb.replay_push_faults(regclass)', 'pgmb.publish_attached(regclass)');
 
+-- Note which of the partitions that the capture came to late have rows that may be in no event, and say so.
 create function pgmb.note_missed(tbl regclass, came regclass[]) returns void
-language sql
-as $$
+language sql as $$
     insert into pgmb.push_fault (tbl, op, message)
     select m, 'ATTACH', 'its rows were there before it was captured'
     from pgchange.tell_missed(tbl, came, 'event', 'pgmb', 'publish_attached') as m
 $$;
-comment on function pgmb.note_missed(regclass, regclass[]) is
-    'Note which of the partitions that the capture came to late have rows that may be in no event, and say so.';

@@ -1,8 +1,8 @@
 -- Publishing the mutations of tables, or no longer.
 
+-- Refuse, with the reason, a table whose mutations cannot be published.
 create function pgmb.check_pushable(tbl regclass) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = tbl);
 begin
@@ -19,11 +19,10 @@ begin
     end if;
 end
 $$;
-comment on function pgmb.check_pushable(regclass) is 'Refuse, with the reason, a table whose mutations cannot be published.';
 
+-- Note which mutations of a table are published. It believes the triggers, not the caller.
 create function pgmb.note_push(tbl regclass) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     ops text[] := array(
         select p.op from pgmb.pushes(tbl) as p
@@ -44,14 +43,11 @@ begin
         set name = excluded.name, inserts = excluded.inserts, updates = excluded.updates, deletes = excluded.deletes;
 end
 $$;
-comment on function pgmb.note_push(regclass) is
-    'Note which mutations of a table are published. It believes the triggers, not the caller.';
 
 create function pgmb.push_table_mutations(
     tbl regclass, insert boolean default true, delete boolean default true, update boolean default true
 ) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     wanted text[] := array_remove(array[
         case when $2 then 'insert' end, case when $3 then 'delete' end, case when $4 then 'update' end], null);
@@ -87,8 +83,7 @@ comment on function pgmb.push_table_mutations(regclass, boolean, boolean, boolea
     'session_replication_role = replica or by logical replication.';
 
 create function pgmb.stop_table_mutations_push(tbl regclass) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     perform pgmb.drop_push(tbl, '{insert,delete,update}');
     perform pgmb.note_push(tbl);

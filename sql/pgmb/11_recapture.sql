@@ -5,8 +5,7 @@ returns table (
     tbl regclass, inserts boolean, updates boolean, deletes boolean, untriggered regclass[], disabled regclass[], stale boolean,
     faults bigint, missed regclass[]
 )
-language sql stable security definer
-as $$
+language sql stable security definer as $$
     select t.tbl, t.inserts, t.updates, t.deletes,
            array(
                select d.relid from pgchange.descendants(t.tbl) as d(relid)
@@ -34,18 +33,15 @@ comment on function pgmb.pushing() is
     'disabled ones, a capture that no longer fits because the table was renamed, has another owner, or lost a partition; and '
     'faults, up to 1000; and partitions that had rows before they were captured. pgmb.recapture() mends.';
 
+-- The tables that the caller owns and whose capture pgmb.recapture() is to mend, with their full names.
 create function pgmb.to_recapture() returns table (tbl regclass, name text)
-language sql stable
-as $$
+language sql stable as $$
     select p.tbl, p.tbl::text from pgmb.pushing() as p join pg_class as c on c.oid = p.tbl
     where pg_has_role(current_user, c.relowner, 'usage') and (p.untriggered <> '{}' or p.stale)
 $$;
-comment on function pgmb.to_recapture() is
-    'The tables that the caller owns and whose capture pgmb.recapture() is to mend, with their full names.';
 
 create function pgmb.recapture(tbl regclass) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     known pgmb.pushed_table := (select t from pgmb.pushed_table as t where t.tbl = recapture.tbl);
 begin
@@ -55,8 +51,7 @@ $$;
 comment on function pgmb.recapture(regclass) is 'Mend the capture of a table; the same mutations are published as before.';
 
 create function pgmb.recapture() returns setof text
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     pushed record;
 begin
@@ -87,9 +82,10 @@ comment on function pgmb.recapture() is
     'reason where one cannot be mended. It is taken off a table that got a foreign table as a child: PostgreSQL would refuse what is '
     'updated and deleted through it.';
 
+-- Drop the trigger functions of tables that were dropped, where the caller may: a table takes its triggers with it, and not what they
+-- call.
 create function pgmb.drop_left_over() returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     left_over regprocedure;
 begin
@@ -104,13 +100,10 @@ begin
     end loop;
 end
 $$;
-comment on function pgmb.drop_left_over() is
-    'Drop the trigger functions of tables that were dropped, where the caller may: a table takes its triggers with it, and not '
-    'what they call.';
 
+-- Forget the tables whose mutations were published and that were dropped, with their faults and trigger functions.
 create function pgmb.forget_dropped() returns setof text
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 declare
     gone pgmb.pushed_table;
 begin
@@ -125,5 +118,3 @@ begin
     perform pgmb.drop_left_over();
 end
 $$;
-comment on function pgmb.forget_dropped() is
-    'Forget the tables whose mutations were published and that were dropped, with their faults and trigger functions.';

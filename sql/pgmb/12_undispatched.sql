@@ -1,17 +1,16 @@
 -- What is published and not dispatched yet: visible now, and not in the snapshot of the dispatcher.
 
+-- How far dispatching has come.
 create function pgmb.dispatcher_now() returns pgmb.dispatcher
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return (select d from pgmb.dispatcher as d order by d.version desc limit 1);
 end
 $$;
-comment on function pgmb.dispatcher_now() is 'How far dispatching has come.';
 
+-- Put a new row, with the next version, in the place of the one that at was read from. For the holder of pgmb.dispatch_key().
 create function pgmb.move_dispatcher(at pgmb.dispatcher) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     insert into pgmb.dispatcher (
         version, snapshot, partial_txid, partial_seq, last_id, scheduled_upto, total, restored, restored_at)
@@ -21,12 +20,10 @@ begin
     delete from pgmb.dispatcher as d where d.version = at.version;
 end
 $$;
-comment on function pgmb.move_dispatcher(pgmb.dispatcher) is
-    'Put a new row, with the next version, in the place of the one that at was read from. For the holder of pgmb.dispatch_key().';
 
+-- The snapshot up to which a poll can dispatch now. Read what it sees in a later statement.
 create function pgmb.visible_now() returns pg_snapshot
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 begin
     if pg_current_xact_id_if_assigned() is null then
         return pg_current_snapshot();
@@ -36,16 +33,13 @@ begin
     return pgchange.snapshot_below(pg_current_snapshot(), pg_current_xact_id_if_assigned());
 end
 $$;
-comment on function pgmb.visible_now() is
-    'The snapshot up to which a poll can dispatch now. Read what it sees in a later statement.';
 
 create function pgmb.undispatched(
     after pg_snapshot, partial_txid xid8, partial_seq bigint, upto pg_snapshot,
     high_txid xid8 default '18446744073709551615', high_seq bigint default 9223372036854775807
 )
 returns table (txid xid8, seq bigint, addressed boolean, ids text[])
-language sql stable
-as $$
+language sql stable as $$
     (
         select q.txid, q.seq, q.addressed, q.ids
         from pg_catalog.pg_snapshot_xip(undispatched.after) as late(txid)
@@ -90,9 +84,10 @@ union all
 select l.id from pgmb.later as l;
 comment on view pgmb.unread_events is 'Events that are not dispatched yet, those in the future included.';
 
+-- The scheduled events before an id that became visible to a dispatcher when their time was already over, by transaction and in the
+-- order of their time. Found by the index on txid, so that those taken before are not stepped over again.
 create function pgmb.late(after pg_snapshot, scheduled_upto text, before text) returns table (event_id text, place tid)
-language sql stable
-as $$
+language sql stable as $$
     (
         select q.event_id, q.place
         from pg_catalog.pg_snapshot_xip(late.after) as o(txid)
@@ -110,10 +105,8 @@ as $$
         order by s.txid, s.event_id
     )
 $$;
-comment on function pgmb.late(pg_snapshot, text, text) is
-    'The scheduled events before an id that became visible to a dispatcher when their time was already over, by transaction and '
-    'in the order of their time. Found by the index on txid, so that those taken before are not stepped over again.';
 
+-- Whether scheduled events before an id, which is not in the future, are still to be dispatched.
 create function pgmb.due_by(at pgmb.dispatcher, before text) returns boolean
 language plpgsql
 set plan_cache_mode = force_generic_plan
@@ -127,9 +120,8 @@ begin
         or exists (select from pgmb.late(at.snapshot, at.scheduled_upto, before));
 end
 $$;
-comment on function pgmb.due_by(pgmb.dispatcher, text) is
-    'Whether scheduled events before an id, which is not in the future, are still to be dispatched.';
 
+-- Whether there is something to dispatch, or to see that is to be dispatched later.
 create function pgmb.has_work(at pgmb.dispatcher, upto pg_snapshot) returns boolean
 language plpgsql
 set plan_cache_mode = force_generic_plan
@@ -148,5 +140,3 @@ begin
             where s.txid >= pg_snapshot_xmax(at.snapshot) and pg_visible_in_snapshot(s.txid, upto));
 end
 $$;
-comment on function pgmb.has_work(pgmb.dispatcher, pg_snapshot) is
-    'Whether there is something to dispatch, or to see that is to be dispatched later.';

@@ -1,8 +1,8 @@
 -- Subscriptions and their conditions. A condition runs in every poll with the rights of the owner of this schema.
 
+-- Why a query does not compile, or is not a single one; null where it is good. It is not run.
 create function pgmb.compiles(statement text) returns text
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     planned refcursor;
 begin
@@ -15,12 +15,9 @@ exception when others then
     return sqlerrm;
 end
 $$;
-comment on function pgmb.compiles(text) is
-    'Why a query does not compile, or is not a single one; null where it is good. It is not run.';
 
 create function pgmb.prepare_poll_for_events_fn(sql_statements text[]) returns void
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 declare
     condition text;
     reason text;
@@ -48,9 +45,9 @@ $$;
 comment on function pgmb.prepare_poll_for_events_fn(text[]) is
     'Refuse a condition that does not compile, with its text and the reason. Polls need no other preparation.';
 
+-- Whether a condition that looks at the topic alone can give a different answer each time, as random() does.
 create function pgmb.is_volatile(topical text) returns boolean
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     plan text;
 begin
@@ -61,15 +58,13 @@ begin
     return strpos(plan, '"CTE Name": "pgchange_whole"') > 0;
 end
 $$;
-comment on function pgmb.is_volatile(text) is
-    'Whether a condition that looks at the topic alone can give a different answer each time, as random() does.';
 
 -- As in a poll.
 select pgchange.pin_settings('pgmb.compiles(text)', 'pgmb.is_volatile(text)');
 
+-- Refuse a condition that does not compile, and note what it looks at.
 create function pgmb.condition_added() returns trigger
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 begin
     perform pgmb.prepare_poll_for_events_fn(array[new.conditions_sql]);
     new.by_params := new.conditions_sql ~ '[[:<:]]s[.]params[[:space:]]*@>';
@@ -86,7 +81,6 @@ begin
     return new;
 end
 $$;
-comment on function pgmb.condition_added() is 'Refuse a condition that does not compile, and note what it looks at.';
 
 create trigger added before insert on pgmb.condition for each row execute function pgmb.condition_added();
 insert into pgmb.condition (conditions_sql) values
@@ -97,14 +91,14 @@ insert into pgmb.condition (conditions_sql) values
      'coalesce(e.payload ->> (s.params ->> ''by''), e.id), (s.params ->> ''partitions'')::integer) '
      '= (s.params ->> ''partition'')::integer');
 
+-- The number of a condition that is known; null for another.
 create function pgmb.condition_known(conditions text) returns integer
-language sql stable security definer
-as $$
+language sql stable security definer as $$
     select c.id from pgmb.condition as c
     where md5(c.conditions_sql) = md5(conditions) and c.conditions_sql = conditions
 $$;
-comment on function pgmb.condition_known(text) is 'The number of a condition that is known; null for another.';
 
+-- Make a group if it is not there yet, with nothing to read, and keep it from expiring until this transaction ends.
 create function pgmb.make_group(gid pgmb.group_id) returns void
 language plpgsql security definer
 set plan_cache_mode = force_generic_plan
@@ -129,12 +123,10 @@ begin
     end loop;
 end
 $$;
-comment on function pgmb.make_group(pgmb.group_id) is
-    'Make a group if it is not there yet, with nothing to read, and keep it from expiring until this transaction ends.';
 
+-- Let a subscription have a condition that is known, or a new one if the role may add it; make its group.
 create function pgmb.subscribing() returns trigger
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     new.condition_id := pgmb.condition_known(new.conditions_sql);
     if new.condition_id is null then
@@ -151,15 +143,12 @@ begin
     return new;
 end
 $$;
-comment on function pgmb.subscribing() is
-    'Let a subscription have a condition that is known, or a new one if the role may add it; make its group.';
 
 create trigger subscribing before insert or update of conditions_sql, group_id, condition_id on pgmb.subscriptions
     for each row execute function pgmb.subscribing();
 
 create function pgmb.keep_alive(gid pgmb.group_id, sids text[] default null) returns integer
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 declare
     kept integer;
 begin

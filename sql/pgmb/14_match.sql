@@ -5,21 +5,20 @@
 create type pgmb.match as (group_id text, subscription_id text, ids text[]);
 comment on type pgmb.match is 'Events that a subscription gets, in the order of their ids.';
 
+-- The SQL of the events whose ids $1 lists, the lowest of them $2, the highest $3; skip_addressed leaves out those that are for one
+-- subscription alone.
 create function pgmb.chunk_sql(skip_addressed boolean) returns text
-language sql immutable
-as $$
+language sql immutable as $$
     -- One look into the index for each id, whatever the statistics say; $2 and $3 leave out partitions.
     select 'unnest($1) as o(id) cross join lateral (select x.* from pgmb.events as x '
            'where x.id = o.id and x.id >= $2 and x.id <= $3 offset 0) as e'
            || case when skip_addressed then ' where e.subscription_id is null' else '' end
 $$;
-comment on function pgmb.chunk_sql(boolean) is
-    'The SQL of the events whose ids $1 lists, the lowest of them $2, the highest $3; skip_addressed leaves out those that are '
-    'for one subscription alone.';
 
+-- The SQL of the matches of a condition; addressed: some events are for one subscription alone. $4 are the subscriptions to ask, null
+-- for all.
 create function pgmb.match_sql(condition pgmb.condition, addressed boolean) returns text
-language sql immutable
-as $$
+language sql immutable as $$
     with subscribed(query) as (
         -- The planner takes one index for the other where a table has no statistics yet: we say which.
         select format(
@@ -42,13 +41,10 @@ as $$
     end
     from subscribed
 $$;
-comment on function pgmb.match_sql(pgmb.condition, boolean) is
-    'The SQL of the matches of a condition; addressed: some events are for one subscription alone. $4 are the subscriptions to '
-    'ask, null for all.';
 
+-- Say at which condition dispatching was cancelled, by a statement_timeout or by a person, and up to five groups that have it.
 create function pgmb.name_condition(condition pgmb.condition, reason text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     groups text := (
         select string_agg(quote_ident(g.group_id), ', ')
@@ -61,19 +57,18 @@ begin
                'changed or deleted: they are in pgmb.subscriptions';
 end
 $$;
-comment on function pgmb.name_condition(pgmb.condition, text) is
-    'Say at which condition dispatching was cancelled, by a statement_timeout or by a person, and up to five groups that have '
-    'it.';
 
+-- Say that there are more matches than were asked for at once.
 create function pgmb.too_many() returns boolean
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     raise exception using errcode = 'PC014', message = 'so many events for so many subscriptions do not fit into memory';
 end
 $$;
-comment on function pgmb.too_many() is 'Say that there are more matches than were asked for at once.';
 
+-- The matches of a condition. Where it fails, the pairs of event and subscription for which it does are left out as faults; after
+-- budget of them, a subscription that fails has all the events as one fault, without a search for which. Of more than most_pairs that
+-- match nothing is returned: pgmb.too_many() is raised.
 create function pgmb.evaluate(
     condition pgmb.condition, query text, ids text[], subscriptions text[], inout budget integer default 1000,
     most_pairs bigint default null, out matches pgmb.match[], out faults pgmb.fault[]
@@ -134,22 +129,18 @@ begin
     budget := part.budget;
 end
 $$;
-comment on function pgmb.evaluate(pgmb.condition, text, text[], text[], integer, bigint) is
-    'The matches of a condition. Where it fails, the pairs of event and subscription for which it does are left out as faults; '
-    'after budget of them, a subscription that fails has all the events as one fault, without a search for which. Of more '
-    'than most_pairs that match nothing is returned: pgmb.too_many() is raised.';
 
 -- A condition means the same in every session that polls.
 select pgchange.pin_settings('pgmb.evaluate(pgmb.condition, text, text[], text[], integer, bigint)');
 
+-- Note events that were not dispatched to a subscription.
 create function pgmb.note_faults(faults pgmb.fault[]) returns void
-language sql
-as $$
+language sql as $$
     insert into pgmb.fault (group_id, subscription_id, event_ids, message)
     select f.group_id, f.subscription_id, f.event_ids, f.message from unnest(faults) as f
 $$;
-comment on function pgmb.note_faults(pgmb.fault[]) is 'Note events that were not dispatched to a subscription.';
 
+-- The conditions that a subscription has, in the order of their numbers.
 create function pgmb.used_conditions() returns setof pgmb.condition
 language plpgsql stable rows 10
 set enable_hashjoin = off
@@ -168,8 +159,10 @@ begin
         select c.* from used as u join pgmb.condition as c on c.id = u.id order by u.id;
 end
 $$;
-comment on function pgmb.used_conditions() is 'The conditions that a subscription has, in the order of their numbers.';
 
+-- Which subscriptions get which of the events, whose ids are given in order, and for which that cannot be said. addressed: some are
+-- for one subscription alone. A subscription can be listed several times, each time with other events. Of more than most_pairs, if
+-- not null, nothing is returned: pgmb.too_many() is raised.
 create function pgmb.matches(
     ids text[], addressed boolean, most_pairs bigint, out matches pgmb.match[], out faults pgmb.fault[]
 )
@@ -205,7 +198,3 @@ begin
     end if;
 end
 $$;
-comment on function pgmb.matches(text[], boolean, bigint) is
-    'Which subscriptions get which of the events, whose ids are given in order, and for which that cannot be said. addressed: '
-    'some are for one subscription alone. A subscription can be listed several times, each time with other events. Of more '
-    'than most_pairs, if not null, nothing is returned: pgmb.too_many() is raised.';

@@ -1,5 +1,6 @@
 -- What was matched, written in slices of a subscription's events, from which its group reads.
 
+-- Write the slices of the groups of which one subscription matched; returns how many events were dispatched.
 create function pgmb.write_alone(matches pgmb.match[], base bigint, total bigint) returns bigint
 language plpgsql
 set plan_cache_mode = force_generic_plan
@@ -31,17 +32,15 @@ begin
     return written_events;
 end
 $$;
-comment on function pgmb.write_alone(pgmb.match[], bigint, bigint) is
-    'Write the slices of the groups of which one subscription matched; returns how many events were dispatched.';
 
+-- Where events, whose ids are given in order, are cut into dispatches of a thousand: the first id of each but the first one.
 create function pgmb.cuts(ids text[]) returns text[]
-language sql immutable
-as $$
+language sql immutable as $$
     select array(select ids[g] collate "C" from generate_series(1001, cardinality(ids), 1000) as g)
 $$;
-comment on function pgmb.cuts(text[]) is
-    'Where events, whose ids are given in order, are cut into dispatches of a thousand: the first id of each but the first one.';
 
+-- Write the slices of the groups of which several subscriptions matched. Their readers read a dispatch whole, so the events between
+-- two cuts are a dispatch of their own; returns how many pairs of event and subscription were dispatched.
 create function pgmb.write_shared(matches pgmb.match[], base bigint, total bigint, cuts text[]) returns bigint
 language plpgsql
 set plan_cache_mode = force_generic_plan
@@ -77,13 +76,11 @@ begin
     return written_events;
 end
 $$;
-comment on function pgmb.write_shared(pgmb.match[], bigint, bigint, text[]) is
-    'Write the slices of the groups of which several subscriptions matched. Their readers read a dispatch whole, so the events '
-    'between two cuts are a dispatch of their own; returns how many pairs of event and subscription were dispatched.';
 
+-- Write the slices of the matches of events, whose ids are given in order, as the next dispatches; returns how many pairs of event
+-- and subscription that were, and the dispatcher with the last of these dispatches, for pgmb.move_dispatcher().
 create function pgmb.write_matches(inout at pgmb.dispatcher, ids text[], matches pgmb.match[], out pairs bigint)
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     base bigint := greatest(pgmb.now_micros(), pgmb.micros(at.last_id) + 1);
     cuts text[] := pgmb.cuts(ids);
@@ -100,6 +97,3 @@ begin
     at.last_id := pgmb.cursor_at(base + cardinality(cuts), 0);
 end
 $$;
-comment on function pgmb.write_matches(pgmb.dispatcher, text[], pgmb.match[]) is
-    'Write the slices of the matches of events, whose ids are given in order, as the next dispatches; returns how many pairs of '
-    'event and subscription that were, and the dispatcher with the last of these dispatches, for pgmb.move_dispatcher().';

@@ -1,16 +1,15 @@
 -- Where the transaction ids of the log come from, and what is done when that is another cluster than this one.
 
+-- Whether this is a copy in another cluster that has not dispatched yet: until then it cannot be told what was dispatched.
 create function pgmb.restored() returns boolean
-language sql stable security definer
-as $$
+language sql stable security definer as $$
     select not pgmb.is_native()
 $$;
-comment on function pgmb.restored() is
-    'Whether this is a copy in another cluster that has not dispatched yet: until then it cannot be told what was dispatched.';
 
+-- In a restored or upgraded cluster, whose transaction ids mean something else: give all that waits the id of this transaction, so
+-- that the next poll dispatches it.
 create function pgmb.restamp_undispatched() returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     at pgmb.dispatcher := pgmb.dispatcher_now();
     old text := pgmb.here();
@@ -47,6 +46,3 @@ begin
     update pgmb.subscription_groups as g set source = pgmb.here() where pgchange.came_along(g.source, old);
 end
 $$;
-comment on function pgmb.restamp_undispatched() is
-    'In a restored or upgraded cluster, whose transaction ids mean something else: give all that waits the id of this '
-    'transaction, so that the next poll dispatches it.';

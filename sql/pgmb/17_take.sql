@@ -1,5 +1,7 @@
 -- What a poll takes: the events whose time has come, and the next slices of those that were published.
 
+-- Take the scheduled events whose time has come, at most so many, and first those that were committed too late. late: more of these
+-- can be left, so the dispatcher's snapshot must not move, nor does it move past those that are in time.
 create function pgmb.take_due(
     inout at pgmb.dispatcher, most integer, out ids text[], out late boolean, out more boolean
 )
@@ -47,10 +49,9 @@ begin
     ids := ids || on_time;
 end
 $$;
-comment on function pgmb.take_due(pgmb.dispatcher, integer) is
-    'Take the scheduled events whose time has come, at most so many, and first those that were committed too late. late: more '
-    'of these can be left, so the dispatcher''s snapshot must not move, nor does it move past those that are in time.';
 
+-- Take the next slices, about so many events, and move the dispatcher past them; the ids come in order. If no slice waits, the
+-- dispatcher moves to upto. upto must see a transaction that was dispatched in part.
 create function pgmb.take_published(
     inout at pgmb.dispatcher, upto pg_snapshot, most integer, out ids text[], out addressed boolean, out more boolean
 )
@@ -105,6 +106,3 @@ begin
     at.partial_seq := null;
 end
 $$;
-comment on function pgmb.take_published(pgmb.dispatcher, pg_snapshot, integer) is
-    'Take the next slices, about so many events, and move the dispatcher past them; the ids come in order. If no slice waits, the '
-    'dispatcher moves to upto. upto must see a transaction that was dispatched in part.';

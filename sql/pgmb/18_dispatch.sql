@@ -1,17 +1,15 @@
 -- Dispatching: a poll takes the next chunk of published events, finds the subscriptions that get them, and writes their slices.
 
+-- About how many pairs of event and subscription a poll dispatches at most: it has them in memory, 28 bytes each, several times over.
 create function pgmb.most_pairs() returns bigint
-language sql immutable
-as $$
+language sql immutable as $$
     select 1000000::bigint
 $$;
-comment on function pgmb.most_pairs() is
-    'About how many pairs of event and subscription a poll dispatches at most: it has them in memory, 28 bytes each, several '
-    'times over.';
 
+-- How many events a poll takes: poll_chunk_size, and fewer where there are more than a thousand subscriptions whose conditions do not
+-- look at their params.
 create function pgmb.chunk_size() returns integer
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     -- Each is evaluated for every event.
     wide bigint := (
@@ -22,24 +20,21 @@ begin
     return greatest(10, pgmb.get_config_value('poll_chunk_size')::bigint * 1000 / greatest(1000, wide));
 end
 $$;
-comment on function pgmb.chunk_size() is
-    'How many events a poll takes: poll_chunk_size, and fewer where there are more than a thousand subscriptions whose '
-    'conditions do not look at their params.';
 
+-- How many events can be matched at once, should every subscription get them all.
 create function pgmb.piece_size() returns integer
-language sql stable
-as $$
+language sql stable as $$
     select greatest(10, pgmb.most_pairs() / greatest(1, (
         select count(*) from (select from pgmb.subscriptions limit 1000000) as found_subscriptions)))
 $$;
-comment on function pgmb.piece_size() is 'How many events can be matched at once, should every subscription get them all.';
 
+-- Take a chunk of what is due and a chunk of what was published, write which groups get them, and move the dispatcher past them. Of
+-- more than most_pairs, if not null, pgmb.too_many() is raised.
 create function pgmb.dispatch_some(
     at pgmb.dispatcher, upto pg_snapshot, chunk integer, most_pairs bigint, out events bigint, out pairs bigint,
     out more boolean
 )
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     due record;
     fresh record;
@@ -79,15 +74,12 @@ begin
     perform pgmb.move_dispatcher(at);
 end
 $$;
-comment on function pgmb.dispatch_some(pgmb.dispatcher, pg_snapshot, integer, bigint) is
-    'Take a chunk of what is due and a chunk of what was published, write which groups get them, and move the dispatcher past '
-    'them. Of more than most_pairs, if not null, pgmb.too_many() is raised.';
 
+-- Dispatch up to so many events, a piece after the other, until there are enough pairs of event and subscription.
 create function pgmb.dispatch_pieces(
     upto pg_snapshot, most integer, piece integer, most_pairs bigint, out events bigint, out pairs bigint, out more boolean
 )
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     part record;
 begin
@@ -102,12 +94,11 @@ begin
     end loop;
 end
 $$;
-comment on function pgmb.dispatch_pieces(pg_snapshot, integer, integer, bigint) is
-    'Dispatch up to so many events, a piece after the other, until there are enough pairs of event and subscription.';
 
+-- Dispatch the next chunk: how many events it took, how many pairs of event and subscription it wrote, and whether more is there.
+-- Nothing while another transaction dispatches.
 create function pgmb.dispatch(most integer default null, out events bigint, out pairs bigint, out more boolean)
-language plpgsql volatile security definer
-as $$
+language plpgsql volatile security definer as $$
 declare
     at pgmb.dispatcher;
     upto pg_snapshot;
@@ -159,13 +150,9 @@ begin
     end;
 end
 $$;
-comment on function pgmb.dispatch(integer) is
-    'Dispatch the next chunk: how many events it took, how many pairs of event and subscription it wrote, and whether more is '
-    'there. Nothing while another transaction dispatches.';
 
 create function pgmb.poll_for_events() returns integer
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 declare
     part record;
 begin

@@ -1,21 +1,19 @@
 -- How far a group has read, and where its next events end.
 
+-- Make a group's row, with nothing read, if it is not there yet and nobody reads it. For the database of its results, where that is
+-- not the one of its subscriptions.
 create function pgmb.register(gid text) returns boolean
-language sql security definer
-as $$
+language sql security definer as $$
     insert into pgmb.subscription_groups (id)
     select register.gid
     where pgmb.take_lock(register.gid)
     on conflict do nothing
     returning true
 $$;
-comment on function pgmb.register(text) is
-    'Make a group''s row, with nothing read, if it is not there yet and nobody reads it. For the database of its results, where '
-    'that is not the one of its subscriptions.';
 
+-- How far a group has read, as a position; null where the group is not in this database.
 create function pgmb.position(gid text) returns jsonb
-language plpgsql stable security definer
-as $$
+language plpgsql stable security definer as $$
 begin
     return (
         select jsonb_build_object(
@@ -25,12 +23,11 @@ begin
         from pgmb.subscription_groups as g where g.id = gid);
 end
 $$;
-comment on function pgmb.position(text) is
-    'How far a group has read, as a position; null where the group is not in this database.';
 
+-- Refuse a position that belongs to another database, that is ahead of what this source knows, or after which retention has deleted
+-- events; else return the place of this database.
 create function pgmb.check_position(gid text, "position" jsonb) returns text
-language plpgsql stable security definer
-as $$
+language plpgsql stable security definer as $$
 declare
     here constant text := pgmb.here();
     at bigint := "position" ->> 'version';
@@ -60,13 +57,10 @@ begin
     return here;
 end
 $$;
-comment on function pgmb.check_position(text, jsonb) is
-    'Refuse a position that belongs to another database, that is ahead of what this source knows, or after which retention has '
-    'deleted events; else return the place of this database.';
 
+-- Whether this transaction can dispatch events.
 create function pgmb.may_dispatch() returns boolean
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return (
         select not pg_is_in_recovery() and current_setting('transaction_read_only') = 'off'
@@ -74,8 +68,9 @@ begin
     );
 end
 $$;
-comment on function pgmb.may_dispatch() is 'Whether this transaction can dispatch events.';
 
+-- Where the next events of a group end, at most so many of them, in runs of about step: the cursor after each run and how many events
+-- it has; of all runs so far, whether every slice is alone, and the lowest and highest id of the events.
 create function pgmb.next_runs(gid text, after text, most bigint, step bigint default null)
 returns table (upto text, count bigint, alone boolean, lowest text, highest text)
 language plpgsql stable
@@ -126,6 +121,3 @@ begin
     end if;
 end
 $$;
-comment on function pgmb.next_runs(text, text, bigint, bigint) is
-    'Where the next events of a group end, at most so many of them, in runs of about step: the cursor after each run and how '
-    'many events it has; of all runs so far, whether every slice is alone, and the lowest and highest id of the events.';

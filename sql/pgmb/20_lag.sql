@@ -1,8 +1,8 @@
 -- What is ready for a group, and whether it has come to a point.
 
+-- Events for which a condition of a group failed, up to a thousand.
 create function pgmb.faults(gid text) returns bigint
-language plpgsql stable security definer
-as $$
+language plpgsql stable security definer as $$
 begin
     return (
         select count(*) from (
@@ -10,8 +10,8 @@ begin
     );
 end
 $$;
-comment on function pgmb.faults(text) is 'Events for which a condition of a group failed, up to a thousand.';
 
+-- How many events are not dispatched yet, or lie in the future, counted up to about so many.
 create function pgmb.waiting(upto integer, out counted bigint, out age double precision)
 language plpgsql volatile
 set plan_cache_mode = force_generic_plan
@@ -49,12 +49,11 @@ begin
     age := greatest(extract(epoch from clock_timestamp() - pgmb.extract_date_from_event_id(oldest)), 0);
 end
 $$;
-comment on function pgmb.waiting(integer) is
-    'How many events are not dispatched yet, or lie in the future, counted up to about so many.';
 
+-- How many events are dispatched to a group and unread, and how many wait to be dispatched, for any group. On a primary it dispatches
+-- a chunk first where too little is ready. What an open transaction has published is not counted.
 create function pgmb.lag(gid text, "position" jsonb, upto integer) returns jsonb
-language plpgsql volatile security definer
-as $$
+language plpgsql volatile security definer as $$
 declare
     after text := coalesce("position" ->> 'cursor', '');
     ready record;
@@ -87,13 +86,10 @@ begin
         'faults', pgmb.faults(gid));
 end
 $$;
-comment on function pgmb.lag(text, jsonb, integer) is
-    'How many events are dispatched to a group and unread, and how many wait to be dispatched, for any group. On a primary it '
-    'dispatches a chunk first where too little is ready. What an open transaction has published is not counted.';
 
+-- A point to wait for: all that is published now, and due.
 create function pgmb.point() returns jsonb
-language plpgsql volatile security definer
-as $$
+language plpgsql volatile security definer as $$
 declare
     due text := pgmb.create_event_id(clock_timestamp(), 0);
     -- Before the snapshot, so that this sees the transaction which has published what was set aside.
@@ -104,11 +100,10 @@ begin
         'due', due, 'aside', aside);
 end
 $$;
-comment on function pgmb.point() is 'A point to wait for: all that is published now, and due.';
 
+-- Whether a position has come to a point, and the goal to pass the next time.
 create function pgmb.passed(gid text, "position" jsonb, goal jsonb) returns jsonb
-language plpgsql volatile security definer
-as $$
+language plpgsql volatile security definer as $$
 declare
     at pgmb.dispatcher;
     upto text := goal ->> 'cursor';
@@ -145,5 +140,3 @@ begin
             where d.group_id = gid and d.id > coalesce("position" ->> 'cursor', '') and left(d.id, 15) <= left(upto, 15)));
 end
 $$;
-comment on function pgmb.passed(text, jsonb, jsonb) is
-    'Whether a position has come to a point, and the goal to pass the next time.';

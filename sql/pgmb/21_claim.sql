@@ -1,29 +1,26 @@
 -- A group's next batch. The lock, the cursor and the ack are where the results are; the claim is where the events are.
 
+-- What a group's claim and its dead letters are known by.
 create function pgmb.address(gid text) returns jsonb
-language sql stable
-as $$
+language sql stable as $$
     select pg_catalog.jsonb_build_object('group', gid)
 $$;
-comment on function pgmb.address(text) is 'What a group''s claim and its dead letters are known by.';
 
+-- The cursor of a position, as a claim has it.
 create function pgmb.at("position" jsonb) returns jsonb
-language sql stable
-as $$
+language sql stable as $$
     select pg_catalog.to_jsonb(coalesce("position" ->> 'cursor', ''))
 $$;
-comment on function pgmb.at(jsonb) is 'The cursor of a position, as a claim has it.';
 
+-- Whether a group at one cursor has read all before another.
 create function pgmb.covers(at jsonb, upto jsonb) returns boolean
-language sql immutable
-as $$
+language sql immutable as $$
     select (at #>> '{}') collate "C" >= (upto #>> '{}') collate "C"
 $$;
-comment on function pgmb.covers(jsonb, jsonb) is 'Whether a group at one cursor has read all before another.';
 
+-- The next dispatched events of a group, at most so many, as a batch.
 create function pgmb.dispatched_batch(gid text, after text, max_changes integer) returns jsonb
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 declare
     run record;
     low text := after;
@@ -47,13 +44,11 @@ begin
             'after', after, 'upto', low, 'alone', alone, 'lowest', lowest, 'highest', highest));
 end
 $$;
-comment on function pgmb.dispatched_batch(text, text, integer) is
-    'The next dispatched events of a group, at most so many, as a batch.';
 
+-- The next batch of a group, or null if nothing is ready. Where too little is ready it dispatches first.
 -- Without a search_path of its own: a claim waits for this.
 create function pgmb.choose(gid text, "position" jsonb, max_changes integer) returns jsonb
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 declare
     after constant text := coalesce("position" ->> 'cursor', '');
     choice jsonb := pgmb.dispatched_batch(gid, after, max_changes);
@@ -76,16 +71,13 @@ begin
         'lsn', pg_current_wal_insert_lsn(), 'bounds', choice -> 'bounds' || jsonb_build_object('source', pgmb.here()));
 end
 $$;
-comment on function pgmb.choose(text, jsonb, integer) is
-    'The next batch of a group, or null if nothing is ready. Where too little is ready it dispatches first.';
 
+-- The recorded batch of a group, as a retry gets it.
 create function pgmb.again(gid text, batch jsonb) returns jsonb
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 begin
     perform pgmb.keep_alive(gid);
     -- What the first attempt dispatched was committed after the point that it noted.
     return batch || jsonb_build_object('lsn', pg_current_wal_insert_lsn());
 end
 $$;
-comment on function pgmb.again(text, jsonb) is 'The recorded batch of a group, as a retry gets it.';

@@ -6,12 +6,12 @@ from pgmb.dispatched as d cross join lateral unnest(d.event_ids) as i(id);
 comment on view pgmb.subscription_events is
     'What was dispatched, a row for each event and subscription; id is the cursor of its slice.';
 
+-- The slices of a group after a cursor up to another: before is the rank before the first event of each, low and high cut it.
 create function pgmb.slices(gid text, after text, upto text)
 returns table (
     id text, dispatch text, subscription_ids text[], alone boolean, event_ids text[], before bigint, low bigint, high bigint
 )
-language sql stable
-as $$
+language sql stable as $$
     select d.id, pg_catalog.left(d.id, 15), array[d.subscription_id::text], d.alone, d.event_ids, b.before,
            case when pg_catalog.left(d.id, 15) = pg_catalog.left(slices.after, 15)
                 then greatest(pgmb.rank_of(slices.after) - b.before, 0) else 0 end,
@@ -26,15 +26,14 @@ as $$
     order by d.id
     offset 0
 $$;
-comment on function pgmb.slices(text, text, text) is
-    'The slices of a group after a cursor up to another: before is the rank before the first event of each, low and high cut it.';
 
+-- The events of a group after a cursor up to another, in order, where all slices between them are alone. Their ids lie between lowest
+-- and highest: partitions outside are not looked into.
 create function pgmb.events_alone(gid text, after text, upto text, lowest text, highest text)
 returns table (
     id text, topic varchar, payload jsonb, metadata jsonb, subscription_ids text[], dispatch text, rank bigint
 )
-language sql stable
-as $$
+language sql stable as $$
     -- In order without a sort: slices come in order, and each lists its ids in theirs.
     select e.id::text, e.topic, e.payload, e.metadata, d.subscription_ids, d.dispatch,
            d.before + d.low + e.n
@@ -49,16 +48,13 @@ as $$
         offset 0
     ) as e
 $$;
-comment on function pgmb.events_alone(text, text, text, text, text) is
-    'The events of a group after a cursor up to another, in order, where all slices between them are alone. Their ids lie '
-    'between lowest and highest: partitions outside are not looked into.';
 
+-- The events of a group after a cursor up to another, in order, each once with the subscriptions that it was dispatched to.
 create function pgmb.events_shared(gid text, after text, upto text, lowest text, highest text)
 returns table (
     id text, topic varchar, payload jsonb, metadata jsonb, subscription_ids text[], dispatch text, rank bigint
 )
-language sql stable
-as $$
+language sql stable as $$
     select e.id::text, e.topic, e.payload, e.metadata, r.subscription_ids, r.dispatch, r.rank
     from (
         select g.*
@@ -79,9 +75,9 @@ as $$
         select x.* from pgmb.events as x
         where x.id = r.id and x.id >= events_shared.lowest and x.id <= events_shared.highest offset 0) as e
 $$;
-comment on function pgmb.events_shared(text, text, text, text, text) is
-    'The events of a group after a cursor up to another, in order, each once with the subscriptions that it was dispatched to.';
 
+-- The events of a group after a cursor up to another, in order, if they are few: they are collected first, by a plan that a session
+-- keeps.
 create function pgmb.some_events(gid text, after text, upto text, lowest text, highest text, alone boolean)
 returns table (
     id text, topic varchar, payload jsonb, metadata jsonb, subscription_ids text[], dispatch text, rank bigint
@@ -102,6 +98,3 @@ begin
     end if;
 end
 $$;
-comment on function pgmb.some_events(text, text, text, text, text, boolean) is
-    'The events of a group after a cursor up to another, in order, if they are few: they are collected first, by a plan that a '
-    'session keeps.';

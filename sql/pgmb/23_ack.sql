@@ -1,11 +1,11 @@
 -- The cursor of a group, as acks, moves and repairs set it.
 
+-- Put the cursor of a group at a place, if it is at version was and at place before, each unless null; true if it was put there.
 -- Without a search_path of its own: an ack waits for this.
 create function pgmb.put(
     gid text, at jsonb, version bigint, source text, was bigint, before jsonb
 ) returns boolean
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     update pgmb.subscription_groups as g set
         version = put.version, last_read_event_id = nullif(at #>> '{}', ''), source = put.source, updated_at = now()
@@ -15,5 +15,3 @@ begin
     return found;
 end
 $$;
-comment on function pgmb.put(text, jsonb, bigint, text, bigint, jsonb) is
-    'Put the cursor of a group at a place, if it is at version was and at place before, each unless null; true if it was put there.';

@@ -1,20 +1,18 @@
 -- Reading by cursor: for handlers, and for SQL by hand. The lock of a group is the session's.
 
+-- A cursor; in place of one beyond the last dispatch, that of now: what is dispatched from now on comes in any case.
 create function pgmb.cursor_by_now(cursor text) returns text
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     last text := left((pgmb.dispatcher_now()).last_id, 15);
 begin
     return case when left(cursor, 15) collate "C" > last then last || 'fffffffff' else cursor end;
 end
 $$;
-comment on function pgmb.cursor_by_now(text) is
-    'A cursor; in place of one beyond the last dispatch, that of now: what is dispatched from now on comes in any case.';
 
+-- In the database of the events: refuse a cursor that lies in the future; the hint says what to give instead.
 create function pgmb.check_past(cursor text, rewind text) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     last text := (pgmb.dispatcher_now()).last_id;
 begin
@@ -25,9 +23,8 @@ begin
     end if;
 end
 $$;
-comment on function pgmb.check_past(text, text) is
-    'In the database of the events: refuse a cursor that lies in the future; the hint says what to give instead.';
 
+-- Refuse a cursor that is malformed, lies in the future, or belongs to another group.
 create function pgmb.check_cursor(gid text, cursor text) returns void
 language plpgsql stable security definer
 set plan_cache_mode = force_generic_plan
@@ -51,12 +48,10 @@ begin
     end if;
 end
 $$;
-comment on function pgmb.check_cursor(text, text) is
-    'Refuse a cursor that is malformed, lies in the future, or belongs to another group.';
 
+-- Refuse to go on where an event that was dispatched to a group was deleted, and say how to come past it.
 create function pgmb.refuse_gap(gid text, after text, upto text, expected bigint, found_events bigint) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     gap record;
 begin
@@ -81,8 +76,6 @@ begin
             gid, gap.after_it);
 end
 $$;
-comment on function pgmb.refuse_gap(text, text, text, bigint, bigint) is
-    'Refuse to go on where an event that was dispatched to a group was deleted, and say how to come past it.';
 
 create function pgmb.read_next_events(
     gid varchar, cursor pgmb.event_id default null,
@@ -145,8 +138,7 @@ comment on function pgmb.read_next_events(varchar, pgmb.event_id, integer, boole
     'transaction mode.';
 
 create function pgmb.release_group_lock(gid varchar) returns boolean
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 begin
     return pgmb.held_here(gid) and pg_advisory_unlock(pgmb.lock_key(gid));
 end
@@ -155,6 +147,8 @@ comment on function pgmb.release_group_lock(varchar) is
     'Release the lock of a group once: a session that has read the group n times releases it n times. Returns false if this '
     'session does not hold the lock.';
 
+-- In the database of the events: refuse to move a group back to where it could not read on, before dispatches some of whose events
+-- retention has deleted, because they were published long before.
 create function pgmb.check_kept(gid text, new_cursor pgmb.event_id) returns void
 language plpgsql stable security definer
 set enable_seqscan = off
@@ -193,9 +187,6 @@ begin
     end if;
 end
 $$;
-comment on function pgmb.check_kept(text, pgmb.event_id) is
-    'In the database of the events: refuse to move a group back to where it could not read on, before dispatches some of whose '
-    'events retention has deleted, because they were published long before.';
 
 create function pgmb.set_group_cursor(gid varchar, new_cursor pgmb.event_id, release_lock boolean default false) returns void
 language plpgsql volatile security definer
@@ -223,8 +214,7 @@ comment on function pgmb.set_group_cursor(varchar, pgmb.event_id, boolean) is
     'release_lock releases the group''s lock once, as pgmb.release_group_lock() does.';
 
 create function pgmb.set_group_cursor(gid text, cursor text, release_lock boolean default false) returns void
-language sql volatile
-as $$
+language sql volatile as $$
     select pgmb.set_group_cursor(gid::pg_catalog.varchar, set_group_cursor.cursor::pgmb.event_id, release_lock)
 $$;
 comment on function pgmb.set_group_cursor(text, text, boolean) is

@@ -1,8 +1,7 @@
 -- Events once more: by their ids, after one that a subscription had, and where a condition failed for them.
 
 create function pgmb.read_events(event_ids pgmb.event_id[]) returns setof pgmb.events
-language sql stable security definer
-as $$
+language sql stable security definer as $$
     select e.* from unnest(event_ids) with ordinality as i(id, n)
     cross join lateral (select x.* from pgmb.events as x where x.id = i.id offset 0) as e
     order by i.n
@@ -10,9 +9,9 @@ $$;
 comment on function pgmb.read_events(pgmb.event_id[]) is
     'Events by their ids, in the order of the ids; those that are gone are left out.';
 
+-- The events between two ids that a subscription would have got, in order, without those that it is known to have got.
 create function pgmb.replay_older(sid text, from_event_id text, below text, known text[], max_events integer) returns text[]
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     condition pgmb.condition := (
         select c from pgmb.condition as c join pgmb.subscriptions as s on s.condition_id = c.id where s.id = sid);
@@ -37,8 +36,6 @@ begin
     return wanted;
 end
 $$;
-comment on function pgmb.replay_older(text, text, text, text[], integer) is
-    'The events between two ids that a subscription would have got, in order, without those that it is known to have got.';
 
 create function pgmb.replay_events(gid varchar, sid varchar, from_event_id pgmb.event_id, max_events integer)
 returns setof pgmb.events
@@ -105,9 +102,9 @@ comment on function pgmb.replay_events(varchar, varchar, pgmb.event_id, integer)
     'The events of a subscription after one that it had, at most so many: those older than the subscription by its condition, '
     'the others as they were dispatched, without retries, and without copies of what is replayed itself. It moves no cursor.';
 
+-- Which events of faults match now, and which fail again; all of them see the subscriptions as they were at one moment.
 create function pgmb.match_again(failed pgmb.fault[], out matches pgmb.match[], out faults pgmb.fault[])
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     known record;
     part record;
@@ -133,12 +130,9 @@ begin
     end loop;
 end
 $$;
-comment on function pgmb.match_again(pgmb.fault[]) is
-    'Which events of faults match now, and which fail again; all of them see the subscriptions as they were at one moment.';
 
 create function pgmb.replay_faults(gid varchar default null) returns bigint
-language plpgsql volatile security definer
-as $$
+language plpgsql volatile security definer as $$
 declare
     failed pgmb.fault[];
     again record;

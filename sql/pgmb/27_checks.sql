@@ -1,8 +1,8 @@
 -- Before anything is done to partitions: when that is refused, and which of them are empty.
 
+-- Refuse to maintain the log as of a time around which there can be no partitions.
 create function pgmb.check_time(current_ts timestamptz) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     ahead interval := greatest(
         pgmb.setting_as_interval('partition_interval'),
@@ -18,12 +18,10 @@ begin
     end if;
 end
 $$;
-comment on function pgmb.check_time(timestamptz) is
-    'Refuse to maintain the log as of a time around which there can be no partitions.';
 
+-- Refuse to maintain any other table than these two, or as of an impossible time, or in an unsuitable transaction.
 create function pgmb.check_append_only(tbl regclass, current_ts timestamptz) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     if tbl is null or tbl not in ('pgmb.events'::regclass, 'pgmb.dispatched'::regclass) then
         perform pgchange.refuse(
@@ -34,12 +32,10 @@ begin
     perform pgchange.check_isolation();
 end
 $$;
-comment on function pgmb.check_append_only(regclass, timestamptz) is
-    'Refuse to maintain any other table than these two, or as of an impossible time, or in an unsuitable transaction.';
 
+-- Those of some partitions that hold nothing.
 create function pgmb.empty_ones(parts regclass[]) returns regclass[]
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     part regclass;
     filled boolean;
@@ -54,4 +50,3 @@ begin
     return found;
 end
 $$;
-comment on function pgmb.empty_ones(regclass[]) is 'Those of some partitions that hold nothing.';

@@ -12,18 +12,17 @@
 -- A query planned before does not miss what a new partition gets: it reads the default one too, which is locked for the
 -- attaching. So either the query has locked it already, and nothing is attached, or it must lock it, and is planned again.
 
+-- The partition that takes what no other one takes.
 create function pgmb.default_partition(tbl regclass) returns regclass
 language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
     select p.partdefid::regclass from pg_partitioned_table as p where p.partrelid = tbl
 $$;
-comment on function pgmb.default_partition(regclass) is 'The partition that takes what no other one takes.';
 
 create function pgmb.get_partitions_and_bounds(table_id oid)
 returns table (partition_id regclass, lower_bound pgmb.event_id, upper_bound pgmb.event_id)
-language sql stable
-as $$
+language sql stable as $$
     select i.inhrelid::regclass, b.bound[1], b.bound[2]
     from pg_inherits as i
     join pg_class as c on c.oid = i.inhrelid
@@ -38,8 +37,7 @@ comment on function pgmb.get_partitions_and_bounds(oid) is
     'one; in order.';
 
 create function pgmb.get_current_partition(table_id oid, current_ts timestamptz default now()) returns regclass
-language sql stable
-as $$
+language sql stable as $$
     select p.partition_id
     from pgmb.get_partitions_and_bounds(table_id) as p
     where pgmb.create_event_id(current_ts, 0) >= p.lower_bound and pgmb.create_event_id(current_ts, 0) < p.upper_bound
@@ -47,6 +45,7 @@ $$;
 comment on function pgmb.get_current_partition(oid, timestamptz) is
     'The partition that takes the ids of a time; null where that is the default one.';
 
+-- Where a partition that begins at a time ends: the next whole multiple of width since 1970, in UTC.
 create function pgmb.end_of_partition(lower timestamptz, width interval) returns timestamptz
 language sql immutable
 -- A day has 24 hours, also in a session whose time zone has daylight saving.
@@ -54,21 +53,19 @@ set timezone = 'UTC'
 as $$
     select date_bin(width, lower, 'epoch') + width
 $$;
-comment on function pgmb.end_of_partition(timestamptz, interval) is
-    'Where a partition that begins at a time ends: the next whole multiple of width since 1970, in UTC.';
 
+-- What has been published or dispatched up to now has an id below this one, unless it is to be delivered later.
 create function pgmb.present() returns pgmb.event_id
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return greatest(
         pgmb.create_event_id(clock_timestamp(), 0)::text collate "C",
         pgmb.cursor_at(pgmb.micros((pgmb.dispatcher_now()).last_id) + 1, 0) collate "C");
 end
 $$;
-comment on function pgmb.present() is
-    'What has been published or dispatched up to now has an id below this one, unless it is to be delivered later.';
 
+-- Whether the default partition holds rows with ids from one on to before another. A query can be reading those before
+-- pgmb.present().
 create function pgmb.default_holds(tbl regclass, lower_id pgmb.event_id, upper_id pgmb.event_id) returns boolean
 language plpgsql
 -- By the index, also where old statistics promise a row at once.
@@ -83,10 +80,8 @@ begin
     return held;
 end
 $$;
-comment on function pgmb.default_holds(regclass, pgmb.event_id, pgmb.event_id) is
-    'Whether the default partition holds rows with ids from one on to before another. A query can be reading those before '
-    'pgmb.present().';
 
+-- What the partition of a span of time is called.
 create function pgmb.partition_name(tbl regclass, span tstzrange) returns text
 language sql stable
 set search_path = pg_catalog, pg_temp
@@ -95,11 +90,10 @@ as $$
            || to_char(upper(span) at time zone 'UTC', '_YYYYMMDD_HH24MISS')
     from pg_class as c where c.oid = tbl
 $$;
-comment on function pgmb.partition_name(regclass, tstzrange) is 'What the partition of a span of time is called.';
 
+-- Make the table of a partition beside the one that it will belong to: nobody waits for that.
 create function pgmb.prepare_partition(tbl regclass, span tstzrange) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     name text := pgmb.partition_name(tbl, span);
 begin
@@ -115,9 +109,10 @@ begin
         pgmb.create_event_id(lower(span), 0), pgmb.create_event_id(upper(span), 0));
 end
 $$;
-comment on function pgmb.prepare_partition(regclass, tstzrange) is
-    'Make the table of a partition beside the one that it will belong to: nobody waits for that.';
 
+-- Attach partitions that were prepared, in order, in the place of some that are empty and too long. Writers of the table wait for the
+-- moment that this takes. It gives up where it would have to wait for others, unless it may stop publishers: then it waits for a
+-- minute at most.
 create function pgmb.attach_partitions(
     tbl regclass, spans tstzrange[], misfits regclass[] default '{}', stop_publishers boolean default false
 ) returns setof text
@@ -180,14 +175,10 @@ begin
     execute format('alter table %s drop constraint pgchange_free', rest);
 end
 $$;
-comment on function pgmb.attach_partitions(regclass, tstzrange[], regclass[], boolean) is
-    'Attach partitions that were prepared, in order, in the place of some that are empty and too long. Writers of the table wait '
-    'for the moment that this takes. It gives up where it would have to wait for others, unless it may stop publishers: then it '
-    'waits for a minute at most.';
 
+-- The partitions that were made ahead when the interval was longer than it is now, and that are still empty.
 create function pgmb.misfits(tbl regclass, current_ts timestamptz) returns regclass[]
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     width interval := pgmb.setting_as_interval('partition_interval');
 begin
@@ -198,12 +189,11 @@ begin
               pgmb.extract_date_from_event_id(p.lower_bound), width)));
 end
 $$;
-comment on function pgmb.misfits(regclass, timestamptz) is
-    'The partitions that were made ahead when the interval was longer than it is now, and that are still empty.';
 
+-- The spans of time, in order and up to future_intervals_to_create from now, that still need a partition. Where rows of the present
+-- are in the default one, they begin at a whole multiple of partition_interval that is some seconds ahead, and there is at least one.
 create function pgmb.missing_partitions(tbl regclass, current_ts timestamptz) returns setof tstzrange
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     width interval := pgmb.setting_as_interval('partition_interval');
     upto timestamptz := current_ts
@@ -240,14 +230,10 @@ begin
     end loop;
 end
 $$;
-comment on function pgmb.missing_partitions(regclass, timestamptz) is
-    'The spans of time, in order and up to future_intervals_to_create from now, that still need a partition. Where rows of the '
-    'present are in the default one, they begin at a whole multiple of partition_interval that is some seconds ahead, and there '
-    'is at least one.';
 
+-- From this id on, events of the future are set aside: there is no partition for them.
 create function pgmb.placed_from(current_ts timestamptz) returns pgmb.event_id
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return pgmb.create_event_id(coalesce(
         (select min(lower(m)) from pgmb.missing_partitions('pgmb.events', current_ts) as m),
@@ -255,5 +241,3 @@ begin
          from pgmb.get_partitions_and_bounds('pgmb.events'::regclass) as p)), 0);
 end
 $$;
-comment on function pgmb.placed_from(timestamptz) is
-    'From this id on, events of the future are set aside: there is no partition for them.';

@@ -1,21 +1,19 @@
 -- Which groups still need which events: an event is kept until every group has read it, whatever its age.
 
+-- How far each group has certainly read, and when it last moved; an empty cursor is the beginning.
 create function pgmb.cursors() returns table (group_id pgmb.group_id, cursor pgmb.event_id, since timestamptz)
-language sql stable
-as $$
+language sql stable as $$
     -- For a group whose cursor is in another database, the last claim says where it was, or was moved back to.
     select g.id, coalesce(case when c.elsewhere then least(c.after, case when c.batch is null then c.upto end) else g.last_read_event_id end, ''),
            case when c.elsewhere then c.claimed_at else g.updated_at end
     from pgmb.subscription_groups as g
     left join pgmb.claims as c on c.group_id = g.id
 $$;
-comment on function pgmb.cursors() is
-    'How far each group has certainly read, and when it last moved; an empty cursor is the beginning.';
 
+-- The retries that name events in a range of ids, read or not: such events are needed until the retry is read.
 create function pgmb.retries(lower pgmb.event_id, upper pgmb.event_id)
 returns table (id pgmb.event_id, group_id pgmb.group_id, event_id text)
-language sql stable
-as $$
+language sql stable as $$
     select e.id, s.group_id, i.id
     from (
         select x.* from pgmb.events as x where x.topic = 'pgmb-retry'
@@ -27,14 +25,13 @@ as $$
         case when pg_catalog.jsonb_typeof(e.payload -> 'ids') = 'array' then e.payload -> 'ids' else '[]' end) as i(id)
     where i.id >= lower and i.id < upper
 $$;
-comment on function pgmb.retries(pgmb.event_id, pgmb.event_id) is
-    'The retries that name events in a range of ids, read or not: such events are needed until the retry is read.';
 
+-- Why dispatched events in a range of ids must be kept, a row for each event and holder: a group has not read it, a condition failed
+-- for it (fault), or a retry that is still to be read names it.
 -- Each branch is a pipeline that ends when its reader has seen enough: pinned paths would keep them from being inlined.
 create function pgmb.needs_after_dispatch(lower pgmb.event_id, upper pgmb.event_id)
 returns table (kind text, holder text, event_id text, since timestamptz)
-language sql stable
-as $$
+language sql stable as $$
     select 'unread', c.group_id, i.id, c.since
     from pgmb.cursors() as c
     -- From each cursor on: never through what everybody has read.
@@ -74,28 +71,22 @@ as $$
         select x.* from pgmb.retries(lower, upper) as x where x.id = w.id and x.group_id = g.group_id offset 0
     ) as r
 $$;
-comment on function pgmb.needs_after_dispatch(pgmb.event_id, pgmb.event_id) is
-    'Why dispatched events in a range of ids must be kept, a row for each event and holder: a group has not read it, a condition '
-    'failed for it (fault), or a retry that is still to be read names it.';
 
+-- Why events in a range of ids must be kept, a row for each event and holder: it is undispatched, or needed after its dispatch.
 create function pgmb.needs(lower pgmb.event_id, upper pgmb.event_id)
 returns table (kind text, holder text, event_id text, since timestamptz)
-language sql stable
-as $$
+language sql stable as $$
     select 'undispatched', null, u.event_id, null::timestamptz
     from pgmb.unread_events as u
     where u.event_id >= lower and u.event_id < upper
     union all
     select n.* from pgmb.needs_after_dispatch(lower, upper) as n
 $$;
-comment on function pgmb.needs(pgmb.event_id, pgmb.event_id) is
-    'Why events in a range of ids must be kept, a row for each event and holder: it is undispatched, or needed after its '
-    'dispatch.';
 
+-- The dispatches in a range that a group has not read, a row for each.
 create function pgmb.unread_dispatches(lower pgmb.event_id, upper pgmb.event_id)
 returns table (kind text, holder text, event_id text, since timestamptz)
-language sql stable
-as $$
+language sql stable as $$
     select 'unread', c.group_id, d.event_ids[1], c.since
     from pgmb.cursors() as c
     cross join lateral (
@@ -104,9 +95,9 @@ as $$
         offset 0
     ) as d
 $$;
-comment on function pgmb.unread_dispatches(pgmb.event_id, pgmb.event_id) is
-    'The dispatches in a range that a group has not read, a row for each.';
 
+-- One reason why a range of events, or of dispatches, must be kept; null where there is none. all_dispatched: it is known that all in
+-- it is dispatched, so what is not, which can be very much, is not gone through.
 create function pgmb.holder_of(
     tbl regclass, lower pgmb.event_id, upper pgmb.event_id, all_dispatched boolean default false
 ) returns text
@@ -141,14 +132,12 @@ begin
     end;
 end
 $$;
-comment on function pgmb.holder_of(regclass, pgmb.event_id, pgmb.event_id, boolean) is
-    'One reason why a range of events, or of dispatches, must be kept; null where there is none. all_dispatched: it is known '
-    'that all in it is dispatched, so what is not, which can be very much, is not gone through.';
 
+-- The default partition, divided into the spans of ids below upto (by default all) from which it holds rows: each as long as a
+-- partition would be, and none with ids that another partition takes.
 create function pgmb.default_spans(tbl regclass, upto pgmb.event_id default 'pn')
 returns table (partition_id regclass, lower_bound pgmb.event_id, upper_bound pgmb.event_id)
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     width interval := pgmb.setting_as_interval('partition_interval');
     others text[] := array(select p.lower_bound::text from pgmb.get_partitions_and_bounds(tbl) as p);
@@ -171,9 +160,6 @@ begin
     end loop;
 end
 $$;
-comment on function pgmb.default_spans(regclass, pgmb.event_id) is
-    'The default partition, divided into the spans of ids below upto (by default all) from which it holds rows: each as long '
-    'as a partition would be, and none with ids that another partition takes.';
 
 create function pgmb.holders()
 returns table (partition regclass, reason text, holder text, events bigint, oldest_event_id text, since timestamptz)
@@ -199,24 +185,23 @@ comment on function pgmb.holders() is
     'read theirs (unread), failed conditions (fault), retries to come (retry); how many events, the oldest of them, and since '
     'when. It counts every event: not for a sensor.';
 
+-- The id below which rows are older than partition_retention_period.
 create function pgmb.retained_from(current_ts timestamptz) returns pgmb.event_id
-language sql stable
-as $$
+language sql stable as $$
     select pgmb.create_event_id(current_ts - pgmb.setting_as_interval('partition_retention_period'), 0)
 $$;
-comment on function pgmb.retained_from(timestamptz) is 'The id below which rows are older than partition_retention_period.';
 
+-- The partitions that are older than partition_retention_period, with their bounds.
 create function pgmb.past_retention(tbl regclass, current_ts timestamptz default now())
 returns table (partition_id regclass, lower_bound pgmb.event_id, upper_bound pgmb.event_id)
-language sql stable
-as $$
+language sql stable as $$
     select p.*
     from pgmb.get_partitions_and_bounds(tbl) as p
     where p.upper_bound <= pgmb.retained_from(current_ts)
 $$;
-comment on function pgmb.past_retention(regclass, timestamptz) is
-    'The partitions that are older than partition_retention_period, with their bounds.';
 
+-- The partitions that are older than partition_retention_period and hold something, each with one reason why it must be kept, null
+-- where there is none.
 create function pgmb.old_partitions(tbl regclass, current_ts timestamptz default now())
 returns table (partition_id regclass, lower_bound pgmb.event_id, upper_bound pgmb.event_id, holder text)
 language plpgsql stable
@@ -252,13 +237,11 @@ begin
     end loop;
 end
 $$;
-comment on function pgmb.old_partitions(regclass, timestamptz) is
-    'The partitions that are older than partition_retention_period and hold something, each with one reason why it must be kept, '
-    'null where there is none.';
 
+-- The partitions of events that are kept although they are older than partition_retention_period, each with one reason, and the
+-- default one with the first reason for old rows in it; pgmb.holders() gives all reasons.
 create function pgmb.overdue(current_ts timestamptz default now()) returns table (partition regclass, reason text)
-language sql stable security definer
-as $$
+language sql stable security definer as $$
     select p.partition_id, p.holder from pgmb.old_partitions('pgmb.events', current_ts) as p where p.holder is not null
     union
     (select p.partition_id, n.reason
@@ -268,6 +251,3 @@ as $$
      limit 1)
     order by 1, 2
 $$;
-comment on function pgmb.overdue(timestamptz) is
-    'The partitions of events that are kept although they are older than partition_retention_period, each with one reason, and '
-    'the default one with the first reason for old rows in it; pgmb.holders() gives all reasons.';

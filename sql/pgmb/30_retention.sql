@@ -4,6 +4,8 @@
 -- after a second look: an insert can have come before the lock. As locks are kept to the end of the transaction, the other
 -- partitions are left to the next one. Those that were emptied are dropped later, several at once.
 
+-- Give back the space of a default partition from which all was deleted or, from an id on, set aside, unless it is in use: making the
+-- next partition reads all of it.
 create function pgmb.shrink_default(tbl regclass, edge pgmb.event_id) returns void
 language plpgsql
 set lock_timeout = '50ms'
@@ -25,10 +27,9 @@ exception when lock_not_available or deadlock_detected then
     null;
 end
 $$;
-comment on function pgmb.shrink_default(regclass, pgmb.event_id) is
-    'Give back the space of a default partition from which all was deleted or, from an id on, set aside, unless it is in use: '
-    'making the next partition reads all of it.';
 
+-- Delete what is old in the default partition: rows that came while there was no partition for their id. They are deleted by spans as
+-- long as partitions are, each when no group needs anything in it.
 create function pgmb.trim_default(tbl regclass, cut pgmb.event_id) returns setof text
 language plpgsql
 set lock_timeout = '50ms'
@@ -63,10 +64,8 @@ begin
     return query select distinct format('kept old rows of %s: %s', part, h) from unnest(holders) as h;
 end
 $$;
-comment on function pgmb.trim_default(regclass, pgmb.event_id) is
-    'Delete what is old in the default partition: rows that came while there was no partition for their id. They are deleted by '
-    'spans as long as partitions are, each when no group needs anything in it.';
 
+-- Empty the partitions of published whose quarter of an hour is over and that are dispatched; a line for each.
 create function pgmb.trim_published() returns setof text
 language plpgsql security definer
 set lock_timeout = '200ms'
@@ -107,9 +106,9 @@ begin
     end loop;
 end
 $$;
-comment on function pgmb.trim_published() is
-    'Empty the partitions of published whose quarter of an hour is over and that are dispatched; a line for each.';
 
+-- As pgmb.holder_of, for a range that nobody can write into now, and in which all that the snapshot sees is dispatched. For the
+-- holder of pgmb.upkeep_key().
 create function pgmb.holder_since(tbl regclass, lower pgmb.event_id, upper pgmb.event_id, seen pg_snapshot) returns text
 language plpgsql
 set plan_cache_mode = force_generic_plan
@@ -135,10 +134,9 @@ begin
     return pgmb.holder_of(tbl, lower, upper, all_dispatched => true);
 end
 $$;
-comment on function pgmb.holder_since(regclass, pgmb.event_id, pgmb.event_id, pg_snapshot) is
-    'As pgmb.holder_of, for a range that nobody can write into now, and in which all that the snapshot sees is dispatched. For the '
-    'holder of pgmb.upkeep_key().';
 
+-- Empty the first of some partitions that no group needed when the snapshot was taken, as many as a fraction of a second allows. A
+-- line for each, and one for those that are left.
 create function pgmb.trim_some(tbl regclass, parts regclass[], seen pg_snapshot) returns setof text
 language plpgsql
 set lock_timeout = '50ms'
@@ -183,13 +181,11 @@ begin
     end if;
 end
 $$;
-comment on function pgmb.trim_some(regclass, regclass[], pg_snapshot) is
-    'Empty the first of some partitions that no group needed when the snapshot was taken, as many as a fraction of a second '
-    'allows. A line for each, and one for those that are left.';
 
+-- Empty some partitions that are older than partition_retention_period and that no group needs: where others are left it says so, and
+-- is to be called again in another transaction. A line for each thing done or kept, and for which group.
 create function pgmb.trim_partitions(tbl regclass, current_ts timestamptz default now()) returns setof text
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 declare
     seen pg_snapshot;
     part record;
@@ -223,10 +219,9 @@ begin
     return query select * from pgmb.trim_some(tbl, free, seen);
 end
 $$;
-comment on function pgmb.trim_partitions(regclass, timestamptz) is
-    'Empty some partitions that are older than partition_retention_period and that no group needs: where others are left it says '
-    'so, and is to be called again in another transaction. A line for each thing done or kept, and for which group.';
 
+-- Drop those of some partitions that are empty. For a moment that locks the whole table, so it is done rarely, and not at all where
+-- others would have to wait long.
 create function pgmb.drop_partitions(tbl regclass, unwanted regclass[]) returns setof text
 language plpgsql
 set lock_timeout = '50ms'
@@ -251,14 +246,11 @@ exception when lock_not_available or deadlock_detected then
     return next format('postponed dropping empty partitions of %s: it is in use', tbl);
 end
 $$;
-comment on function pgmb.drop_partitions(regclass, regclass[]) is
-    'Drop those of some partitions that are empty. For a moment that locks the whole table, so it is done rarely, and not at all '
-    'where others would have to wait long.';
 
+-- Drop the old partitions that are empty, when there are more than spare of them.
 create function pgmb.drop_emptied(tbl regclass, current_ts timestamptz default now(), spare integer default 8)
 returns setof text
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 declare
     emptied regclass[];
 begin
@@ -273,5 +265,3 @@ begin
     end if;
 end
 $$;
-comment on function pgmb.drop_emptied(regclass, timestamptz, integer) is
-    'Drop the old partitions that are empty, when there are more than spare of them.';

@@ -1,6 +1,7 @@
 -- Subscriptions that were not used for longer than their expiry_interval expire, and a group that has none left is deleted; later
 -- so are the faults of subscriptions that are gone.
 
+-- Remove some subscriptions of a group, and the group if it has none left.
 create function pgmb.expire(gid pgmb.group_id, sids text[], current_ts timestamptz) returns text
 language plpgsql
 set lock_timeout = '200ms'
@@ -28,12 +29,11 @@ exception when lock_not_available or deadlock_detected then
     return format('postponed the expiry of group %s: it is being changed, or events are being dispatched', gid);
 end
 $$;
-comment on function pgmb.expire(pgmb.group_id, text[], timestamptz) is
-    'Remove some subscriptions of a group, and the group if it has none left.';
 
+-- Remove the subscriptions whose last_active_at is longer ago than their expiry_interval, and each group that this leaves without
+-- one, unless it is being read; a line for each group. What they had not read is no longer kept for them.
 create function pgmb.expire_subscriptions(current_ts timestamptz default now()) returns setof text
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 declare
     idle record;
 begin
@@ -53,13 +53,11 @@ begin
     end loop;
 end
 $$;
-comment on function pgmb.expire_subscriptions(timestamptz) is
-    'Remove the subscriptions whose last_active_at is longer ago than their expiry_interval, and each group that this leaves '
-    'without one, unless it is being read; a line for each group. What they had not read is no longer kept for them.';
 
+-- Remove faults that can no longer be mended, as their subscription is gone, when they are older than partition_retention_period, for
+-- which their events were kept.
 create function pgmb.forget_faults(current_ts timestamptz default now()) returns setof text
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 declare
     gone bigint;
 begin
@@ -72,6 +70,3 @@ begin
     end if;
 end
 $$;
-comment on function pgmb.forget_faults(timestamptz) is
-    'Remove faults that can no longer be mended, as their subscription is gone, when they are older than '
-    'partition_retention_period, for which their events were kept.';

@@ -1,8 +1,10 @@
 -- What a scheduler calls every few minutes.
 
+-- Set aside the events of the default partition for which there is no other one yet, and publish those for which there is one now: at
+-- most so many of each; returns how many. Nobody waits for it: call it until nothing is left to do, each time in a transaction of its
+-- own.
 create function pgmb.place_scheduled(current_ts timestamptz default now(), most bigint default 10000) returns bigint
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 declare
     edge pgmb.event_id;
     placed bigint;
@@ -21,14 +23,10 @@ begin
     return placed;
 end
 $$;
-comment on function pgmb.place_scheduled(timestamptz, bigint) is
-    'Set aside the events of the default partition for which there is no other one yet, and publish those for which there is one '
-    'now: at most so many of each; returns how many. Nobody waits for it: call it until nothing is left to do, each time in a '
-    'transaction of its own.';
 
+-- Why partitions that a table needs are made only with stop_publishers; null where they are made without it.
 create function pgmb.crowded_default(tbl regclass, current_ts timestamptz default now()) returns text
-language plpgsql stable security definer
-as $$
+language plpgsql stable security definer as $$
 begin
     perform pgmb.check_append_only(tbl, current_ts);
     return (
@@ -39,12 +37,10 @@ begin
         where d.bytes > 16 * 1024 * 1024 and exists (select from pgmb.missing_partitions(tbl, current_ts)));
 end
 $$;
-comment on function pgmb.crowded_default(regclass, timestamptz) is
-    'Why partitions that a table needs are made only with stop_publishers; null where they are made without it.';
 
+-- Why no partition can be attached to a table now: which processes have locked it, or its default partition.
 create function pgmb.in_use(tbl regclass) returns text
-language sql stable
-as $$
+language sql stable as $$
     -- A dump, or a transaction that has read the default partition and does not end, is in the way just as a publisher is.
     select 'it is in use' || coalesce(', just now by ' || string_agg(distinct coalesce(
         'process ' || l.pid, 'the prepared transaction ' || quote_literal(p.gid), 'a prepared transaction'), ', '), '')
@@ -55,14 +51,11 @@ as $$
     where l.locktype = 'relation' and l.database = (select d.oid from pg_database as d where d.datname = current_database())
       and l.relation in (tbl, pgmb.default_partition(tbl)) and l.pid is distinct from pg_backend_pid()
 $$;
-comment on function pgmb.in_use(regclass) is
-    'Why no partition can be attached to a table now: which processes have locked it, or its default partition.';
 
 create function pgmb.make_partitions(
     tbl regclass, current_ts timestamptz default now(), stop_publishers boolean default false
 ) returns setof text
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 declare
     -- A transaction keeps what it has locked to its end: others would wait while this one sleeps.
     tries integer := case when stop_publishers or pg_current_xact_id_if_assigned() is not null then 1 else 8 end;
@@ -130,8 +123,7 @@ comment on function pgmb.make_partitions(regclass, timestamptz, boolean) is
     'may stop publishers while that is read: then it waits, up to a minute, for those at work.';
 
 create function pgmb.maintain_append_only_table(tbl regclass, current_ts timestamptz default now()) returns setof text
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 begin
     -- What locks the whole table comes last, as locks are kept to the end.
     return query select * from pgmb.trim_partitions(tbl, current_ts);
@@ -143,9 +135,9 @@ comment on function pgmb.maintain_append_only_table(regclass, timestamptz) is
     'Make the partitions of pgmb.events or pgmb.dispatched ahead, and delete what is old and no longer needed; a line for each '
     'thing done, postponed or kept.';
 
+-- Look after the log as of a time, in one transaction; a line for each thing that was done, postponed, kept or left.
 create function pgmb.maintain_log(current_ts timestamptz) returns setof text
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     return query select * from pgmb.misfit_settings();
     return query select * from pgmb.expire_subscriptions(current_ts);
@@ -162,12 +154,9 @@ begin
     return query select * from pgmb.drop_emptied('pgmb.events', current_ts);
 end
 $$;
-comment on function pgmb.maintain_log(timestamptz) is
-    'Look after the log as of a time, in one transaction; a line for each thing that was done, postponed, kept or left.';
 
 create function pgmb.maintain_events_table() returns setof text
-language sql volatile security definer
-as $$
+language sql volatile security definer as $$
     select * from pgmb.maintain_log(now())
 $$;
 comment on function pgmb.maintain_events_table() is
@@ -177,8 +166,7 @@ comment on function pgmb.maintain_events_table() is
     'the transaction: so it tries once what its steps, each in a transaction of its own, try for some seconds.';
 
 create procedure pgmb.maintain_events_table(current_ts timestamptz)
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 declare
     line text;
 begin

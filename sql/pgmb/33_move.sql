@@ -1,8 +1,9 @@
 -- Moving a group to another place of the log, also where its cursor is in another database, and after the source lost its tail.
 
+-- In the database of the events: the cursor after all that was dispatched before a time; or, without a time, after all that is
+-- published now, which it dispatches.
 create function pgmb.cursor_of(at timestamptz default null) returns pgmb.event_id
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 begin
     if at > clock_timestamp() then
         raise invalid_parameter_value using message = format('the time %s lies in the future', at),
@@ -17,27 +18,22 @@ begin
     return pgmb.cursor_by_now(pgmb.create_event_id(coalesce(at, 'infinity'), 0));
 end
 $$;
-comment on function pgmb.cursor_of(timestamptz) is
-    'In the database of the events: the cursor after all that was dispatched before a time; or, without a time, after all that '
-    'is published now, which it dispatches.';
 
 create function pgmb.point_of(at timestamptz default null) returns jsonb
-language sql
-as $$
+language sql as $$
     select jsonb_build_object('cursor', pgmb.cursor_of(at), 'source', pgmb.here())
 $$;
 comment on function pgmb.point_of(timestamptz) is 'The same, with the place of the events.';
 
+-- Which points a group can be moved to.
 create function pgmb.cursor_hint() returns text
-language sql immutable
-as $$
+language sql immutable as $$
     select 'null is the beginning; in the database of the events, pgmb.point_of(<timestamp>) is the point of a time'
 $$;
-comment on function pgmb.cursor_hint() is 'Which points a group can be moved to.';
 
+-- Refuse a value that is no point to move a group to.
 create function pgmb.check_point(point jsonb) returns void
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 begin
     perform pgchange.check_point(point, 'pgmb');
     if point is not null and coalesce(point ->> 'cursor', '') !~ '^pm[0-9a-f]{22}$' then
@@ -45,11 +41,10 @@ begin
     end if;
 end
 $$;
-comment on function pgmb.check_point(jsonb) is 'Refuse a value that is no point to move a group to.';
 
+-- In the database of the events: refuse a move to a point of another one, of the future, or before events that are gone.
 create function pgmb.check_move(gid text, "position" jsonb, point jsonb) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     here text := pgmb.here();
 begin
@@ -63,12 +58,9 @@ begin
     perform pgmb.check_kept(gid, point ->> 'cursor');
 end
 $$;
-comment on function pgmb.check_move(text, jsonb, jsonb) is
-    'In the database of the events: refuse a move to a point of another one, of the future, or before events that are gone.';
 
 create function pgmb.note_move(gid text, "position" jsonb, point jsonb) returns bigint
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 declare
     mark pgchange.claim;
 begin

@@ -54,8 +54,7 @@ returns table (
     dispatched_at timestamptz, events bigint, waiting bigint, oldest_seconds double precision, at_work integer, restored text,
     faults bigint, astray bigint
 )
-language plpgsql volatile security definer
-as $$
+language plpgsql volatile security definer as $$
 begin
     return query
         select d.dispatched_at, d.total, w.counted, w.age, (select min(l) from pgchange.who_locks(pgmb.dispatch_key()) as l),
@@ -114,8 +113,7 @@ comment on function pgmb_sealed.groups(pgchange.caller) is
 select pgchange.show_sealed('pgmb');
 
 create function pgmb.spans() returns table (partition regclass, lower timestamptz, upper timestamptz, state text)
-language plpgsql stable security definer
-as $$
+language plpgsql stable security definer as $$
 declare
     at pgmb.event_id := pgmb.create_event_id(clock_timestamp(), 0);
 begin
@@ -147,8 +145,7 @@ comment on function pgmb.spans() is
 
 create function pgmb.partitions()
 returns table (partition regclass, lower timestamptz, upper timestamptz, bytes bigint, state text)
-language sql stable
-as $$
+language sql stable as $$
     -- One that is dropped meanwhile has no size.
     select s.partition, s.lower, s.upper, coalesce(pg_catalog.pg_total_relation_size(s.partition), 0), s.state
     from pgmb.spans() as s
@@ -197,18 +194,17 @@ comment on function pgmb.unread_by(timestamptz, timestamptz, integer) is
     'How many events that were dispatched in a span of time each group has not read; where not all of its slices were looked at, which '
     'are at most upto, at least so many. Its cost depends on neither backlog nor history.';
 
+-- Whether a group is here, by its subscriptions or by its cursor.
 create function pgmb.is_known(gid text) returns boolean
-language plpgsql stable security definer
-as $$
+language plpgsql stable security definer as $$
 begin
     return exists (select from pgmb.subscription_groups as g where g.id = gid);
 end
 $$;
-comment on function pgmb.is_known(text) is 'Whether a group is here, by its subscriptions or by its cursor.';
 
+-- Delete a group with its subscriptions, its cursor, its faults, and its dead letters and those of its handlers; true if it was here.
 create function pgmb.forget(gid text) returns boolean
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     -- What a poll under way dispatches to this group would be there for the next one of its name.
     perform pg_advisory_xact_lock(pgmb.dispatch_key());
@@ -218,5 +214,3 @@ begin
     return found;
 end
 $$;
-comment on function pgmb.forget(text) is
-    'Delete a group with its subscriptions, its cursor, its faults, and its dead letters and those of its handlers; true if it was here.';

@@ -1,9 +1,10 @@
 -- Dead letters of the event log: batches of a group's feed that were given up, and what a handler gave up, which its address
 -- names. They hold copies of the events, as the log does not keep what was read.
 
+-- The events of a batch, as [{id, topic, payload, metadata, subscriptions}, ...], in parts of at most a thousand events and about 8
+-- MiB: one jsonb cannot hold very much.
 create function pgmb.copies(gid text, batch jsonb) returns table (part bigint, events jsonb)
-language sql stable
-as $$
+language sql stable as $$
     select min(e.n), jsonb_agg(jsonb_build_object(
         'id', e.id, 'topic', e.topic, 'payload', e.payload, 'metadata', e.metadata, 'subscriptions', e.subscription_ids)
         order by e.n)
@@ -18,13 +19,11 @@ as $$
     group by e.n / 1000, div(e.size, 8388608)
     order by 1
 $$;
-comment on function pgmb.copies(text, jsonb) is
-    'The events of a batch, as [{id, topic, payload, metadata, subscriptions}, ...], in parts of at most a thousand events and '
-    'about 8 MiB: one jsonb cannot hold very much.';
 
+-- Keep the events of a batch as dead letters, one for each part of pgmb.copies(), or the batch alone if the events are in another
+-- database; the number of the last letter.
 create function pgmb.give_up(gid text, batch jsonb, reason text) returns bigint
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     here boolean := not (batch -> 'elsewhere')::boolean;
     copied record;
@@ -45,50 +44,41 @@ begin
     return letter;
 end
 $$;
-comment on function pgmb.give_up(text, jsonb, text) is
-    'Keep the events of a batch as dead letters, one for each part of pgmb.copies(), or the batch alone if the events are in another '
-    'database; the number of the last letter.';
 
+-- Give up a claimed batch, as pgmb.in_work() has it: its events become dead letters, one for each part of pgmb.copies(), and the
+-- number of the last is returned; the group goes on after it.
 create function pgmb.skip(gid text, batch jsonb, reason text) returns bigint
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 begin
     return pgmb.leave_behind(gid, batch, reason);
 end
 $$;
-comment on function pgmb.skip(text, jsonb, text) is
-    'Give up a claimed batch, as pgmb.in_work() has it: its events become dead letters, one for each part of pgmb.copies(), and '
-    'the number of the last is returned; the group goes on after it.';
 
+-- The subscription by which an event is sent to a group again: one that chose it, or else any; null for none.
 create function pgmb.resend_subscription(gid text, wanted jsonb) returns text
-language sql stable
-as $$
+language sql stable as $$
     select s.id from pgmb.subscriptions as s where s.group_id = gid order by wanted ? s.id desc, s.id limit 1
 $$;
-comment on function pgmb.resend_subscription(text, jsonb) is
-    'The subscription by which an event is sent to a group again: one that chose it, or else any; null for none.';
 
+-- Those by which the events of a handler's letter can come to it.
 create function pgmb.subscriptions_of(address jsonb) returns text[]
-language sql immutable
-as $$
+language sql immutable as $$
     select array(select jsonb_array_elements_text(address -> 'subscriptions'))
 $$;
-comment on function pgmb.subscriptions_of(jsonb) is 'Those by which the events of a handler''s letter can come to it.';
 
+-- Refuse a letter of a group that has no subscription any more for it.
 create function pgmb.refuse_letter(address jsonb) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     raise exception using errcode = 'PC012',
         message = format('no event can be sent to group %I: its subscriptions are gone', address ->> 'group'),
         hint = 'the letter''s content still has the events: publish them again, or drop it';
 end
 $$;
-comment on function pgmb.refuse_letter(jsonb) is 'Refuse a letter of a group that has no subscription any more for it.';
 
+-- Refuse a dead letter whose events can no longer reach its consumer.
 create function pgmb.check_letter(address jsonb, content jsonb) returns void
-language plpgsql stable security definer
-as $$
+language plpgsql stable security definer as $$
 begin
     if not content ? 'events' then
         raise exception using errcode = 'PC012',
@@ -102,11 +92,11 @@ begin
     end if;
 end
 $$;
-comment on function pgmb.check_letter(jsonb, jsonb) is 'Refuse a dead letter whose events can no longer reach its consumer.';
 
+-- Publish the events of a dead letter once more: for their handler alone, with all its attempts before it; or for their group alone,
+-- as new events with replay_of in their metadata. The letter goes in the same transaction.
 create function pgmb.redrive(letter bigint) returns void
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 declare
     wanted record;
     sent boolean;
@@ -137,6 +127,3 @@ begin
     end if;
 end
 $$;
-comment on function pgmb.redrive(bigint) is
-    'Publish the events of a dead letter once more: for their handler alone, with all its attempts before it; or for their group '
-    'alone, as new events with replay_of in their metadata. The letter goes in the same transaction.';

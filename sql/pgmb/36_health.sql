@@ -1,8 +1,9 @@
 -- What a person should look at.
 
+-- Settings that do not fit each other, partitions that stay although they are old or that are made only when somebody says so, tables
+-- whose mutations are not published or were not, conditions that fail, and an event that has waited that long for whoever dispatches.
 create function pgmb.health(long_wait interval default '5 minutes') returns setof pgchange.finding
-language sql volatile
-as $$
+language sql volatile as $$
     select 'event', 'warning', null, m.told, null from pgmb.misfit_settings() as m(told)
     union all
     select 'event', 'warning', null, format('%s is old and kept: %s', o.partition, o.reason),
@@ -47,7 +48,3 @@ as $$
     ) as line(holds, severity, told, call)
     where line.holds
 $$;
-comment on function pgmb.health(interval) is
-    'Settings that do not fit each other, partitions that stay although they are old or that are made only when somebody says so, '
-    'tables whose mutations are not published or were not, conditions that fail, and an event that has waited that long for whoever '
-    'dispatches.';

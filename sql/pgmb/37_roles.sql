@@ -1,11 +1,10 @@
 -- Who may do what. PUBLIC may do nothing; a writer of a captured table needs nothing.
 
+-- Whether the caller is a member of the owner of a table.
 create function pgmb.owns(tbl oid) returns boolean
-language sql stable
-as $$
+language sql stable as $$
     select coalesce(pg_has_role((select c.relowner from pg_class as c where c.oid = tbl), 'usage'), false)
 $$;
-comment on function pgmb.owns(oid) is 'Whether the caller is a member of the owner of a table.';
 
 select pgchange.add_role(
     'pgmb', 'entry', told =>

@@ -27,18 +27,17 @@ comment on table pubsub.watermark is
     'partial_txid up to queue id partial_id. All below txid is processed. version counts the batches and '
     'the moves by hand, source is the place that the transaction ids belong to.';
 
+-- Keep the txid of a watermark: the oldest transaction that its snapshot does not see.
 -- Triggers keep txid, not a generated column: setting it, as older manuals advise after a restore, is then refused with the
 -- right call.
 create function pubsub.follow_snapshot() returns trigger
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     -- A new watermark's snapshot is 1:1:, which sees nothing.
     new.txid := coalesce(nullif(pg_catalog.pg_snapshot_xmin(new.snapshot)::pg_catalog.text::pg_catalog.int8, 1), 0);
     return new;
 end
 $$;
-comment on function pubsub.follow_snapshot() is 'Keep the txid of a watermark: the oldest transaction that its snapshot does not see.';
 
 create trigger txid_follows before insert or update of snapshot on pubsub.watermark
     for each row execute function pubsub.follow_snapshot();

@@ -1,8 +1,10 @@
 -- What can be read now, on a primary or a standby.
 
+-- What is visible now, on a primary or a standby. A standby's own snapshot does not list open transactions: there their status is
+-- asked for, and above cap transactions everything from the oldest open one on is left for later. Read with a statement of its own
+-- afterwards.
 create function pubsub.current_snapshot(cap integer default 200000) returns pg_snapshot
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 declare
     s pg_snapshot := pg_current_snapshot();
     lower bigint := pg_snapshot_xmin(s)::text::bigint;
@@ -22,7 +24,3 @@ begin
         upper);
 end
 $$;
-comment on function pubsub.current_snapshot(integer) is
-    'What is visible now, on a primary or a standby. A standby''s own snapshot does not list open transactions: there their '
-    'status is asked for, and above cap transactions everything from the oldest open one on is left for later. Read with a '
-    'statement of its own afterwards.';

@@ -9,8 +9,7 @@ create function pubsub.unread(
     high_txid xid8 default '18446744073709551615', high_id bigint default 9223372036854775807
 )
 returns table (txid xid8, id bigint, commit_id bigint, created_at timestamptz)
-language sql stable
-as $$
+language sql stable as $$
     (
         select q.txid, q.id, q.commit_id, q.created_at
         from pg_catalog.pg_snapshot_xip(unread.after) as late(txid)
@@ -55,19 +54,18 @@ comment on function pubsub.unread is
     'The commits of a branch that a position has not processed and upto sees, in order of (txid, id): first those of '
     'transactions that the position found open, then the range behind it. Its cost depends on neither backlog nor history.';
 
+-- The snapshot and the partly processed transaction of a position.
 create function pubsub.cursor_of("position" jsonb, out after pg_snapshot, out partial_txid xid8, out partial_id bigint)
-language sql immutable
-as $$
+language sql immutable as $$
     select coalesce("position" ->> 'snapshot', '1:1:')::pg_catalog.pg_snapshot,
            ("position" -> 'partial' ->> 0)::pg_catalog.xid8,
            ("position" -> 'partial' ->> 1)::bigint
 $$;
-comment on function pubsub.cursor_of(jsonb) is 'The snapshot and the partly processed transaction of a position.';
 
+-- The changes of one slice of a batch, in order.
 create function pubsub.changes(branch_id bigint, bounds jsonb, after_txid bigint, after_id bigint, upto_txid bigint, upto_id bigint)
 returns table (id bigint, queue_id bigint, txid bigint, created_at timestamptz)
-language sql stable
-as $$
+language sql stable as $$
     select u.commit_id, u.id, u.txid::text::bigint, u.created_at
     from pubsub.unread(
         changes.branch_id,
@@ -78,12 +76,10 @@ as $$
         changes.after_txid::text::pg_catalog.xid8, changes.after_id,
         changes.upto_txid::text::pg_catalog.xid8, changes.upto_id) as u
 $$;
-comment on function pubsub.changes(bigint, jsonb, bigint, bigint, bigint, bigint) is
-    'The changes of one slice of a batch, in order.';
 
+-- Refuse a branch that does not exist.
 create function pubsub.check_branch(branch_id bigint) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     if not exists (select from revision.branch as b where b.id = check_branch.branch_id) then
         raise exception using errcode = 'PC001', message = format('there is no branch %s in this database', branch_id),
@@ -91,8 +87,9 @@ begin
     end if;
 end
 $$;
-comment on function pubsub.check_branch(bigint) is 'Refuse a branch that does not exist.';
 
+-- The next batch for a position as this server sees it, or null: slices of about equal counts, the bounds that find the same changes
+-- again, and the place behind it. Read in an order that the index gives whatever the statistics say.
 create function pubsub.choose(branch_id bigint, "position" jsonb, max_changes integer, in_order boolean) returns jsonb
 language plpgsql volatile
 set plan_cache_mode = force_generic_plan
@@ -184,6 +181,3 @@ begin
                 'snapshot', state, 'partial', partial, 'commit_id', last.commit_id, 'in_order', in_order)));
 end
 $$;
-comment on function pubsub.choose(bigint, jsonb, integer, boolean) is
-    'The next batch for a position as this server sees it, or null: slices of about equal counts, the bounds that find the '
-    'same changes again, and the place behind it. Read in an order that the index gives whatever the statistics say.';

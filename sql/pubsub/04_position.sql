@@ -13,9 +13,9 @@ begin
 end
 $$;
 
+-- Refuse a database whose transaction ids are not those of its cluster; else the place where they are.
 create function pubsub.check_origin() returns text
-language plpgsql stable security definer
-as $$
+language plpgsql stable security definer as $$
 begin
     if not revision.is_native() then
         raise exception using errcode = 'PC004',
@@ -25,20 +25,17 @@ begin
     return revision.here();
 end
 $$;
-comment on function pubsub.check_origin() is
-    'Refuse a database whose transaction ids are not those of its cluster; else the place where they are.';
 
+-- What to do where the progress of a consumer came without its commits.
 create function pubsub.restored_in_part(consumer text) returns text
-language sql immutable
-as $$
+language sql immutable as $$
     select 'restore the whole dump, then select pubsub.rebase_after_restore(); or choose a point: airflow pgchange move '
         || pgchange.shell_quoted(consumer)
 $$;
-comment on function pubsub.restored_in_part(text) is 'What to do where the progress of a consumer came without its commits.';
 
+-- Refuse a claim of another place, or of transactions that this cluster has not reached; else its version.
 create function pubsub.check_mark(mark pgchange.claim, here text) returns bigint
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     if not pgchange.came_along(mark.source, here)
        or not pg_is_in_recovery()
@@ -51,12 +48,10 @@ begin
     return mark.version;
 end
 $$;
-comment on function pubsub.check_mark(pgchange.claim, text) is
-    'Refuse a claim of another place, or of transactions that this cluster has not reached; else its version.';
 
+-- Refuse a position that means nothing in the place here, or that is ahead of the claim that this source knows; else the place.
 create function pubsub.check_known("position" jsonb, consumer text, here text, mark pgchange.claim) returns text
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     perform pgchange.check_position(
         consumer, "position", here, case when mark.version is not null then pubsub.check_mark(mark, here) end);
@@ -73,12 +68,11 @@ begin
     return here;
 end
 $$;
-comment on function pubsub.check_known(jsonb, text, text, pgchange.claim) is
-    'Refuse a position that means nothing in the place here, or that is ahead of the claim that this source knows; else the place.';
 
+-- Refuse a position whose transaction ids mean something else at this source, or that is ahead of what the source knows. Everything
+-- that would otherwise take new commits for processed ones asks it; returns the place.
 create function pubsub.check_position(consumer_id text, branch_id bigint, "position" jsonb) returns text
-language plpgsql stable security definer
-as $$
+language plpgsql stable security definer as $$
 declare
     name text := pubsub.name_of(consumer_id, branch_id);
 begin
@@ -86,13 +80,10 @@ begin
         "position", name, pubsub.check_origin(), (select c from pgchange.claim as c where c.kind = 'commit' and c.consumer = name));
 end
 $$;
-comment on function pubsub.check_position(text, bigint, jsonb) is
-    'Refuse a position whose transaction ids mean something else at this source, or that is ahead of what the source knows. '
-    'Everything that would otherwise take new commits for processed ones asks it; returns the place.';
 
+-- check_position() of many: [{branch_id, position}, ...].
 create function pubsub.check_positions(asked jsonb) returns void
-language plpgsql stable security definer
-as $$
+language plpgsql stable security definer as $$
 declare
     here text := pubsub.check_origin();
 begin
@@ -102,24 +93,21 @@ begin
     left join pgchange.claim as c on c.kind = 'commit' and c.consumer = name;
 end
 $$;
-comment on function pubsub.check_positions(jsonb) is 'check_position() of many: [{branch_id, position}, ...].';
 
+-- Make a consumer's watermark, at zero, if it is not there yet and nobody else is at work on it.
 create function pubsub.register(consumer_id text, branch_id bigint, in_order boolean default false) returns boolean
-language sql security definer
-as $$
+language sql security definer as $$
     insert into pubsub.watermark (consumer_id, branch_id, in_order)
     select register.consumer_id, register.branch_id, register.in_order
     where pubsub.take_lock(register.consumer_id, register.branch_id)
     on conflict do nothing
     returning true
 $$;
-comment on function pubsub.register(text, bigint, boolean) is
-    'Make a consumer''s watermark, at zero, if it is not there yet and nobody else is at work on it.';
 
+-- A watermark of this database as a position: by the latest version of the schema, the place, and the consumer's name.
 -- Without settings of its own, so that it costs who calls it nothing.
 create function pubsub.position_of(w pubsub.watermark, schema integer, here text, consumer text) returns jsonb
-language sql stable
-as $$
+language sql stable as $$
     select pg_catalog.jsonb_build_object(
         'schema', schema,
         'consumer', w.consumer_id,
@@ -131,12 +119,10 @@ as $$
         'database', here,
         'letter', pgchange.next_letter('commit', consumer))
 $$;
-comment on function pubsub.position_of(pubsub.watermark, integer, text, text) is
-    'A watermark of this database as a position: by the latest version of the schema, the place, and the consumer''s name.';
 
+-- A watermark as a position, with the dead letter that was sent again first and is not done; null for a consumer that has not begun.
 create function pubsub.position(consumer_id text, branch_id bigint) returns jsonb
-language plpgsql stable security definer
-as $$
+language plpgsql stable security definer as $$
 begin
     return (
         select pubsub.position_of(
@@ -145,21 +131,17 @@ begin
         where w.consumer_id = "position".consumer_id and w.branch_id = "position".branch_id);
 end
 $$;
-comment on function pubsub.position(text, bigint) is
-    'A watermark as a position, with the dead letter that was sent again first and is not done; null for a consumer that has '
-    'not begun.';
 
+-- Where a position is, or the bounds of a batch end: {snapshot, partial: [txid, id] or null}.
 create function pubsub.at("position" jsonb) returns jsonb
-language sql stable
-as $$
+language sql stable as $$
     select pg_catalog.jsonb_build_object(
         'snapshot', coalesce("position" ->> 'snapshot', '1:1:'), 'partial', nullif("position" -> 'partial', 'null'))
 $$;
-comment on function pubsub.at(jsonb) is 'Where a position is, or the bounds of a batch end: {snapshot, partial: [txid, id] or null}.';
 
+-- Whether a consumer at one place has processed all that lies before another.
 create function pubsub.covers(at jsonb, upto jsonb) returns boolean
-language sql immutable
-as $$
+language sql immutable as $$
     select pgchange.snapshot_union(s.seen, s.wanted)::text = pgchange.snapshot_union(s.seen, s.seen)::text
        and coalesce(
            pg_visible_in_snapshot((upto -> 'partial' ->> 0)::xid8, s.seen)
@@ -168,23 +150,22 @@ as $$
            true)
     from (select (at ->> 'snapshot')::pg_snapshot, (upto ->> 'snapshot')::pg_snapshot) as s(seen, wanted)
 $$;
-comment on function pubsub.covers(jsonb, jsonb) is 'Whether a consumer at one place has processed all that lies before another.';
 
+-- The place before which lies what lies before both of two.
 create function pubsub.earlier(one jsonb, other jsonb) returns jsonb
-language sql immutable
-as $$
+language sql immutable as $$
     select jsonb_build_object(
         'snapshot', pgchange.snapshot_intersection((one ->> 'snapshot')::pg_snapshot, (other ->> 'snapshot')::pg_snapshot),
         'partial', null)
 $$;
-comment on function pubsub.earlier(jsonb, jsonb) is 'The place before which lies what lies before both of two.';
 
+-- Put a watermark at a place, if it is at version was and at place before, each unless null. The place behind a batch also has the id
+-- of its last commit, and whether it was read in order.
 -- Without a search_path of its own: an ack waits for this.
 create function pubsub.put(
     consumer_id text, branch_id bigint, at jsonb, version bigint, source text, was bigint, before jsonb
 ) returns boolean
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     update pubsub.watermark as w set
         version = put.version,
@@ -201,16 +182,12 @@ begin
     return found;
 end
 $$;
-comment on function pubsub.put(text, bigint, jsonb, bigint, text, bigint, jsonb) is
-    'Put a watermark at a place, if it is at version was and at place before, each unless null. The place behind a batch also has the id '
-    'of its last commit, and whether it was read in order.';
 
+-- Delete a watermark; whether it was here.
 create function pubsub.forget(consumer_id text, branch_id bigint) returns boolean
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     delete from pubsub.watermark as w where w.consumer_id = forget.consumer_id and w.branch_id = forget.branch_id;
     return found;
 end
 $$;
-comment on function pubsub.forget(text, bigint) is 'Delete a watermark; whether it was here.';

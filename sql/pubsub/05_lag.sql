@@ -1,10 +1,11 @@
 -- What waits for a position, and whether it has come to a point. Nothing here writes; all of it works on a standby.
 
+-- How many commits are unread, exact up to max_changes; beyond, the distance of the queue's numbers, which counts other branches'
+-- commits too.
 -- Without settings of its own, so that the plan of a look takes it in.
 create function pubsub.count_unread(branch_id bigint, at jsonb, upto pg_snapshot, low_txid xid8, max_changes integer)
 returns table (counted bigint, exact boolean, age double precision)
-language sql stable
-as $$
+language sql stable as $$
     select case when f.counted <= count_unread.max_changes then f.counted else greatest(f.counted, 1 - f.first_id + coalesce((
                select q.id from revision.commit_queue as q
                where q.branch_id = count_unread.branch_id order by q.branch_id desc, q.txid desc, q.id desc limit 1), 0)) end,
@@ -22,13 +23,10 @@ as $$
         ) as u
     ) as f
 $$;
-comment on function pubsub.count_unread(bigint, jsonb, pg_snapshot, xid8, integer) is
-    'How many commits are unread, exact up to max_changes; beyond, the distance of the queue''s numbers, which counts other '
-    'branches'' commits too.';
 
+-- Faults that may belong to a branch, up to a thousand: those of its tables, and those of tables whose branch an expression gives.
 create function pubsub.faults(branch_id bigint) returns bigint
-language plpgsql stable security definer
-as $$
+language plpgsql stable security definer as $$
 begin
     return (
         select count(*)
@@ -43,17 +41,14 @@ begin
         ) as found_faults);
 end
 $$;
-comment on function pubsub.faults(bigint) is
-    'Faults that may belong to a branch, up to a thousand: those of its tables, and those of tables whose branch an expression '
-    'gives.';
 
+-- What lag() says of a position: with the dead letter that it is to process again. Null waits where nothing can.
 -- Volatile and without settings of its own, so that the plan of a look takes it in.
 create function pubsub.lag_of(
     "position" jsonb, ready bigint, ready_exact boolean, ready_age double precision,
     waiting bigint, waiting_exact boolean, waiting_age double precision, faults bigint
 ) returns jsonb
-language sql volatile
-as $$
+language sql volatile as $$
     select pg_catalog.jsonb_build_object(
         'ready', ready + coalesce(("position" -> 'letter' -> 'batch' -> 'count')::bigint, 0), 'ready_exact', ready_exact,
         'ready_age', greatest(
@@ -61,9 +56,9 @@ as $$
         'waiting', coalesce(waiting, 0), 'waiting_exact', coalesce(waiting_exact, true), 'waiting_age', waiting_age,
         'faults', faults)
 $$;
-comment on function pubsub.lag_of(jsonb, bigint, boolean, double precision, bigint, boolean, double precision, bigint) is
-    'What lag() says of a position: with the dead letter that it is to process again. Null waits where nothing can.';
 
+-- How many commits are ready for a position, with those of the dead letter that it is to process again, and how many an in-order
+-- consumer has to wait for because an older transaction is open. What an open transaction has written itself nobody can see.
 create function pubsub.lag(branch_id bigint, "position" jsonb, upto integer, in_order boolean) returns jsonb
 language plpgsql volatile
 set plan_cache_mode = force_generic_plan
@@ -93,11 +88,10 @@ begin
         "position", ready.counted, ready.exact, ready.age, waiting.counted, waiting.exact, waiting.age, pubsub.faults(branch_id));
 end
 $$;
-comment on function pubsub.lag(bigint, jsonb, integer, boolean) is
-    'How many commits are ready for a position, with those of the dead letter that it is to process again, and how many an '
-    'in-order consumer has to wait for because an older transaction is open. What an open transaction has written itself nobody '
-    'can see.';
 
+-- lag() of many at once, for less than one by one: of [{branch_id, position, upto, in_order}, ...] an array in their order. Refused
+-- where it would be of one of them. are_checked: positions were, by a snapshot of then, so that whoever is dropped meanwhile has its
+-- lag still.
 create function pubsub.lags(asked jsonb, are_checked boolean default false) returns jsonb
 language plpgsql volatile
 set plan_cache_mode = force_generic_plan
@@ -138,14 +132,11 @@ begin
             as waiting on a.in_order);
 end
 $$;
-comment on function pubsub.lags(jsonb, boolean) is
-    'lag() of many at once, for less than one by one: of [{branch_id, position, upto, in_order}, ...] an array in their order. '
-    'Refused where it would be of one of them. are_checked: positions were, by a snapshot of then, so that whoever is dropped meanwhile '
-    'has its lag still.';
 
+-- A point in the queue to wait for or to move a consumer to: all that is committed now, or all before the first commit that was
+-- written at or after a time.
 create function pubsub.point(branch_id bigint, at timestamptz default null) returns jsonb
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 declare
     s pg_snapshot := pubsub.current_snapshot();
     first_txid xid8;
@@ -167,10 +158,8 @@ begin
         'snapshot', s, 'source', revision.here(), 'until', coalesce(at, clock_timestamp())::timestamptz(0));
 end
 $$;
-comment on function pubsub.point(bigint, timestamptz) is
-    'A point in the queue to wait for or to move a consumer to: all that is committed now, or all before the first commit '
-    'that was written at or after a time.';
 
+-- Whether a position has processed every commit up to a point; and the point, for the next time.
 create function pubsub.passed(branch_id bigint, "position" jsonb, goal jsonb) returns jsonb
 language plpgsql volatile
 set plan_cache_mode = force_generic_plan
@@ -194,5 +183,3 @@ begin
             passed.branch_id, at.after, at.partial_txid, at.partial_id, (goal ->> 'snapshot')::pg_snapshot)));
 end
 $$;
-comment on function pubsub.passed(bigint, jsonb, jsonb) is
-    'Whether a position has processed every commit up to a point; and the point, for the next time.';

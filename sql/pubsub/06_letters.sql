@@ -1,5 +1,6 @@
 -- Dead letters of the commit queue: on their way, the claim of their consumer hands the same changes out again.
 
+-- Refuse a recorded batch whose changes this source cannot give any more, or not the same.
 create function pubsub.check_readable(consumer_id text, branch_id bigint, batch jsonb) returns void
 language plpgsql stable security definer
 set jit = off
@@ -26,12 +27,10 @@ begin
                 (s.slice -> 'upto' ->> 0)::bigint, (s.slice -> 'upto' ->> 1)::bigint)) end);
 end
 $$;
-comment on function pubsub.check_readable(text, bigint, jsonb) is
-    'Refuse a recorded batch whose changes this source cannot give any more, or not the same.';
 
+-- What a dead letter holds: where its batch begins and ends and, in the database that holds the commits, the first hundred of them.
 create function pubsub.letter_content(address jsonb, content jsonb) returns jsonb
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     branch_id constant bigint := address ->> 'branch_id';
 begin
@@ -52,5 +51,3 @@ begin
         limit 100));
 end
 $$;
-comment on function pubsub.letter_content(jsonb, jsonb) is
-    'What a dead letter holds: where its batch begins and ends and, in the database that holds the commits, the first hundred of them.';

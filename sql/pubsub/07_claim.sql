@@ -1,8 +1,8 @@
 -- The batch of a consumer, claimed at the source of the commits.
 
+-- Refuse a branch of which history was trimmed.
 create function pubsub.check_history(branch_id bigint) returns void
-language plpgsql stable security definer
-as $$
+language plpgsql stable security definer as $$
 declare
     gone record;
 begin
@@ -16,11 +16,10 @@ begin
     end if;
 end
 $$;
-comment on function pubsub.check_history(bigint) is 'Refuse a branch of which history was trimmed.';
 
+-- Refuse a position behind which history was trimmed: of a new consumer, of results from an earlier time, of a move to one.
 create function pubsub.check_history(consumer_id text, branch_id bigint, "position" jsonb) returns void
-language plpgsql stable security definer
-as $$
+language plpgsql stable security definer as $$
 declare
     began_at bigint := coalesce(("position" ->> 'version')::bigint, 0);
     at pg_snapshot := ("position" ->> 'snapshot')::pg_snapshot;
@@ -49,15 +48,13 @@ begin
     end if;
 end
 $$;
-comment on function pubsub.check_history(text, bigint, jsonb) is
-    'Refuse a position behind which history was trimmed: of a new consumer, of results from an earlier time, of a move to one.';
 
+-- The next batch for a consumer, or the one that another server has chosen for it; refused behind history that was trimmed.
 -- Without a search_path of its own: a claim waits for this.
 create function pubsub.choose(
     consumer_id text, branch_id bigint, "position" jsonb, max_changes integer, in_order boolean, accept_trimmed boolean, choice jsonb
 ) returns jsonb
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 begin
     perform pubsub.check_branch(branch_id);
     if not accept_trimmed then
@@ -66,5 +63,3 @@ begin
     return coalesce(choice, pubsub.choose(branch_id, "position", max_changes, in_order));
 end
 $$;
-comment on function pubsub.choose(text, bigint, jsonb, integer, boolean, boolean, jsonb) is
-    'The next batch for a consumer, or the one that another server has chosen for it; refused behind history that was trimmed.';

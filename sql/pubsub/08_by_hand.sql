@@ -2,8 +2,7 @@
 
 create function pubsub.lock_watermark(consumer_id text, branch_id bigint, accept_trimmed boolean default false)
 returns pubsub.watermark
-language plpgsql volatile security definer
-as $$
+language plpgsql volatile security definer as $$
 declare
     found_row pubsub.watermark;
 begin
@@ -30,8 +29,7 @@ comment on function pubsub.lock_watermark(text, bigint, boolean) is
 
 create function pubsub.poll(consumer_id text, branch_id bigint, max_changes integer default 1000, in_order boolean default false)
 returns table (id bigint, queue_id bigint, txid bigint, created_at timestamptz)
-language plpgsql volatile security definer
-as $$
+language plpgsql volatile security definer as $$
 declare
     found_position jsonb;
     batch jsonb;

@@ -1,8 +1,8 @@
 -- What people ask and do: status, skip, move, drop.
 
+-- The oldest open transaction, of any database of this cluster: in-order consumers wait for it. Null when there is none.
 create function pubsub.held_back_by() returns text
-language plpgsql stable security definer
-as $$
+language plpgsql stable security definer as $$
 begin
     return (
         with oldest(xid) as (
@@ -19,12 +19,10 @@ begin
         where not pg_is_in_recovery());
 end
 $$;
-comment on function pubsub.held_back_by() is
-    'The oldest open transaction, of any database of this cluster: in-order consumers wait for it. Null when there is none.';
 
+-- What a person must decide before a position means anything in the place here, null for a place without one; null where it does.
 create function pubsub.undecided("position" jsonb, consumer text, here text, mark pgchange.claim) returns text
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     told text;
     advice text;
@@ -37,9 +35,10 @@ exception when sqlstate 'PC003' or sqlstate 'PC004' then
     return told || ': ' || advice;
 end
 $$;
-comment on function pubsub.undecided(jsonb, text, text, pgchange.claim) is
-    'What a person must decide before a position means anything in the place here, null for a place without one; null where it does.';
 
+-- Every consumer whose watermark is here, as pgchange.status() shows it: what is ready, what one that reads in order has to wait for
+-- and because of whom, and the batch in work. Where the commits are in another database the lag is null: ask there. Where it cannot
+-- be told because a person must decide first, held_back_by says what.
 create function pubsub.status(upto integer default 1000) returns setof pgchange.consumer_status
 language plpgsql volatile security definer
 set jit = off
@@ -100,14 +99,10 @@ begin
         order by (k.mark).consumer_id, (k.mark).branch_id;
 end
 $$;
-comment on function pubsub.status(integer) is
-    'Every consumer whose watermark is here, as pgchange.status() shows it: what is ready, what one that reads in order has to wait '
-    'for and because of whom, and the batch in work. Where the commits are in another database the lag is null: ask there. Where it '
-    'cannot be told because a person must decide first, held_back_by says what.';
 
+-- Refuse what is no point to move a consumer to.
 create function pubsub.check_point(point jsonb) returns void
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 begin
     if point is null or point ? 'snapshot' is not true then
         raise invalid_parameter_value using message = 'a point is what pubsub.point() returns, or {"snapshot": null} for the beginning';
@@ -118,11 +113,10 @@ begin
     end if;
 end
 $$;
-comment on function pubsub.check_point(jsonb) is 'Refuse what is no point to move a consumer to.';
 
+-- In the database of the commits: refuse a move to a point of another one, or of the future.
 create function pubsub.check_move(consumer_id text, branch_id bigint, "position" jsonb, point jsonb) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     here text := pubsub.check_origin();
 begin
@@ -139,5 +133,3 @@ begin
     end if;
 end
 $$;
-comment on function pubsub.check_move(text, bigint, jsonb, jsonb) is
-    'In the database of the commits: refuse a move to a point of another one, or of the future.';

@@ -1,20 +1,18 @@
 -- After a restore, an upgrade, or a source that lost its tail: a person says how to go on.
 
+-- What this source knows of a consumer: the positions before and behind the batch that it claimed last.
 create function pubsub.mark(consumer_id text, branch_id bigint) returns jsonb
-language sql stable security definer
-as $$
+language sql stable security definer as $$
     -- The place as it is called now.
     select pgchange.mark('commit', c.consumer)
         || jsonb_build_object('source', here.place, 'version', pubsub.check_mark(c, here.place))
     from pubsub.check_origin() as here(place), pgchange.claim as c
     where c.kind = 'commit' and c.consumer = pubsub.name_of(mark.consumer_id, mark.branch_id)
 $$;
-comment on function pubsub.mark(text, bigint) is
-    'What this source knows of a consumer: the positions before and behind the batch that it claimed last.';
 
+-- Whether the queue's rows lie in the transactions that they name, as after pg_upgrade, and not in that of a restore.
 create function pubsub.txids_look_kept() returns boolean
-language sql stable security definer
-as $$
+language sql stable security definer as $$
     select coalesce(
         (select count(*) filter (where r.xmin::text::bigint = r.txid::text::bigint & 4294967295) * 2 >= count(*)
          from (select q.xmin, q.txid from revision.commit_queue as q order by q.id desc limit 1000) as r
@@ -22,12 +20,10 @@ as $$
         true)
     and coalesce((select max(q.txid) from revision.commit_queue as q) < pg_snapshot_xmax(pg_current_snapshot()), true)
 $$;
-comment on function pubsub.txids_look_kept() is
-    'Whether the queue''s rows lie in the transactions that they name, as after pg_upgrade, and not in that of a restore.';
 
+-- Use transaction ids up, so that a new cluster's lie above a number.
 create function pubsub.burn_xids(upto bigint) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     create temporary table if not exists burnt (n integer) on commit drop;
     for n in pg_snapshot_xmax(pg_current_snapshot())::text::bigint .. upto loop
@@ -40,11 +36,10 @@ begin
     end loop;
 end
 $$;
-comment on function pubsub.burn_xids(bigint) is 'Use transaction ids up, so that a new cluster''s lie above a number.';
 
+-- Note every position over the transaction ids of the old place: at_rest, for this transaction.
 create function pubsub.note_positions(old text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     create temporary table at_rest on commit drop as
     select row_number() over () as n, p.*
@@ -61,12 +56,12 @@ begin
     ) as p;
 end
 $$;
-comment on function pubsub.note_positions(text) is
-    'Note every position over the transaction ids of the old place: at_rest, for this transaction.';
 
+-- Give the queue's commits new transaction ids: moved, for this transaction; returns the highest. Runs of commits that are processed
+-- by the same positions become one transaction each, numbered from 3, in the order that the commits had. What was written since the
+-- restore no position has processed.
 create function pubsub.renumber_commits(restored_at bigint) returns bigint
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     create temporary table moved on commit drop as
     with judged as (
@@ -91,14 +86,10 @@ begin
     return (select coalesce(max(m.run), 2) from moved as m);
 end
 $$;
-comment on function pubsub.renumber_commits(bigint) is
-    'Give the queue''s commits new transaction ids: moved, for this transaction; returns the highest. Runs of commits that are '
-    'processed by the same positions become one transaction each, numbered from 3, in the order that the commits had. What '
-    'was written since the restore no position has processed.';
 
+-- Fill the queue anew, with the commits as they were renumbered.
 create function pubsub.rewrite_queue() returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     commits bigint := (select count(*) from moved);
     part regclass;
@@ -113,11 +104,10 @@ begin
     perform setval(pg_get_serial_sequence('revision.commit_queue', 'id'), greatest(commits, 1), commits > 0);
 end
 $$;
-comment on function pubsub.rewrite_queue() is 'Fill the queue anew, with the commits as they were renumbered.';
 
+-- Let every position mean the same commits as before, by their new transaction ids.
 create function pubsub.rewrite_positions() returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     create temporary table arrived on commit drop as
     select r.place, r.consumer, coalesce((
@@ -140,12 +130,9 @@ begin
     where c.kind = 'commit' and a.place = 'after' and a.consumer = c.consumer and m.place = 'mark' and m.consumer = c.consumer;
 end
 $$;
-comment on function pubsub.rewrite_positions() is
-    'Let every position mean the same commits as before, by their new transaction ids.';
 
 create function pubsub.rebase_after_restore(txids_kept boolean default false) returns text
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     old text := revision.here();
     here text;

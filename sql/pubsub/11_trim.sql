@@ -1,8 +1,9 @@
 -- History that every consumer has processed may go. By default it stays: a new consumer gets every commit there ever was.
 
+-- A consumer that has not processed everything in a partition, or null. A consumer whose watermark is elsewhere counts by its last
+-- claim, and by where it was moved to since; so does a dead letter that is on its way to a consumer whose watermark is here.
 create function pubsub.needed_by(partition regclass) returns text
-language plpgsql stable security definer
-as $$
+language plpgsql stable security definer as $$
 declare
     holder record;
     needed boolean;
@@ -43,10 +44,8 @@ begin
     return null;
 end
 $$;
-comment on function pubsub.needed_by(regclass) is
-    'A consumer that has not processed everything in a partition, or null. A consumer whose watermark is elsewhere counts by '
-    'its last claim, and by where it was moved to since; so does a dead letter that is on its way to a consumer whose watermark is here.';
 
+-- Empty one partition that no consumer needs; says what it did, or why not.
 create function pubsub.trim_partition(partition regclass, keep interval) returns text
 language plpgsql security definer
 set lock_timeout = '1s'
@@ -75,12 +74,10 @@ exception when lock_not_available or deadlock_detected then
     return format('postponed %s: it is in use', partition);
 end
 $$;
-comment on function pubsub.trim_partition(regclass, interval) is
-    'Empty one partition that no consumer needs; says what it did, or why not.';
 
+-- Whether a partition has a commit that was written after a time. It ends at the first one.
 create function pubsub.has_commits(partition regclass, after timestamptz) returns boolean
-language plpgsql stable security definer
-as $$
+language plpgsql stable security definer as $$
 declare
     found_one boolean;
 begin
@@ -88,12 +85,10 @@ begin
     return found_one;
 end
 $$;
-comment on function pubsub.has_commits(regclass, timestamptz) is
-    'Whether a partition has a commit that was written after a time. It ends at the first one.';
 
+-- When the commit of a partition was written that lies first in it, mostly the oldest; null where it is empty.
 create function pubsub.first_commit_at(partition regclass) returns timestamptz
-language plpgsql stable security definer
-as $$
+language plpgsql stable security definer as $$
 declare
     found_at timestamptz;
 begin
@@ -101,21 +96,16 @@ begin
     return found_at;
 end
 $$;
-comment on function pubsub.first_commit_at(regclass) is
-    'When the commit of a partition was written that lies first in it, mostly the oldest; null where it is empty.';
 
+-- Whether the default partition holds commits, and no transaction that is open or to come writes there.
 create function pubsub.default_at_rest(settled bigint) returns boolean
-language sql stable
-as $$
+language sql stable as $$
     select exists (select from revision.partitions() as p where p.lower <= settled and p.upper > settled)
        and revision.last_of_default() < settled
 $$;
-comment on function pubsub.default_at_rest(bigint) is
-    'Whether the default partition holds commits, and no transaction that is open or to come writes there.';
 
 create function pubsub.trim_commit_queue(keep interval) returns setof text
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 declare
     settled bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
     part record;

@@ -1,26 +1,24 @@
 -- Terms, and putting events into the log.
 
+-- The advisory lock of whoever changes the catalogue.
 create function topology.lock_key() returns bigint
-language sql immutable
-as $$
+language sql immutable as $$
     select hashtextextended('pgchange topology', 0)
 $$;
-comment on function topology.lock_key() is 'The advisory lock of whoever changes the catalogue.';
 
+-- Keep others from changing the catalogue until this transaction ends. It waits for them at most 10 s, or as long as lock_timeout
+-- says.
 create function topology.hold() returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     perform pgchange.lock_or_tell(topology.lock_key(), 'the catalogue was not changed');
 end
 $$;
-comment on function topology.hold() is
-    'Keep others from changing the catalogue until this transaction ends. It waits for them at most 10 s, or as long as '
-    'lock_timeout says.';
 
+-- Catalogue writers commit one after the other, so that the order of the log is the order of commit, and each sees what the one
+-- before it did.
 create function topology.take_turn() returns trigger
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 begin
     if tg_op = 'TRUNCATE' then
         raise exception using errcode = 'PC008', message = format('%s cannot be truncated: clients would not hear of it', tg_relid::regclass),
@@ -32,15 +30,13 @@ begin
     return null;
 end
 $$;
-comment on function topology.take_turn() is
-    'Catalogue writers commit one after the other, so that the order of the log is the order of commit, and each sees what the '
-    'one before it did.';
 
 -- In PL/pgSQL, which keeps its plans: relays ask many times a second.
 
+-- The term of this catalogue, a new one if its server was promoted, restored or started again since the last, or its log lies
+-- elsewhere; on a primary. While another changes the catalogue a new one is only told: that one, or the next, begins it.
 create function topology.begin_term() returns topology.term
-language plpgsql volatile security definer
-as $$
+language plpgsql volatile security definer as $$
 declare
     latest topology.term;
     here topology.term;
@@ -63,29 +59,24 @@ begin
     return here;
 end
 $$;
-comment on function topology.begin_term() is
-    'The term of this catalogue, a new one if its server was promoted, restored or started again since the last, or its log lies '
-    'elsewhere; on a primary. While another changes the catalogue a new one is only told: that one, or the next, begins it.';
 
 create type topology.change as (op text, map text, fields json);
 comment on type topology.change is
     'A change of the catalogue: op replace or delete, map replicaset, instance or bucket, fields of its event besides those '
     'that every event has.';
 
+-- A change as clients get it: fields in the order of the protocol's description, none that is absent.
 create function topology.event(change topology.change, at timestamptz, term bigint, index bigint) returns json
-language sql stable
-as $$
+language sql stable as $$
     select json_strip_nulls(concat(
         '{"op":', to_json((change).op), ',"map":', to_json((change).map),
         ',"timestamp":"', to_char(at at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS"+00:00"'),
         '","raft":{"term":', term, ',"index":', index, '},', substr((change).fields::text, 2))::json)
 $$;
-comment on function topology.event(topology.change, timestamptz, bigint, bigint) is
-    'A change as clients get it: fields in the order of the protocol''s description, none that is absent.';
 
+-- Put changes into the log, in order; by who holds the catalogue's lock.
 create function topology.append(changes topology.change[]) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     at timestamptz := clock_timestamp();
     now_term bigint;
@@ -107,5 +98,3 @@ begin
     ) as n;
 end
 $$;
-comment on function topology.append(topology.change[]) is
-    'Put changes into the log, in order; by who holds the catalogue''s lock.';

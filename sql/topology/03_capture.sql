@@ -1,30 +1,27 @@
 -- What of the catalogue's changes becomes an event.
 
+-- The uuid of a replicaset by its name; null where it is unknown.
 create function topology.replicaset_uuid(name text) returns text
-language sql stable
-as $$
+language sql stable as $$
     select r.uuid from topology._pico_replicaset as r where r.name = replicaset_uuid.name
 $$;
-comment on function topology.replicaset_uuid(text) is 'The uuid of a replicaset by its name; null where it is unknown.';
 
+-- The uuid of an instance by its name; null where it is unknown.
 create function topology.instance_uuid(name text) returns text
-language sql stable
-as $$
+language sql stable as $$
     select i.uuid from topology._pico_instance as i where i.name = instance_uuid.name
 $$;
-comment on function topology.instance_uuid(text) is 'The uuid of an instance by its name; null where it is unknown.';
 
+-- Where clients reach an instance; null where that is unknown.
 create function topology.address_of(raft_id bigint) returns text
-language sql stable
-as $$
+language sql stable as $$
     select a.address from topology._pico_peer_address as a
     where a.raft_id = address_of.raft_id and a.connection_type = 'pgproto'
 $$;
-comment on function topology.address_of(bigint) is 'Where clients reach an instance; null where that is unknown.';
 
+-- All that clients hear of an instance.
 create function topology.instance_fields(instance topology._pico_instance) returns json
-language sql stable
-as $$
+language sql stable as $$
     select json_build_object(
         'tier', instance.tier,
         'replicaset_uuid', topology.replicaset_uuid(instance.replicaset_name),
@@ -32,20 +29,18 @@ as $$
         'current_state', instance.current_state ->> 0,
         'address', topology.address_of(instance.raft_id))
 $$;
-comment on function topology.instance_fields(topology._pico_instance) is 'All that clients hear of an instance.';
 
+-- A replicaset with its master, if that is known.
 create function topology.master_fields(replicaset topology._pico_replicaset) returns json
-language sql stable
-as $$
+language sql stable as $$
     select json_build_object(
         'replicaset_uuid', replicaset.uuid,
         'current_master_uuid', topology.instance_uuid(replicaset.current_master_name))
 $$;
-comment on function topology.master_fields(topology._pico_replicaset) is 'A replicaset with its master, if that is known.';
 
+-- A range of buckets with its owner: of a copied one that is the target, whose data is whole.
 create function topology.bucket_fields(bucket topology._pico_bucket) returns json
-language sql stable
-as $$
+language sql stable as $$
     select json_build_object(
         'tier', bucket.tier_name,
         'state', bucket.state,
@@ -54,9 +49,9 @@ as $$
             case when bucket.state = 'copied' then coalesce(bucket.target_replicaset_name, bucket.current_replicaset_name)
                  else bucket.current_replicaset_name end))
 $$;
-comment on function topology.bucket_fields(topology._pico_bucket) is
-    'A range of buckets with its owner: of a copied one that is the target, whose data is whole.';
 
+-- Events of replicasets: one that came, its master, one that went. Losing a master without another is none. The instances of one that
+-- comes after them are told then.
 create function topology.capture_replicaset() returns trigger
 language plpgsql security definer
 -- A plan that was made for a few rows is kept for many.
@@ -91,10 +86,9 @@ begin
     return null;
 end
 $$;
-comment on function topology.capture_replicaset() is
-    'Events of replicasets: one that came, its master, one that went. Losing a master without another is none. The instances of '
-    'one that comes after them are told then.';
 
+-- Events of instances: one that came, what else of it changed, such as its state, one that went. A master that comes after its
+-- replicaset is told then.
 create function topology.capture_instance() returns trigger
 language plpgsql security definer
 -- A plan that was made for a few rows is kept for many.
@@ -130,10 +124,8 @@ begin
     return null;
 end
 $$;
-comment on function topology.capture_instance() is
-    'Events of instances: one that came, what else of it changed, such as its state, one that went. A master that comes after '
-    'its replicaset is told then.';
 
+-- Events of addresses: another one of an instance that is known.
 create function topology.capture_address() returns trigger
 language plpgsql security definer
 -- A plan that was made for a few rows is kept for many.
@@ -158,8 +150,8 @@ begin
     return null;
 end
 $$;
-comment on function topology.capture_address() is 'Events of addresses: another one of an instance that is known.';
 
+-- Events of buckets: a range that is copied whole to its new owner.
 create function topology.capture_bucket() returns trigger
 language plpgsql security definer
 -- A plan that was made for a few rows is kept for many.
@@ -184,17 +176,15 @@ begin
     return null;
 end
 $$;
-comment on function topology.capture_bucket() is 'Events of buckets: a range that is copied whole to its new owner.';
 
+-- Refuse another key of a row: its events, and the rows that name it, would be of nobody.
 create function topology.keep_keys() returns trigger
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     raise exception using errcode = 'PC008', message = format('name, uuid and raft id of %L are for ever: it is known by them', old.name),
         hint = 'delete the row, and insert another';
 end
 $$;
-comment on function topology.keep_keys() is 'Refuse another key of a row: its events, and the rows that name it, would be of nobody.';
 
 create trigger keys_kept before update on topology._pico_replicaset for each row
     when ((old.name, old.uuid) is distinct from (new.name, new.uuid)) execute function topology.keep_keys();

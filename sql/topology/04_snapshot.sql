@@ -1,20 +1,19 @@
 -- The whole picture, as a client gets it before it hears of changes.
 
+-- The last event that this transaction sees, also one that was trimmed: its term and index; index 0 for a term without any.
 create function topology.now_at(out term bigint, out index bigint)
-language sql stable security definer
-as $$
+language sql stable security definer as $$
     select coalesce(t.term, 0), coalesce(greatest(l.index, g.index), 0)
     from (select) as one
     left join lateral (select o.term from topology.term as o order by o.term desc limit 1) as t on true
     left join lateral (select max(o.index) as index from topology.log as o where o.term = t.term) as l on true
     left join lateral (select max(o.index) as index from topology.trimmed as o where o.term = t.term) as g on true
 $$;
-comment on function topology.now_at() is
-    'The last event that this transaction sees, also one that was trimmed: its term and index; index 0 for a term without any.';
 
+-- The catalogue as events, replicasets before instances before active buckets, all with the (term, index) of the last event that they
+-- contain: what follows has a greater one. One statement, so one moment.
 create function topology.snapshot() returns table (event json)
-language sql stable security definer
-as $$
+language sql stable security definer as $$
     -- Joined and built here: a call of the functions that make one event would cost more than all the rest of a row.
     with at as materialized (
         select to_char(statement_timestamp() at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS"+00:00"') as taken_at,
@@ -49,10 +48,8 @@ as $$
     )
     select json_strip_nulls(p.event) from picture as p order by p.part, p.place, p.number
 $$;
-comment on function topology.snapshot() is
-    'The catalogue as events, replicasets before instances before active buckets, all with the (term, index) of the last event '
-    'that they contain: what follows has a greater one. One statement, so one moment.';
 
+-- The buckets that are on their way, which a snapshot that is taken now is without: a multirange for each tier; null for none.
 create function topology.unsettled() returns jsonb
 language sql stable security definer
 -- There is an index of what is on its way; without statistics every range would be looked at instead.
@@ -64,14 +61,14 @@ as $$
         from topology._pico_bucket as b where b.state <> 'active' group by b.tier_name
     ) as u
 $$;
-comment on function topology.unsettled() is
-    'The buckets that are on their way, which a snapshot that is taken now is without: a multirange for each tier; null for none.';
 
+-- Of buckets that a client's snapshot was without those that no event behind (term, index) has told it of, null for none; where it is
+-- told of everything now; whether some of them have arrived, so that only a new snapshot tells it; and whether none at all is on its
+-- way.
 create function topology.lacking(
     inout buckets jsonb, inout term bigint, inout index bigint, out arrived boolean, out settled boolean
 )
-language sql stable security definer
-as $$
+language sql stable security definer as $$
     with moving as materialized (
         select u.tier, u.buckets::int8multirange from jsonb_each_text(topology.unsettled()) as u(tier, buckets)
     ), told as (
@@ -91,14 +88,10 @@ as $$
     left join moving as m on m.tier = u.tier
     group by n.term, n.index
 $$;
-comment on function topology.lacking(jsonb, bigint, bigint) is
-    'Of buckets that a client''s snapshot was without those that no event behind (term, index) has told it of, null for none; '
-    'where it is told of everything now; whether some of them have arrived, so that only a new snapshot tells it; and whether none '
-    'at all is on its way.';
 
+-- Up to which event some behind this one were trimmed; null for none.
 create function topology.trimmed_behind(after_term bigint, after_index bigint) returns topology.trimmed
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return (
         select t from topology.trimmed as t
@@ -107,12 +100,11 @@ begin
         limit 1);
 end
 $$;
-comment on function topology.trimmed_behind(bigint, bigint) is 'Up to which event some behind this one were trimmed; null for none.';
 
+-- What happened behind an event, in order; refused where some of it was trimmed.
 create function topology.events(after_term bigint, after_index bigint, max_events integer default null)
 returns table (term bigint, index bigint, event json)
-language plpgsql stable security definer
-as $$
+language plpgsql stable security definer as $$
 declare
     gone topology.trimmed := topology.trimmed_behind(after_term, after_index);
 begin
@@ -128,17 +120,13 @@ begin
         limit max_events;
 end
 $$;
-comment on function topology.events(bigint, bigint, integer) is
-    'What happened behind an event, in order; refused where some of it was trimmed.';
 
+-- The secret from which relays derive the salts of users that they do not know, made by the first call. All relays of one catalogue
+-- have the same, so that nobody finds out by comparing salts which users there are.
 create function topology.salt_secret() returns bytea
-language plpgsql volatile security definer
-as $$
+language plpgsql volatile security definer as $$
 begin
     insert into topology.relay_secret default values on conflict do nothing;
     return (select r.secret from topology.relay_secret as r);
 end
 $$;
-comment on function topology.salt_secret() is
-    'The secret from which relays derive the salts of users that they do not know, made by the first call. All relays of one '
-    'catalogue have the same, so that nobody finds out by comparing salts which users there are.';

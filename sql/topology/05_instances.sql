@@ -1,8 +1,8 @@
 -- Changing the catalogue: replicasets and instances. What would break it is refused.
 
+-- An instance, held until the transaction ends; refused where it is unknown.
 create function topology.instance_named(name text) returns topology._pico_instance
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 declare
     known topology._pico_instance;
 begin
@@ -15,11 +15,10 @@ begin
     return known;
 end
 $$;
-comment on function topology.instance_named(text) is 'An instance, held until the transaction ends; refused where it is unknown.';
 
+-- A replicaset, held until the transaction ends; refused where it is unknown.
 create function topology.replicaset_named(name text) returns topology._pico_replicaset
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 declare
     known topology._pico_replicaset;
 begin
@@ -33,14 +32,11 @@ begin
     return known;
 end
 $$;
-comment on function topology.replicaset_named(text) is
-    'A replicaset, held until the transaction ends; refused where it is unknown.';
 
 create function topology.add_replicaset(
     name text, tier text default 'default', uuid text default gen_random_uuid()::text, weight double precision default 1
 ) returns text
-language plpgsql volatile security definer
-as $$
+language plpgsql volatile security definer as $$
 begin
     if coalesce(name, '') = '' or coalesce(tier, '') = '' or coalesce(uuid, '') = '' then
         perform pgchange.refuse('a replicaset needs a name, a tier and a uuid', 'give all three');
@@ -59,9 +55,9 @@ $$;
 comment on function topology.add_replicaset(text, text, text, double precision) is
     'Add a replicaset, without instances and without a master; returns its uuid.';
 
+-- Refuse an instance where another one is that is Online.
 create function topology.check_alone(address text, raft_id bigint) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     other text;
 begin
@@ -79,11 +75,10 @@ begin
     end if;
 end
 $$;
-comment on function topology.check_alone(text, bigint) is 'Refuse an instance where another one is that is Online.';
 
+-- Refuse for an instance what nobody could connect to, and where another one is that is Online.
 create function topology.check_address(address text, raft_id bigint) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     if coalesce(address, '') !~ '^.+:[0-9]{1,5}$' then
         perform pgchange.refuse(
@@ -92,15 +87,12 @@ begin
     perform topology.check_alone(address, raft_id);
 end
 $$;
-comment on function topology.check_address(text, bigint) is
-    'Refuse for an instance what nobody could connect to, and where another one is that is Online.';
 
 create function topology.add_instance(
     name text, replicaset text, address text, state text default 'Online', uuid text default gen_random_uuid()::text,
     raft_id bigint default null
 ) returns text
-language plpgsql volatile security definer
-as $$
+language plpgsql volatile security definer as $$
 declare
     home topology._pico_replicaset := topology.replicaset_named(replicaset);
     number bigint := coalesce(raft_id, (select coalesce(max(i.raft_id), 0) + 1 from topology._pico_instance as i));
@@ -130,9 +122,9 @@ $$;
 comment on function topology.add_instance(text, text, text, text, text, bigint) is
     'Add an instance to a replicaset, with its address host:port; returns its uuid.';
 
+-- Record where clients reach an instance, as host:port.
 create function topology.set_address(instance text, address text) returns void
-language plpgsql volatile security definer
-as $$
+language plpgsql volatile security definer as $$
 declare
     chosen topology._pico_instance := topology.instance_named(instance);
 begin
@@ -142,11 +134,10 @@ begin
     on conflict on constraint _pico_peer_address_pkey do update set address = excluded.address;
 end
 $$;
-comment on function topology.set_address(text, text) is 'Record where clients reach an instance, as host:port.';
 
+-- Refuse an instance that is a master.
 create function topology.check_not_master(chosen topology._pico_instance) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     if exists (select from topology._pico_replicaset as r where r.current_master_name = chosen.name) then
         perform pgchange.refuse(
@@ -155,11 +146,10 @@ begin
     end if;
 end
 $$;
-comment on function topology.check_not_master(topology._pico_instance) is 'Refuse an instance that is a master.';
 
+-- Refuse a replicaset that has buckets, or is to get some.
 create function topology.check_drained(replicaset text) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     if exists (
         select from topology._pico_bucket as b
@@ -169,11 +159,10 @@ begin
     end if;
 end
 $$;
-comment on function topology.check_drained(text) is 'Refuse a replicaset that has buckets, or is to get some.';
 
+-- Take an instance out of the catalogue; a master only as the last of a replicaset that has no buckets any more.
 create function topology.remove_instance(instance text) returns void
-language plpgsql volatile security definer
-as $$
+language plpgsql volatile security definer as $$
 declare
     chosen topology._pico_instance := topology.instance_named(instance);
 begin
@@ -193,12 +182,10 @@ begin
     delete from topology._pico_peer_address as a where a.raft_id = chosen.raft_id;
 end
 $$;
-comment on function topology.remove_instance(text) is
-    'Take an instance out of the catalogue; a master only as the last of a replicaset that has no buckets any more.';
 
+-- Take a replicaset out of the catalogue that has neither instances nor buckets.
 create function topology.remove_replicaset(replicaset text) returns void
-language plpgsql volatile security definer
-as $$
+language plpgsql volatile security definer as $$
 declare
     chosen topology._pico_replicaset := topology.replicaset_named(replicaset);
 begin
@@ -209,4 +196,3 @@ begin
     delete from topology._pico_replicaset as r where r.name = chosen.name;
 end
 $$;
-comment on function topology.remove_replicaset(text) is 'Take a replicaset out of the catalogue that has neither instances nor buckets.';

@@ -1,8 +1,8 @@
 -- Who is the master of a replicaset, and who is to be it: a failover chooses before it promotes, so that none is forgotten.
 
+-- An instance that may be the master of a replicaset; refused where it is of another one, or not Online.
 create function topology.candidate(home topology._pico_replicaset, instance text) returns topology._pico_instance
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 declare
     chosen topology._pico_instance := topology.instance_named(instance);
 begin
@@ -19,12 +19,10 @@ begin
     return chosen;
 end
 $$;
-comment on function topology.candidate(topology._pico_replicaset, text) is
-    'An instance that may be the master of a replicaset; refused where it is of another one, or not Online.';
 
+-- Refuse an instance while another one of its replicaset may take writes: the master, or who was chosen to be it.
 create function topology.check_no_rival(home topology._pico_replicaset, chosen topology._pico_instance) returns void
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 declare
     other text;
 begin
@@ -40,12 +38,10 @@ begin
     end if;
 end
 $$;
-comment on function topology.check_no_rival(topology._pico_replicaset, topology._pico_instance) is
-    'Refuse an instance while another one of its replicaset may take writes: the master, or who was chosen to be it.';
 
+-- Record who is to be the master, before it is promoted: nobody else is chosen while it is Online.
 create function topology.choose_master(replicaset text, instance text) returns void
-language plpgsql volatile security definer
-as $$
+language plpgsql volatile security definer as $$
 declare
     home topology._pico_replicaset := topology.replicaset_named(replicaset);
     chosen topology._pico_instance := topology.candidate(home, instance);
@@ -57,12 +53,9 @@ begin
     where r.name = home.name and r.target_master_name <> chosen.name;
 end
 $$;
-comment on function topology.choose_master(text, text) is
-    'Record who is to be the master, before it is promoted: nobody else is chosen while it is Online.';
 
 create function topology.set_master(replicaset text, instance text) returns void
-language plpgsql volatile security definer
-as $$
+language plpgsql volatile security definer as $$
 declare
     home topology._pico_replicaset := topology.replicaset_named(replicaset);
     chosen topology._pico_instance := topology.candidate(home, instance);
@@ -78,9 +71,9 @@ $$;
 comment on function topology.set_master(text, text) is
     'Record which instance of a replicaset is its master now, such as a standby that was promoted. Twice does nothing.';
 
+-- What was chosen in place of a master that is Online again ends; refused while that may have been promoted.
 create function topology.take_back(chosen topology._pico_instance) returns void
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 declare
     home topology._pico_replicaset;
 begin
@@ -95,12 +88,9 @@ begin
     where r.name = home.name and r.target_master_name <> chosen.name;
 end
 $$;
-comment on function topology.take_back(topology._pico_instance) is
-    'What was chosen in place of a master that is Online again ends; refused while that may have been promoted.';
 
 create function topology.set_state(instance text, state text) returns void
-language plpgsql volatile security definer
-as $$
+language plpgsql volatile security definer as $$
 declare
     chosen topology._pico_instance := topology.instance_named(instance);
     old text := chosen.current_state ->> 0;
@@ -130,16 +120,14 @@ $$;
 comment on function topology.set_state(text, text) is
     'Record that an instance is Online, Offline or Expelled; the latter for ever, and never the master. Twice does nothing.';
 
+-- Who is recorded as the master is to be it, too, where plain SQL says nothing else: who was the master before is not chosen.
 create function topology.end_choice() returns trigger
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     new.target_master_name := new.current_master_name;
     return new;
 end
 $$;
-comment on function topology.end_choice() is
-    'Who is recorded as the master is to be it, too, where plain SQL says nothing else: who was the master before is not chosen.';
 
 create trigger choice_ended before update on topology._pico_replicaset for each row
     when (new.current_master_name <> old.current_master_name and new.target_master_name = old.target_master_name)

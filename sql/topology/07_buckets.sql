@@ -1,9 +1,9 @@
 -- Changing the catalogue: who owns which buckets. A range moves active -> copying -> copied -> active; a copy that is given up
 -- goes copying -> aborting-copy -> active.
 
+-- Refuse what is no range of buckets.
 create function topology.check_range(from_bucket bigint, to_bucket bigint) returns void
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 begin
     if coalesce(from_bucket < 0 or to_bucket < from_bucket or to_bucket = 9223372036854775807, true) then
         perform pgchange.refuse(
@@ -12,11 +12,9 @@ begin
     end if;
 end
 $$;
-comment on function topology.check_range(bigint, bigint) is 'Refuse what is no range of buckets.';
 
 create function topology.assign_buckets(tier text, from_bucket bigint, to_bucket bigint, replicaset text) returns void
-language plpgsql volatile security definer
-as $$
+language plpgsql volatile security definer as $$
 declare
     home topology._pico_replicaset := topology.replicaset_named(replicaset);
     taken record;
@@ -46,9 +44,9 @@ comment on function topology.assign_buckets(text, bigint, bigint, text) is
     'Give buckets that nobody has to a replicaset of their tier, inclusive of both ends. Clients hear of them with their next '
     'snapshot.';
 
+-- Make a range begin at a bucket, where one contains it.
 create function topology.split_at(tier text, bucket bigint) returns void
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 declare
     whole topology._pico_bucket;
 begin
@@ -62,13 +60,11 @@ begin
     end if;
 end
 $$;
-comment on function topology.split_at(text, bigint) is 'Make a range begin at a bucket, where one contains it.';
 
 create function topology.move_buckets(
     tier text, from_bucket bigint, to_bucket bigint, state text, target text default null
 ) returns bigint
-language plpgsql volatile security definer
-as $$
+language plpgsql volatile security definer as $$
 declare
     steps constant jsonb := '{"copying": ["active"], "copied": ["copying"], "aborting-copy": ["copying"], "active": ["copied", "aborting-copy"]}';
     goal topology._pico_replicaset;

@@ -11,19 +11,18 @@ begin
 end
 $$;
 
+-- Make a consumer, at the beginning of the log, if it is not there yet.
 create function topology.register(consumer_id text) returns boolean
-language sql volatile security definer
-as $$
+language sql volatile security definer as $$
     insert into topology.consumer (consumer_id)
     select register.consumer_id where topology.take_lock(register.consumer_id)
     on conflict do nothing
     returning true
 $$;
-comment on function topology.register(text) is 'Make a consumer, at the beginning of the log, if it is not there yet.';
 
+-- How far a consumer has come, and the dead letter that it has before it; null for one that has not begun.
 create function topology.position(consumer_id text) returns jsonb
-language plpgsql stable security definer
-as $$
+language plpgsql stable security definer as $$
 begin
     return (
         select jsonb_build_object(
@@ -34,21 +33,19 @@ begin
         from topology.consumer as c where c.consumer_id = "position".consumer_id);
 end
 $$;
-comment on function topology.position(text) is 'How far a consumer has come, and the dead letter that it has before it; null for one that has not begun.';
 
+-- Refuse a position whose batches this catalogue does not know, because it was restored or lost its latest transactions.
 create function topology.check_position("position" jsonb) returns void
-language plpgsql stable security definer
-as $$
+language plpgsql stable security definer as $$
 begin
     perform pgchange.check_known('topology', "position" ->> 'consumer', "position", topology.here(), topology.is_native());
 end
 $$;
-comment on function topology.check_position(jsonb) is
-    'Refuse a position whose batches this catalogue does not know, because it was restored or lost its latest transactions.';
 
+-- How many events a consumer has to process, exact up to a number, beyond it at least one more, and those of a dead letter on its
+-- way. None ever waits.
 create function topology.lag("position" jsonb, upto integer) returns jsonb
-language plpgsql stable security definer
-as $$
+language plpgsql stable security definer as $$
 declare
     counted bigint;
     sent bigint := coalesce(("position" -> 'letter' -> 'batch' ->> 'count')::bigint, 0);
@@ -70,27 +67,22 @@ begin
         'waiting', 0, 'waiting_exact', true, 'waiting_age', null, 'faults', 0);
 end
 $$;
-comment on function topology.lag(jsonb, integer) is
-    'How many events a consumer has to process, exact up to a number, beyond it at least one more, and those of a '
-    'dead letter on its way. None ever waits.';
 
+-- Where a position, or a point, is: [term, index].
 create function topology.at("position" jsonb) returns jsonb
-language sql stable
-as $$
+language sql stable as $$
     select pg_catalog.jsonb_build_array(coalesce(("position" ->> 'term')::bigint, 0), coalesce(("position" ->> 'index')::bigint, 0))
 $$;
-comment on function topology.at(jsonb) is 'Where a position, or a point, is: [term, index].';
 
+-- Whether a consumer at one place has passed another.
 create function topology.covers(at jsonb, upto jsonb) returns boolean
-language sql immutable
-as $$
+language sql immutable as $$
     select ((at ->> 0)::bigint, (at ->> 1)::bigint) >= ((upto ->> 0)::bigint, (upto ->> 1)::bigint)
 $$;
-comment on function topology.covers(jsonb, jsonb) is 'Whether a consumer at one place has passed another.';
 
+-- The next events behind one, as slices of ten thousand: {count, after, upto}; null where there are none.
 create function topology.slices(after_term bigint, after_index bigint, max_changes integer) returns jsonb
-language sql stable security definer
-as $$
+language sql stable security definer as $$
     with chosen as (
         select l.term, l.index, (row_number() over (order by l.term, l.index) - 1) / 10000 as slice
         from topology.log as l
@@ -111,17 +103,14 @@ as $$
     )
     select jsonb_agg(r.run order by r.slice) from runs as r
 $$;
-comment on function topology.slices(bigint, bigint, integer) is
-    'The next events behind one, as slices of ten thousand: {count, after, upto}; null where there are none.';
 
+-- The events behind one, [term, index], up to another, in order.
 create function topology.changes("after" jsonb, upto jsonb)
 returns table (id text, term bigint, index bigint, event jsonb, written_at timestamptz)
-language sql stable security definer
-as $$
+language sql stable security definer as $$
     select l.term || '/' || l.index, l.term, l.index, l.event::jsonb, l.written_at
     from topology.log as l
     where (l.term, l.index) > (("after" ->> 0)::bigint, ("after" ->> 1)::bigint)
       and (l.term, l.index) <= ((upto ->> 0)::bigint, (upto ->> 1)::bigint)
     order by l.term, l.index
 $$;
-comment on function topology.changes(jsonb, jsonb) is 'The events behind one, [term, index], up to another, in order.';

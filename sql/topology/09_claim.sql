@@ -1,8 +1,8 @@
 -- The batch of a consumer: claimed at the source, read there, acked with the results.
 
+-- What a consumer has to process next, null for nothing; refused where some of it was trimmed.
 create function topology.choose(consumer_id text, "position" jsonb, max_changes integer) returns jsonb
-language plpgsql stable security definer
-as $$
+language plpgsql stable security definer as $$
 declare
     began_at bigint := ("position" ->> 'version')::bigint;
     at bigint[] := array[("position" ->> 'term')::bigint, ("position" ->> 'index')::bigint];
@@ -34,15 +34,13 @@ begin
             select l.written_at from topology.log as l where (l.term, l.index) > (at[1], at[2]) order by l.term, l.index limit 1));
 end
 $$;
-comment on function topology.choose(text, jsonb, integer) is
-    'What a consumer has to process next, null for nothing; refused where some of it was trimmed.';
 
+-- Put a consumer at a place, if it is where it was, where that is said; whether it is there now.
 -- Without a search_path of its own: an ack waits for this.
 create function topology.put(
     consumer_id text, at jsonb, version bigint, source text, was bigint, before jsonb
 ) returns boolean
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     update topology.consumer as c set
         version = put.version, term = (at ->> 0)::bigint, index = (at ->> 1)::bigint, source = put.source, updated_at = now()
@@ -52,20 +50,17 @@ begin
     return found;
 end
 $$;
-comment on function topology.put(text, jsonb, bigint, text, bigint, jsonb) is
-    'Put a consumer at a place, if it is where it was, where that is said; whether it is there now.';
 
+-- Everything that is committed now, as a goal.
 create function topology.point() returns jsonb
-language sql stable security definer
-as $$
+language sql stable security definer as $$
     select jsonb_build_object('term', n.term, 'index', n.index, 'source', topology.here())
     from topology.now_at() as n
 $$;
-comment on function topology.point() is 'Everything that is committed now, as a goal.';
 
+-- Whether a consumer has come to a point.
 create function topology.passed("position" jsonb, goal jsonb) returns jsonb
-language plpgsql stable security definer
-as $$
+language plpgsql stable security definer as $$
 begin
     perform topology.check_position("position");
     return jsonb_build_object('goal', goal, 'passed', not exists (
@@ -74,4 +69,3 @@ begin
           and (l.term, l.index) <= ((goal ->> 'term')::bigint, (goal ->> 'index')::bigint)));
 end
 $$;
-comment on function topology.passed(jsonb, jsonb) is 'Whether a consumer has come to a point.';

@@ -1,15 +1,15 @@
 -- What people ask and do: status, repair, move, drop, trim.
 
+-- The feed of every consumer whose progress is here.
 create function topology.consumers() returns setof jsonb
-language sql stable security definer
-as $$
+language sql stable security definer as $$
     select jsonb_build_object('consumer_id', c.consumer_id) from topology.consumer as c order by c.consumer_id
 $$;
-comment on function topology.consumers() is 'The feed of every consumer whose progress is here.';
 
+-- What this catalogue knows of a consumer: where the batch that it claimed last begins and ends. A restored catalogue takes its new
+-- place with the first that is asked about.
 create function topology.mark(consumer_id text) returns jsonb
-language plpgsql volatile security definer
-as $$
+language plpgsql volatile security definer as $$
 declare
     known jsonb := pgchange.mark('topology', topology.name_of(consumer_id));
 begin
@@ -29,23 +29,18 @@ begin
     return known || jsonb_build_object('source', topology.here());
 end
 $$;
-comment on function topology.mark(text) is
-    'What this catalogue knows of a consumer: where the batch that it claimed last begins and ends. A restored catalogue takes its '
-    'new place with the first that is asked about.';
 
+-- Delete a consumer's progress; whether it was here.
 create function topology.forget(consumer_id text) returns boolean
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     delete from topology.consumer as c where c.consumer_id = forget.consumer_id;
     return found;
 end
 $$;
-comment on function topology.forget(text) is 'Delete a consumer''s progress; whether it was here.';
 
 create function topology.trim_log(keep interval) returns text
-language plpgsql volatile security definer
-as $$
+language plpgsql volatile security definer as $$
 declare
     gone record;
 begin
@@ -91,14 +86,12 @@ comment on function topology.trim_log(interval) is
     'Remove events up to the last that is older than an age, as far as every consumer has processed them, one whose progress '
     'is elsewhere by its last claim; says how many, null for none. A new consumer begins with what is left.';
 
+-- A transaction that changed the catalogue and has been open for so long; a prepared transaction, too. A warning if nobody lets this
+-- role see when it began.
 create function topology.health(long_wait interval default '10 seconds') returns setof pgchange.finding
-language sql volatile security definer
-as $$
+language sql volatile security definer as $$
     select f.*
     from pgchange.lock_health(
         'topology', topology.lock_key(),
         '%s has changed the catalogue: until it ends nobody else can change it, and clients do not hear of it', long_wait) as f
 $$;
-comment on function topology.health(interval) is
-    'A transaction that changed the catalogue and has been open for so long; a prepared transaction, too. A warning if nobody '
-    'lets this role see when it began.';

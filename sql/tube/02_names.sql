@@ -1,34 +1,30 @@
 -- What tables, functions and triggers are called.
 
+-- The schema that a relation is in; null where the relation is gone.
 create function tube.schema_of(rel regclass) returns name
-language sql stable
-as $$
+language sql stable as $$
     select n.nspname from pg_class as c join pg_namespace as n on n.oid = c.relnamespace where c.oid = rel
 $$;
-comment on function tube.schema_of(regclass) is 'The schema that a relation is in; null where the relation is gone.';
 
+-- Today's name of a relation with its schema, whatever search_path it will be read under; null where it is gone.
 create function tube.full_name(rel oid) returns text
-language sql stable
-as $$
+language sql stable as $$
     select format('%I.%I', n.nspname, c.relname) from pg_class as c join pg_namespace as n on n.oid = c.relnamespace where c.oid = rel
 $$;
-comment on function tube.full_name(oid) is
-    'Today''s name of a relation with its schema, whatever search_path it will be read under; null where it is gone.';
 
+-- A table by the name in a control pod; null for what is none.
 create function tube.table_named(name text) returns regclass
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return to_regclass(name);
 exception when others then
     return null;
 end
 $$;
-comment on function tube.table_named(text) is 'A table by the name in a control pod; null for what is none.';
 
+-- A name that ends as it should, and in the middle says by a hash what was left out where it would be longer than 63 bytes.
 create function tube.short_name(base text, suffix text) returns name
-language sql immutable
-as $$
+language sql immutable as $$
     select case
         when octet_length(base || suffix) <= 63 then base || suffix
         else (
@@ -37,28 +33,21 @@ as $$
         ) || '_' || left(md5(base), 8) || suffix
     end::name
 $$;
-comment on function tube.short_name(text, text) is
-    'A name that ends as it should, and in the middle says by a hash what was left out where it would be longer than 63 bytes.';
 
+-- What the functions of an attachment are called: those of its triggers, and the one that applies its predicate.
 create function tube.function_name(token text, kind text) returns name
-language sql immutable
-as $$
+language sql immutable as $$
     select case when kind = 'judge' then 'pgchange_judge_' || token else format('pgchange_touch_%s_%s', kind, token) end::name
 $$;
-comment on function tube.function_name(text, text) is
-    'What the functions of an attachment are called: those of its triggers, and the one that applies its predicate.';
 
+-- The name of a trigger: <table>_<tube>_after_<op>_trigger, shortened where it would not fit.
 create function tube.capture_name(tbl regclass, tube text, op text) returns name
-language sql stable
-as $$
+language sql stable as $$
     select tube.short_name(c.relname || '_' || tube, format('_after_%s_trigger', op)) from pg_class as c where c.oid = tbl
 $$;
-comment on function tube.capture_name(regclass, text, text) is
-    'The name of a trigger: <table>_<tube>_after_<op>_trigger, shortened where it would not fit.';
 
+-- A worker's name, as status shows it.
 create function tube.name_of(tube text, worker integer) returns text
-language sql immutable
-as $$
+language sql immutable as $$
     select 'tube:' || tube || '/' || worker::text
 $$;
-comment on function tube.name_of(text, integer) is 'A worker''s name, as status shows it.';

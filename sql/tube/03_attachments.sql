@@ -1,11 +1,11 @@
 -- Which table an attachment is of, by which column and triggers it touches its tube, and under which shard: found again whatever
 -- was renamed, dropped or restored since.
 
+-- Whether a relation is the table that was made for a tube's pods; false where that was dropped.
 -- In a dump a relation that was dropped is a mere number, which another relation may have where the dump is restored: so a
 -- number alone proves nothing. In PL/pgSQL, which keeps its plans: every claim asks.
 create function tube.are_pods(rel regclass, tube text) returns boolean
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     told text := obj_description(rel, 'pg_class');
 begin
@@ -22,19 +22,17 @@ begin
         where a.attrelid = rel and a.attnum > 0);
 end
 $$;
-comment on function tube.are_pods(regclass, text) is
-    'Whether a relation is the table that was made for a tube''s pods; false where that was dropped.';
 
+-- What is noted with the functions of a table's triggers.
 create function tube.capture_comment(attached tube.attachment) returns text
-language sql stable
-as $$
+language sql stable as $$
     select format('Capture of %s for tube %s.', tube.full_name(attached.tbl), attached.tube)
 $$;
-comment on function tube.capture_comment(tube.attachment) is 'What is noted with the functions of a table''s triggers.';
 
+-- Whether the table of an attachment was dropped, whatever has its number now: that has none of its triggers, nor the name that is
+-- noted with their functions.
 create function tube.is_gone(attached tube.attachment) returns boolean
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     if exists (
         select from pg_trigger as t join pg_proc as p on p.oid = t.tgfoid
@@ -50,10 +48,8 @@ begin
         where obj_description(p.oid, 'pg_proc') = tube.capture_comment(attached));
 end
 $$;
-comment on function tube.is_gone(tube.attachment) is
-    'Whether the table of an attachment was dropped, whatever has its number now: that has none of its triggers, nor the name '
-    'that is noted with their functions.';
 
+-- The attachment that a table belongs to: its own, or that of the nearest table whose partition or child it is.
 create function tube.attachment_of(rel oid, tube text) returns tube.attachment
 language plpgsql stable
 -- Asked by captures too, whatever a writer has set.
@@ -71,38 +67,30 @@ begin
         order by line.up limit 1);
 end
 $$;
-comment on function tube.attachment_of(oid, text) is
-    'The attachment that a table belongs to: its own, or that of the nearest table whose partition or child it is.';
 
+-- Whether a table is attached to a tube, also for an owner of it who may no longer see the tube.
 create function tube.is_attached(tube text, tbl oid) returns boolean
-language sql stable security definer
-as $$
+language sql stable security definer as $$
     select (tube.attachment_of(tbl, tube)).tube is not null
 $$;
-comment on function tube.is_attached(text, oid) is
-    'Whether a table is attached to a tube, also for an owner of it who may no longer see the tube.';
 
+-- Today's name, with its schema, of the attached table that a relation is or is a partition of.
 create function tube.attached_name(rel oid, tube text) returns text
-language sql stable
-as $$
+language sql stable as $$
     select tube.full_name((tube.attachment_of(rel, tube)).tbl)
 $$;
-comment on function tube.attached_name(oid, text) is
-    'Today''s name, with its schema, of the attached table that a relation is or is a partition of.';
 
+-- The shard under which a table touches a tube, or did when it was detached; null for one that never did.
 create function tube.shard_of(tube text, tbl regclass) returns integer
-language sql stable
-as $$
+language sql stable as $$
     select coalesce(
         (select a.shard from tube.attachment as a where a.tube = shard_of.tube and a.tbl = shard_of.tbl),
         (select d.shard from tube.detached as d where d.tube = shard_of.tube and d.tbl = shard_of.tbl))
 $$;
-comment on function tube.shard_of(text, regclass) is
-    'The shard under which a table touches a tube, or did when it was detached; null for one that never did.';
 
+-- The shard that the trailing digits of the name of a table's schema are, or else those of its own name.
 create function tube.inferred_shard(tbl regclass) returns integer
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     digits text := coalesce(
         substring(tube.schema_of(tbl) from '(?:^|[^0-9])0*([0-9]{1,9})$'),
@@ -116,12 +104,12 @@ begin
     return digits::integer;
 end
 $$;
-comment on function tube.inferred_shard(regclass) is 
-    'The shard that the trailing digits of the name of a table''s schema are, or else those of its own name.';
 
+-- The column of ids as it is today. If one column has its name and another its number, it is the one in a unique index: that took the
+-- place of the other. If both are or neither is, it is the one with the number, whatever it is called now; in a restored table, where
+-- numbers are others, the one with the name.
 create function tube.id_attribute(attached tube.attachment) returns pg_attribute
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return (
         select c
@@ -138,14 +126,10 @@ begin
         limit 1);
 end
 $$;
-comment on function tube.id_attribute(tube.attachment) is
-    'The column of ids as it is today. If one column has its name and another its number, it is the one in a unique index: that '
-    'took the place of the other. If both are or neither is, it is the one with the number, whatever it is called now; in a '
-    'restored table, where numbers are others, the one with the name.';
 
+-- What is wrong with the column of ids of an attached table as it is today; null where its values are the ids of all rows.
 create function tube.id_trouble(attached tube.attachment) returns text
-language sql stable
-as $$
+language sql stable as $$
     select case
         when k.attname is null then format('its column of ids, %I, was dropped, and its changes are lost', attached.id_column)
         when k.atttypid not in ('bigint'::regtype, 'integer'::regtype, 'smallint'::regtype)
@@ -156,34 +140,29 @@ as $$
     end
     from (select (tube.id_attribute(attached)).*) as k
 $$;
-comment on function tube.id_trouble(tube.attachment) is
-    'What is wrong with the column of ids of an attached table as it is today; null where its values are the ids of all rows.';
 
+-- Today's name of the column of ids of an attached table or of a partition of it.
 create function tube.id_column(rel oid, tube text) returns name
-language sql stable
-as $$
+language sql stable as $$
     select pgchange.key_now(a.tbl, k.attname, k.attnum, a.id_column, case when a.number_of = a.tbl::oid then a.id_number end)
     from (select (tube.attachment_of(rel, tube)).*) as a
     cross join lateral (select (tube.id_attribute(a::tube.attachment)).*) as k
 $$;
-comment on function tube.id_column(oid, text) is
-    'Today''s name of the column of ids of an attached table or of a partition of it.';
 
+-- What the triggers are for by which a table and each of its partitions touch a tube, and those that make such triggers right.
 create function tube.capture_ops(tbl regclass) returns text[]
-language sql stable
-as $$
+language sql stable as $$
     -- To triggers of a partitioned table PostgreSQL (15 to 18) shows what a MERGE updates as the row that it inserted last;
     -- but not where partitions have a trigger that comes before each row is inserted: so there is one, that never fires.
     select array['insert', 'update', 'delete', 'truncate'] || case when c.relkind = 'p' then array['guard', 'bar'] end
     from pg_class as c where c.oid = tbl
 $$;
-comment on function tube.capture_ops(regclass) is
-    'What the triggers are for by which a table and each of its partitions touch a tube, and those that make such triggers right.';
 
+-- The triggers by which a table touches a tube, its partitions' and those of former partitions too: found by what they call, whatever
+-- was renamed; guards and bars, which call nothing of ours, by their names.
 create function tube.captures(tbl regclass, tube text)
 returns table (relid regclass, trigger name, op text, function oid, enabled boolean)
-language plpgsql stable rows 4
-as $$
+language plpgsql stable rows 4 as $$
 declare
     token text := (select a.token from tube.attachment as a where a.tbl = captures.tbl and a.tube = captures.tube);
     names name[] := array(select tube.function_name(token, k) from unnest(array['insert', 'update', 'delete', 'truncate']) as k);
@@ -209,13 +188,10 @@ begin
         where t.tgrelid = any (tree);
 end
 $$;
-comment on function tube.captures(regclass, text) is
-    'The triggers by which a table touches a tube, its partitions'' and those of former partitions too: found by what they '
-    'call, whatever was renamed; guards and bars, which call nothing of ours, by their names.';
 
+-- The triggers on a table and its partitions by which another table, whose partition one was, still touches a tube.
 create function tube.former_captures(tbl regclass, tube text) returns table (relid regclass, trigger name)
-language sql stable
-as $$
+language sql stable as $$
     select t.tgrelid, t.tgname
     from pgchange.descendants(tbl) as d(relid)
     join pg_trigger as t on t.tgrelid = d.relid
@@ -225,5 +201,3 @@ as $$
       and split_part(p.proname, '_', 4) is distinct from (
           select a.token from tube.attachment as a where a.tbl = former_captures.tbl and a.tube = former_captures.tube)
 $$;
-comment on function tube.former_captures(regclass, text) is
-    'The triggers on a table and its partitions by which another table, whose partition one was, still touches a tube.';

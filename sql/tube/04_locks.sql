@@ -4,34 +4,31 @@
 -- Each worker has a lock of its own, and all share the tube's. Whoever changes their number or a table's shard takes the tube's
 -- alone: so no id is ever in two batches at once.
 
+-- The advisory lock of a worker, or of the whole tube: shared by workers at work, exclusive for whoever changes their number or a
+-- shard.
 create function tube.lock_key(tube text, worker integer default null) returns bigint
-language sql immutable
-as $$
+language sql immutable as $$
     select pg_catalog.hashtextextended(
         case when worker is null then 'pgchange tube ' || tube else 'pgchange worker ' || worker || ' ' || tube end, 0)
 $$;
-comment on function tube.lock_key(text, integer) is
-    'The advisory lock of a worker, or of the whole tube: shared by workers at work, exclusive for whoever changes their '
-    'number or a shard.';
 
+-- Take a worker's lock until the transaction ends, if it is free.
 create function tube.take_lock(tube text, worker integer) returns boolean
-language sql volatile
-as $$
+language sql volatile as $$
     select pg_catalog.pg_try_advisory_xact_lock_shared(tube.lock_key(tube))
        and pg_catalog.pg_try_advisory_xact_lock(tube.lock_key(tube, worker))
 $$;
-comment on function tube.take_lock(text, integer) is 'Take a worker''s lock until the transaction ends, if it is free.';
 
+-- Whether a worker is at work.
 create function tube.locked(tube text, worker integer) returns boolean
-language sql stable
-as $$
+language sql stable as $$
     select pgchange.locked(tube.lock_key(tube, worker))
 $$;
-comment on function tube.locked(text, integer) is 'Whether a worker is at work.';
 
+-- Wait for those at work under an advisory lock, as long as lock_timeout says, and keep others from it until this transaction ends;
+-- wait only shortly where this transaction already keeps writers from a table, and not at all once somebody waits for it.
 create function tube.hold(key bigint, who text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     held boolean := pgchange.holds_tables('{}');
 begin
@@ -49,38 +46,29 @@ exception when lock_not_available then
             else 'try again when they have ended, or with a longer lock_timeout; nothing was changed' end;
 end
 $$;
-comment on function tube.hold(bigint, text) is
-    'Wait for those at work under an advisory lock, as long as lock_timeout says, and keep others from it until this transaction '
-    'ends; wait only shortly where this transaction already keeps writers from a table, and not at all once somebody waits for it.';
 
+-- Wait until no worker of a tube is at work, as long as lock_timeout says, and keep them from starting until this transaction ends.
 create function tube.hold_still(tube text) returns void
-language sql
-as $$
+language sql as $$
     select tube.hold(tube.lock_key(tube), format('workers of tube %I', tube))
 $$;
-comment on function tube.hold_still(text) is
-    'Wait until no worker of a tube is at work, as long as lock_timeout says, and keep them from starting until this '
-    'transaction ends.';
 
+-- Keep others from changing the capture of a table until this transaction ends, and wait for those who are changing it.
 create function tube.hold_capture(tbl oid) returns void
-language sql
-as $$
+language sql as $$
     select pg_advisory_xact_lock(hashtextextended('pgchange capture ' || tbl, 0))
 $$;
-comment on function tube.hold_capture(oid) is
-    'Keep others from changing the capture of a table until this transaction ends, and wait for those who are changing it.';
 
+-- The advisory lock of touching a table by hand: shared by those who touch, exclusive for whoever changes its shard.
 create function tube.touch_key(tbl regclass) returns bigint
-language sql stable
-as $$
+language sql stable as $$
     select hashtextextended('pgchange touch ' || tbl::oid, 0)
 $$;
-comment on function tube.touch_key(regclass) is
-    'The advisory lock of touching a table by hand: shared by those who touch, exclusive for whoever changes its shard.';
 
+-- Keep the shard that a table has from being changed until the transaction ends. Where it was changed behind the snapshot of a
+-- repeatable read transaction, the error asks to repeat that transaction.
 create function tube.hold_shard(tbl regclass) returns void
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 begin
     perform pg_advisory_xact_lock_shared(tube.touch_key(tbl));
     if current_setting('transaction_isolation') <> 'read committed' then
@@ -90,13 +78,9 @@ begin
     end if;
 end
 $$;
-comment on function tube.hold_shard(regclass) is
-    'Keep the shard that a table has from being changed until the transaction ends. Where it was changed behind the snapshot of '
-    'a repeatable read transaction, the error asks to repeat that transaction.';
 
+-- The advisory lock of a backfill of a table and shard.
 create function tube.backfill_key(tbl regclass, shard integer) returns bigint
-language sql immutable
-as $$
+language sql immutable as $$
     select hashtextextended(format('pgchange backfill %s %s', tbl::oid, shard), 0)
 $$;
-comment on function tube.backfill_key(regclass, integer) is 'The advisory lock of a backfill of a table and shard.';

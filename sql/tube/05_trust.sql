@@ -1,5 +1,7 @@
 -- Tubes by their names, and which of them are trusted: reading, deleting or putting pods runs code that their owner put on them.
 
+-- What of the code of somebody else would run where the caller only reads or deletes pods, or puts some: an expression, a policy, a
+-- trigger and the like; null where there is nothing of it. A superuser's is nobody else's.
 create function tube.code_on(pods regclass) returns text
 language plpgsql stable
 set quote_all_identifiers = off
@@ -57,23 +59,19 @@ begin
     end;
 end
 $$;
-comment on function tube.code_on(regclass) is
-    'What of the code of somebody else would run where the caller only reads or deletes pods, or puts some: an expression, a '
-    'policy, a trigger and the like; null where there is nothing of it. A superuser''s is nobody else''s.';
 
+-- What to do about pods that hold code.
 create function tube.code_hint(known tube.tube) returns text
-language sql stable
-as $$
+language sql stable as $$
     select format('let %I, the owner of %s, take it away', r.rolname, known.pods)
         -- What is on pods of the caller or of a superuser is neither's.
         || case when r.rolname = current_user or r.rolsuper then '' else ', or use the tube as that role' end
     from pg_class as c join pg_roles as r on r.oid = c.relowner where c.oid = known.pods
 $$;
-comment on function tube.code_hint(tube.tube) is 'What to do about pods that hold code.';
 
+-- A tube by its name; refused where there is none, or where its pods hold code of somebody else, that reading them would run.
 create function tube.named(tube text) returns tube.tube
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     known tube.tube := (select t from tube.tube as t where t.name = named.tube);
     code text;
@@ -96,12 +94,10 @@ begin
     return known;
 end
 $$;
-comment on function tube.named(text) is
-    'A tube by its name; refused where there is none, or where its pods hold code of somebody else, that reading them would run.';
 
+-- Several tubes by their names, with commas between them, or as the text of an array.
 create function tube.named_all(tube_or_tubes text) returns setof tube.tube
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     name text;
 begin
@@ -116,11 +112,10 @@ begin
     end loop;
 end
 $$;
-comment on function tube.named_all(text) is 'Several tubes by their names, with commas between them, or as the text of an array.';
 
+-- The tubes that the caller may read, by their names, without those whose pods hold code of somebody else: of these a notice.
 create function tube.readable_tubes() returns setof tube.tube
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 declare
     known tube.tube;
     code text;
@@ -148,5 +143,3 @@ begin
     end loop;
 end
 $$;
-comment on function tube.readable_tubes() is
-    'The tubes that the caller may read, by their names, without those whose pods hold code of somebody else: of these a notice.';

@@ -1,26 +1,23 @@
 -- The table of a tube's pods: how it is made, which worker each pod is for, and what is put there.
 
+-- The SQL of the worker that a shard belongs to: its remainder, which is never negative.
 create function tube.belongs(shard text, partitions integer) returns text
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 begin
     return case when partitions = 1 then format('mod(%s, 1)', shard)
                 else format('mod(mod(%1$s, %2$s) + %2$s, %2$s)', shard, partitions) end;
 end
 $$;
-comment on function tube.belongs(text, integer) is
-    'The SQL of the worker that a shard belongs to: its remainder, which is never negative.';
 
+-- The worker that a shard belongs to, as tube.belongs() has it in SQL.
 create function tube.worker_of(shard integer, partitions integer) returns integer
-language sql immutable
-as $$
+language sql immutable as $$
     select pg_catalog.mod(pg_catalog.mod(shard, partitions) operator(pg_catalog.+) partitions, partitions)
 $$;
-comment on function tube.worker_of(integer, integer) is 'The worker that a shard belongs to, as tube.belongs() has it in SQL.';
 
+-- Give the pods the indexes for a number of workers. Writers wait meanwhile, about a second for a million pods.
 create function tube.index_pods(pods regclass, partitions integer) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     base text := (select c.relname || '_' || partitions from pg_class as c where c.oid = pods);
     workers_index name := tube.short_name(base, '_workers_idx');
@@ -51,12 +48,10 @@ exception when duplicate_table then
         'rename it: the indexes of the pods need these names');
 end
 $$;
-comment on function tube.index_pods(regclass, integer) is
-    'Give the pods the indexes for a number of workers. Writers wait meanwhile, about a second for a million pods.';
 
+-- Make the table of a tube's pods.
 create function tube.make_pods(schema_name name, tube text) returns regclass
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     pods text;
 begin
@@ -109,11 +104,10 @@ exception when duplicate_object then
     perform pgchange.refuse(format('there is a type %s already', pods), 'choose another name, or another schema');
 end
 $$;
-comment on function tube.make_pods(name, text) is 'Make the table of a tube''s pods.';
 
+-- How many ids a pod gets: at most as many as a page can hold.
 create function tube.checked_chunk(chunk_size integer) returns integer
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 begin
     if chunk_size is null or chunk_size < 1 then
         perform pgchange.refuse(format('a pod cannot have %s ids', coalesce(chunk_size::text, 'null')), 'a pod holds 1 to 900 ids');
@@ -121,13 +115,13 @@ begin
     return least(chunk_size, 900);
 end
 $$;
-comment on function tube.checked_chunk(integer) is 'How many ids a pod gets: at most as many as a page can hold.';
 
+-- Put ids of a shard among the pods of a tube, chunk_size a pod, each pod with the payload; without ids the payload makes a control
+-- pod.
 create function tube.put_pods(
     pods regclass, op text, shard integer, ids bigint[], payload jsonb default null, chunk_size integer default 900
 ) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     if coalesce(cardinality(ids), 0) = 0 and payload is null then
         return;
@@ -140,23 +134,18 @@ begin
     using op, shard, ids, chunk_size, payload;
 end
 $$;
-comment on function tube.put_pods(regclass, text, integer, bigint[], jsonb, integer) is
-    'Put ids of a shard among the pods of a tube, chunk_size a pod, each pod with the payload; without ids the payload makes a '
-    'control pod.';
 
+-- Put a control pod about an attached table among the pods of a tube.
 create function tube.put_control(known tube.tube, attached tube.attachment, op text, type text, details jsonb) returns void
-language sql
-as $$
+language sql as $$
     select tube.put_pods(
         known.pods, op, attached.shard, '{}',
         jsonb_build_object('type', type, 'tbl', tube.full_name(attached.tbl)) || details)
 $$;
-comment on function tube.put_control(tube.tube, tube.attachment, text, text, jsonb) is
-    'Put a control pod about an attached table among the pods of a tube.';
 
+-- Whether there is a control pod of one of some types for a table and shard. One that names no table is for all of its shard.
 create function tube.has_control(known tube.tube, tbl regclass, shard integer, types text[]) returns boolean
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 declare
     found_one boolean;
 begin
@@ -170,5 +159,3 @@ begin
     return found_one;
 end
 $$;
-comment on function tube.has_control(tube.tube, regclass, integer, text[]) is
-    'Whether there is a control pod of one of some types for a table and shard. One that names no table is for all of its shard.';

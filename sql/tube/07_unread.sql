@@ -8,9 +8,9 @@
 -- and seq; where pods are to be found by their transaction instead, the kind is asked for in words that this index does not
 -- answer: (op is not distinct from 'B').
 
+-- The newest row of a worker; null for one that has not begun.
 create function tube.worker_now(tube text, worker integer) returns tube.worker
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return (
         select w from tube.worker as w
@@ -18,11 +18,10 @@ begin
         order by w.version desc limit 1);
 end
 $$;
-comment on function tube.worker_now(text, integer) is 'The newest row of a worker; null for one that has not begun.';
 
+-- How far a worker has come; null for one that has not begun.
 create function tube.position(tube text, worker integer) returns jsonb
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return (
         select jsonb_build_object(
@@ -34,21 +33,18 @@ begin
         where w.version is not null);
 end
 $$;
-comment on function tube.position(text, integer) is 'How far a worker has come; null for one that has not begun.';
 
+-- A position, and that of a worker that has not begun where there is none.
 create function tube.position_or_start("position" jsonb) returns jsonb
-language sql immutable
-as $$
+language sql immutable as $$
     select coalesce(nullif("position", '{}'), '{"incremental": ["1:1:", 0], "backfill": ["1:1:", 0]}')
 $$;
-comment on function tube.position_or_start(jsonb) is 'A position, and that of a worker that has not begun where there is none.';
 
 create function tube.unread_sql(
     known tube.tube, worker integer, kind text, "position" jsonb, upto pg_snapshot, high bigint default null,
     most bigint default null, extra text default 'true'
 ) returns text
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 declare
     done pg_snapshot := "position" -> kind ->> 0;
     done_upto bigint := "position" -> kind ->> 1;
@@ -120,9 +116,9 @@ end
 $$;
 comment on function tube.first_unread is 'The seq of the first pod of tube.unread_sql(); null where there is none.';
 
+-- Whether there is a pod for a worker: asked first, so that a claim of nothing writes nothing.
 create function tube.has_unread(known tube.tube, worker integer) returns boolean
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 declare
     at jsonb := tube.position_or_start(tube.position(known.name, worker));
 begin
@@ -130,12 +126,10 @@ begin
         or tube.first_unread(known, worker, 'backfill', at) is not null;
 end
 $$;
-comment on function tube.has_unread(tube.tube, integer) is
-    'Whether there is a pod for a worker: asked first, so that a claim of nothing writes nothing.';
 
+-- The condition of the pods that are held back, or of the others.
 create function tube.held_sql(held_back jsonb, held boolean) returns text
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 begin
     return (
         select format('%s (%s)', case when not held then 'not' else '' end, coalesce(
@@ -143,19 +137,18 @@ begin
         from jsonb_array_elements(held_back) as m);
 end
 $$;
-comment on function tube.held_sql(jsonb, boolean) is 'The condition of the pods that are held back, or of the others.';
 
+-- The query of the pods of a batch, as far as they are there.
 create function tube.pods_sql(known tube.tube, worker integer, choice jsonb) returns text
-language sql immutable
-as $$
+language sql immutable as $$
     select string_agg('(' || tube.unread_sql(
         known, worker, k.kind, choice -> 'after', (choice ->> 'upto')::pg_snapshot, (choice ->> k.kind)::bigint,
         (choice ->> 'pods')::bigint, tube.held_sql(choice -> 'held_back', false)) || ')', ' union all ')
     from (values ('incremental'), ('backfill')) as k(kind)
     where choice ->> k.kind is not null
 $$;
-comment on function tube.pods_sql(tube.tube, integer, jsonb) is 'The query of the pods of a batch, as far as they are there.';
 
+-- The pods of a batch, as far as they are there.
 create function tube.pods_of(tube text, worker integer, choice jsonb)
 returns table (seq bigint, op character(1), shard integer, ids bigint[], payload jsonb, ts timestamptz)
 language plpgsql volatile
@@ -170,4 +163,3 @@ begin
         || tube.pods_sql(tube.named(tube), worker, choice) || ') as u';
 end
 $$;
-comment on function tube.pods_of(text, integer, jsonb) is 'The pods of a batch, as far as they are there.';

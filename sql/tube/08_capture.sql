@@ -5,17 +5,17 @@
 -- more than its owner. They evaluate inside an exception block and write outside it: a write inside would cost every
 -- statement a second transaction id.
 
+-- The expression of the ids in a transition table, without those that are null: up to ten million, as an array may not pass a
+-- gigabyte.
 create function tube.ids_of(rows text, tbl regclass, id_column name, predicate text) returns text
-language sql stable
-as $$
+language sql stable as $$
     select format(
         'array(select %1$I::bigint from %2$I as %3$I where %3$I.%1$I is not null%4$s limit 10000001)', id_column, rows,
         (select c.relname from pg_class as c where c.oid = tbl), E' and (' || predicate || E'\n)')
 $$;
-comment on function tube.ids_of(text, regclass, name, text) is
-    'The expression of the ids in a transition table, without those that are null: up to ten million, as an array may not pass a '
-    'gigabyte.';
 
+-- Today's name, with its schema, of the table of a tube's pods: a body that was written before it changed asks for it. Null where it
+-- was dropped.
 create function tube.pods_named(tube text) returns text
 language sql stable
 -- Asked by captures too, whatever a writer has set.
@@ -23,28 +23,24 @@ set row_security = on
 as $$
     select tube.full_name(t.pods) from tube.tube as t where t.name = pods_named.tube and tube.are_pods(t.pods, t.name)
 $$;
-comment on function tube.pods_named(text) is
-    'Today''s name, with its schema, of the table of a tube''s pods: a body that was written before it changed asks for it. '
-    'Null where it was dropped.';
 
+-- Whether the caller may write these columns of a table of pods.
 create function tube.may_put(pods text, columns text[]) returns boolean
-language sql stable
-as $$
+language sql stable as $$
     select has_table_privilege(pods, 'insert') or (select bool_and(has_column_privilege(pods, c, 'insert')) from unnest(columns) as c)
 $$;
-comment on function tube.may_put(text, text[]) is 'Whether the caller may write these columns of a table of pods.';
 
+-- Note rows for which a capture failed, whatever a writer has set.
 create function tube.note_fault(tube text, tbl oid, ids bigint, message text) returns void
 language sql
 set row_security = on
 as $$
     insert into tube.fault (tube, tbl, ids, message) values (tube, tbl, ids, message)
 $$;
-comment on function tube.note_fault(text, oid, bigint, text) is 'Note rows for which a capture failed, whatever a writer has set.';
 
+-- The body of the trigger function for TRUNCATE: one control pod a transaction, that names the table.
 create function tube.truncate_body(attached tube.attachment) returns text
-language sql stable
-as $$
+language sql stable as $$
     select format($body$
 declare
     open boolean := false;
@@ -91,12 +87,11 @@ begin
 end
 $body$, attached.shard, attached.tube, tube.full_name(attached.tbl))
 $$;
-comment on function tube.truncate_body(tube.attachment) is
-    'The body of the trigger function for TRUNCATE: one control pod a transaction, that names the table.';
 
+-- The part of a trigger function that takes each row by itself: where the capture of all of them failed, or where there are more than
+-- ten million. The pods it finds whatever they are called now.
 create function tube.row_by_row_body(attached tube.attachment, rows text, kind text) returns text
-language sql stable
-as $$
+language sql stable as $$
     select format($body$
         declare
             pgchange_pods pg_catalog.text;
@@ -189,10 +184,10 @@ $body$,
             attached.predicate, tube.full_name(attached.tbl), (select c.relname from pg_class as c where c.oid = attached.tbl)) end,
         attached.shard)
 $$;
-comment on function tube.row_by_row_body(tube.attachment, text, text) is
-    'The part of a trigger function that takes each row by itself: where the capture of all of them failed, or where there are '
-    'more than ten million. The pods it finds whatever they are called now.';
 
+-- The body of a trigger function of one table: an update touches the ids before and after it, if the predicate holds for either; a
+-- row for which the predicate fails is touched all the same, and counted in tube.fault. The op is B where the application_name of the
+-- session has backfill in it.
 create function tube.capture_body(attached tube.attachment, op text) returns text
 language plpgsql stable
 set quote_all_identifiers = off
@@ -271,7 +266,3 @@ $body$,
             kind));
 end
 $$;
-comment on function tube.capture_body(tube.attachment, text) is
-    'The body of a trigger function of one table: an update touches the ids before and after it, if the predicate holds for '
-    'either; a row for which the predicate fails is touched all the same, and counted in tube.fault. The op is B where the '
-    'application_name of the session has backfill in it.';

@@ -1,8 +1,8 @@
 -- Which tables can be attached.
 
+-- Refuse, with the reason, a table that cannot be attached to any tube.
 create function tube.check_table(tbl regclass) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     perform pgchange.check_capturable(tbl, 'attach', 'tube');
     if exists (select from tube.tube as t where t.pods = tbl and tube.are_pods(tbl, t.name)) then
@@ -10,11 +10,10 @@ begin
     end if;
 end
 $$;
-comment on function tube.check_table(regclass) is 'Refuse, with the reason, a table that cannot be attached to any tube.';
 
+-- Refuse, with the reason, a column that cannot hold a table's ids; returns its number, which a rename keeps.
 create function tube.check_key(tbl regclass, id_column name) returns smallint
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     key pg_attribute := (
         select a from pg_attribute as a
@@ -38,21 +37,18 @@ begin
     return key.attnum;
 end
 $$;
-comment on function tube.check_key(regclass, name) is
-    'Refuse, with the reason, a column that cannot hold a table''s ids; returns its number, which a rename keeps.';
 
+-- What to grant to the owner of a table so that it may be captured.
 create function tube.rights_hint(owner_name name, pods regclass) returns text
-language sql stable
-as $$
+language sql stable as $$
     select format('let their owners run: select tube.grant_consumer(%L); grant usage on schema %I to %I; '
                   'grant insert (op, shard, ids, payload, ts) on %s to %I',
                   owner_name, tube.schema_of(pods), owner_name, tube.full_name(pods), owner_name)
 $$;
-comment on function tube.rights_hint(name, regclass) is 'What to grant to the owner of a table so that it may be captured.';
 
+-- What of a table's changes is lost because its capture, which runs as that role, may not write the pods; null where it may.
 create function tube.what_is_lost(capturer oid, pods regclass) returns text
-language sql stable
-as $$
+language sql stable as $$
     -- As the captures themselves ask, and by numbers: a column that is gone is no error here.
     select case
         when not has_sequence_privilege(capturer, 'tube.seq', 'usage')
@@ -66,12 +62,10 @@ as $$
         from pg_attribute as a where a.attrelid = pods and a.attnum > 0 and not a.attisdropped
     ) as a(columns)
 $$;
-comment on function tube.what_is_lost(oid, regclass) is
-    'What of a table''s changes is lost because its capture, which runs as that role, may not write the pods; null where it may.';
 
+-- Refuse a table whose owner may not write the pods.
 create function tube.check_rights(tbl regclass, known tube.tube) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = tbl);
 begin
@@ -89,11 +83,11 @@ begin
     end if;
 end
 $$;
-comment on function tube.check_rights(regclass, tube.tube) is 'Refuse a table whose owner may not write the pods.';
 
+-- The parents of a table, and those of its children that are not among them: a statement on such a parent changes rows of the table,
+-- and fires no trigger of it.
 create function tube.outer_parents(tbl regclass) returns setof regclass
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     tree oid[] := array(select d.relid from pgchange.descendants(tbl) as d(relid));
 begin
@@ -102,13 +96,10 @@ begin
         where i.inhrelid = any (tree) and i.inhparent <> all (tree);
 end
 $$;
-comment on function tube.outer_parents(regclass) is
-    'The parents of a table, and those of its children that are not among them: a statement on such a parent changes rows of the '
-    'table, and fires no trigger of it.';
 
+-- Refuse a table whose rows are also changed by statements on another.
 create function tube.check_parents(tbl regclass) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     parent regclass := (select min(p::oid) from tube.outer_parents(tbl) as p);
 begin
@@ -119,11 +110,10 @@ begin
     end if;
 end
 $$;
-comment on function tube.check_parents(regclass) is 'Refuse a table whose rows are also changed by statements on another.';
 
+-- Refuse a table if one of its partitions, children or parents is attached to the same tube: a row has one shard.
 create function tube.check_family(tbl regclass, tube text) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     relative regclass := (
         with recursive family(relid) as (
@@ -142,12 +132,10 @@ begin
     end if;
 end
 $$;
-comment on function tube.check_family(regclass, text) is
-    'Refuse a table if one of its partitions, children or parents is attached to the same tube: a row has one shard.';
 
+-- Refuse a table where another with its name touches the tube under the same shard: no copy would be kept of either.
 create function tube.check_twin(wanted tube.attachment) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     relation name := (select c.relname from pg_class as c where c.oid = wanted.tbl);
     twin regclass;
@@ -166,5 +154,3 @@ begin
     end if;
 end
 $$;
-comment on function tube.check_twin(tube.attachment) is
-    'Refuse a table where another with its name touches the tube under the same shard: no copy would be kept of either.';

@@ -1,20 +1,18 @@
 -- The column that orders the rows of a table: of which types it may be, and which indexes give its order.
 
+-- Refuse a view, which an owner may make of a table before PostgreSQL 16: what it calls would run with its reader's rights.
 create function tube.check_kind(tbl regclass) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     if (select c.relkind not in ('r', 'p') from pg_class as c where c.oid = tbl) then
         perform pgchange.refuse(format('%s is no longer a table', tbl), 'detach it');
     end if;
 end
 $$;
-comment on function tube.check_kind(regclass) is
-    'Refuse a view, which an owner may make of a table before PostgreSQL 16: what it calls would run with its reader''s rights.';
 
+-- The type of a column, or that which its domain is over.
 create function tube.base_type(tbl regclass, column_name name) returns pg_type
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     kind pg_type;
 begin
@@ -27,12 +25,12 @@ begin
     return kind;
 end
 $$;
-comment on function tube.base_type(regclass, name) is 'The type of a column, or that which its domain is over.';
 
+-- Whether rows are sorted by operators that are not found in pg_catalog, where a comparison takes those of another type; or whether
+-- who compares and reads values runs what somebody wrote for this type: a cast, or a check of a domain within it.
 -- In PL/pgSQL, which keeps its plans: every slice of a backfill asks.
 create function tube.is_own_type(kind pg_type) returns boolean
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     parts oid[];
 begin
@@ -59,10 +57,8 @@ begin
             where o.opcintype = any (parts) and o.opcdefault and o.opcnamespace <> 'pg_catalog'::regnamespace);
 end
 $$;
-comment on function tube.is_own_type(pg_type) is
-    'Whether rows are sorted by operators that are not found in pg_catalog, where a comparison takes those of another type; or '
-    'whether who compares and reads values runs what somebody wrote for this type: a cast, or a check of a domain within it.';
 
+-- The type, the collation and the labels of a column, upon which its order depends; null where there is no such column.
 create function tube.order_type(tbl regclass, order_col name) returns text
 language sql stable
 set quote_all_identifiers = off
@@ -74,12 +70,10 @@ as $$
          join pg_enum as e on e.enumtypid in (k.oid, k.typelem)))
     from pg_attribute as a where a.attrelid = tbl and a.attname = order_col and a.attnum > 0 and not a.attisdropped
 $$;
-comment on function tube.order_type(regclass, name) is
-    'The type, the collation and the labels of a column, upon which its order depends; null where there is no such column.';
 
+-- The column to order a backfill by; refused where it cannot be.
 create function tube.check_order(tbl regclass, order_col text) returns name
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     column_name name := (
         select a.attname from pg_attribute as a
@@ -113,11 +107,10 @@ begin
     return column_name;
 end
 $$;
-comment on function tube.check_order(regclass, text) is 'The column to order a backfill by; refused where it cannot be.';
 
+-- Whether indexes give the order of a backfill in all of a table: of the column and, among rows that are equal in it, of the id.
 create function tube.has_order_index(tbl regclass, order_col name, id_column name) returns boolean
-language sql stable
-as $$
+language sql stable as $$
     select not exists (
         select from pgchange.descendants(tbl) as d(relid)
         join pg_class as t on t.oid = d.relid and t.relkind = 'r'
@@ -132,5 +125,3 @@ as $$
               and i.indkey[0] = o.attnum and i.indoption[0] = 0 and i.indcollation[0] = o.attcollation
               and (o.attnum = k.attnum or i.indnatts > 1 and i.indkey[1] = k.attnum and i.indoption[1] = 0)))
 $$;
-comment on function tube.has_order_index(regclass, name, name) is
-    'Whether indexes give the order of a backfill in all of a table: of the column and, among rows that are equal in it, of the id.';

@@ -1,9 +1,9 @@
 -- The rows of a table that is there already, in their order: chunks by (order column, id), those without an order last; and for
 -- which of them a predicate holds.
 
+-- Refuse a table if row security hides rows of it from the caller: compared with a copy, they would be deleted there.
 create function tube.check_whole(tbl regclass) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     perform tube.check_kind(tbl);
     if row_security_active(tbl) then
@@ -13,14 +13,13 @@ begin
     end if;
 end
 $$;
-comment on function tube.check_whole(regclass) is
-    'Refuse a table if row security hides rows of it from the caller: compared with a copy, they would be deleted there.';
 
+-- The query of the next rows of a backfill, each with what is wanted of it; all of those with the last one's order and id, of which
+-- one may be wanted and another not.
 create function tube.slice_sql(
     attached tube.attachment, order_col name, at tube.keyset, chunk integer, row_name name, wanted text
 ) returns text
-language sql stable
-as $$
+language sql stable as $$
     select format(
         'select %1$s as o, %2$s::bigint as id, %3$s as wanted from %4$s as %5$I where %6$s and %2$s is not null '
         'order by %7$s fetch first %8$s rows with ties',
@@ -36,15 +35,12 @@ as $$
     -- With the row's name: to sort, a bare one would be that of what is selected.
     from (select format('%I.%I', row_name, order_col), format('%I.%I', row_name, attached.id_column)) as c(place, id)
 $$;
-comment on function tube.slice_sql(tube.attachment, name, tube.keyset, integer, name, text) is
-    'The query of the next rows of a backfill, each with what is wanted of it; all of those with the last one''s order and id, of '
-    'which one may be wanted and another not.';
 
+-- Those of some ids whose row, taken by itself, the predicate holds for, or fails; for how many it failed, and why.
 create function tube.judged(
     predicate text, tbl regclass, id_column name, asked bigint[], out ids bigint[], out failed bigint, out message text
 )
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     each_row record;
     test text := format(E'select (%s\n) from (select ($1::%s).*) as %I', predicate, tbl,
@@ -71,12 +67,10 @@ begin
     end loop;
 end
 $$;
-comment on function tube.judged(text, regclass, name, bigint[]) is
-    'Those of some ids whose row, taken by itself, the predicate holds for, or fails; for how many it failed, and why.';
 
+-- The query that tells of the next rows of a backfill how many there are, the last one's order and id, and the ids wanted.
 create function tube.boundary_sql(tbl regclass, order_col name, rows text, has_predicate boolean) returns text
-language sql stable
-as $$
+language sql stable as $$
     -- Values of a fixed length are few bytes and gathered as they come; others are kept where they are until the last is known.
     -- As text a value is written by format, which no cast takes part in.
     select case when t.typlen > 0 then format('
@@ -95,15 +89,13 @@ as $$
     from pg_attribute as a join pg_type as t on t.oid = a.atttypid
     where a.attrelid = tbl and a.attname = order_col
 $$;
-comment on function tube.boundary_sql(regclass, name, text, boolean) is
-    'The query that tells of the next rows of a backfill how many there are, the last one''s order and id, and the ids wanted.';
 
+-- What tube.judged_slice() says, with the rights of whoever calls it.
 create function tube.read_slice(
     attached tube.attachment, order_col name, in_nulls boolean, last_value text, last_id bigint, chunk integer,
     out looked_at bigint, out upto_value text, out upto_id bigint, out ids bigint[], out failed bigint, out message text
 )
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     relation name := (select c.relname from pg_class as c where c.oid = attached.tbl);
     has_predicate boolean := attached.predicate is not null;
@@ -134,9 +126,8 @@ begin
     end;
 end
 $$;
-comment on function tube.read_slice(tube.attachment, name, boolean, text, bigint, integer) is
-    'What tube.judged_slice() says, with the rights of whoever calls it.';
 
+-- What tube.judged_ids() says, with the rights of whoever calls it. It writes nothing: it works on a standby.
 create function tube.read_wanted(attached tube.attachment, asked bigint[]) returns bigint[]
 language plpgsql stable
 set jit = off
@@ -162,5 +153,3 @@ exception
         return (tube.judged(attached.predicate, attached.tbl, attached.id_column, asked)).ids;
 end
 $$;
-comment on function tube.read_wanted(tube.attachment, bigint[]) is
-    'What tube.judged_ids() says, with the rights of whoever calls it. It writes nothing: it works on a standby.';

@@ -1,8 +1,8 @@
 -- What a predicate may be, and who applies it.
 
+-- Refuse a predicate that is not one SQL expression.
 create function tube.parse_predicate(predicate text) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     around text;
     probe refcursor;
@@ -26,11 +26,10 @@ begin
     end loop;
 end
 $$;
-comment on function tube.parse_predicate(text) is 'Refuse a predicate that is not one SQL expression.';
 
+-- Refuse a predicate that a table cannot answer. To plan it may run parts of it: so with the rights of the table's owner.
 create function tube.check_predicate(predicate text, tbl regclass) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     probe refcursor;
     -- Of virtual columns a trigger sees no values.
@@ -57,14 +56,12 @@ begin
     end;
 end
 $$;
-comment on function tube.check_predicate(text, regclass) is
-    'Refuse a predicate that a table cannot answer. To plan it may run parts of it: so with the rights of the table''s owner.';
 
 select pgchange.pin_settings('tube.parse_predicate(text)', 'tube.check_predicate(text, regclass)');
 
+-- No tube gets a predicate that was not checked.
 create function tube.predicate_parses() returns trigger
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     if new.predicate is not null then
         perform tube.parse_predicate(new.predicate);
@@ -72,17 +69,16 @@ begin
     return new;
 end
 $$;
-comment on function tube.predicate_parses() is 'No tube gets a predicate that was not checked.';
 create trigger predicate_parses before insert or update of predicate on tube.tube
     for each row execute function tube.predicate_parses();
 
+-- What the function of a table's owner says, and nothing else of what it does.
 create function tube.ask_judge(
     judge regprocedure, asked bigint[] default null, order_col name default null, in_nulls boolean default null,
     last_value text default null, last_id bigint default null, chunk integer default null,
     out looked_at bigint, out upto_value text, out upto_id bigint, out ids bigint[], out failed bigint, out message text
 )
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     answered boolean := false;
 begin
@@ -100,12 +96,11 @@ exception when sqlstate 'PCUND' then
     end if;
 end
 $$;
-comment on function tube.ask_judge(regprocedure, bigint[], name, boolean, text, bigint, integer) is
-    'What the function of a table''s owner says, and nothing else of what it does.';
 
+-- The function of the table's owner that applies the predicate of an attachment; refused where there is none, or where the caller may
+-- not use it.
 create function tube.judge_of(attached tube.attachment) returns regprocedure
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     judge regprocedure;
 begin
@@ -131,16 +126,14 @@ begin
     return judge;
 end
 $$;
-comment on function tube.judge_of(tube.attachment) is
-    'The function of the table''s owner that applies the predicate of an attachment; refused where there is none, or where the '
-    'caller may not use it.';
 
+-- The next rows of a backfill: how many there are, the last one's order and id, and the ids of those for which the attachment's
+-- predicate holds. A predicate is applied by a function of the table's owner, and no other way.
 create function tube.judged_slice(
     attached tube.attachment, order_col name, in_nulls boolean, last_value text, last_id bigint, chunk integer,
     out looked_at bigint, out upto_value text, out upto_id bigint, out ids bigint[]
 )
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     failed bigint;
     message text;
@@ -158,13 +151,10 @@ begin
     end if;
 end
 $$;
-comment on function tube.judged_slice(tube.attachment, name, boolean, text, bigint, integer) is
-    'The next rows of a backfill: how many there are, the last one''s order and id, and the ids of those for which the '
-    'attachment''s predicate holds. A predicate is applied by a function of the table''s owner, and no other way.';
 
+-- Those of some ids that have a row for which the attachment's predicate holds, or fails.
 create function tube.judged_ids(attached tube.attachment, asked bigint[]) returns bigint[]
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     if attached.predicate is null then
         return tube.read_wanted(attached, asked);
@@ -172,5 +162,3 @@ begin
     return (select a.ids from tube.ask_judge(tube.judge_of(attached), asked) as a);
 end
 $$;
-comment on function tube.judged_ids(tube.attachment, bigint[]) is
-    'Those of some ids that have a row for which the attachment''s predicate holds, or fails.';

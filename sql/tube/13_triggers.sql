@@ -1,8 +1,8 @@
 -- The functions and triggers of an attachment: where they are, placed, mended and dropped.
 
+-- One of the functions of an attachment, where it is now; never one that another role gave that name in another schema.
 create function tube.placed(attached tube.attachment, kind text) returns pg_proc
-language sql stable
-as $$
+language sql stable as $$
     select p
     from (
         select p, t.relowner,
@@ -15,35 +15,29 @@ as $$
     order by is_called desc, (p).proowner = relowner desc
     limit 1
 $$;
-comment on function tube.placed(tube.attachment, text) is
-    'One of the functions of an attachment, where it is now; never one that another role gave that name in another schema.';
 
+-- Whether the functions of an attachment belong to a former owner of the table, so that the present one may not replace them.
 create function tube.is_anothers(attached tube.attachment) returns boolean
-language sql stable
-as $$
+language sql stable as $$
     select exists (
         select from unnest(array['insert', 'update', 'delete', 'truncate', 'judge']) as k(kind)
         cross join lateral tube.placed(attached, k.kind) as p
         join pg_class as t on t.oid = attached.tbl
         where p.proowner <> t.relowner)
 $$;
-comment on function tube.is_anothers(tube.attachment) is
-    'Whether the functions of an attachment belong to a former owner of the table, so that the present one may not replace them.';
 
+-- What one of the functions of an attachment is called, with its schema: where it is, or where it will be made.
 create function tube.placed_name(attached tube.attachment, kind text) returns text
-language sql stable
-as $$
+language sql stable as $$
     select coalesce(
         (select format('%I.%I', n.nspname, p.proname)
          from tube.placed(attached, kind) as p join pg_namespace as n on n.oid = p.pronamespace),
         format('%I.%I', tube.schema_of(attached.tbl), tube.function_name(attached.token, kind)))
 $$;
-comment on function tube.placed_name(tube.attachment, text) is
-    'What one of the functions of an attachment is called, with its schema: where it is, or where it will be made.';
 
+-- Write one of the trigger functions of a table, or replace it.
 create function tube.place_function(attached tube.attachment, op text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = attached.tbl);
     function text := tube.placed_name(attached, op);
@@ -61,12 +55,11 @@ begin
     execute format('alter function %s() owner to %I', function, owner_name);
 end
 $$;
-comment on function tube.place_function(tube.attachment, text) is
-    'Write one of the trigger functions of a table, or replace it.';
 
+-- Write the function that applies the predicate of an attachment outside of its triggers, with the rights of the table's owner as
+-- these do; refused where the predicate does not fit the table, or asks for more than its owner may.
 create function tube.place_judge(attached tube.attachment) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = attached.tbl);
     function text := tube.placed_name(attached, 'judge');
@@ -99,13 +92,10 @@ $body$, attached.token)), format('Reads %s for backfills into tube %s.', attache
     perform tube.ask_judge(signature::regprocedure);
 end
 $$;
-comment on function tube.place_judge(tube.attachment) is
-    'Write the function that applies the predicate of an attachment outside of its triggers, with the rights of the table''s '
-    'owner as these do; refused where the predicate does not fit the table, or asks for more than its owner may.';
 
+-- Write the functions of an attachment as it is now, in place of those that are there.
 create function tube.place_functions(attached tube.attachment) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     if attached.predicate is not null then
         perform tube.place_judge(attached);
@@ -113,12 +103,10 @@ begin
     perform tube.place_function(attached, k.op) from unnest(array['insert', 'update', 'delete', 'truncate']) as k(op);
 end
 $$;
-comment on function tube.place_functions(tube.attachment) is
-    'Write the functions of an attachment as it is now, in place of those that are there.';
 
+-- Of a table and its partitions those that are not captured, or only in part.
 create function tube.uncaptured(attached tube.attachment) returns regclass[]
-language sql stable
-as $$
+language sql stable as $$
     select array(
         select d.relid from pgchange.descendants(attached.tbl) as d(relid)
         left join (
@@ -127,12 +115,10 @@ as $$
         ) as whole on whole.relid = d.relid
         where whole.relid is null order by d.relid)
 $$;
-comment on function tube.uncaptured(tube.attachment) is
-    'Of a table and its partitions those that are not captured, or only in part.';
 
+-- Put the capture of a table on it and on every partition that lacks it, and take off that of a table that it has left.
 create function tube.place_triggers(attached tube.attachment) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     uncaptured regclass[] := tube.uncaptured(attached);
     former regclass[] := array(select distinct f.relid from tube.former_captures(attached.tbl, attached.tube) as f order by 1);
@@ -181,12 +167,10 @@ exception when duplicate_object then
         'drop it, for it captures the same changes if another system made it; rename it if it is for something else');
 end
 $$;
-comment on function tube.place_triggers(tube.attachment) is
-    'Put the capture of a table on it and on every partition that lacks it, and take off that of a table that it has left.';
 
+-- Drop the triggers of an attachment, once nobody uses their tables; returns how many there were.
 create function tube.drop_triggers(attached tube.attachment) returns bigint
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     captured record;
     dropped bigint := 0;
@@ -201,12 +185,11 @@ begin
     return dropped;
 end
 $$;
-comment on function tube.drop_triggers(tube.attachment) is
-    'Drop the triggers of an attachment, once nobody uses their tables; returns how many there were.';
 
+-- Take the capture off a table that stays attached; false where there was none. With a foreign table as a child PostgreSQL would
+-- refuse what is updated and deleted through the table.
 create function tube.take_off(attached tube.attachment) returns boolean
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     perform tube.hold_capture(attached.tbl);
     perform pgchange.take_locks(array(
@@ -214,13 +197,10 @@ begin
     return tube.drop_triggers(attached) > 0;
 end
 $$;
-comment on function tube.take_off(tube.attachment) is
-    'Take the capture off a table that stays attached; false where there was none. With a foreign table as a child PostgreSQL would '
-    'refuse what is updated and deleted through the table.';
 
+-- Drop the triggers and the functions of an attachment, once nobody uses their tables.
 create function tube.drop_capture(attached tube.attachment) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     function regprocedure;
 begin
@@ -235,5 +215,3 @@ begin
     end loop;
 end
 $$;
-comment on function tube.drop_capture(tube.attachment) is
-    'Drop the triggers and the functions of an attachment, once nobody uses their tables.';

@@ -1,8 +1,8 @@
 -- Touching by hand: ids that someone knows, or the result of a query.
 
+-- The kind of a touch; B where the application_name of the session has backfill in it.
 create function tube.checked_op(op text) returns text
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     if op is null or op not in ('I', 'U', 'D', 'T', 'B') then
         perform pgchange.refuse(format('op %L is not a kind of touch', op), 'I, U, D, T, or B for a backfill');
@@ -10,14 +10,11 @@ begin
     return case when strpos(current_setting('application_name'), 'backfill') > 0 then 'B' else op end;
 end
 $$;
-comment on function tube.checked_op(text) is
-    'The kind of a touch; B where the application_name of the session has backfill in it.';
 
 create function tube.touch(
     tube text, shard integer, ids bigint[], op text, payload jsonb default null, chunk_size integer default 250
 ) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     pods regclass := (tube.named(tube)).pods;
     known_ids bigint[];
@@ -39,9 +36,9 @@ comment on function tube.touch(text, integer, bigint[], text, jsonb, integer) is
     'Touch ids of a shard in a tube, in pods of chunk_size ids (at most 900), each with the payload; without ids the payload '
     'makes a control pod, and without both nothing is done.';
 
+-- Touch ids of a table in every tube that it is attached to.
 create function tube.touch_table(tbl text, ids bigint[], op text, payload jsonb, chunk_size integer) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     relation regclass := to_regclass(tbl);
 begin
@@ -57,12 +54,10 @@ begin
     end if;
 end
 $$;
-comment on function tube.touch_table(text, bigint[], text, jsonb, integer) is
-    'Touch ids of a table in every tube that it is attached to.';
 
+-- Make a tube's own function <tube>_touch beside its pods.
 create function tube.make_touch(schema_name name, tube text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     signature text := format('%I.%I(integer, bigint[], character, jsonb, integer)', schema_name, tube || '_touch');
 begin
@@ -79,11 +74,10 @@ begin
         'Touch ids of a shard in tube ' || tube || '.');
 end
 $$;
-comment on function tube.make_touch(name, text) is 'Make a tube''s own function <tube>_touch beside its pods.';
 
+-- Make a table's own function <table>_touch beside it, for its owner, or drop it where the table is attached to nothing.
 create function tube.place_touch(tbl regclass) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     relation name := (select c.relname from pg_class as c where c.oid = tbl);
     owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = tbl);
@@ -129,12 +123,10 @@ begin
     execute format('alter function %s owner to %I', signature, owner_name);
 end
 $$;
-comment on function tube.place_touch(regclass) is
-    'Make a table''s own function <table>_touch beside it, for its owner, or drop it where the table is attached to nothing.';
 
+-- Drop the functions <table>_touch of tables that have got another name or schema since, or were dropped: they fail.
 create function tube.drop_lost_touches() returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     function regprocedure;
 begin
@@ -150,12 +142,10 @@ begin
     end loop;
 end
 $$;
-comment on function tube.drop_lost_touches() is
-    'Drop the functions <table>_touch of tables that have got another name or schema since, or were dropped: they fail.';
 
+-- Refuse a touch of many ids that makes no sense.
 create function tube.check_bulk(shard integer, fetch_chunk_size integer) returns void
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 begin
     if shard is null then
         perform pgchange.refuse('a touch needs a shard', 'give the number under which the table is attached');
@@ -165,24 +155,23 @@ begin
     end if;
 end
 $$;
-comment on function tube.check_bulk(integer, integer) is 'Refuse a touch of many ids that makes no sense.';
 
 create type tube.progress as (
     approx_size bigint, began timestamptz, told_at timestamptz, ids bigint, insert_ms double precision
 );
 comment on type tube.progress is 'How far a touch of many ids has come, how much of its time went into pods, and when it last said so.';
 
+-- A touch of about so many ids, at its beginning.
 create function tube.begun(approx_size bigint) returns tube.progress
-language sql volatile
-as $$
+language sql volatile as $$
     select row(approx_size, clock_timestamp(), clock_timestamp(), 0, 0)::tube.progress
 $$;
-comment on function tube.begun(bigint) is 'A touch of about so many ids, at its beginning.';
 
+-- Count ids that were made pods since a moment, and say every 2 s and at the end how many there are, in the words that clients wait
+-- for.
 create function tube.told(so_far tube.progress, ids bigint, since timestamptz, finished boolean default false)
 returns tube.progress
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 declare
     now timestamptz := clock_timestamp();
 begin
@@ -198,9 +187,6 @@ begin
     return so_far;
 end
 $$;
-comment on function tube.told(tube.progress, bigint, timestamptz, boolean) is
-    'Count ids that were made pods since a moment, and say every 2 s and at the end how many there are, in the words that clients '
-    'wait for.';
 
 -- The query is the caller's and means what it means under the caller's search_path: so this function has none of its own,
 -- and every name in it has its schema.
@@ -208,8 +194,7 @@ create function tube.tube_pods_insert(
     tube_or_tubes text, query text, shard integer, op character default 'B', approx_size bigint default null,
     fetch_chunk_size integer default 20000, insert_chunk_size integer default 250
 ) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     pods pg_catalog.regclass[] := array(select distinct t.pods from tube.named_all(tube_or_tubes) as t);
     kind pg_catalog.text := tube.checked_op(op);

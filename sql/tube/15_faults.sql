@@ -1,16 +1,15 @@
 -- What a capture failed on or came too late for: noted, told, counted and forgotten.
 
+-- What brings the rows of a table that are in no pod.
 create function tube.backfill_call(attached tube.attachment) returns text
-language sql stable
-as $$
+language sql stable as $$
     select format('backfill %1$s: select tube.tube_backfill_schedule(%2$L, %3$L, %4$s, %4$s), or the DAG tube_backfill',
                   tube.full_name(attached.tbl), attached.tube, quote_ident(attached.id_column), attached.shard)
 $$;
-comment on function tube.backfill_call(tube.attachment) is 'What brings the rows of a table that are in no pod.';
 
+-- Note which of the partitions that a capture came to late have rows that may be in no pod, and say so.
 create function tube.note_missed(attached tube.attachment, came regclass[]) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     told text;
 begin
@@ -24,43 +23,36 @@ begin
     end loop;
 end
 $$;
-comment on function tube.note_missed(tube.attachment, regclass[]) is
-    'Note which of the partitions that a capture came to late have rows that may be in no pod, and say so.';
 
+-- The rows that came with a partition and may be in no pod, and what brings them.
 create function tube.missed() returns table (tube text, tbl regclass, told text, call text)
-language sql stable
-as $$
+language sql stable as $$
     select a.tube, a.tbl, format('%s: %s', tube.full_name(a.tbl), f.message), tube.backfill_call(a)
     from tube.fault as f
     join tube.attachment as a on (a.tube, a.tbl) = (f.tube, f.tbl)
     where f.kind = 'missed' and not tube.is_gone(a)
     order by f.id
 $$;
-comment on function tube.missed() is 'The rows that came with a partition and may be in no pod, and what brings them.';
 
+-- Tell no more of the rows that came with partitions before a backfill began that brings them.
 create function tube.clear_missed(tube text, tbl regclass, before timestamptz) returns void
-language sql
-as $$
+language sql as $$
     delete from tube.fault as f
     where f.tube = clear_missed.tube and f.tbl = clear_missed.tbl and f.kind = 'missed' and f.occurred_at < before
 $$;
-comment on function tube.clear_missed(text, regclass, timestamptz) is
-    'Tell no more of the rows that came with partitions before a backfill began that brings them.';
 
+-- The faults of the capture of a tube's tables, and what it missed, up to 1000.
 create function tube.count_faults(tube text) returns bigint
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return (
         select count(*)
         from (select from tube.fault as f where f.tube = count_faults.tube and f.kind <> 'control' limit 1000) as bounded);
 end
 $$;
-comment on function tube.count_faults(text) is 'The faults of the capture of a tube''s tables, and what it missed, up to 1000.';
 
 create function tube.clear_faults(tube text) returns bigint
-language sql
-as $$
+language sql as $$
     with gone as (delete from tube.fault as f where f.tube = clear_faults.tube returning 1) select count(*) from gone
 $$;
 comment on function tube.clear_faults(text) is

@@ -1,8 +1,8 @@
 -- Backfills that go on where they stopped: how each stands, which everybody may read, and what brings it to rest.
 
+-- A backfill, locked until the transaction ends; refused where there is none.
 create function tube.backfill_named(id bigint) returns tube.backfill
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     found_row tube.backfill;
 begin
@@ -14,11 +14,10 @@ begin
     return found_row;
 end
 $$;
-comment on function tube.backfill_named(bigint) is 'A backfill, locked until the transaction ends; refused where there is none.';
 
+-- The unfinished backfill of a table, of which there is one at most; null where there is none.
 create function tube.unfinished_backfill(tube text, tbl regclass) returns tube.backfill
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return (
         select b from tube.backfill as b
@@ -26,22 +25,18 @@ begin
           and b.state in ('scheduled', 'running', 'paused'));
 end
 $$;
-comment on function tube.unfinished_backfill(text, regclass) is
-    'The unfinished backfill of a table, of which there is one at most; null where there is none.';
 
+-- End what is not finished of the backfills of a table, with the reason.
 create function tube.fail_backfills(tube text, tbl regclass, reason text) returns void
-language sql
-as $$
+language sql as $$
     update tube.backfill as b set
         state = 'failed', message = reason, updated_at = clock_timestamp(), finished_at = clock_timestamp()
     where b.tube = fail_backfills.tube and b.tbl = fail_backfills.tbl and b.state in ('scheduled', 'running', 'paused')
 $$;
-comment on function tube.fail_backfills(text, regclass, text) is
-    'End what is not finished of the backfills of a table, with the reason.';
 
+-- Bring a backfill into a state, from some others.
 create function tube.set_state(id bigint, allowed text[], wanted text, message text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     job tube.backfill := tube.backfill_named(id);
 begin
@@ -59,19 +54,16 @@ begin
     where b.id = set_state.id;
 end
 $$;
-comment on function tube.set_state(bigint, text[], text, text) is 'Bring a backfill into a state, from some others.';
 
 create function tube.backfill_pause(id bigint) returns void
-language sql
-as $$
+language sql as $$
     select tube.set_state(id, array['scheduled', 'running'], 'paused', 'paused by ' || session_user)
 $$;
 comment on function tube.backfill_pause(bigint) is
     'Pause a backfill behind the chunk in work, until tube.backfill_resume().';
 
 create function tube.backfill_resume(id bigint) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     job tube.backfill := tube.backfill_named(id);
 begin
@@ -82,8 +74,7 @@ $$;
 comment on function tube.backfill_resume(bigint) is 'Let a paused backfill go on where it stopped.';
 
 create function tube.backfill_cancel(id bigint) returns void
-language sql
-as $$
+language sql as $$
     select tube.set_state(id, array['scheduled', 'running', 'paused'], 'cancelled', 'cancelled by ' || session_user)
 $$;
 comment on function tube.backfill_cancel(bigint) is
@@ -95,8 +86,7 @@ returns table (
     percent numeric, touched bigint, rate double precision, remaining interval, message text, started_by name,
     started_at timestamptz, updated_at timestamptz, finished_at timestamptz
 )
-language sql stable
-as $$
+language sql stable as $$
     select b.id, b.tube, b.tbl, b.shard, b.order_col, b.state, b.looked_at, b.total,
            case when b.state = 'done' then 100 else round(least(99.9, 100.0 * b.looked_at / greatest(b.total, 1)), 1) end,
            b.done,

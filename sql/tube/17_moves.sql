@@ -4,16 +4,15 @@
 -- they were in. They stay under the old shard too, where they may be those of another table. If the table comes back before all
 -- that is done, what then comes again takes the place of what waited there, or else each move would add to what the next copies.
 
+-- The condition of the control pods for which a downstream gives up what it holds of a table.
 create function tube.asks_for_giving_up(tbl text) returns text
-language sql immutable
-as $$
+language sql immutable as $$
     select format(
         'l.ids = ''{}'' and l.payload ->> ''type'' in (''truncate'', ''backfill_end'') '
         'and tube.table_named(l.payload ->> ''tbl'') = %s', tbl)
 $$;
-comment on function tube.asks_for_giving_up(text) is
-    'The condition of the control pods for which a downstream gives up what it holds of a table.';
 
+-- Take away what waited in a shard for a table that came back to it, where all of it comes again behind a seq.
 create function tube.drop_repeated(known tube.tube, tbl regclass, shard integer, upto bigint) returns void
 language plpgsql
 set lock_timeout = '100ms'
@@ -57,9 +56,9 @@ exception when lock_not_available or deadlock_detected then
     null; -- Somebody is deleting some by hand. They are done twice, which does no harm.
 end
 $$;
-comment on function tube.drop_repeated(tube.tube, regclass, integer, bigint) is
-    'Take away what waited in a shard for a table that came back to it, where all of it comes again behind a seq.';
 
+-- Bring what is undone of a table under its new shard, each id and control pod once; its newer pods wait for those of the old one.
+-- Nobody may be working the tube or writing the table.
 create function tube.move(known tube.tube, tbl regclass, from_shard integer, to_shard integer) returns void
 language plpgsql
 set jit = off
@@ -113,6 +112,3 @@ begin
     end if;
 end
 $$;
-comment on function tube.move(tube.tube, regclass, integer, integer) is
-    'Bring what is undone of a table under its new shard, each id and control pod once; its newer pods wait for those of the old '
-    'one. Nobody may be working the tube or writing the table.';

@@ -1,8 +1,9 @@
 -- Attaching and detaching tables, with writers running.
 
+-- Attach a table, or mend and change how it is attached; agreed, as far as its owner calls, to the tube's present predicate, else
+-- under the one that it has.
 create function tube.attach(tube text, tbl regclass, shard integer, id_column name, agreed boolean) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     known tube.tube := tube.named(tube);
     before tube.attachment;
@@ -76,15 +77,11 @@ begin
     perform tube.place_touch(tbl);
 end
 $$;
-comment on function tube.attach(text, regclass, integer, name, boolean) is
-    'Attach a table, or mend and change how it is attached; agreed, as far as its owner calls, to the tube''s present predicate, '
-    'else under the one that it has.';
 
 create function tube.tube_table_ensure_attached(
     tube text, tbl regclass, shard integer default null, id_column name default null
 ) returns void
-language sql
-as $$
+language sql as $$
     select tube.attach(tube, tbl, shard, id_column, agreed => true)
 $$;
 comment on function tube.tube_table_ensure_attached(text, regclass, integer, name) is
@@ -92,9 +89,9 @@ comment on function tube.tube_table_ensure_attached(text, regclass, integer, nam
     'trailing digits of its schema''s name or of its own), by the ids in id_column (id), if the tube''s predicate holds. Again, it '
     'mends the capture, takes the tube''s predicate of now, and changes what is given; another shard when no worker is at work.';
 
+-- Take the capture off tables, null meaning of all tubes or tables, once nobody uses them nor what is beside.
 create function tube.detach(tube text, tbl regclass, beside regclass default null) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     going tube.attachment[];
     each_one tube.attachment;
@@ -132,12 +129,9 @@ begin
     delete from tube.detached as d where (detach.tube is null or d.tube = detach.tube) and tube.schema_of(d.tbl) is null;
 end
 $$;
-comment on function tube.detach(text, regclass, regclass) is
-    'Take the capture off tables, null meaning of all tubes or tables, once nobody uses them nor what is beside.';
 
 create function tube.tube_table_ensure_detached(in_tube text, in_tbl regclass) returns void
-language sql
-as $$
+language sql as $$
     select tube.detach(in_tube, in_tbl)
 $$;
 comment on function tube.tube_table_ensure_detached(text, regclass) is

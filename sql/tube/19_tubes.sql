@@ -1,8 +1,8 @@
 -- Making, changing and removing tubes.
 
+-- Put another predicate in force for a table of the caller's; one of another owner keeps what its owner agreed to.
 create function tube.adopt(attached tube.attachment, predicate text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     if tube.is_anothers(attached)
        or not pg_has_role(current_user, (select c.relowner from pg_class as c where c.oid = attached.tbl), 'usage')
@@ -20,12 +20,10 @@ begin
     end if;
 end
 $$;
-comment on function tube.adopt(tube.attachment, text) is
-    'Put another predicate in force for a table of the caller''s; one of another owner keeps what its owner agreed to.';
 
+-- Make a tube, or change what of it is given.
 create function tube.make(tube text, partitions integer, predicate text, schema_name name) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     known tube.tube;
     wanted text := nullif(trim(predicate), '');
@@ -76,11 +74,9 @@ begin
     end if;
 end
 $$;
-comment on function tube.make(text, integer, text, name) is 'Make a tube, or change what of it is given.';
 
 create function tube.tube_ensure_exists(tube text, partitions integer default null, predicate text default null) returns void
-language sql
-as $$
+language sql as $$
     select tube.make(tube, partitions, predicate, pg_catalog.current_schema())
 $$;
 comment on function tube.tube_ensure_exists(text, integer, text) is
@@ -90,8 +86,7 @@ comment on function tube.tube_ensure_exists(text, integer, text) is
     'the rights of the owner of each attached table.';
 
 create function tube.tube_ensure_absent(in_tube text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     known tube.tube := (select t from tube.tube as t where t.name = in_tube);
     pods regclass := case when tube.are_pods(known.pods, known.name) then known.pods end;
@@ -130,8 +125,7 @@ comment on function tube.tube_ensure_absent(text) is
 
 create function tube.tube_list(in_tbl regclass default null)
 returns table (tube text, predicate text, partitions integer, tbl regclass, shard integer)
-language sql stable
-as $$
+language sql stable as $$
     select t.name, t.predicate, t.partitions, a.tbl, a.shard
     from tube.tube as t
     left join tube.attachment as a on a.tube = t.name and not tube.is_gone(a)

@@ -1,8 +1,9 @@
 -- Waiting for those who are writing tables.
 
+-- Who is writing tables or the pods of their tubes, as virtual transactions and transaction ids: a prepared transaction has only the
+-- latter. pg_stat_activity would not show these, nor to an ordinary role when anybody's transaction began.
 create function tube.writers(tables regclass[]) returns table (transaction text)
-language sql volatile
-as $$
+language sql volatile as $$
     with relations as (
         select d.relid::oid as relid from unnest(tables) as t(tbl) cross join lateral pgchange.descendants(t.tbl) as d(relid)
         union
@@ -27,13 +28,11 @@ as $$
     from pg_locks as l join holders as h using (virtualtransaction)
     where l.locktype = 'transactionid' and l.mode = 'ExclusiveLock'
 $$;
-comment on function tube.writers(regclass[]) is
-    'Who is writing tables or the pods of their tubes, as virtual transactions and transaction ids: a prepared transaction has '
-    'only the latter. pg_stat_activity would not show these, nor to an ordinary role when anybody''s transaction began.';
 
+-- Those of some transactions that have not ended, the id of the oldest and since when it is there, as far as the caller may know
+-- that; null where all have ended.
 create function tube.awaited(transactions text[], out names text, out xid xid, out duration interval)
-language sql volatile
-as $$
+language sql volatile as $$
     select string_agg(distinct h.name, ', '), (array_agg(h.xid order by h.duration desc nulls last, age(h.xid) desc))[1],
            -- In hours, however many they are: with days there would be a space in it.
            make_interval(secs => max(extract(epoch from h.duration))::double precision)
@@ -51,10 +50,8 @@ as $$
            or (l.locktype = 'transactionid' and l.mode = 'ExclusiveLock' and 'xid ' || l.transactionid = any (transactions))
     ) as h
 $$;
-comment on function tube.awaited(text[]) is
-    'Those of some transactions that have not ended, the id of the oldest and since when it is there, as far as the caller may '
-    'know that; null where all have ended.';
 
+-- Wait for those who are writing tables now, and say every 2 s for whom; an error names them when they do not end in time.
 create function tube.wait_for_writers(tables regclass[], timeout interval) returns void
 language plpgsql
 set intervalstyle = 'postgres'
@@ -97,5 +94,3 @@ begin
     end loop;
 end
 $$;
-comment on function tube.wait_for_writers(regclass[], interval) is
-    'Wait for those who are writing tables now, and say every 2 s for whom; an error names them when they do not end in time.';

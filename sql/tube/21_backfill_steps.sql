@@ -3,9 +3,9 @@
 -- First a seq is drawn; then the writers of that moment are waited for; then the rows are read. So a row that is not read, or
 -- read before it changed, is touched by a pod with a higher seq, and what the downstream has not written since that seq is gone.
 
+-- An attachment, with today's name of its column of ids; refused where there is none, or under another shard.
 create function tube.require_attachment(tube text, tbl regclass, shard integer) returns tube.attachment
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     known tube.tube := tube.named(tube);
     found_row tube.attachment := (
@@ -27,12 +27,10 @@ begin
     return found_row;
 end
 $$;
-comment on function tube.require_attachment(text, regclass, integer) is
-    'An attachment, with today''s name of its column of ids; refused where there is none, or under another shard.';
 
+-- Wait until no other backfill of a table and shard is at work, and keep others out until the transaction ends.
 create function tube.lock_backfill(tube text, tbl regclass, shard integer) returns tube.attachment
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 declare
     found_row tube.attachment;
 begin
@@ -46,12 +44,11 @@ begin
     return found_row;
 end
 $$;
-comment on function tube.lock_backfill(text, regclass, integer) is
-    'Wait until no other backfill of a table and shard is at work, and keep others out until the transaction ends.';
 
+-- Refuse a backfill of a table and shard whose last one the workers have not worked off. What it finds stays so until the transaction
+-- ends where tube.lock_backfill() was called before.
 create function tube.check_replayed(tube text, tbl regclass, shard integer) returns void
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 begin
     if tube.has_control(tube.named(tube), tbl, shard, array['backfill_end']) then
         perform pgchange.refuse(
@@ -61,10 +58,8 @@ begin
     end if;
 end
 $$;
-comment on function tube.check_replayed(text, regclass, integer) is
-    'Refuse a backfill of a table and shard whose last one the workers have not worked off. What it finds stays so until the '
-    'transaction ends where tube.lock_backfill() was called before.';
 
+-- Touch the next chunk rows of a table, as pods of op B, and return where that ended.
 create function tube.backfill_slice(
     known tube.tube, attached tube.attachment, order_col name, at tube.keyset, chunk integer, pod_size integer
 ) returns tube.keyset
@@ -92,15 +87,13 @@ begin
     return at;
 end
 $$;
-comment on function tube.backfill_slice(tube.tube, tube.attachment, name, tube.keyset, integer, integer) is
-    'Touch the next chunk rows of a table, as pods of op B, and return where that ended.';
 
 -- Where it ended is a text, which the next chunk reads in another session.
 select pgchange.pin_settings('tube.backfill_slice(tube.tube, tube.attachment, name, tube.keyset, integer, integer)');
 
+-- How many rows a table has, as far as its size and its statistics tell.
 create function tube.estimated_rows(tbl regclass) returns bigint
-language sql stable
-as $$
+language sql stable as $$
     -- As the planner does it, which itself would run what indexes of the table call.
     select coalesce(sum(ceil(
         pg_relation_size(c.oid) / b.size
@@ -113,11 +106,9 @@ as $$
     ) as w(width)
     cross join (select current_setting('block_size')::numeric) as b(size)
 $$;
-comment on function tube.estimated_rows(regclass) is 'How many rows a table has, as far as its size and its statistics tell.';
 
 create function tube.tube_backfill_schedule(in_tube text, order_col text, shard_from integer, shard_to integer) returns integer
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     known tube.tube := tube.named(in_tube);
     each_one tube.attachment;
@@ -146,16 +137,14 @@ comment on function tube.tube_backfill_schedule(text, text, integer, integer) is
     'whose last backfill is not worked off, are left out. Returns how many.';
 
 create function tube.tube_backfill_step1() returns text
-language sql
-as $$
+language sql as $$
     select nextval('tube.seq')::text
 $$;
 comment on function tube.tube_backfill_step1() is
     'Begin a backfill: the seq from which on pods count as written since. In a transaction of its own.';
 
 create function tube.tube_backfill_step2(timeout interval default '60 seconds') returns void
-language sql
-as $$
+language sql as $$
     select tube.wait_for_writers(array(select distinct a.tbl from tube.attachment as a), timeout)
 $$;
 comment on function tube.tube_backfill_step2(interval) is
@@ -165,8 +154,7 @@ create function tube.tube_backfill_step3(
     step1 text, tube text, tbl regclass, order_col text, shard integer default null,
     fetch_chunk_size integer default 20000, insert_chunk_size integer default 250
 ) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     known tube.tube := tube.named(tube);
     attached tube.attachment := tube.require_attachment(tube, tbl, shard);

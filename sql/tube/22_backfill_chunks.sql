@@ -3,8 +3,7 @@
 create function tube.backfill_begin(
     tube text, tbl regclass, order_col text, shard integer default null, chunk_size integer default 50000
 ) returns bigint
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     known tube.tube := tube.named(tube);
     attached tube.attachment := tube.require_attachment(tube, tbl, shard);
@@ -46,8 +45,7 @@ comment on function tube.backfill_begin(text, regclass, text, integer, integer) 
     'One of a table into a tube at a time. In a transaction of its own.';
 
 create function tube.backfill_ask(tube text, tbl regclass, order_col text default null) returns bigint
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     known tube.tube := tube.named(tube);
     number bigint := tube.backfill_begin(tube, tbl, order_col);
@@ -64,9 +62,9 @@ comment on function tube.backfill_ask(text, regclass, text) is
     'Begin a backfill of an attached table, or find the one that is not finished, as tube.backfill_begin() does, and ask the workers '
     'to carry it out, by a control pod. In a transaction of its own.';
 
+-- Why a backfill cannot go on where it stopped; null where it can.
 create function tube.hindrance(job tube.backfill) returns text
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return case
         when tube.schema_of(job.tbl) is null then 'the table is gone'
@@ -78,11 +76,11 @@ begin
     end;
 end
 $$;
-comment on function tube.hindrance(tube.backfill) is 'Why a backfill cannot go on where it stopped; null where it can.';
 
+-- Touch the rows of a backfill's next chunk, and return it as it is then. The first one begins with backfill_start, and the last one
+-- ends with backfill_end.
 create function tube.next_chunk(job tube.backfill) returns tube.backfill
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     known tube.tube := tube.named(job.tube);
     attached tube.attachment := tube.require_attachment(job.tube, job.tbl, job.shard);
@@ -123,16 +121,12 @@ begin
     return job;
 end
 $$;
-comment on function tube.next_chunk(tube.backfill) is
-    'Touch the rows of a backfill''s next chunk, and return it as it is then. The first one begins with backfill_start, and the '
-    'last one ends with backfill_end.';
 
 create function tube.backfill_chunk(
     id bigint, timeout interval default '60 seconds', out touched bigint, out looked_at bigint, out total bigint,
     out finished boolean, out state text
 )
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     job tube.backfill := (select b from tube.backfill as b where b.id = backfill_chunk.id);
     waited boolean;

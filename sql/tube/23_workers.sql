@@ -1,19 +1,18 @@
 -- The workers of a tube, and which of their shards wait for another worker.
 
+-- Refuse a worker that cannot be.
 create function tube.check_worker_number(workers integer, worker integer) returns void
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 begin
     if coalesce(workers not between 1 and 999 or worker not between 0 and workers - 1, true) then
         perform pgchange.refuse(format('there is no worker %s of %s', worker, workers), 'there are 1 to 999, numbered from 0');
     end if;
 end
 $$;
-comment on function tube.check_worker_number(integer, integer) is 'Refuse a worker that cannot be.';
 
+-- Refuse a worker that the tube does not have.
 create function tube.check_still_shared_by(known tube.tube, workers integer, worker integer) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     if workers is distinct from known.partitions then
         raise exception using errcode = 'PC006',
@@ -23,11 +22,10 @@ begin
     perform tube.check_worker_number(workers, worker);
 end
 $$;
-comment on function tube.check_still_shared_by(tube.tube, integer, integer) is 'Refuse a worker that the tube does not have.';
 
+-- Make a worker's position, at zero, if it is not there yet.
 create function tube.register(tube text, workers integer, worker integer) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     perform tube.check_still_shared_by(tube.named(tube), workers, worker);
     if tube.worker_now(tube, worker) is null then
@@ -35,19 +33,17 @@ begin
     end if;
 end
 $$;
-comment on function tube.register(text, integer, integer) is 'Make a worker''s position, at zero, if it is not there yet.';
 
+-- How many batches each worker of each tube has done.
 create function tube.positions() returns jsonb
-language sql stable
-as $$
+language sql stable as $$
     select coalesce(jsonb_object_agg(w.tube || '/' || w.worker, w.version), '{}')
     from (select x.tube, x.worker, max(x.version) as version from tube.worker as x group by 1, 2) as w
 $$;
-comment on function tube.positions() is 'How many batches each worker of each tube has done.';
 
+-- Whether pods are left of the shard that a table moved from. While a table moves it may step over the backlog before them.
 create function tube.is_left(known tube.tube, move tube.moved) returns boolean
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 declare
     old_worker integer := tube.worker_of(move.from_shard, known.partitions);
     at jsonb := tube.position_or_start(tube.position(known.name, old_worker));
@@ -57,12 +53,11 @@ begin
         or tube.first_unread(known, old_worker, 'backfill', at, high => move.upto, extra => of_shard) is not null;
 end
 $$;
-comment on function tube.is_left(tube.tube, tube.moved) is
-    'Whether pods are left of the shard that a table moved from. While a table moves it may step over the backlog before them.';
 
+-- Which shards of a worker wait from which seq on, as [[shard, seq], ...]: a table came to them from another worker, and pods of its
+-- old shard are left.
 create function tube.held_back(known tube.tube, worker integer) returns jsonb
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 begin
     if not exists (select from tube.moved as m where m.tube = known.name) then
         return '[]';
@@ -76,6 +71,3 @@ begin
           and tube.is_left(known, m));
 end
 $$;
-comment on function tube.held_back(tube.tube, integer) is
-    'Which shards of a worker wait from which seq on, as [[shard, seq], ...]: a table came to them from another worker, and '
-    'pods of its old shard are left.';

@@ -3,6 +3,7 @@
 -- backfill_end and truncate make the downstream give up what it holds: it names the ids, and they are touched, so that they
 -- take the path of a deletion. One that is still in the table is then only written again.
 
+-- Whether there is any control pod for a worker.
 create function tube.has_controls(known tube.tube, worker integer) returns boolean
 language plpgsql volatile
 set enable_seqscan = off
@@ -18,8 +19,9 @@ begin
     return found_one;
 end
 $$;
-comment on function tube.has_controls(tube.tube, integer) is 'Whether there is any control pod for a worker.';
 
+-- The first 1000 control pods of a worker, each with whether its turn has come: when the worker's pods before it are done, for one of
+-- op B those of backfills too; and not while a person has paused the backfill that it asks for.
 create function tube.due(known tube.tube, worker integer, "position" jsonb)
 returns table (seq bigint, op character(1), shard integer, payload jsonb, ts timestamptz, is_due boolean)
 language plpgsql volatile
@@ -52,14 +54,10 @@ begin
     end if;
 end
 $$;
-comment on function tube.due(tube.tube, integer, jsonb) is
-    'The first 1000 control pods of a worker, each with whether its turn has come: when the worker''s pods before it are done, '
-    'for one of op B those of backfills too; and not while a person has paused the backfill that it asks for.';
 
 create function tube.control_pods(tube text, workers integer, worker integer)
 returns table (seq bigint, op character(1), shard integer, type text, tbl text, payload jsonb, ts timestamptz)
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 declare
     known tube.tube := tube.named(tube);
 begin
@@ -75,6 +73,7 @@ $$;
 comment on function tube.control_pods(text, integer, integer) is
     'The control pods of a worker whose turn has come, for its pods before them are done: at most 1000, in the order of seq.';
 
+-- A control pod by its seq; refused where it is gone.
 create function tube.control_pod(known tube.tube, workers integer, worker integer, seq bigint) returns record
 language plpgsql volatile
 set enable_seqscan = off
@@ -95,12 +94,12 @@ begin
     return found_pod;
 end
 $$;
-comment on function tube.control_pod(tube.tube, integer, integer, bigint) is
-    'A control pod by its seq; refused where it is gone.';
 
+-- Touch ids that the downstream holds and a control pod asks it to give up: for backfill_end those of its tbl and shard that it has
+-- not written since start_seq, for truncate all of its tbl. They follow as pods of the control pod's kind. Call it as often as
+-- needed, then tube.control_done() in the same transaction.
 create function tube.collect(tube text, workers integer, worker integer, seq bigint, ids bigint[]) returns bigint
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 declare
     known tube.tube := tube.named(tube);
     control record := tube.control_pod(known, workers, worker, seq);
@@ -113,11 +112,8 @@ begin
     return cardinality(given);
 end
 $$;
-comment on function tube.collect(text, integer, integer, bigint, bigint[]) is
-    'Touch ids that the downstream holds and a control pod asks it to give up: for backfill_end those of its tbl and shard that '
-    'it has not written since start_seq, for truncate all of its tbl. They follow as pods of the control pod''s kind. Call it '
-    'as often as needed, then tube.control_done() in the same transaction.';
 
+-- Take away a control pod that is worked off, in the transaction that holds the worker's lock.
 create function tube.control_done(tube text, workers integer, worker integer, seq bigint) returns void
 language plpgsql volatile
 set enable_seqscan = off
@@ -132,12 +128,10 @@ begin
     using worker, seq;
 end
 $$;
-comment on function tube.control_done(text, integer, integer, bigint) is
-    'Take away a control pod that is worked off, in the transaction that holds the worker''s lock.';
 
+-- Take away a control pod that can never be worked off, and note it in tube.fault; in the transaction that holds the worker's lock.
 create function tube.give_up(tube text, workers integer, worker integer, seq bigint, reason text) returns void
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 declare
     known tube.tube := tube.named(tube);
     control record := tube.control_pod(known, workers, worker, seq);
@@ -148,24 +142,21 @@ begin
     perform tube.control_done(tube, workers, worker, seq);
 end
 $$;
-comment on function tube.give_up(text, integer, integer, bigint, text) is
-    'Take away a control pod that can never be worked off, and note it in tube.fault; in the transaction that holds the '
-    'worker''s lock.';
 
+-- Note whether any of a worker's control pods failed for now; in the transaction that holds its lock.
 create function tube.note_controls(tube text, worker integer, failed boolean) returns void
-language sql
-as $$
+language sql as $$
     update tube.worker as w set
         control_attempt = case when failed then w.control_attempt + 1 else 0 end,
         control_failed_at = case when failed then clock_timestamp() end
     where w.tube = note_controls.tube and w.worker = note_controls.worker and (failed or w.control_attempt > 0)
 $$;
-comment on function tube.note_controls(text, integer, boolean) is
-    'Note whether any of a worker''s control pods failed for now; in the transaction that holds its lock.';
 
+-- The backfill that a backfill_schedule pod asks for: begun now, or the one of that table that is not finished, whoever began it;
+-- refused where one was cancelled since the pod is there. Null where one has ended and is not worked off. In a transaction of its
+-- own.
 create function tube.backfill_scheduled(tube text, workers integer, worker integer, seq bigint) returns bigint
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 declare
     known tube.tube := tube.named(tube);
     control record := tube.control_pod(known, workers, worker, seq);
@@ -197,7 +188,3 @@ begin
     return tube.backfill_begin(tube, relation, coalesce(control.payload ->> 'order_col', attached.id_column));
 end
 $$;
-comment on function tube.backfill_scheduled(text, integer, integer, bigint) is
-    'The backfill that a backfill_schedule pod asks for: begun now, or the one of that table that is not finished, whoever began '
-    'it; refused where one was cancelled since the pod is there. Null where one has ended and is not worked off. In a transaction '
-    'of its own.';

@@ -1,5 +1,7 @@
 -- What waits for a worker, and what is in the tubes: at a cost that knows no backlog.
 
+-- How many ids there are for a worker under a condition, each once: exact up to upto touches, beyond it an estimate from how thick
+-- they lay so far.
 create function tube.count_unread(
     known tube.tube, worker integer, "position" jsonb, condition text, upto integer,
     out counted bigint, out exact boolean, out oldest timestamptz
@@ -34,10 +36,9 @@ begin
     end if;
 end
 $$;
-comment on function tube.count_unread(tube.tube, integer, jsonb, text, integer) is
-    'How many ids there are for a worker under a condition, each once: exact up to upto touches, beyond it an estimate from '
-    'how thick they lay so far.';
 
+-- The workers of a tube that have anything to do, and perhaps some more: asked in one query for all of them, because planning the
+-- queries of tube.lag() is what a look at a worker without pods costs.
 create function tube.workers_with_pods(known tube.tube) returns setof integer
 language plpgsql volatile
 set jit = off
@@ -68,13 +69,12 @@ begin
         $query$, known.pods, tube.belongs('l.shard', known.partitions), known.partitions, known.name);
 end
 $$;
-comment on function tube.workers_with_pods(tube.tube) is
-    'The workers of a tube that have anything to do, and perhaps some more: asked in one query for all of them, because planning '
-    'the queries of tube.lag() is what a look at a worker without pods costs.';
 
+-- How many ids are ready for a worker, with the control pods whose turn has come; and how many wait: of a table that came from
+-- another worker's shard, whose pods are not done, and control pods with pods before them. Exact up to upto, its cost grows with upto
+-- and with nothing else. What an open transaction has touched nobody can see.
 create function tube.lag(tube text, workers integer, worker integer, "position" jsonb, upto integer default 1000) returns jsonb
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 declare
     known tube.tube := tube.named(tube);
     at jsonb := tube.position_or_start("position");
@@ -104,23 +104,18 @@ begin
         'faults', tube.count_faults(tube));
 end
 $$;
-comment on function tube.lag(text, integer, integer, jsonb, integer) is
-    'How many ids are ready for a worker, with the control pods whose turn has come; and how many wait: of a table that came '
-    'from another worker''s shard, whose pods are not done, and control pods with pods before them. Exact up to upto, its cost '
-    'grows with upto and with nothing else. What an open transaction has touched nobody can see.';
 
+-- Whether what has failed did so a short time ago: half a minute after the first attempt, longer and longer after others, at most 5
+-- minutes.
 create function tube.is_backing_off(attempt integer, since timestamptz) returns boolean
-language sql stable
-as $$
+language sql stable as $$
     select attempt > 0 and clock_timestamp() < since + least(30 * 2 ^ least(attempt - 1, 9), 300) * interval '1 s'
 $$;
-comment on function tube.is_backing_off(integer, timestamptz) is
-    'Whether what has failed did so a short time ago: half a minute after the first attempt, longer and longer after others, at '
-    'most 5 minutes.';
 
+-- What is ready for the workers, of all tubes that the caller may empty, that are not at work and do not rest after their batch
+-- failed, nor, where they have nothing else to do, after their control pods did; it stops counting at upto.
 create function tube.lag_of_idle(upto integer) returns jsonb
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 declare
     known tube.tube;
     worker integer;
@@ -152,10 +147,8 @@ begin
         'waiting', waiting, 'waiting_exact', ready < upto, 'faults', faults);
 end
 $$;
-comment on function tube.lag_of_idle(integer) is
-    'What is ready for the workers, of all tubes that the caller may empty, that are not at work and do not rest after their '
-    'batch failed, nor, where they have nothing else to do, after their control pods did; it stops counting at upto.';
 
+-- How many pods of one kind a worker has, and from when to when.
 create function tube.stats_of(known tube.tube, worker integer, kind text)
 returns table (pods text, min_seq bigint, max_seq bigint, min_ts timestamptz, max_ts timestamptz)
 language plpgsql volatile
@@ -184,11 +177,11 @@ begin
     return next;
 end
 $$;
-comment on function tube.stats_of(tube.tube, integer, text) is 'How many pods of one kind a worker has, and from when to when.';
 
+-- How many control pods of each type a worker has, as in backfill_end:1 backfill_start:1; among its first 1000, beyond which each
+-- number has a plus. Null where it has none.
 create function tube.controls_by_type(known tube.tube, worker integer) returns text
-language sql volatile
-as $$
+language sql volatile as $$
     select string_agg(format('%s:%s', t.type, t.counted) || case when t.whole >= 1000 then '+' else '' end, ' ' order by t.type)
     from (
         select coalesce(d.payload ->> 'type', 'control') as type, count(*) as counted, sum(count(*)) over () as whole
@@ -196,9 +189,6 @@ as $$
         group by 1
     ) as t
 $$;
-comment on function tube.controls_by_type(tube.tube, integer) is
-    'How many control pods of each type a worker has, as in backfill_end:1 backfill_start:1; among its first 1000, beyond which '
-    'each number has a plus. Null where it has none.';
 
 create function tube.tube_stats()
 returns table (
@@ -231,9 +221,9 @@ comment on function tube.tube_stats() is
     'it costs the same at ten pods and ten million. shards are those of attached tables; the control pods, of both '
     'kinds, are counted by their type. What the transaction itself has touched counts too.';
 
+-- A point in a tube to wait for: all that was touched by what is committed now.
 create function tube.point(tube text) returns jsonb
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 declare
     -- In this order: whatever the snapshot sees has a lower seq.
     s pg_snapshot := pg_current_snapshot();
@@ -243,11 +233,10 @@ begin
     return jsonb_build_object('snapshot', s, 'seq', seq, 'until', clock_timestamp()::timestamptz(0));
 end
 $$;
-comment on function tube.point(text) is 'A point in a tube to wait for: all that was touched by what is committed now.';
 
+-- Whether a worker has done all of its pods up to a point, and the point.
 create function tube.passed(tube text, workers integer, worker integer, "position" jsonb, goal jsonb) returns jsonb
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 declare
     known tube.tube := tube.named(tube);
     at jsonb := tube.position_or_start("position");
@@ -261,5 +250,3 @@ begin
     return jsonb_build_object('passed', not is_left, 'goal', goal);
 end
 $$;
-comment on function tube.passed(text, integer, integer, jsonb, jsonb) is
-    'Whether a worker has done all of its pods up to a point, and the point.';

@@ -1,5 +1,7 @@
 -- A tube whose pods and positions come from another cluster.
 
+-- Whether there are pods or positions of transactions that this cluster has not reached: those of a restored dump. Who has a
+-- transaction id gives it, for what it wrote itself is ahead of its snapshot too.
 create function tube.is_restored(known tube.tube, beyond xid8 default '0') returns boolean
 language plpgsql volatile
 set enable_seqscan = off
@@ -19,13 +21,9 @@ begin
     return ahead;
 end
 $$;
-comment on function tube.is_restored(tube.tube, xid8) is
-    'Whether there are pods or positions of transactions that this cluster has not reached: those of a restored dump. Who has '
-    'a transaction id gives it, for what it wrote itself is ahead of its snapshot too.';
 
 create function tube.rebase_after_restore(tube text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     known tube.tube := tube.named(tube);
     high bigint;

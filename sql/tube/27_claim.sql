@@ -1,8 +1,10 @@
 -- A worker's next batch. A claim is recorded before it is worked on, so that a retry is the same batch under the same id.
 
+-- The current snapshot, in which every open transaction with an id below fresh is listed as open. Where fresh was assigned after the
+-- horizon (the last seq drawn) was read, a pod that the snapshot does not see, and whose transaction it does not list, has a seq
+-- above the horizon. Null where thousands of subtransactions would be listed too.
 create function tube.snapshot_before(fresh xid8) returns pg_snapshot
-language sql stable
-as $$
+language sql stable as $$
     -- A transaction at work may have an id at or above a snapshot's xmax, without being listed in it.
     select pgchange.snapshot_of(
         array(
@@ -18,11 +20,10 @@ as $$
     ) as s(now, upper, fresh)
     where s.fresh - s.upper <= 10000
 $$;
-comment on function tube.snapshot_before(xid8) is
-    'The current snapshot, in which every open transaction with an id below fresh is listed as open. Where fresh was assigned '
-    'after the horizon (the last seq drawn) was read, a pod that the snapshot does not see, and whose transaction it does not '
-    'list, has a seq above the horizon. Null where thousands of subtransactions would be listed too.';
 
+-- The next batch of a worker: whole pods, incremental ones first, of at most max_changes ids in all, or one pod that has more; {upto,
+-- held_back, after, moves_on, pods, incremental, backfill, oldest}, the two kinds as the seq up to which it goes, moves_on as whether
+-- the worker's position may follow.
 create function tube.choose(known tube.tube, worker integer, "position" jsonb, max_changes integer) returns jsonb
 language plpgsql volatile
 set jit = off
@@ -63,21 +64,16 @@ begin
     return chosen || jsonb_build_object('pods', pods, 'oldest', oldest);
 end
 $$;
-comment on function tube.choose(tube.tube, integer, jsonb, integer) is
-    'The next batch of a worker: whole pods, incremental ones first, of at most max_changes ids in all, or one pod that has '
-    'more; {upto, held_back, after, moves_on, pods, incremental, backfill, oldest}, the two kinds as the seq up to which it '
-    'goes, moves_on as whether the worker''s position may follow.';
 
+-- Where in a batch an id is: its shard, and one of 64 parts of it.
 create function tube.place(shard integer, id bigint) returns integer[]
-language sql immutable
-as $$
+language sql immutable as $$
     select array[shard, pg_catalog.hashint8(id) & 63]
 $$;
-comment on function tube.place(integer, bigint) is 'Where in a batch an id is: its shard, and one of 64 parts of it.';
 
+-- The slices of a batch, each of one shard and, where parts are that small, of about 20,000 ids.
 create function tube.slices(tube text, worker integer, choice jsonb) returns jsonb
-language sql volatile
-as $$
+language sql volatile as $$
     with counted as (
         select tube.place(p.shard, i.id) as place, count(distinct i.id) as n
         from tube.pods_of(tube, worker, choice) as p cross join lateral unnest(p.ids) as i(id)
@@ -94,16 +90,13 @@ as $$
         order by s.shard, s.upto)
     from sliced as s
 $$;
-comment on function tube.slices(text, integer, jsonb) is
-    'The slices of a batch, each of one shard and, where parts are that small, of about 20,000 ids.';
 
 select pgchange.make_sealed('tube');
 
 create function tube_sealed.note_attempt(
     caller pgchange.caller, became text, tube text, worker integer, batch jsonb, error text default null
 ) returns void
-language plpgsql security definer
-as $$
+language plpgsql security definer as $$
 declare
     consumer constant text := tube.name_of(tube, worker);
 begin
@@ -125,11 +118,12 @@ comment on function tube_sealed.note_attempt(pgchange.caller, text, text, intege
 
 select pgchange.show_sealed('tube');
 
+-- Record and return the next batch of a worker, or the one that it claimed and never acked, with the attempt counted; null when
+-- nothing is ready. Call it in a transaction of its own, holding the worker's lock.
 create function tube.claim(
     tube text, workers integer, worker integer, "position" jsonb, max_changes integer, max_attempts integer default null
 ) returns jsonb
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 declare
     known tube.tube := tube.named(tube);
     at tube.worker;
@@ -182,6 +176,3 @@ begin
     return made;
 end
 $$;
-comment on function tube.claim(text, integer, integer, jsonb, integer, integer) is
-    'Record and return the next batch of a worker, or the one that it claimed and never acked, with the attempt counted; null '
-    'when nothing is ready. Call it in a transaction of its own, holding the worker''s lock.';

@@ -1,9 +1,10 @@
 -- What a worker reads: the ids of its batch, of which tables they are, and which of them a copy is to hold.
 
+-- The ids of a batch, each once a shard, incremental ones first and in the order in which they were first touched; from behind one
+-- place up to another.
 create function tube.changes(tube text, worker integer, choice jsonb, after integer[], upto integer[])
 returns table (id bigint, shard integer, seq bigint, backfill boolean, payload jsonb, touched_at timestamptz)
-language sql volatile
-as $$
+language sql volatile as $$
     select i.id, p.shard, max(p.seq), bool_and(p.op = 'B'),
            (array_agg(p.payload order by p.seq desc) filter (where p.payload is not null))[1], min(p.ts)
     from tube.pods_of(tube, worker, choice) as p
@@ -12,13 +13,13 @@ as $$
     group by p.shard, i.id
     order by bool_and(p.op = 'B'), min(p.seq), i.id
 $$;
-comment on function tube.changes(text, integer, jsonb, integer[], integer[]) is
-    'The ids of a batch, each once a shard, incremental ones first and in the order in which they were first touched; from '
-    'behind one place up to another.';
 
+-- The tables in a worker's shards: of each the shard, its schema and name, today's name of the column of its ids, the predicate that
+-- it is attached with; shared: whether another table that touches the tube, or did under another shard, has the same name, so that
+-- copies in one schema would be one; the twin that has both name and shard in common with it, or null; and the keeper, who owns the
+-- pods.
 create function tube.attached_to(tube text, workers integer, worker integer) returns jsonb
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     known tube.tube := tube.named(tube);
 begin
@@ -52,15 +53,9 @@ begin
         where tube.worker_of(t.shard, workers) = worker);
 end
 $$;
-comment on function tube.attached_to(text, integer, integer) is
-    'The tables in a worker''s shards: of each the shard, its schema and name, today''s name of the column of its ids, the '
-    'predicate that it is attached with; shared: whether another table that touches the tube, or did under another shard, has '
-    'the same name, so that copies in one schema would be one; the twin that has both name and shard in common with it, or null; '
-    'and the keeper, who owns the pods.';
 
 create function tube.wanted(tube text, tbl regclass, ids bigint[]) returns setof bigint
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     perform tube.check_whole(tbl);
     return query select unnest(tube.judged_ids(tube.require_attachment(tube, tbl, null), ids));

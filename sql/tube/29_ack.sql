@@ -1,5 +1,6 @@
 -- An ack deletes the pods.
 
+-- Delete the pods of a batch whose ids are all done, in the transaction that holds the worker's lock.
 create function tube.ack(tube text, worker integer, batch jsonb) returns bigint
 language plpgsql volatile
 set jit = off
@@ -49,5 +50,3 @@ begin
     return (batch ->> 'version')::bigint;
 end
 $$;
-comment on function tube.ack(text, integer, jsonb) is
-    'Delete the pods of a batch whose ids are all done, in the transaction that holds the worker''s lock.';

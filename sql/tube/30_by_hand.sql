@@ -1,19 +1,18 @@
 -- Reading and deleting a worker's pods by hand, in SQL.
 
+-- One row, of which PostgreSQL expects a thousand. What is read with it is read in the order of an index when a limit follows,
+-- whatever pages cost and however wrong the statistics are: to sort it looks dear beside the first few of so many.
 create function tube.one_of_many() returns setof boolean
-language plpgsql stable rows 1000
-as $$
+language plpgsql stable rows 1000 as $$
 begin
     return next true;
 end
 $$;
-comment on function tube.one_of_many() is
-    'One row, of which PostgreSQL expects a thousand. What is read with it is read in the order of an index when a limit follows, '
-    'whatever pages cost and however wrong the statistics are: to sort it looks dear beside the first few of so many.';
 
+-- The query of a worker's pods of one kind with its control pods, from where the worker, which is at, stands when it is run. It is
+-- read in the order in which it is written: a function keeps PostgreSQL from sharing it out among parallel workers.
 create function tube.by_hand_sql(known tube.tube, worker integer, kind text) returns text
-language sql immutable
-as $$
+language sql immutable as $$
     select format($query$
     (
         select p.*
@@ -43,15 +42,11 @@ as $$
         tube.belongs('l.shard', known.partitions), worker, case kind when 'backfill' then 'backfill_snapshot' else 'snapshot' end,
         case kind when 'backfill' then 'backfill_done' else 'done' end)
 $$;
-comment on function tube.by_hand_sql(tube.tube, integer, text) is
-    'The query of a worker''s pods of one kind with its control pods, from where the worker, which is at, stands when it is run. '
-    'It is read in the order in which it is written: a function keeps PostgreSQL from sharing it out among parallel workers.';
 
 create function tube.tube_pods_sql(
     tube text, partitions integer, "partition" integer, exclude_backfill boolean default false
 ) returns text
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     known tube.tube := tube.named(tube);
 begin
@@ -115,9 +110,10 @@ $$;
 comment on function tube.tube_pods_delete(text, integer, integer, bigint[]) is
     'Delete pods of a worker by their seq, for SQL by hand; returns how many there were.';
 
+-- Move a worker that is worked by hand behind what is deleted; not while it has a batch in work or another holds its lock. In a
+-- restored dump, whose pods it would hide, it does what a claim does.
 create function tube.advance(known tube.tube, worker integer) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     horizon bigint;
     fresh xid;
@@ -168,6 +164,3 @@ begin
     delete from tube.worker as w where w.tube = known.name and w.worker = advance.worker and w.version = at.version;
 end
 $$;
-comment on function tube.advance(tube.tube, integer) is
-    'Move a worker that is worked by hand behind what is deleted; not while it has a batch in work or another holds its lock. In '
-    'a restored dump, whose pods it would hide, it does what a claim does.';

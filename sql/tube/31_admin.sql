@@ -6,6 +6,8 @@ begin
 end
 $$;
 
+-- Every worker of every tube that the caller may read, as pgchange.status() shows it; faults are those of the tube's capture.
+-- tube.attachments() tells of the tables.
 create function tube.status(upto integer default 1000) returns setof pgchange.consumer_status
 language plpgsql volatile
 set jit = off
@@ -36,9 +38,6 @@ begin
     end loop;
 end
 $$;
-comment on function tube.status(integer) is
-    'Every worker of every tube that the caller may read, as pgchange.status() shows it; faults are those of the tube''s capture. '
-    'tube.attachments() tells of the tables.';
 
 create function tube.attachments()
 returns table (
@@ -99,18 +98,15 @@ comment on function tube.attachments() is
     'or the table got a parent that is not attached, or a foreign table as a child; with how many partitions rows came that a '
     'backfill has to bring; and what is wrong with the column of ids.';
 
+-- The tables that the caller owns and whose capture needs tube.recapture(), with their full names.
 create function tube.to_recapture() returns table (tube text, tbl regclass, name text)
-language sql stable
-as $$
+language sql stable as $$
     select a.tube, a.tbl, tube.full_name(a.tbl) from tube.attachments() as a join pg_class as c on c.oid = a.tbl
     where pg_has_role(current_user, c.relowner, 'usage') and (a.untriggered <> '{}' or a.stale)
 $$;
-comment on function tube.to_recapture() is
-    'The tables that the caller owns and whose capture needs tube.recapture(), with their full names.';
 
 create function tube.recapture(tube text, tbl regclass) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     before tube.attachment := (select a from tube.attachment as a where a.tube = recapture.tube and a.tbl = recapture.tbl);
 begin
@@ -124,8 +120,7 @@ $$;
 comment on function tube.recapture(text, regclass) is 'Mend the capture of a table: nothing of how it is attached changes.';
 
 create function tube.recapture() returns setof text
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     each_one record;
 begin

@@ -1,29 +1,25 @@
 -- Dead letters of tubes: batches that were given up, with their ids. To send one again is to touch its ids again.
 
+-- What the caller may do with dead letters of a tube: a role that works it, and so may delete its pods, keeps them.
 create function tube.letter_rights(address jsonb) returns text[]
-language sql stable
-as $$
+language sql stable as $$
     select case when has_table_privilege(t.pods, 'delete') then '{see,keep}'::text[] else '{see}' end
     from tube.tube as t
     where t.name = address ->> 'tube' and tube.are_pods(t.pods, t.name)
       and (has_table_privilege(t.pods, 'select, delete') or has_any_column_privilege(t.pods, 'insert'))
 $$;
-comment on function tube.letter_rights(jsonb) is
-    'What the caller may do with dead letters of a tube: a role that works it, and so may delete its pods, keeps them.';
 
+-- The batch that a worker claimed and has not acked, with its attempts and the error of the last one; null for none.
 create function tube.in_work(tube text, worker integer) returns jsonb
-language sql stable
-as $$
+language sql stable as $$
     select w.batch || jsonb_build_object('attempt', w.attempt, 'error', w.error)
     from tube.worker_now(tube, worker) as w
     where w.batch is not null
 $$;
-comment on function tube.in_work(text, integer) is
-    'The batch that a worker claimed and has not acked, with its attempts and the error of the last one; null for none.';
 
+-- Note what the attempt on a batch failed on, for its dead letter.
 create function tube.note_failure(tube text, worker integer, batch jsonb, error text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     update tube.worker as w set error = note_failure.error, updated_at = clock_timestamp()
     where w.tube = note_failure.tube and w.worker = note_failure.worker
@@ -34,12 +30,10 @@ begin
     end if;
 end
 $$;
-comment on function tube.note_failure(text, integer, jsonb, text) is
-    'Note what the attempt on a batch failed on, for its dead letter.';
 
+-- What a batch consists of, as [{shard, op, payload, ids}, ...] in the order in which they were first touched.
 create function tube.touches(tube text, worker integer, choice jsonb) returns jsonb
-language sql volatile
-as $$
+language sql volatile as $$
     select coalesce(jsonb_agg(
         jsonb_build_object('shard', t.shard, 'op', t.op, 'payload', t.payload, 'ids', t.ids) order by t.first), '[]')
     from (
@@ -48,12 +42,10 @@ as $$
         group by p.shard, p.op, p.payload
     ) as t
 $$;
-comment on function tube.touches(text, integer, jsonb) is
-    'What a batch consists of, as [{shard, op, payload, ids}, ...] in the order in which they were first touched.';
 
+-- Give up a claimed batch, as tube.in_work() has it: its ids become a dead letter, whose number is returned.
 create function tube.skip(tube text, worker integer, batch jsonb, reason text) returns bigint
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 declare
     content jsonb;
 begin
@@ -73,12 +65,10 @@ begin
         reason, batch ->> 'error', coalesce((batch ->> 'attempt')::integer, 1), (batch ->> 'id')::uuid);
 end
 $$;
-comment on function tube.skip(text, integer, jsonb, text) is
-    'Give up a claimed batch, as tube.in_work() has it: its ids become a dead letter, whose number is returned.';
 
+-- Give up the batch that a worker claimed and cannot finish. It becomes a dead letter: see pgchange.letters().
 create function tube.skip_batch(tube text, worker integer, reason text) returns uuid
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 declare
     known tube.tube := tube.named(tube);
     batch jsonb;
@@ -93,21 +83,18 @@ begin
     return (batch ->> 'id')::uuid;
 end
 $$;
-comment on function tube.skip_batch(text, integer, text) is
-    'Give up the batch that a worker claimed and cannot finish. It becomes a dead letter: see pgchange.letters().';
 
+-- Refuse a dead letter of a tube that is gone.
 create function tube.check_letter(address jsonb, content jsonb) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     perform tube.named(address ->> 'tube');
 end
 $$;
-comment on function tube.check_letter(jsonb, jsonb) is 'Refuse a dead letter of a tube that is gone.';
 
+-- The shards that the tables have now which had a shard when it was noted, as [[shard, table], ...].
 create function tube.shards_now(tube text, shard integer, tables jsonb) returns setof integer
-language sql stable
-as $$
+language sql stable as $$
     select distinct coalesce(tube.shard_of(shards_now.tube, k.tbl), shards_now.shard)
     from (
         select to_regclass(t.attached ->> 1) as tbl
@@ -117,12 +104,10 @@ as $$
             select from jsonb_array_elements(tables) as t(attached) where (t.attached ->> 0)::integer = shards_now.shard)
     ) as k
 $$;
-comment on function tube.shards_now(text, integer, jsonb) is
-    'The shards that the tables have now which had a shard when it was noted, as [[shard, table], ...].';
 
+-- Touch the ids of a dead letter again, as they were touched; the letter goes in the same transaction.
 create function tube.redrive(letter bigint) returns void
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 declare
     wanted record;
     each_tbl regclass;
@@ -148,5 +133,3 @@ begin
     cross join lateral tube.shards_now(wanted.tube, t.shard, wanted.tables) as s(shard);
 end
 $$;
-comment on function tube.redrive(bigint) is
-    'Touch the ids of a dead letter again, as they were touched; the letter goes in the same transaction.';

@@ -1,8 +1,9 @@
 -- What a person should look at.
 
+-- Tables that do not touch their tube as they should or were dropped, rows that are in no pod, pods that have code of their keepers,
+-- and control pods that were given up or failed so often.
 create function tube.health(many_attempts integer default 3) returns setof pgchange.finding
-language sql volatile
-as $$
+language sql volatile as $$
     select 'tube', line.severity, null, line.told, line.call
     from tube.attachments() as a
     cross join lateral (values
@@ -53,6 +54,3 @@ as $$
       and case when has_table_privilege(t.pods, 'select') and tube.code_on(t.pods) is null
                then tube.has_controls(t, w.worker) else true end
 $$;
-comment on function tube.health(integer) is
-    'Tables that do not touch their tube as they should or were dropped, rows that are in no pod, pods that have code of their '
-    'keepers, and control pods that were given up or failed so often.';
