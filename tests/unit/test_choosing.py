@@ -283,7 +283,7 @@ def file(stem: str) -> Change:
 @pytest.mark.parametrize(
     ("source", "most", "test"),
     [
-        ("sql/pgmb/21_claim", 4, "integration/events/test_event_feed.py"),
+        ("sql/core/15_offered", 4, "integration/commits/test_claim.py"),
         ("sql/pgmb/21_claim", 4, "integration/events/test_event_"),
         ("sql/mbus/13_hand_out", 4, "integration/messages/test_queue_claims.py"),
         ("sql/tube/27_claim", 4, "integration/tubes/test_tube_claim.py"),
