@@ -149,14 +149,8 @@ def play(
         if not differing
         else f"THE COPY DIFFERS FROM THE TABLE IN {differing:,} ROWS"
     )
-    half, most = latency.percentiles(0.5, 0.95)
-    warm = latency.percentiles(0.5, 0.95, started=True)
-    after_first = ", after the first result {:.1f} and {:.1f} s".format(*warm) if warm else ""
     say(f"all was done {done - latency.last_commit:.1f} s after the last commit")
-    say(
-        f"commit to result: p50 {half:.1f} s, p95 {most:.1f} s{after_first}; "
-        f"{len(rows) / (done - began):,.0f} changes a second from first to last"
-    )
+    say(f"{latency.report()}; {len(rows) / (done - began):,.0f} changes a second from first to last")
     return same and not differing
 
 

@@ -47,7 +47,18 @@ class Latency:
         since = next((moment for moment, total in self._results if total), math.inf) if started else 0.0
         took = sorted((seconds, count) for committed, seconds, count in self._took() if committed >= since)
         total = sum(count for _, count in took)
-        return [] if not took else [_reached(took, share * total) for share in shares]
+        return [_reached(took, share * total) for share in shares] if took else []
+
+    def report(self) -> str:
+        """Return in words how long changes took to the result. Leave out what was not measured."""
+        each = self.percentiles(0.5, 0.95)
+        if not each:
+            return "no change came to the result"
+        text = "commit to result: p50 {:.1f} s, p95 {:.1f} s".format(*each)
+        later = self.percentiles(0.5, 0.95, started=True)
+        return text + (
+            "; of changes after the first result {:.1f} and {:.1f} s".format(*later) if later else ""
+        )
 
     def _took(self) -> Iterator[tuple[float, float, int]]:
         results, place, counted = self._results, 0, 0

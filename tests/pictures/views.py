@@ -22,7 +22,7 @@ LOOKS = 4_000
 """Milliseconds after which the page has asked twice: its numbers are those of now."""
 SCROLLED = "document.querySelector('[data-page=pgchange]').scrollTo(0, 0)"
 CUT = """
-() => [...document.querySelectorAll('[data-page=pgchange] button')].filter((button) => {
+() => [...document.querySelectorAll('[data-page=pgchange] tbody button')].filter((button) => {
     const box = button.getBoundingClientRect();
     const table = button.closest('[role=region]')?.getBoundingClientRect();
     return table && (box.right > table.right || box.left < table.left);
@@ -50,16 +50,16 @@ PICTURES = (
     Picture("page-light", 1000, "", ("What needs a person", "Consumers")),
     Picture("page-dark", 1000, "", ("What needs a person", "Consumers"), theme="dark"),
     Picture("page-consumer-light", 1110, f"consumer?{AUDIT}", ("Batches of the last day",)),
-    Picture("page-backfills-dark", 540, "backfills", ("Backfills in airline",), theme="dark"),
+    Picture("page-backfills-dark", 440, "backfills", ("Backfills in airline",), theme="dark"),
     Picture("page-queues-light", 830, "queues", ("Queues in airline",)),
-    Picture("page-saga-light", 900, "sagas", ("Sagas in airline",), pressed="Show saga 3"),
+    Picture("page-saga-light", 910, "sagas", ("Sagas in airline",), pressed="Show saga 3"),
     Picture("page-events-light", 830, "events", ("Groups in airline", "Partitions in airline")),
     Picture("page-topology-light", 1165, "topology", ("Instances in catalogue",)),
 )
 
 
 def warm_up(context: BrowserContext, url: str) -> None:
-    """Look at the overview until it tells how the last hour was."""
+    """Look at the overview until it tells how the last minutes were: the server goes on to look for an hour."""
     tab = context.new_page()
     tab.set_default_timeout(PATIENCE)
     come_back(tab, url)

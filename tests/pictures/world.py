@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 
 from airflow_pgchange import tubes
-from airflow_pgchange.admin import schema
+from airflow_pgchange.admin import by_hand, schema
 from airflow_pgchange.feeds import (
     CommitFeed,
     ConsumerTransaction,
@@ -19,9 +19,16 @@ from airflow_pgchange.feeds import (
     QueueFeed,
     TopologyFeed,
     TubeFeed,
-    by_hand,
 )
-from airflow_pgchange.messages import RollBack, Saga, Step, TryAgain, create_queues, handle, start
+from airflow_pgchange.messages import (
+    RollBack,
+    Saga,
+    Step,
+    TryAgain,
+    create_saga_queues,
+    handle_saga,
+    start_saga,
+)
 from airflow_pgchange.messages.saga_handling import Answer
 from demo import flights
 from demo.postgres import Cluster
@@ -138,7 +145,7 @@ def _give_up(feed: Feed, db: str, statement: str, reason: str, *, limit: int = 1
     """Make a batch that fails on a statement a dead letter."""
     _fail(feed, db, limit, statement, times)
     with psycopg.connect(db, autocommit=True) as connection:
-        by_hand.skip(connection, connection, feed, reason)
+        by_hand.skip_batch(connection, connection, feed, reason)
 
 
 def _commits(held: ExitStack, connection: Connection, databases: dict[str, str]) -> None:
@@ -231,13 +238,13 @@ def _events(held: ExitStack, connection: Connection, airline: str) -> None:
     for minutes, count in ((95, 700), (42, 420), (0, 80)):
         events.publish(connection, *["public.flight.update"] * count)
         events.poll_all(connection)
-        # A dispatch was when its id says: before the hours in which others were.
-        connection.execute(
-            "update pgmb.dispatched set "
-            "id = left(pgmb.create_event_id(now() - %s * interval '1 min', 0), 15) || right(id, 9) "
-            "where pgmb.extract_date_from_event_id(id) > now() - interval '1 min'",
-            [minutes],
-        )
+        if minutes:
+            # The id of a dispatch says when it was.
+            connection.execute(
+                "update pgmb.dispatched set id = left(pgmb.create_event_id(now() - %s * interval '1 min', 0), 15) "
+                "|| right(id, 9) where pgmb.extract_date_from_event_id(id) > now() - interval '10 min'",
+                [minutes],
+            )
     _process(EventFeed("search"), airline, 2_000)
     _process(EventFeed("flights"), airline, 900)
     reader = held.enter_context(psycopg.connect(airline, autocommit=True, application_name="statistics"))
@@ -255,9 +262,9 @@ def _queues(connection: Connection) -> None:
 
 
 def _sagas(held: ExitStack, connection: Connection, airline: str) -> None:
-    create_queues(connection, TOUR)
+    create_saga_queues(connection, TOUR)
     for tour, queues_in_turn, answers in TOURS:
-        start(connection, TOUR, {"tour_id": str(tour)})
+        start_saga(connection, TOUR, {"tour_id": str(tour)})
         for queue in queues_in_turn:
             _answer(airline, queue, answers)
     held.enter_context(_at_work(QueueFeed("transfers"), airline, 1))
@@ -268,7 +275,7 @@ def _answer(airline: str, queue: str, answers: dict[str, Answer]) -> None:
     with ConsumerTransaction(QueueFeed(queue), airline) as transaction:
         assert transaction.claim(1), queue
         (change,) = transaction.changes()
-        transaction.ack(lambda kept: handle(kept, change, lambda work, _: answers.get(work.step or "")))
+        transaction.ack(lambda kept: handle_saga(kept, change, lambda work, _: answers.get(work.step or "")))
 
 
 def carry_on(airline: str) -> None:
@@ -292,6 +299,6 @@ def _topology(catalogue: str) -> None:
             "topology.assign_buckets('default', 1000, 1999, 'r2'), "
             "topology.assign_buckets('default', 2000, 2999, 'r3')"
         )
-        _process(TopologyFeed("failover"), catalogue, 100)
+        _process(TopologyFeed("masters"), catalogue, 100)
         connection.execute("select topology.move_buckets('default', 600, 799, 'copying', 'r3')")
         connection.execute("select topology.set_state('r2-i1', 'Offline')")

@@ -29,6 +29,7 @@ from tests import events, queues
 from tests import page as pages
 from tests.airflow_home import uri
 from tests.browser import come_back, log_in, started
+from tests.pictures.views import CUT
 from tests.topology import make_catalogue
 from tests.web import served
 
@@ -147,7 +148,8 @@ def test_a_person_sees_why_a_consumer_fails_skips_its_batch_and_sees_it_go_on(
     expect(delays).to_contain_text("no such carrier")
     expect(row(browser, "What needs a person", "unreachable")).to_contain_text("connection failed")
 
-    delays.get_by_role("button", name="Skip").click()
+    delays.get_by_role("button", name="Actions for commits:delays/0").click()
+    browser.get_by_role("menuitem", name="Skip").click()
     dialog = browser.get_by_role("alertdialog")
     expect(dialog).to_contain_text("is given up and kept as a dead letter in airline")
     expect(dialog.get_by_role("button", name="Cancel")).to_be_focused()
@@ -194,6 +196,34 @@ def test_a_person_finds_a_consumers_last_hour_and_batches_and_the_address_bar_ke
     expect(run).to_have_attribute("href", address)
     browser.go_back()
     expect(browser.get_by_role("columnheader", name="Ready")).to_have_attribute("aria-sort", "ascending")
+
+
+def test_no_action_is_cut_at_any_width_however_long_names_are(ledger: str, url: str, browser: Page) -> None:
+    """Seconds: a server and a browser are started."""
+    name = "delays of flights that were long " * 8
+    with psycopg.connect(ledger, autocommit=True) as connection:
+        with ConsumerTransaction(CommitFeed(name, 0), ledger) as transaction:
+            assert transaction.claim(1)
+            transaction.ack()
+        connection.execute("select tube.backfill_begin('copies', 'ledger', null)")
+        by_hand.skip_batch(connection, connection, FEED, "no use " * 200)
+    come_back(browser, url)
+    expect(row(browser, "Consumers", name.strip()).get_by_role("link").first).to_have_attribute(
+        "title", f"commits:{name}/0"
+    )
+    for width in (1240, 1000, 640):
+        browser.set_viewport_size({"width": width, "height": 900})
+        for view in ("Overview", "Backfills", "Dead letters"):
+            open_view(browser, view)
+            expect(browser.locator("[data-page=pgchange] tbody button").first).to_be_visible()
+            assert browser.evaluate(CUT) == [], (width, view)
+        open_view(browser, "Overview")
+        table = browser.get_by_role("region", name="Consumers", exact=True)
+        scrolls = table.evaluate("(region) => region.scrollWidth > region.clientWidth")
+        assert scrolls == (width == 640)
+    browser.get_by_role("button", name="Actions for commits:delays/0").click()
+    browser.get_by_role("menuitem", name="Move").click()
+    expect(browser.get_by_role("alertdialog")).to_be_visible()
 
 
 def test_who_may_only_look_sees_lag_and_state_and_nothing_to_press(url: str, browser: Page) -> None:
@@ -302,6 +332,8 @@ def test_a_person_sees_how_long_queues_are_and_follows_a_saga_step_by_step(
     expect(drawing).to_have_accessible_name(re.compile("room: ready. meal, after room: waiting."))
     answered(ledger, "rooms", None)
     answered(ledger, "seats", TryAgain("no seat yet"))
+    expect(drawing).to_have_accessible_name(re.compile("seat, after room: waiting, retry in"))
+    expect(row(browser, f"Steps of tour {number}", "no seat yet")).to_contain_text("retry in")
     answered(ledger, "meals", RollBack("no meal at all"))
     expect(drawing).to_have_accessible_name(re.compile("room: to compensate. meal, after room: refused."))
     expect(row(browser, f"Steps of tour {number}", "no meal at all")).to_contain_text("refused")

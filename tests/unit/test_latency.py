@@ -49,5 +49,17 @@ def test_what_waited_for_the_first_result_can_be_left_out() -> None:
     assert measured((0, "committed", 1)).percentiles(1, started=True) == []
 
 
+def test_what_was_not_measured_is_not_reported() -> None:
+    before = [(0, "committed", 2), (9, "in_result", 2)]
+    whole = "commit to result: p50 9.0 s, p95 9.0 s"
+    assert measured((0, "committed", 1)).report() == "no change came to the result"
+    assert measured(*before).report() == whole
+    later = measured(*before, (10, "committed", 2), (12, "in_result", 4))
+    assert (
+        later.report()
+        == "commit to result: p50 2.0 s, p95 9.0 s; of changes after the first result 2.0 and 2.0 s"
+    )
+
+
 def test_the_last_commit_is_the_latest_whichever_writer_told_first() -> None:
     assert measured((1, "committed", 1), (5, "committed", 1), (7, "in_result", 2)).last_commit == 5

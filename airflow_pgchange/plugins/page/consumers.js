@@ -30,7 +30,7 @@ const COLUMNS = [
   ["Oldest", true, "oldest", { unit: "age", hint: HINTS.oldest }],
   ["Arrived", true, "in", { unit: RATE, hint: HINTS.arrived }],
   ["Processed", true, "out", { unit: RATE, hint: HINTS.processed }],
-  ["Last hour", false, null, { unit: "ready changes", hint: HINTS.hour }],
+  ["Last hour", false, null, { unit: "changes", hint: HINTS.hour }],
   ACTIONS,
 ];
 

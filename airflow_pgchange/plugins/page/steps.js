@@ -3,7 +3,7 @@ import { h } from "./shell.js";
 import { LOOKS } from "./pieces.js";
 import { many, since } from "./words.js";
 
-const BOX = { width: 196, height: 46, right: 48, down: 16 };
+const BOX = { width: 216, height: 46, right: 44, down: 16 };
 const EDGE = 6;
 
 const colour = (name) => `var(--chakra-colors-${name})`;
@@ -87,7 +87,7 @@ const Box = ({ step, place }) => {
       stroke: colour(`${palette}-fg`),
       strokeWidth: step.state === "in work" ? 2.5 : 1,
     }),
-    h("text", { x: 10, y: 19, fill: colour("fg"), style: { fontWeight: 600 } }, cut(step.step, 25)),
+    h("text", { x: 10, y: 19, fill: colour("fg"), style: { fontWeight: 600 } }, cut(step.step, 28)),
     h("text", { x: 10, y: 36, fill: colour(`${palette}-fg`) }, `${icon} ${stated(step)}`),
   );
 };
