@@ -8,13 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
-from pyspark.sql import types as t
-
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.connect import begun, connect
-from airflow_pgchange.feeds.errors import InvalidArgument, MergeRefused
+from airflow_pgchange.feeds.errors import ExtraMissing, InvalidArgument, MergeRefused
 from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.results.attached import Attached
 from airflow_pgchange.results.merge import merge
@@ -26,6 +22,15 @@ from airflow_pgchange.spark.read_options import CHANGE, Wanted
 from airflow_pgchange.spark.request import Request
 from airflow_pgchange.spark.types import staging_types
 from airflow_pgchange.testing.given import BATCH_ID, Given, Row, batch_of_rows, rows_of
+
+try:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import functions as f
+    from pyspark.sql import types as t
+except ImportError as error:
+    raise ExtraMissing(
+        f"tests of Spark jobs need {error.name}: pip install 'airflow-provider-pgchange[spark]'"
+    ) from error
 
 TYPES: Mapping[str, t.DataType] = {
     "bigint": t.LongType(),
