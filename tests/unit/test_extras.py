@@ -74,6 +74,7 @@ def test_all_of_airflow_but_the_operator_for_spark_is_there_without_extras():
         "airflow_pgchange.operators.spark",
         "airflow_pgchange.operators.spark_connect",
         "airflow_pgchange.spark",
+        "airflow_pgchange.testing.spark",
         "airflow_pgchange.utils.openlineage",
     ]
 
