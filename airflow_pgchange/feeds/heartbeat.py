@@ -76,9 +76,6 @@ class Watch:
             except Exception:
                 # Without heartbeats servers would end healthy work.
                 log.exception("the heartbeat of connections failed, and begins anew")
-                # The loop is closed, and cannot be woken.
-                with self._changed:
-                    self._loop = None
                 self._witnesses, self._tasks, self._endings = {}, {}, set()
                 time.sleep(AGAIN)
             else:
@@ -90,6 +87,11 @@ class Watch:
             self._loop = asyncio.get_running_loop()
         try:
             await self._go_on()
+        except Exception:
+            # The loop is closed now, and cannot be woken.
+            with self._changed:
+                self._loop = None
+            raise
         finally:
             # The end of the loop would cancel a heartbeat between its query and the answer, and release its connection.
             if self._tasks:

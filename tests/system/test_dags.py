@@ -21,7 +21,7 @@ from airflow_pgchange.feeds.lag import lag
 from tests import queues
 from tests.airflow_home import DAGS, uri
 from tests.conftest import Role
-from tests.readme import Guide, blocks
+from tests.readme import Guide, blocks, track_payments
 from tests.topology import make_catalogue
 
 Connect = Callable[..., psycopg.Connection[Any]]
@@ -159,8 +159,7 @@ def test_the_whole_task_of_the_guide_to_testing(
     from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
 
     connection = connect()
-    for statement in filter(str.strip, blocks("sql")[0].split(";")):
-        connection.execute(statement)
+    track_payments(connection)
     monkeypatch.setenv("TEST_DATABASE", db)
     monkeypatch.setenv("TEST_DATABASE_URI", uri(db))
     (tmp_path / "balances.py").write_text(blocks("python", "docs/testing.md")[0])

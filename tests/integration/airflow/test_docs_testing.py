@@ -12,7 +12,7 @@ import pytest
 from airflow_pgchange.feeds import CommitFeed, EventFeed, QueueFeed, TopologyFeed, TubeFeed
 from airflow_pgchange.testing.given import DEFAULTS
 from tests.ledger import Connect
-from tests.readme import ROOT, Guide, blocks
+from tests.readme import ROOT, Guide, track_payments
 
 PAGE = "docs/testing.md"
 WITHOUT_PYTEST = [("@pytest.fixture\n", "@fixture\n")]
@@ -21,11 +21,9 @@ WITHOUT_PYTEST = [("@pytest.fixture\n", "@fixture\n")]
 
 @pytest.fixture
 def guide(connect: Connect) -> Guide:
-    """The guide beside the tables of the quick start."""
+    """The guide beside the tables of the tutorial."""
     connection: psycopg.Connection[Any] = connect()
-    tables, *_ = blocks("sql")
-    for statement in filter(str.strip, tables.split(";")):
-        connection.execute(statement)
+    track_payments(connection)
     made = Guide(PAGE, "unused", connection)
     made.names["fixture"] = contextlib.contextmanager
     return made

@@ -342,17 +342,16 @@ def _no_thread(thread: threading.Thread) -> None:
 
 def test_a_connection_is_opened_while_the_heartbeat_waits_to_begin_anew(db, watch, monkeypatch):
     loops: list[asyncio.AbstractEventLoop] = []
-    work = watch._work
+    go_on = watch._go_on
 
     async def failing_once() -> None:
         if loops:
-            await work()
+            await go_on()
             return
-        watch._loop = asyncio.get_running_loop()
-        loops.append(watch._loop)
+        loops.append(asyncio.get_running_loop())
         raise OSError("Too many open files")
 
-    monkeypatch.setattr(watch, "_work", failing_once)
+    monkeypatch.setattr(watch, "_go_on", failing_once)
     with connect_ours(impatient(db)):
         while not (loops and loops[0].is_closed()):
             time.sleep(0.01)
