@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from airflow_pgchange.errors import StaleClaim
 from airflow_pgchange.feeds import ConsumerTransaction
-from airflow_pgchange.feeds.errors import StaleClaim
 from airflow_pgchange.feeds.feed import Feed
 
 BEYOND = {

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from airflow_pgchange.feeds.errors import ClientRefused
+from airflow_pgchange.errors import ClientRefused
 from airflow_pgchange.topology.protocol import Send, Session, Wish
 
 WORD = {"user": "ann", "smart_connector": "0.1"}

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from airflow_pgchange.feeds.errors import Stopped
+from airflow_pgchange.errors import Stopped
 from airflow_pgchange.operators.spark import SparkBatchOperator
 from tests.connect_operator import FEED, LEDGER, airline, run
 from tests.quick_spark import ROOT

@@ -13,7 +13,7 @@ from psycopg import sql
 
 from airflow_pgchange.admin import versions
 from airflow_pgchange.admin.remote_status import elsewhere
-from airflow_pgchange.feeds.errors import (
+from airflow_pgchange.errors import (
     InvalidArgument,
     PermissionDenied,
     PgChangeError,

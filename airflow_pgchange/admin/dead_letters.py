@@ -14,8 +14,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from airflow_pgchange.feeds.checks import Seconds, span
-from airflow_pgchange.feeds.errors import (
+from airflow_pgchange.errors import (
     HistoryTrimmed,
     InvalidArgument,
     LetterRefused,
@@ -25,6 +24,7 @@ from airflow_pgchange.feeds.errors import (
     UnknownConsumer,
     UnknownLetter,
 )
+from airflow_pgchange.feeds.checks import Seconds, span
 from airflow_pgchange.feeds.queries import ask, records, rows, select
 
 HINDRANCES = (HistoryTrimmed, LetterRefused, SourceRestored, UnknownBranch, UnknownConsumer)

@@ -10,7 +10,7 @@ import psycopg
 from psycopg import sql
 
 from airflow_pgchange.admin.versions import SYSTEMS, System
-from airflow_pgchange.feeds.errors import Refused
+from airflow_pgchange.errors import Refused
 from airflow_pgchange.feeds.queries import ask, rows
 
 SIGNS: Mapping[str, Sequence[str]] = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import psycopg
 
-from airflow_pgchange.feeds.errors import (
+from airflow_pgchange.errors import (
     HistoryTrimmed,
     SourceLostTail,
     SourceRestored,

@@ -12,13 +12,8 @@ from psycopg import sql
 from airflow_pgchange.admin import originals, versions
 from airflow_pgchange.admin.foreign_objects import strangers
 from airflow_pgchange.admin.versions import SEALED, STAGING, Installed, System
-from airflow_pgchange.feeds.errors import (
-    InvalidArgument,
-    PermissionDenied,
-    Refused,
-    SchemaVersionMismatch,
-    translated,
-)
+from airflow_pgchange.errors import InvalidArgument, PermissionDenied, Refused, SchemaVersionMismatch
+from airflow_pgchange.feeds.errors import translated
 from airflow_pgchange.feeds.extensions import EXTENSIONS, advice, is_missing
 from airflow_pgchange.feeds.queries import ask, rows
 

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from airflow_pgchange.feeds.errors import SchemaVersionMismatch
+from airflow_pgchange.errors import SchemaVersionMismatch
 from airflow_pgchange.feeds.queries import rows
 
 

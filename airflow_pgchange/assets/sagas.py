@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from airflow.sdk import AssetAny
 
 from airflow_pgchange.assets.pgchange import feed_asset
+from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds import QueueFeed
-from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.messages import Saga
 

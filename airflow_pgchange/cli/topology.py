@@ -10,7 +10,7 @@ import psycopg
 from airflow.utils.providers_configuration_loader import providers_configuration_loaded
 
 from airflow_pgchange.cli.common import conninfo
-from airflow_pgchange.feeds.errors import PgChangeError
+from airflow_pgchange.errors import PgChangeError
 from airflow_pgchange.topology import service
 from airflow_pgchange.topology.connection import Limits
 

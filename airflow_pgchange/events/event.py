@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds.event import EPOCH
 
 MICROSECOND = timedelta(microseconds=1)

@@ -11,12 +11,13 @@ import psycopg
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
+from airflow_pgchange.errors import ConnectionLost, ConsumerBusy, ServerUnavailable, Stopped
 from airflow_pgchange.events.dispatch import dispatch
 from airflow_pgchange.events.event import Event, shown, text_of
 from airflow_pgchange.events.handler import RETRY
 from airflow_pgchange.events.subscriptions import heartbeat
 from airflow_pgchange.feeds.connect import connect, keep_open
-from airflow_pgchange.feeds.errors import ConnectionLost, ConsumerBusy, ServerUnavailable, Stopped, translated
+from airflow_pgchange.feeds.errors import translated
 from airflow_pgchange.feeds.guarded import session_patience
 from airflow_pgchange.feeds.queries import ask, call, records, rows, select
 from airflow_pgchange.feeds.retrying import succeeds

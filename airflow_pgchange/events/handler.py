@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.events.event import Event
 from airflow_pgchange.feeds.checks import MOMENT, Seconds, check_count, is_sendable, seconds
-from airflow_pgchange.feeds.errors import InvalidArgument
 
 RETRY = "pgmb-retry"
 """The topic of events that bring others back to one handler."""

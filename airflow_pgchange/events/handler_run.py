@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import Literal
 
+from airflow_pgchange.errors import HandlerFailed
 from airflow_pgchange.events.group import Failure, Group, Read, Retry
 from airflow_pgchange.events.handler import Handler, together
 from airflow_pgchange.events.handler_progress import HandlerProgress, Work
 from airflow_pgchange.events.handler_threads import Call
 from airflow_pgchange.feeds.error_text import LONGEST, described
-from airflow_pgchange.feeds.errors import HandlerFailed
 from airflow_pgchange.feeds.stopping import Stop
 
 log = logging.getLogger(__name__)

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import Any
 
+from airflow_pgchange.errors import HandlerFailed
 from airflow_pgchange.events.event import Event
 from airflow_pgchange.events.handler import Delivery, Handler
 from airflow_pgchange.feeds.checks import seconds
-from airflow_pgchange.feeds.errors import HandlerFailed
 
 log = logging.getLogger(__name__)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from queue import SimpleQueue
 
+from airflow_pgchange.errors import InvalidArgument, Stopped
 from airflow_pgchange.events.group import held_group
 from airflow_pgchange.events.handler import Handler
 from airflow_pgchange.events.handler_run import Handled, HandlerRun
@@ -19,7 +20,6 @@ from airflow_pgchange.feeds.checks import (
     seconds,
 )
 from airflow_pgchange.feeds.checks import until as checked_until
-from airflow_pgchange.feeds.errors import InvalidArgument, Stopped
 from airflow_pgchange.feeds.stopping import Stop
 
 

@@ -7,18 +7,18 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Annotated, Any
 
-from airflow_pgchange.events.shutdown import on_ending
-from airflow_pgchange.events.stream import Place
-from airflow_pgchange.events.streams import EventStreams
-from airflow_pgchange.events.subscriptions import Selection
-from airflow_pgchange.feeds.checks import MOMENT, Seconds, seconds
-from airflow_pgchange.feeds.errors import (
+from airflow_pgchange.errors import (
     ExtraMissing,
     InvalidArgument,
     PgChangeError,
     ServerUnavailable,
     TooManyClients,
 )
+from airflow_pgchange.events.shutdown import on_ending
+from airflow_pgchange.events.stream import Place
+from airflow_pgchange.events.streams import EventStreams
+from airflow_pgchange.events.subscriptions import Selection
+from airflow_pgchange.feeds.checks import MOMENT, Seconds, seconds
 
 try:
     from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException, Request, Response

@@ -8,7 +8,7 @@ import re
 from collections import deque
 from dataclasses import dataclass, field
 
-from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.errors import InvalidArgument
 
 BEHIND_ALL = "~"
 """Sorts behind the id of every event."""

@@ -13,12 +13,12 @@ from datetime import timedelta
 
 import psycopg
 
+from airflow_pgchange.errors import PgChangeError, TooManyClients
 from airflow_pgchange.events.event import MICROSECOND
 from airflow_pgchange.events.stream import LARGEST_PORTION, Client, Place, message, notice
 from airflow_pgchange.events.stream_log import StreamLog
 from airflow_pgchange.events.subscriptions import LEAST_EXPIRY, Selection
 from airflow_pgchange.feeds.checks import MOMENT, Seconds, check_count, check_group_name, seconds
-from airflow_pgchange.feeds.errors import PgChangeError, TooManyClients
 
 log = logging.getLogger(__name__)
 

@@ -16,11 +16,11 @@ from functools import cached_property
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
+from airflow_pgchange.errors import ExtraMissing, InvalidArgument, WebhookFailed
 from airflow_pgchange.events.addresses import Network, may_connect, networks
 from airflow_pgchange.events.event import Event, shown, text_of
 from airflow_pgchange.events.handler import Delivery, Handler
 from airflow_pgchange.feeds.checks import MOMENT, Seconds, seconds
-from airflow_pgchange.feeds.errors import ExtraMissing, InvalidArgument, WebhookFailed
 
 try:
     import httpcore

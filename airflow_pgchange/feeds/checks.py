@@ -7,7 +7,7 @@ import re
 from datetime import datetime, timedelta
 from typing import Any, Literal, get_args
 
-from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.errors import InvalidArgument
 
 Seconds = float | str | timedelta
 """A length of time: a number of seconds, the text of one or of a span such as ``30 days``, or a timedelta."""

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Self
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
+from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds.batch import Batch, Change, Slice
 from airflow_pgchange.feeds.checks import is_name
-from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import Ask, Goal, Position, kind_of_feed
 from airflow_pgchange.feeds.names import NUMBER, TEXT, Names
 from airflow_pgchange.feeds.offered import OfferedFeed

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from psycopg import sql
 
-from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import Position, kind_of_feed
 
 LACKING: Mapping[str, str] = {

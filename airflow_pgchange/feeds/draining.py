@@ -11,6 +11,7 @@ from typing import Any
 
 import psycopg
 
+from airflow_pgchange.errors import BatchGivenUp, ConsumerBusy, PgChangeError, Stopped
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.checks import (
     BATCH_LIMIT,
@@ -24,7 +25,6 @@ from airflow_pgchange.feeds.checks import (
     patience,
 )
 from airflow_pgchange.feeds.checks import until as checked_until
-from airflow_pgchange.feeds.errors import BatchGivenUp, ConsumerBusy, PgChangeError, Stopped
 from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
 

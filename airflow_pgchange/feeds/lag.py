@@ -6,8 +6,8 @@ from typing import Any
 
 import psycopg
 
+from airflow_pgchange.errors import UnknownConsumer
 from airflow_pgchange.feeds.batch import Lag
-from airflow_pgchange.feeds.errors import UnknownConsumer
 from airflow_pgchange.feeds.feed import NOWHERE, Feed, Watched, progress_at
 from airflow_pgchange.feeds.queries import ask
 

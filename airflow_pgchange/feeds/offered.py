@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal, Self
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
+from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds.batch import Batch, Slice
-from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import Ask, Goal, Position
 from airflow_pgchange.feeds.names import Names
 from airflow_pgchange.feeds.queries import call, select

@@ -12,7 +12,8 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import dict_row, tuple_row
 from psycopg.types.json import Jsonb
 
-from airflow_pgchange.feeds.errors import InvalidArgument, SchemaMissing, translated
+from airflow_pgchange.errors import InvalidArgument, SchemaMissing
+from airflow_pgchange.feeds.errors import translated
 from airflow_pgchange.feeds.extensions import EXTENSIONS, advice, is_missing
 from airflow_pgchange.feeds.schemas import schema_in
 

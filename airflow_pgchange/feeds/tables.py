@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from psycopg import errors, sql
 
-from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.errors import InvalidArgument
 
 _PART = r'"(?:[^"]|"")+"|[^".][^.]*'
 NAME = re.compile(rf"(?:({_PART})\.)?({_PART})")

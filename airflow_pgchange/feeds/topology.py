@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds.batch import Change
 from airflow_pgchange.feeds.checks import is_name
-from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import kind_of_feed
 from airflow_pgchange.feeds.names import TEXT, Names
 from airflow_pgchange.feeds.offered import OfferedFeed

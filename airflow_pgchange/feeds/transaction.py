@@ -12,11 +12,7 @@ from typing import Any, Self
 import psycopg
 from psycopg import sql
 
-from airflow_pgchange.feeds import error_text, reading
-from airflow_pgchange.feeds.batch import Batch, Change
-from airflow_pgchange.feeds.checks import BATCH_LIMIT, Seconds, patience, seconds
-from airflow_pgchange.feeds.connect import begun, cancel, connect, keep_open
-from airflow_pgchange.feeds.errors import (
+from airflow_pgchange.errors import (
     BatchNotFinished,
     ConnectionLost,
     ConsumerBusy,
@@ -25,8 +21,12 @@ from airflow_pgchange.feeds.errors import (
     Stopped,
     TransactionNotClean,
     UnknownConsumer,
-    translated,
 )
+from airflow_pgchange.feeds import error_text, reading
+from airflow_pgchange.feeds.batch import Batch, Change
+from airflow_pgchange.feeds.checks import BATCH_LIMIT, Seconds, patience, seconds
+from airflow_pgchange.feeds.connect import begun, cancel, connect, keep_open
+from airflow_pgchange.feeds.errors import translated
 from airflow_pgchange.feeds.feed import NOWHERE, Feed, progress_at
 from airflow_pgchange.feeds.progress import Progress
 from airflow_pgchange.feeds.queries import ask

@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Literal, Self
 
 from psycopg import sql
 
+from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds.batch import Batch, Change, Slice
 from airflow_pgchange.feeds.checks import is_name
-from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import Ask, Goal, Position, kind_of_feed
 from airflow_pgchange.feeds.names import NUMBER, TEXT, Names
 from airflow_pgchange.feeds.offered import SchemaFeed

@@ -10,8 +10,8 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds.checks import Seconds, seconds, shown, span
-from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.queries import ask, call, rows, select
 
 Texts = Mapping[str, str | None]

@@ -12,10 +12,10 @@ from typing import Any, Literal
 import psycopg
 from psycopg.conninfo import make_conninfo
 
+from airflow_pgchange.errors import InvalidArgument, Stopped
 from airflow_pgchange.feeds.batch import Change
 from airflow_pgchange.feeds.checks import Seconds, is_sendable, seconds, span
 from airflow_pgchange.feeds.error_text import LONGEST, described
-from airflow_pgchange.feeds.errors import InvalidArgument, Stopped
 from airflow_pgchange.feeds.queries import ask, select
 
 Kind = Literal["step", "end", "compensation", "rolled back"]

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
+from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds.batch import Batch, Change
-from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
 from airflow_pgchange.operators.feed import FeedOperator
 from airflow_pgchange.utils.arguments import function

@@ -17,12 +17,13 @@ from airflow.sdk.exceptions import AirflowSkipException
 from airflow.sdk.log import redact  # type: ignore[attr-defined]
 
 from airflow_pgchange.assets.targets import aliases, table_asset
+from airflow_pgchange.errors import PgChangeError, Stopped
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.checks import BATCH_LIMIT, OnBusy, OnGiveUp, Seconds, Until, check_give_up
 from airflow_pgchange.feeds.connect import both
 from airflow_pgchange.feeds.draining import Drained, Plan, drain
 from airflow_pgchange.feeds.error_text import described
-from airflow_pgchange.feeds.errors import PgChangeError, Stopped, is_of_the_batch
+from airflow_pgchange.feeds.errors import is_of_the_batch
 from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.feeds.lag import lag
 from airflow_pgchange.feeds.stopping import Stop

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowSkipException
 
+from airflow_pgchange.errors import ConsumerBusy, InvalidArgument, Stopped
 from airflow_pgchange.events import EventHandlers, Handler
 from airflow_pgchange.feeds.checks import EVENTS_LIMIT, OnBusy, Seconds, Until
-from airflow_pgchange.feeds.errors import ConsumerBusy, InvalidArgument, Stopped
 from airflow_pgchange.feeds.stopping import Stop
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.utils.arguments import CheckedArguments, Number, checks

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from airflow.sdk import BaseOperator
 
 from airflow_pgchange.admin import dead_letters
+from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds.checks import Seconds
-from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.hooks.pgchange import PgChangeHook, both
 from airflow_pgchange.utils.arguments import CheckedArguments, checks, maybe, one_of
 

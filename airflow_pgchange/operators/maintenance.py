@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 
 from airflow_pgchange.admin.maintenance import maintain
+from airflow_pgchange.errors import PgChangeError
 from airflow_pgchange.feeds.checks import Seconds
-from airflow_pgchange.feeds.errors import PgChangeError
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.utils.arguments import CheckedArguments, Number, checks
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk import BaseOperator, conf
 from airflow.sdk.exceptions import AirflowException
 
+from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds.checks import Seconds
-from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.messages import queues
 from airflow_pgchange.messages.queues import Message, Texts

@@ -11,10 +11,10 @@ import psycopg
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException
 
+from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.draining import Plan
-from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.messages import Saga, handle_saga, start_saga

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
+from airflow_pgchange.errors import ExtraMissing, InvalidArgument, Stopped
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.checks import SPARK_LIMIT
-from airflow_pgchange.feeds.errors import ExtraMissing, InvalidArgument, Stopped
 from airflow_pgchange.feeds.transaction import PING_EVERY, ConsumerTransaction
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.operators.feed import CONSUMER, FeedOperator

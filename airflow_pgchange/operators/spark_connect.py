@@ -12,7 +12,7 @@ from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.comms import CommsDecoder
 from airflow.sdk.log import mask_secret
 
-from airflow_pgchange.feeds.errors import ExtraMissing, InvalidArgument
+from airflow_pgchange.errors import ExtraMissing, InvalidArgument
 from airflow_pgchange.spark.fork_client import Application
 
 try:

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from airflow.sdk import BaseHook, BaseOperatorLink
 from airflow.sdk.exceptions import AirflowException
 
-from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.errors import InvalidArgument
 
 
 class SparkUiLink(BaseOperatorLink):

@@ -12,7 +12,7 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from sqlalchemy.orm import Session
 
-from airflow_pgchange.feeds import errors
+from airflow_pgchange import errors
 from airflow_pgchange.plugins import (
     actions,
     backfills,

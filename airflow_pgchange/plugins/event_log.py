@@ -11,7 +11,7 @@ from psycopg import sql
 from pydantic import BaseModel, Field
 
 from airflow_pgchange.admin import versions
-from airflow_pgchange.feeds.errors import ConsumerBusy
+from airflow_pgchange.errors import ConsumerBusy
 from airflow_pgchange.feeds.queries import records
 from airflow_pgchange.plugins.views import View
 

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 import psycopg
 from psycopg.types.json import Jsonb
 
-from airflow_pgchange.feeds.errors import PgChangeError, ServerUnavailable
+from airflow_pgchange.errors import PgChangeError, ServerUnavailable
 from airflow_pgchange.feeds.queries import ask, records, select
 from airflow_pgchange.plugins import datamodels
 

@@ -12,7 +12,7 @@ import psycopg
 from fastapi import HTTPException
 
 from airflow_pgchange.admin import consumers, dead_letters
-from airflow_pgchange.feeds.errors import InvalidArgument, PgChangeError, UnknownConsumer, UnknownLetter
+from airflow_pgchange.errors import InvalidArgument, PgChangeError, UnknownConsumer, UnknownLetter
 from airflow_pgchange.plugins import datamodels, sagas
 from airflow_pgchange.plugins.access import Rights
 from airflow_pgchange.plugins.history import Trend, history

@@ -17,7 +17,7 @@ from airflow.models.serialized_dag import SerializedDagModel
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from airflow_pgchange.feeds.errors import PgChangeError
+from airflow_pgchange.errors import PgChangeError
 from airflow_pgchange.feeds.feed import Watched, from_uri
 from airflow_pgchange.plugins.watched_assets import Clash, WatchedAsset, clashes, unwrapped, watched_assets
 from airflow_pgchange.utils.arguments import watched_of

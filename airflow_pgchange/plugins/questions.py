@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import psycopg
 
 from airflow_pgchange.admin import consumers, health
-from airflow_pgchange.feeds.errors import PgChangeError, ServerUnavailable
+from airflow_pgchange.errors import PgChangeError, ServerUnavailable
 from airflow_pgchange.feeds.queries import records
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.plugins.history import SAMPLED_EVERY, LastHour, Trends

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_pgchange.feeds.errors import PgChangeError
+from airflow_pgchange.errors import PgChangeError
 from airflow_pgchange.feeds.feed import Watched
 from airflow_pgchange.utils.arguments import watched_of
 

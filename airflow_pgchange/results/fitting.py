@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from airflow_pgchange.feeds.errors import MergeRefused, PermissionDenied
+from airflow_pgchange.errors import MergeRefused, PermissionDenied
 from airflow_pgchange.results.modes import Behaviour, Mode
 from airflow_pgchange.results.staging import RESERVED, ROOM
 from airflow_pgchange.results.target import Column, Target, look_up

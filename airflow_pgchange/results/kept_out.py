@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from airflow_pgchange.feeds.errors import MergeRefused
+from airflow_pgchange.errors import MergeRefused
 from airflow_pgchange.feeds.queries import ask, rows
 from airflow_pgchange.results.fitting import ADDITIVE
 from airflow_pgchange.results.modes import Conflict

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from airflow_pgchange.feeds.errors import MergeRefused
+from airflow_pgchange.errors import MergeRefused
 from airflow_pgchange.results.fitting import DECIMAL, INTEGERS
 from airflow_pgchange.results.staging import ATTEMPT, TOUCHED, Staged
 from airflow_pgchange.results.target import Column, Target

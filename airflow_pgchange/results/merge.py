@@ -9,8 +9,8 @@ from typing import Any, Literal, LiteralString
 import psycopg
 from psycopg import errors, sql
 
+from airflow_pgchange.errors import MergeRefused
 from airflow_pgchange.feeds.batch import Batch
-from airflow_pgchange.feeds.errors import MergeRefused
 from airflow_pgchange.results import kept_out
 from airflow_pgchange.results.fitting import validate
 from airflow_pgchange.results.limits import BITS, beyond, check_cut, first_lossy, is_winner

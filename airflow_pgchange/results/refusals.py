@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import psycopg
 from psycopg import errors
 
-from airflow_pgchange.feeds.errors import MergeRefused
+from airflow_pgchange.errors import MergeRefused
 from airflow_pgchange.results.staging import Staged
 
 ONE_BY_ONE = (errors.UniqueViolation, errors.ForeignKeyViolation)

@@ -13,8 +13,9 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from airflow_pgchange.errors import MergeRefused
 from airflow_pgchange.feeds.batch import Batch
-from airflow_pgchange.feeds.errors import MergeRefused, translated
+from airflow_pgchange.feeds.errors import translated
 from airflow_pgchange.feeds.schemas import our_schema
 from airflow_pgchange.results.modes import Behaviour, Mode
 

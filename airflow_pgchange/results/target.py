@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from airflow_pgchange.feeds.errors import InvalidArgument, MergeRefused
+from airflow_pgchange.errors import InvalidArgument, MergeRefused
 from airflow_pgchange.feeds.queries import rows
 from airflow_pgchange.feeds.tables import table_identifier
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseSensorOperator, PokeReturnValue
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds.queries import ask, select
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.utils.arguments import CheckedArguments, checks

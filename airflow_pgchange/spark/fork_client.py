@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from airflow_pgchange.feeds.errors import ApplicationFailed
+from airflow_pgchange.errors import ApplicationFailed
 from airflow_pgchange.spark import package, wire
 from airflow_pgchange.spark.application import Application
 

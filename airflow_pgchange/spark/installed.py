@@ -6,7 +6,7 @@ import sys
 from functools import cache
 from importlib import metadata
 
-from airflow_pgchange.feeds.errors import VersionsDiffer
+from airflow_pgchange.errors import VersionsDiffer
 
 PACKAGES = ("pyspark", "pyspark-client")
 """They install the same files, and that which comes last overwrites the other's."""

@@ -9,7 +9,7 @@ from psycopg import sql
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from airflow_pgchange.feeds.errors import InvalidArgument, MergeRefused
+from airflow_pgchange.errors import InvalidArgument, MergeRefused
 from airflow_pgchange.results.attached import Attached
 from airflow_pgchange.results.staging import TOUCHED
 from airflow_pgchange.results.target import Target

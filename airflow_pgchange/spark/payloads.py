@@ -6,7 +6,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql.types import DoubleType, FloatType, StringType, StructField, StructType
 
-from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.errors import InvalidArgument
 
 EVENT_COLUMNS = ("event_id", "topic")
 CORRUPT = "pgchange_corrupt"

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from psycopg import errors
 
-from airflow_pgchange.feeds.errors import InvalidArgument, PermissionDenied
+from airflow_pgchange.errors import InvalidArgument, PermissionDenied
 from airflow_pgchange.feeds.tables import table_identifier
 from airflow_pgchange.results.attached import Attached
 

@@ -15,9 +15,9 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds import feed as feeds
 from airflow_pgchange.feeds.batch import Batch
-from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.topology.bucket_owners import Cluster
 

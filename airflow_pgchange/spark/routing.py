@@ -14,10 +14,10 @@ from psycopg import sql
 from pyspark.sql import types as t
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from airflow_pgchange.errors import BatchIncomplete, InvalidArgument, ServerUnavailable
 from airflow_pgchange.feeds import reading
 from airflow_pgchange.feeds.batch import Batch, Partition
 from airflow_pgchange.feeds.connect import complete, connect
-from airflow_pgchange.feeds.errors import BatchIncomplete, InvalidArgument, ServerUnavailable
 from airflow_pgchange.feeds.feed import Feed, partitions
 from airflow_pgchange.feeds.tables import table_identifier
 from airflow_pgchange.spark import arrow

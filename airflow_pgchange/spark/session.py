@@ -16,7 +16,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
-from airflow_pgchange.feeds.errors import InvalidArgument, ServerUnavailable, VersionsDiffer
+from airflow_pgchange.errors import InvalidArgument, ServerUnavailable, VersionsDiffer
 from airflow_pgchange.spark import package
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from pyspark.sql import types as t
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds import reading
 from airflow_pgchange.feeds.batch import Batch, Partition
-from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import Feed, partitions
 from airflow_pgchange.spark import arrow
 from airflow_pgchange.spark.misfits import Rows

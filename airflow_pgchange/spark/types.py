@@ -15,7 +15,8 @@ import psycopg
 from psycopg import sql
 from pyspark.sql import types as t
 
-from airflow_pgchange.feeds.errors import UnsupportedType, translated
+from airflow_pgchange.errors import UnsupportedType
+from airflow_pgchange.feeds.errors import translated
 
 MISFIT = "pgchange_misfit"
 """Last column of a reading query: NULL, or the place of a column whose value in this row Arrow would not show."""

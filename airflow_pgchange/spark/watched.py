@@ -20,8 +20,9 @@ from adbc_driver_manager import AdbcConnection, AdbcStatement
 from adbc_driver_manager import Error as AdbcError
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from airflow_pgchange.errors import ServerUnavailable
 from airflow_pgchange.feeds import guarded, heartbeat, silence
-from airflow_pgchange.feeds.errors import ADVICE, ServerUnavailable
+from airflow_pgchange.feeds.errors import ADVICE
 from airflow_pgchange.feeds.line import Deadlines, Line, socket_of
 from airflow_pgchange.spark.installed import check_arrow_driver
 

@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any
 
+from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.events.event import Event, event_id
 from airflow_pgchange.feeds.batch import Batch, Change, Slice
-from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.feeds.tube import TubeFeed
 

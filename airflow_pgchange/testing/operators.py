@@ -9,8 +9,8 @@ from typing import Any
 
 import psycopg
 
+from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds.batch import Batch
-from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.event import EventFeed
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.operators.batch import BatchOperator

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, Self
 import psycopg
 from psycopg import sql
 
-from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.errors import InvalidArgument
 
 Rows = Sequence[Sequence[Any]]
 FORBIDDEN = "Explicit {}() forbidden within a Transaction context. ({})"

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import psycopg
 
-from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.messages.saga_handling import Answer as SagaAnswer
 from airflow_pgchange.messages.saga_handling import Kind, Work, answer_of
 from airflow_pgchange.operators.sagas import SagaHandlerOperator

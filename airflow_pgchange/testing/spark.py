@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from airflow_pgchange.errors import ExtraMissing, InvalidArgument, MergeRefused
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.connect import begun, connect
-from airflow_pgchange.feeds.errors import ExtraMissing, InvalidArgument, MergeRefused
 from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.results.attached import Attached
 from airflow_pgchange.results.merge import merge

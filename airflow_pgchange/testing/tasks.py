@@ -10,7 +10,7 @@ from airflow.sdk.bases.decorator import DecoratedMappedOperator
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.definitions.xcom_arg import XComArg
 
-from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.errors import InvalidArgument
 
 Task = DAG | BaseOperator | MappedOperator | XComArg
 """A DAG, an operator, or what calling a decorated function in a DAG returns."""

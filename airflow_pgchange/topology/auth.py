@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
-from airflow_pgchange.feeds.errors import ClientRefused, InvalidArgument
+from airflow_pgchange.errors import ClientRefused, InvalidArgument
 
 PLAIN, BOUND = "SCRAM-SHA-256", "SCRAM-SHA-256-PLUS"
 SALT = r"((?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}[A-Za-z0-9+/=]=|[A-Za-z0-9+/]{4}))"

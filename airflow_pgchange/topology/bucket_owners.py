@@ -15,7 +15,8 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from airflow_pgchange.feeds.errors import HistoryTrimmed, InvalidArgument, translated
+from airflow_pgchange.errors import HistoryTrimmed, InvalidArgument
+from airflow_pgchange.feeds.errors import translated
 from airflow_pgchange.feeds.queries import ask
 
 

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from airflow_pgchange.feeds.errors import ClientRefused
+from airflow_pgchange.errors import ClientRefused
 
 LONGEST_STARTUP = 10_000
 """Bytes of a startup packet, as PostgreSQL itself limits them."""

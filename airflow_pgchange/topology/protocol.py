@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from airflow_pgchange.feeds.errors import ClientRefused
+from airflow_pgchange.errors import ClientRefused
 from airflow_pgchange.topology import replies
 from airflow_pgchange.topology.auth import Exchange, Users
 from airflow_pgchange.topology.frames import CANCEL, SSL, Asked, Fields, Frames, Startup, text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_pgchange.feeds.errors import ClientRefused
+from airflow_pgchange.errors import ClientRefused
 from airflow_pgchange.topology import replies
 from airflow_pgchange.topology.frames import Fields
 from airflow_pgchange.topology.statements import Statement, selected

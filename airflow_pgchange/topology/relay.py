@@ -13,7 +13,7 @@ from contextlib import suppress
 
 import psycopg
 
-from airflow_pgchange.feeds.errors import ClientRefused, HistoryTrimmed, PgChangeError, ServerUnavailable
+from airflow_pgchange.errors import ClientRefused, HistoryTrimmed, PgChangeError, ServerUnavailable
 from airflow_pgchange.topology import replies
 from airflow_pgchange.topology.auth import Users
 from airflow_pgchange.topology.catalogue import MOST_EVENTS, Catalogue, Lacking, Logged, Term

@@ -10,7 +10,7 @@ from typing import Any
 from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
-from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.errors import InvalidArgument
 
 PLACE = ("host", "hostaddr", "port")
 

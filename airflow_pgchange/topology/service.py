@@ -7,7 +7,7 @@ import resource
 import signal
 from pathlib import Path
 
-from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.topology.auth import read_users
 from airflow_pgchange.topology.catalogue import Catalogue
 from airflow_pgchange.topology.connection import Limits

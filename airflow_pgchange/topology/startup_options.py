@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from airflow_pgchange.feeds.errors import ClientRefused
+from airflow_pgchange.errors import ClientRefused
 
 WORDS: dict[str, tuple[str, ...]] = {"smart_connector": ("0.1",), "picodata_catalog_cdc": ("1",)}
 """The words, and the versions of each that are spoken here."""

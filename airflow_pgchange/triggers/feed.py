@@ -8,8 +8,8 @@ from typing import Any
 
 from airflow.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 
+from airflow_pgchange.errors import AirflowUnavailable, ConsumerBusy, Permanent, ServerUnavailable
 from airflow_pgchange.feeds.checks import Seconds, patience, seconds
-from airflow_pgchange.feeds.errors import AirflowUnavailable, ConsumerBusy, Permanent, ServerUnavailable
 from airflow_pgchange.feeds.feed import CONDITIONS, Goal, progress_at, to_json
 from airflow_pgchange.feeds.queue import QueueFeed
 from airflow_pgchange.hooks.pgchange import PgChangeHook

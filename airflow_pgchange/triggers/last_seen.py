@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 from psycopg.types.json import Jsonb
 
-from airflow_pgchange.feeds.errors import PermissionDenied, SchemaMissing
+from airflow_pgchange.errors import PermissionDenied, SchemaMissing
 from airflow_pgchange.feeds.feed import Watched
 from airflow_pgchange.feeds.queries import ask_all, select
 

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 import psycopg
 
-from airflow_pgchange.feeds.errors import ConsumerBusy, PgChangeError, ServerUnavailable
+from airflow_pgchange.errors import ConsumerBusy, PgChangeError, ServerUnavailable
 from airflow_pgchange.feeds.queries import ask_all
 from airflow_pgchange.triggers.last_seen import note
 from airflow_pgchange.triggers.link import Connection, Link, Opener

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from airflow_pgchange.errors import ConsumerBusy, PgChangeError
 from airflow_pgchange.feeds.error_text import without_secrets
-from airflow_pgchange.feeds.errors import ConsumerBusy, PgChangeError
 from airflow_pgchange.triggers.last_seen import Seen, Sight
 from airflow_pgchange.triggers.watches import Payload, Watch
 

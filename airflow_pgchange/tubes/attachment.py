@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds.queries import ask, select
 from airflow_pgchange.feeds.tables import found, table_identifier
 from airflow_pgchange.feeds.tube import TubeFeed

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.errors import InvalidArgument
 
 
 def each_id(held: object) -> Iterator[int]:

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 from airflow.sdk.definitions.retry_policy import RetryPolicy
 
+from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds import feed as feeds
 from airflow_pgchange.feeds.checks import OnBusy, OnGiveUp, check_word, seconds, time_of, until
-from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import Feed, Watched
 from airflow_pgchange.utils.retry_policy import UnlessPermanent
 

@@ -9,8 +9,8 @@ from typing import Any
 import psycopg
 
 from airflow_pgchange import tubes
+from airflow_pgchange.errors import PgChangeError
 from airflow_pgchange.feeds.connect import connect
-from airflow_pgchange.feeds.errors import PgChangeError
 from airflow_pgchange.feeds.feed import Feed, OfTables
 from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.feeds.tube import TubeFeed

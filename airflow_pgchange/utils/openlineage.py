@@ -10,7 +10,7 @@ from typing import Any
 import attr
 
 from airflow_pgchange.assets.targets import server
-from airflow_pgchange.feeds.errors import ExtraMissing
+from airflow_pgchange.errors import ExtraMissing
 from airflow_pgchange.feeds.feed import Watched
 from airflow_pgchange.utils.lineage import Backfilled
 from airflow_pgchange.utils.outcome import Outcome, Table

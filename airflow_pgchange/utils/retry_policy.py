@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.definitions.retry_policy import RetryDecision, RetryPolicy
 
-from airflow_pgchange.feeds.errors import Permanent
+from airflow_pgchange.errors import Permanent
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

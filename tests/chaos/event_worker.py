@@ -18,9 +18,9 @@ from typing import Any, Protocol
 
 import psycopg
 
+from airflow_pgchange.errors import ConnectionLost, ServerUnavailable
 from airflow_pgchange.feeds import Change, EventFeed
 from airflow_pgchange.feeds.connect import connect
-from airflow_pgchange.feeds.errors import ConnectionLost, ServerUnavailable
 from airflow_pgchange.feeds.feed import Feed
 from tests.chaos.crew import end_work
 from tests.chaos.harness import ConsumerFailed, consume_once

@@ -18,7 +18,7 @@ from psycopg import errors
 from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange import tubes
-from airflow_pgchange.feeds.errors import ConsumerBusy, PgChangeError
+from airflow_pgchange.errors import ConsumerBusy, PgChangeError
 from demo.postgres import Cluster
 from tests.chaos.crew import Crew, end_work
 from tests.chaos.event_worker import cut_off

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 import psycopg
 
+from airflow_pgchange.errors import PgChangeError
 from airflow_pgchange.feeds import Change, CommitFeed, ConsumerTransaction
-from airflow_pgchange.feeds.errors import PgChangeError
 from airflow_pgchange.feeds.feed import Feed
 
 FULL = os.environ.get("CHAOS") == "full"

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from airflow_pgchange.feeds.errors import ConsumerBusy
+from airflow_pgchange.errors import ConsumerBusy
 from airflow_pgchange.topology import Topology, TopologyClient, service
 from tests.chaos import mixed_writers
 from tests.chaos.event_worker import PAUSE, through_faults

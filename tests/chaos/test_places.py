@@ -13,8 +13,8 @@ import psycopg
 import pytest
 
 from airflow_pgchange.admin import by_hand
+from airflow_pgchange.errors import SourceLostTail, SourceRestored
 from airflow_pgchange.feeds import CommitFeed, EventFeed, TopologyFeed
-from airflow_pgchange.feeds.errors import SourceLostTail, SourceRestored
 from airflow_pgchange.feeds.feed import Movable
 from tests.batches import drained
 from tests.chaos.harness import next_xid

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from airflow_pgchange.admin import by_hand, schema
-from airflow_pgchange.feeds.errors import SourceLostTail, SourceRestored
+from airflow_pgchange.errors import SourceLostTail, SourceRestored
 from demo.postgres import embedded_binaries
 from tests.chaos import harness
 from tests.chaos.harness import FEED, drain, insert, next_xid, processed

@@ -65,7 +65,7 @@ with ConsumerTransaction(feed, database) as consumer:
 IMPORTED = """
 import importlib, json, pkgutil
 import airflow_pgchange
-from airflow_pgchange.feeds.errors import ExtraMissing
+from airflow_pgchange.errors import ExtraMissing
 
 refused = {}
 for module in pkgutil.walk_packages(airflow_pgchange.__path__, "airflow_pgchange.", lambda name: None):

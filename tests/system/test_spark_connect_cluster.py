@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_pgchange.feeds.errors import ApplicationFailed
+from airflow_pgchange.errors import ApplicationFailed
 from airflow_pgchange.spark.job import SMALL
 from demo.connect import ConnectServer
 from demo.spark import StandaloneSpark

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.events.addresses import may_connect, networks
-from airflow_pgchange.feeds.errors import InvalidArgument
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG
 
-from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.operators.batch import BatchOperator
 from airflow_pgchange.operators.sagas import StartSagaOperator
 from airflow_pgchange.sensors.sagas import SagaSensor

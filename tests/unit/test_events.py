@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.events import Delivery, Event, EventHandlers, Handler, Selection, topical
 from airflow_pgchange.events.event import LATEST, event_id, row_of
 from airflow_pgchange.events.replay import rewind
 from airflow_pgchange.feeds import EventFeed
-from airflow_pgchange.feeds.errors import InvalidArgument
 
 NOON = datetime(2026, 5, 4, 12, tzinfo=UTC)
 

@@ -10,7 +10,7 @@ from importlib import metadata
 import pyarrow as pa
 import pytest
 
-from airflow_pgchange.feeds.errors import ExtraMissing, VersionsDiffer
+from airflow_pgchange.errors import ExtraMissing, VersionsDiffer
 from airflow_pgchange.spark import arrow
 from airflow_pgchange.spark.installed import (
     ARROW_DRIVER,
@@ -50,7 +50,7 @@ for name in ("pyspark", "pyarrow", "adbc_driver_postgresql", "adbc_driver_manage
              "httpcore", "standardwebhooks"):
     sys.modules[name] = None
 import airflow_pgchange
-from airflow_pgchange.feeds.errors import ExtraMissing
+from airflow_pgchange.errors import ExtraMissing
 
 plugin, entry = "airflow_pgchange.plugins.", "airflow_pgchange.plugins.pgchange"
 for module in pkgutil.walk_packages(airflow_pgchange.__path__, "airflow_pgchange.", lambda name: None):

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds.batch import Batch, Slice, grouped
 from airflow_pgchange.feeds.commit_queue import CommitFeed
-from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, to_json, to_uri
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1)

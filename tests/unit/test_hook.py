@@ -8,7 +8,7 @@ import pytest
 from airflow.sdk import Connection
 from psycopg.conninfo import conninfo_to_dict
 
-from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.hooks import pgchange
 from airflow_pgchange.hooks.pgchange import PgChangeHook, conninfo_of
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import airflow_pgchange
-from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.results.merge import Staged
 from airflow_pgchange.results.modes import BEHAVIOURS, Behaviour, Conflict, Mode, complete
 from tests.suite.parsing import syntax

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_pgchange.admin import consumers
+from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds import CommitFeed, EventFeed, Feed, QueueFeed, TopologyFeed, TubeFeed
-from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import kind_of_feed, kinds
 from airflow_pgchange.feeds.names import TEXT, WORD, Names
 

@@ -14,9 +14,9 @@ from airflow.sdk import DAG
 from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_pgchange.decorators.batch import pgchange_batch_task
+from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.events import Handler
 from airflow_pgchange.feeds.draining import Plan
-from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.stopping import Stop
 from airflow_pgchange.operators import TubeAttachOperator, TubeTouchOperator
 from airflow_pgchange.operators.batch import BatchOperator

@@ -10,7 +10,8 @@ from airflow.sdk import DAG, ExceptionRetryPolicy
 from airflow.sdk.definitions.retry_policy import RetryAction
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from airflow_pgchange.feeds import errors
+from airflow_pgchange import errors
+from airflow_pgchange.feeds.errors import is_of_the_batch
 from airflow_pgchange.operators.batch import BatchOperator
 from airflow_pgchange.sensors.feed import unless_error
 from airflow_pgchange.utils.retry_policy import UnlessPermanent
@@ -92,4 +93,4 @@ def test_a_deferred_sensor_tries_again_what_its_trigger_says(event: Any, raised:
     ],
 )
 def test_a_batch_is_blamed_for_what_may_be_in_it_alone(error: Exception, of_the_batch: bool) -> None:
-    assert errors.is_of_the_batch(error) is of_the_batch
+    assert is_of_the_batch(error) is of_the_batch

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_pgchange.feeds.errors import ApplicationFailed
+from airflow_pgchange.errors import ApplicationFailed
 from airflow_pgchange.spark import fork_client, wire
 from airflow_pgchange.spark.application import Application
 

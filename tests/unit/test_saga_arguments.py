@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from airflow_pgchange.assets.sagas import saga_schedule
+from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds import QueueFeed
-from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.messages import Saga, Step
 from airflow_pgchange.sensors.sagas import SagaSensor

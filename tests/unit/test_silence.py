@@ -10,9 +10,9 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds import silence
 from airflow_pgchange.feeds.connect import complete
-from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.line import Deadlines, Line
 
 MINUTE = Deadlines(60)

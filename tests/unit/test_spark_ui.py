@@ -11,8 +11,8 @@ import pytest
 from airflow.sdk import DAG
 from airflow.serialization.serialized_objects import DagSerialization
 
+from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds import CommitFeed
-from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.operators.feed import FeedOperator
 from airflow_pgchange.operators.spark import SparkBatchOperator
 from airflow_pgchange.operators.spark_ui import SparkUiLink

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scramp import ScramClient
 
-from airflow_pgchange.feeds.errors import ClientRefused, InvalidArgument
+from airflow_pgchange.errors import ClientRefused, InvalidArgument
 from airflow_pgchange.topology.auth import read_users
 from airflow_pgchange.topology.frames import SSL
 from airflow_pgchange.topology.protocol import Session, Wish

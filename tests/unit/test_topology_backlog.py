@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from airflow_pgchange.feeds.errors import HistoryTrimmed
+from airflow_pgchange.errors import HistoryTrimmed
 from airflow_pgchange.topology import relay as relays
 from airflow_pgchange.topology.catalogue import Catalogue, Lacking, Logged, Look, Snapshot, Term
 from airflow_pgchange.topology.connection import Connection, Limits

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from airflow_pgchange.feeds.errors import ClientRefused
+from airflow_pgchange.errors import ClientRefused
 from airflow_pgchange.topology import connection
 from airflow_pgchange.topology.auth import Users, Verifier
 from airflow_pgchange.topology.catalogue import Catalogue, Term

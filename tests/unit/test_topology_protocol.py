@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from airflow_pgchange.feeds.errors import ClientRefused
+from airflow_pgchange.errors import ClientRefused
 from airflow_pgchange.topology.frames import CANCEL, GSS, LONGEST_MESSAGE, SSL
 from airflow_pgchange.topology.protocol import EARLY, Session, State, Wish
 from airflow_pgchange.topology.startup_options import check_word, options_of

@@ -7,7 +7,7 @@ import socket
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.topology import TopologyClient
 from airflow_pgchange.topology import servers as names
 from airflow_pgchange.topology.servers import servers

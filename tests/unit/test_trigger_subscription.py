@@ -11,14 +11,14 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from airflow_pgchange.feeds import CommitFeed
-from airflow_pgchange.feeds.errors import (
+from airflow_pgchange.errors import (
     ConsumerBusy,
     InvalidArgument,
     PgChangeError,
     ServerUnavailable,
     UnknownBranch,
 )
+from airflow_pgchange.feeds import CommitFeed
 from airflow_pgchange.triggers import feed as feed_triggers
 from airflow_pgchange.triggers import poller
 from airflow_pgchange.triggers.feed import FeedTrigger, PointTrigger

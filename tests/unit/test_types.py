@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import types as t
 
-from airflow_pgchange.feeds.errors import UnsupportedType
+from airflow_pgchange.errors import UnsupportedType
 from airflow_pgchange.spark.misfits import Rows
 from airflow_pgchange.spark.types import MISFIT, Column, _numeric, reading_query, spark_schema, staging_types
 

@@ -10,8 +10,8 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowSkipException
 
 from airflow_pgchange import tubes
+from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds.checks import Seconds
-from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import to_json
 from airflow_pgchange.feeds.stopping import Stop
 from airflow_pgchange.feeds.tube import TubeFeed

@@ -14,8 +14,8 @@ from airflow.cli.cli_parser import get_parser
 from airflow.sdk.log import mask_secret
 
 from airflow_pgchange.admin import dead_letters
+from airflow_pgchange.errors import BatchGivenUp, InvalidArgument, UnknownLetter
 from airflow_pgchange.feeds import Batch, Change, CommitFeed, TubeFeed
-from airflow_pgchange.feeds.errors import BatchGivenUp, InvalidArgument, UnknownLetter
 from airflow_pgchange.operators.batch import BatchOperator
 from airflow_pgchange.operators.letters import DeadLettersOperator
 from tests.airflow_home import uri

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
-from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds.extensions import EXTENSIONS
 from airflow_pgchange.operators.maintenance import MaintenanceOperator
 from airflow_pgchange.operators.schema import InstallSchemaOperator

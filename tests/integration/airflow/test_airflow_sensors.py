@@ -10,8 +10,8 @@ import psycopg
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowSensorTimeout, TaskDeferred
 
+from airflow_pgchange.errors import InvalidArgument, UnknownBranch
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
-from airflow_pgchange.feeds.errors import InvalidArgument, UnknownBranch
 from airflow_pgchange.sensors.consumer import ConsumerSensor
 from airflow_pgchange.sensors.feed import FeedSensor
 

@@ -11,7 +11,7 @@ import pytest
 from airflow.sdk import DAG
 
 from airflow_pgchange.decorators.spark import pgchange_spark_task
-from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.errors import InvalidArgument
 from tests.connect_operator import FEED, LEDGER, airline
 from tests.quick_spark import ROOT
 

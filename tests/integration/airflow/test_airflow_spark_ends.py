@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_pgchange.feeds.errors import ConnectionLost, Stopped
+from airflow_pgchange.errors import ConnectionLost, Stopped
 from tests.connect_operator import run
 from tests.submit_operator import (
     FOREVER,

@@ -12,7 +12,7 @@ from airflow.sdk.exceptions import AirflowException
 from airflow.sdk.execution_time.context import OutletEventAccessors
 
 from airflow_pgchange.assets.targets import table_asset, target_tables
-from airflow_pgchange.feeds.errors import InvalidArgument, PgChangeError
+from airflow_pgchange.errors import InvalidArgument, PgChangeError
 from tests.connect_operator import PASSWORD, run
 from tests.submit_operator import (
     FOREVER,

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 from airflow.sdk.exceptions import AirflowException
 
-from airflow_pgchange.feeds.errors import Stopped
+from airflow_pgchange.errors import Stopped
 from tests.connect_operator import run
 from tests.submit_operator import (
     FOREVER,

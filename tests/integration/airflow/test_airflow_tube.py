@@ -13,8 +13,8 @@ import pytest
 from airflow.sdk import DAG, task
 
 from airflow_pgchange import tubes
+from airflow_pgchange.errors import InvalidArgument, Refused, Stopped, UnknownConsumer
 from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed
-from airflow_pgchange.feeds.errors import InvalidArgument, Refused, Stopped, UnknownConsumer
 from airflow_pgchange.operators import (
     TubeAttachOperator,
     TubeBackfillOperator,

@@ -10,8 +10,8 @@ import psycopg
 import pytest
 
 from airflow_pgchange import tubes
+from airflow_pgchange.errors import InvalidArgument, SchemaMissing, Stopped
 from airflow_pgchange.feeds import TubeFeed
-from airflow_pgchange.feeds.errors import InvalidArgument, SchemaMissing, Stopped
 from airflow_pgchange.operators import (
     TubeAttachOperator,
     TubeBackfillOperator,

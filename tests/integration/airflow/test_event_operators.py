@@ -13,8 +13,8 @@ from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, task
 from airflow.sdk.exceptions import AirflowSkipException
 
+from airflow_pgchange.errors import ConsumerBusy, HandlerFailed, InvalidArgument, Stopped
 from airflow_pgchange.events import Delivery, Event, Handler, publish, subscribe, topical
-from airflow_pgchange.feeds.errors import ConsumerBusy, HandlerFailed, InvalidArgument, Stopped
 from airflow_pgchange.operators.events import (
     PublishEventsOperator,
     ReplayEventsOperator,

@@ -12,7 +12,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange.admin import health
-from airflow_pgchange.feeds.errors import PermissionDenied
+from airflow_pgchange.errors import PermissionDenied
 from airflow_pgchange.plugins import history, looks, questions
 from airflow_pgchange.plugins.looks import Line, Window
 from airflow_pgchange.plugins.places import Place

@@ -15,8 +15,8 @@ from structlog.testing import capture_logs
 
 from airflow_pgchange.admin.maintenance import maintain
 from airflow_pgchange.assets.sagas import saga_schedule
+from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
-from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.queries import ask, select
 from airflow_pgchange.messages import RollBack, TryAgain, queues
 from airflow_pgchange.messages.queues import Message

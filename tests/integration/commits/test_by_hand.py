@@ -7,8 +7,8 @@ import threading
 import pytest
 from psycopg import errors
 
+from airflow_pgchange.errors import UnknownConsumer
 from airflow_pgchange.feeds import ConsumerTransaction
-from airflow_pgchange.feeds.errors import UnknownConsumer
 from tests.commits import FEED, commits, drain
 from tests.waiting import until
 

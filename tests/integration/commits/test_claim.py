@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
-from airflow_pgchange.feeds.errors import (
+from airflow_pgchange.errors import (
     BatchNotFinished,
     HistoryTrimmed,
     InvalidArgument,
@@ -15,6 +14,7 @@ from airflow_pgchange.feeds.errors import (
     ServerUnavailable,
     UnknownBranch,
 )
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from airflow_pgchange.feeds.lag import lag, position
 from tests.commits import FEED, commits, drain, narrow_partitions, use_up_transactions
 from tests.waiting import locks

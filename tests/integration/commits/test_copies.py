@@ -14,8 +14,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.types.json import Jsonb
 
 from airflow_pgchange.admin import by_hand
+from airflow_pgchange.errors import SourceLostTail, SourceRestored
 from airflow_pgchange.feeds import CommitFeed, EventFeed, QueueFeed, TopologyFeed
-from airflow_pgchange.feeds.errors import SourceLostTail, SourceRestored
 from tests.batches import drained, taken
 from tests.commits import commits, narrow_partitions, use_up_transactions
 from tests.conftest import database

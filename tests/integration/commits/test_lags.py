@@ -10,8 +10,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from airflow_pgchange.errors import SourceLostTail, UnknownBranch
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
-from airflow_pgchange.feeds.errors import SourceLostTail, UnknownBranch
 from airflow_pgchange.feeds.feed import NOWHERE, lags
 from airflow_pgchange.feeds.queries import ask
 from tests.benchmarks.measure import backend_cpu

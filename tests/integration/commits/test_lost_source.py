@@ -6,8 +6,8 @@ import pytest
 
 from airflow_pgchange.admin import by_hand, consumers
 from airflow_pgchange.admin.maintenance import maintain
+from airflow_pgchange.errors import SourceLostTail, SourceRestored
 from airflow_pgchange.feeds import points
-from airflow_pgchange.feeds.errors import SourceLostTail, SourceRestored
 from airflow_pgchange.feeds.lag import lag
 from tests.commits import FEED, commits, drain
 

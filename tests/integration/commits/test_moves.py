@@ -11,8 +11,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.types.json import Jsonb
 
 from airflow_pgchange.admin import by_hand, schema
+from airflow_pgchange.errors import InvalidArgument, SourceRestored
 from airflow_pgchange.feeds import CommitFeed, EventFeed, TopologyFeed
-from airflow_pgchange.feeds.errors import InvalidArgument, SourceRestored
 from tests.batches import drained
 from tests.commits import commits
 from tests.events import publish, subscribe

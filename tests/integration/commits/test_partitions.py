@@ -13,8 +13,8 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from airflow_pgchange.admin import by_hand
+from airflow_pgchange.errors import HistoryTrimmed
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
-from airflow_pgchange.feeds.errors import HistoryTrimmed
 from tests.commits import FEED, commits, drain, narrow_partitions, use_up_transactions
 from tests.findings import findings
 from tests.limits import be_patient

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from airflow_pgchange.admin import by_hand, consumers
+from airflow_pgchange.errors import BatchNotFinished, UnknownConsumer
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
-from airflow_pgchange.feeds.errors import BatchNotFinished, UnknownConsumer
 from tests.commits import (
     FEED,
     claim_and_fail,

@@ -11,10 +11,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange.admin import by_hand, consumers, dead_letters
 from airflow_pgchange.admin.maintenance import maintain
-from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
-from airflow_pgchange.feeds.connect import connect as open_connection
-from airflow_pgchange.feeds.connect import connect_async
-from airflow_pgchange.feeds.errors import (
+from airflow_pgchange.errors import (
     InvalidArgument,
     PermissionDenied,
     PgChangeError,
@@ -23,8 +20,11 @@ from airflow_pgchange.feeds.errors import (
     ServerUnavailable,
     UnknownBranch,
     UnknownConsumer,
-    translated,
 )
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
+from airflow_pgchange.feeds.connect import connect as open_connection
+from airflow_pgchange.feeds.connect import connect_async
+from airflow_pgchange.feeds.errors import translated
 from airflow_pgchange.feeds.lag import lag, position
 from airflow_pgchange.feeds.queries import ask, select
 from tests.commits import FEED, commits, drain

@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from airflow_pgchange.admin import by_hand, consumers, dead_letters
+from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds import (
     CommitFeed,
     ConsumerTransaction,
@@ -19,7 +20,6 @@ from airflow_pgchange.feeds import (
     TopologyFeed,
     TubeFeed,
 )
-from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.queries import ask
 from tests import tubes
 from tests.commits import Failed

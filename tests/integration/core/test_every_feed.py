@@ -13,17 +13,7 @@ from psycopg.types.json import Jsonb
 
 from airflow_pgchange.admin import by_hand, consumers, dead_letters
 from airflow_pgchange.admin.health import findings
-from airflow_pgchange.feeds import (
-    CommitFeed,
-    ConsumerTransaction,
-    EventFeed,
-    Feed,
-    QueueFeed,
-    TopologyFeed,
-    TubeFeed,
-    points,
-)
-from airflow_pgchange.feeds.errors import (
+from airflow_pgchange.errors import (
     BatchGivenUp,
     BatchNotFinished,
     ConsumerBusy,
@@ -34,8 +24,18 @@ from airflow_pgchange.feeds.errors import (
     TransactionNotClean,
     UnknownConsumer,
     UnknownLetter,
-    translated,
 )
+from airflow_pgchange.feeds import (
+    CommitFeed,
+    ConsumerTransaction,
+    EventFeed,
+    Feed,
+    QueueFeed,
+    TopologyFeed,
+    TubeFeed,
+    points,
+)
+from airflow_pgchange.feeds.errors import translated
 from airflow_pgchange.feeds.feed import Movable, lags
 from airflow_pgchange.feeds.lag import lag
 from airflow_pgchange.feeds.queries import ask, select

@@ -7,8 +7,7 @@ import pytest
 from airflow_pgchange.admin import by_hand, dead_letters
 from airflow_pgchange.admin.health import findings
 from airflow_pgchange.admin.maintenance import maintain
-from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, points
-from airflow_pgchange.feeds.errors import (
+from airflow_pgchange.errors import (
     BatchGivenUp,
     BatchNotFinished,
     LetterRefused,
@@ -16,6 +15,7 @@ from airflow_pgchange.feeds.errors import (
     Stopped,
     UnknownLetter,
 )
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, points
 from airflow_pgchange.feeds.lag import lag
 from tests.commits import FEED, Failed, claim_and_fail, commits, drain
 from tests.letters import give_up, only

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from airflow_pgchange.admin import by_hand, dead_letters
+from airflow_pgchange.errors import BatchGivenUp, InvalidArgument, PgChangeError, Stopped
 from airflow_pgchange.feeds import ConsumerTransaction
 from airflow_pgchange.feeds.draining import Plan, drain
-from airflow_pgchange.feeds.errors import BatchGivenUp, InvalidArgument, PgChangeError, Stopped
 from airflow_pgchange.feeds.queries import ask
 from tests.commits import FEED, claim_and_fail, commits
 from tests.commits import drain as drain_all

@@ -6,8 +6,8 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from airflow_pgchange.admin import by_hand, dead_letters
+from airflow_pgchange.errors import HistoryTrimmed, LetterRefused, SourceRestored
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
-from airflow_pgchange.feeds.errors import HistoryTrimmed, LetterRefused, SourceRestored
 from tests.commits import FEED, commits, drain, narrow_partitions, use_up_transactions
 from tests.letters import give_up, only
 

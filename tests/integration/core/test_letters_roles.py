@@ -9,9 +9,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange.admin import dead_letters, schema
-from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed
-from airflow_pgchange.feeds.draining import drain
-from airflow_pgchange.feeds.errors import (
+from airflow_pgchange.errors import (
     InvalidArgument,
     LetterRefused,
     PermissionDenied,
@@ -19,6 +17,8 @@ from airflow_pgchange.feeds.errors import (
     UnknownConsumer,
     UnknownLetter,
 )
+from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed
+from airflow_pgchange.feeds.draining import drain
 from tests.commits import FEED, commits
 from tests.conftest import database
 from tests.letters import Poison, give_up, plan

@@ -10,10 +10,7 @@ from collections import Counter
 import pytest
 
 from airflow_pgchange.admin import by_hand, dead_letters
-from airflow_pgchange.feeds import CommitFeed, TubeFeed
-from airflow_pgchange.feeds.connect import connect as open_connection
-from airflow_pgchange.feeds.draining import drain
-from airflow_pgchange.feeds.errors import (
+from airflow_pgchange.errors import (
     BatchNotFinished,
     ConsumerBusy,
     LetterRefused,
@@ -21,6 +18,9 @@ from airflow_pgchange.feeds.errors import (
     UnknownConsumer,
     UnknownLetter,
 )
+from airflow_pgchange.feeds import CommitFeed, TubeFeed
+from airflow_pgchange.feeds.connect import connect as open_connection
+from airflow_pgchange.feeds.draining import drain
 from tests.chaos.harness import Campaign, judge, prepare_results, write
 from tests.letters import Poison, plan
 from tests.tubes import attach, make

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from airflow_pgchange.admin import schema, versions
-from airflow_pgchange.feeds.errors import Refused
+from airflow_pgchange.errors import Refused
 from tests.originals import ORIGINALS, WRITE
 from tests.tubes import one
 

@@ -10,8 +10,8 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange.admin import by_hand, schema, versions
+from airflow_pgchange.errors import SchemaVersionMismatch, SourceRestored
 from airflow_pgchange.feeds import CommitFeed, EventFeed, TopologyFeed
-from airflow_pgchange.feeds.errors import SchemaVersionMismatch, SourceRestored
 from tests.batches import drained
 from tests.commits import commits
 from tests.conftest import database

@@ -7,7 +7,8 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange.admin import schema
-from airflow_pgchange.feeds.errors import PermissionDenied, translated
+from airflow_pgchange.errors import PermissionDenied
+from airflow_pgchange.feeds.errors import translated
 from airflow_pgchange.feeds.queries import ask
 
 OWN = ["revision", "pubsub", "tube", "pgmb", "topology"]

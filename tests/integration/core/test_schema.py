@@ -13,16 +13,16 @@ import pytest
 
 from airflow_pgchange.admin import consumers, schema, versions
 from airflow_pgchange.admin.maintenance import maintain
-from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
-from airflow_pgchange.feeds.connect import connect as feed_connect
-from airflow_pgchange.feeds.connect import connect_async
-from airflow_pgchange.feeds.errors import (
+from airflow_pgchange.errors import (
     InvalidArgument,
     PermissionDenied,
     Refused,
     SchemaMissing,
     SchemaVersionMismatch,
 )
+from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
+from airflow_pgchange.feeds.connect import connect as feed_connect
+from airflow_pgchange.feeds.connect import connect_async
 from airflow_pgchange.feeds.extensions import EXTENSIONS
 from airflow_pgchange.feeds.queries import ask, ask_all
 from airflow_pgchange.messages import queues

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from airflow_pgchange.admin import schema, versions
-from airflow_pgchange.feeds.errors import ConsumerBusy, SchemaVersionMismatch
+from airflow_pgchange.errors import ConsumerBusy, SchemaVersionMismatch
 from tests.events import drain, poll_all, publish, subscribe
 
 COLUMN = """

@@ -14,10 +14,11 @@ import psycopg
 import pytest
 
 from airflow_pgchange.admin.maintenance import maintain
+from airflow_pgchange.errors import ConnectionLost, ServerUnavailable
 from airflow_pgchange.feeds import ConsumerTransaction, guarded, heartbeat
 from airflow_pgchange.feeds.connect import begun, kept_open
 from airflow_pgchange.feeds.connect import connect as connect_ours
-from airflow_pgchange.feeds.errors import ConnectionLost, ServerUnavailable, translated
+from airflow_pgchange.feeds.errors import translated
 from tests.commits import FEED, commits
 from tests.silence import TIMEOUT, ended, impatient, through
 from tests.waiting import until

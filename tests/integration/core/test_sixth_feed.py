@@ -15,8 +15,8 @@ from psycopg.conninfo import make_conninfo
 from airflow_pgchange.admin import by_hand, consumers
 from airflow_pgchange.admin.health import findings
 from airflow_pgchange.assets.pgchange import feed_asset
+from airflow_pgchange.errors import InvalidArgument, SourceLostTail, SourceRestored
 from airflow_pgchange.feeds import Batch, Change, ConsumerTransaction, feed
-from airflow_pgchange.feeds.errors import InvalidArgument, SourceLostTail, SourceRestored
 from airflow_pgchange.feeds.feed import from_json, from_uri, to_json, to_uri
 from airflow_pgchange.operators.batch import BatchOperator
 from airflow_pgchange.sensors.feed import FeedSensor

@@ -10,8 +10,8 @@ import pytest
 
 from airflow_pgchange.admin import by_hand, consumers, schema
 from airflow_pgchange.admin.health import Finding, findings
+from airflow_pgchange.errors import InvalidArgument, PermissionDenied
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, EventFeed, TopologyFeed, TubeFeed
-from airflow_pgchange.feeds.errors import InvalidArgument, PermissionDenied
 from airflow_pgchange.feeds.feed import kinds
 from airflow_pgchange.feeds.queries import ask, records
 from tests.commits import claim_and_fail, commits, drain

@@ -12,10 +12,7 @@ from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange.admin import by_hand, consumers, schema
-from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, queries, transaction
-from airflow_pgchange.feeds.connect import complete
-from airflow_pgchange.feeds.connect import connect as feed_connect
-from airflow_pgchange.feeds.errors import (
+from airflow_pgchange.errors import (
     BatchGivenUp,
     BatchIncomplete,
     BatchNotFinished,
@@ -24,6 +21,9 @@ from airflow_pgchange.feeds.errors import (
     Stopped,
     UnknownBranch,
 )
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, queries, transaction
+from airflow_pgchange.feeds.connect import complete
+from airflow_pgchange.feeds.connect import connect as feed_connect
 from tests.commits import FEED, claim_and_fail, commits, drain
 from tests.waiting import locks, until
 

@@ -9,7 +9,7 @@ import pytest
 
 from airflow_pgchange.admin import schema, versions
 from airflow_pgchange.admin.foreign_objects import strangers
-from airflow_pgchange.feeds.errors import InvalidArgument, Refused
+from airflow_pgchange.errors import InvalidArgument, Refused
 from tests.tubes import make, one
 
 

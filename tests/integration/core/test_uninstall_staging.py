@@ -6,9 +6,9 @@ import psycopg
 import pytest
 
 from airflow_pgchange.admin import schema, versions
+from airflow_pgchange.errors import Refused
 from airflow_pgchange.feeds import Batch
 from airflow_pgchange.feeds.connect import connect as feed_connect
-from airflow_pgchange.feeds.errors import Refused
 from airflow_pgchange.results.staging import create
 from tests.tubes import one
 

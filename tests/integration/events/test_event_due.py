@@ -5,8 +5,8 @@ from __future__ import annotations
 import psycopg
 import pytest
 
+from airflow_pgchange.errors import DispatchEnded
 from airflow_pgchange.events import dispatch as dispatching
-from airflow_pgchange.feeds.errors import DispatchEnded
 from tests.event_keeping import dispatch, publish, read, subscribe
 from tests.tubes import one
 from tests.waiting import until

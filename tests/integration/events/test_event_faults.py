@@ -10,8 +10,8 @@ from psycopg.types.json import Jsonb
 
 from airflow_pgchange.admin import schema
 from airflow_pgchange.admin.maintenance import maintain as maintenance
+from airflow_pgchange.errors import DispatchEnded, PermissionDenied
 from airflow_pgchange.events.dispatch import dispatch
-from airflow_pgchange.feeds.errors import DispatchEnded, PermissionDenied
 from tests.event_keeping import maintain
 from tests.events import TOPICAL, drain, faults, poll, poll_all, publish, read, subscribe
 from tests.findings import findings

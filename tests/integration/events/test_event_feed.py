@@ -9,8 +9,7 @@ import psycopg
 import pytest
 
 from airflow_pgchange.admin import by_hand
-from airflow_pgchange.feeds import ConsumerTransaction, EventFeed
-from airflow_pgchange.feeds.errors import (
+from airflow_pgchange.errors import (
     HistoryTrimmed,
     InvalidArgument,
     ServerUnavailable,
@@ -18,6 +17,7 @@ from airflow_pgchange.feeds.errors import (
     SourceRestored,
     UnknownConsumer,
 )
+from airflow_pgchange.feeds import ConsumerTransaction, EventFeed
 from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, to_json, to_uri
 from airflow_pgchange.feeds.lag import lag
 from tests.event_keeping import maintain, narrow

@@ -14,6 +14,7 @@ import psycopg
 import pytest
 
 from airflow_pgchange.admin import dead_letters
+from airflow_pgchange.errors import ConnectionLost, HandlerFailed, InvalidArgument, UnknownConsumer
 from airflow_pgchange.events import (
     Event,
     EventHandlers,
@@ -24,7 +25,6 @@ from airflow_pgchange.events import (
     publish,
 )
 from airflow_pgchange.events.group import Group
-from airflow_pgchange.feeds.errors import ConnectionLost, HandlerFailed, InvalidArgument, UnknownConsumer
 from tests.handling import (
     LATER,
     SECONDS,

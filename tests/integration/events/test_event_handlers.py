@@ -10,11 +10,11 @@ import psycopg
 import pytest
 
 from airflow_pgchange.admin import dead_letters
+from airflow_pgchange.errors import ConsumerBusy, Stopped
 from airflow_pgchange.events import Event, Handler, handler_run, publish, subscribe, topical
 from airflow_pgchange.events import group as group_module
 from airflow_pgchange.events.group import Group
 from airflow_pgchange.events.handler_run import Handled
-from airflow_pgchange.feeds.errors import ConsumerBusy, Stopped
 from tests.handling import (
     LATER,
     SECONDS,

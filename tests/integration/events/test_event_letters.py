@@ -6,10 +6,10 @@ import psycopg
 import pytest
 
 from airflow_pgchange.admin import dead_letters
+from airflow_pgchange.errors import LetterRefused
 from airflow_pgchange.events import Event, publish, subscribe, topical, unsubscribe
 from airflow_pgchange.feeds import ConsumerTransaction, EventFeed
 from airflow_pgchange.feeds.draining import Plan, drain
-from airflow_pgchange.feeds.errors import LetterRefused
 from tests.batches import taken
 from tests.events import take
 

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from airflow_pgchange.feeds.errors import ConsumerBusy
+from airflow_pgchange.errors import ConsumerBusy
 from airflow_pgchange.feeds.queries import records
 from airflow_pgchange.plugins.event_log import SPANS
 from tests.event_keeping import drop_all, maintain

@@ -8,8 +8,8 @@ from contextlib import suppress
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from airflow_pgchange.errors import InvalidArgument, NotPublished, PublisherFull
 from airflow_pgchange.events import Event, Publisher
-from airflow_pgchange.feeds.errors import InvalidArgument, NotPublished, PublisherFull
 from tests.handling import in_thread, numbered
 
 

@@ -10,8 +10,8 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.json import Jsonb
 
 from airflow_pgchange.admin import schema
+from airflow_pgchange.errors import Refused
 from airflow_pgchange.feeds import ConsumerTransaction, EventFeed
-from airflow_pgchange.feeds.errors import Refused
 from tests.conftest import database
 from tests.events import drain, poll, poll_all, publish, publish_at, read, subscribe
 from tests.mutations import events, push, push_items, serialise, stop

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from airflow_pgchange.admin import dead_letters
+from airflow_pgchange.errors import HandlerFailed
 from airflow_pgchange.events import Event, Handler, Selection, publish, subscribe, topical, unsubscribe
-from airflow_pgchange.feeds.errors import HandlerFailed
 from tests.handling import LATER, Seen, failing, group, hurry, numbered, run_with_retries, subscribed, unread
 
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
+from airflow_pgchange.errors import ConnectionLost
 from airflow_pgchange.events import Handler, Publisher, publish
-from airflow_pgchange.feeds.errors import ConnectionLost
 from tests.handling import Seen, group, numbered, subscribed
 from tests.silence import TIMEOUT, ended, impatient, through
 from tests.streaming import numbers, serving

@@ -17,13 +17,13 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from airflow_pgchange.errors import InvalidArgument, ServerUnavailable
 from airflow_pgchange.events import publish, stream_log, subscribe, topical, unsubscribe
 from airflow_pgchange.events import streams as streams_module
 from airflow_pgchange.events.http import event_router
 from airflow_pgchange.events.stream import Place
 from airflow_pgchange.events.stream_log import StreamLog
 from airflow_pgchange.events.streams import EventStreams
-from airflow_pgchange.feeds.errors import InvalidArgument, ServerUnavailable
 from demo.postgres import free_port
 from tests.handling import numbered
 from tests.streaming import may_read, numbers, serving

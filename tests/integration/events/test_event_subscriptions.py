@@ -10,6 +10,7 @@ import pytest
 from psycopg.rows import dict_row
 
 from airflow_pgchange.admin import dead_letters, schema, versions
+from airflow_pgchange.errors import InvalidArgument, PermissionDenied, Refused
 from airflow_pgchange.events import (
     Event,
     Handler,
@@ -20,7 +21,6 @@ from airflow_pgchange.events import (
     topical,
     unsubscribe,
 )
-from airflow_pgchange.feeds.errors import InvalidArgument, PermissionDenied, Refused
 from tests.handling import failing, group
 
 

@@ -13,10 +13,10 @@ import pytest
 from standardwebhooks import Webhook as Verifier
 
 from airflow_pgchange.admin import dead_letters
+from airflow_pgchange.errors import InvalidArgument, WebhookFailed
 from airflow_pgchange.events import Event, EventHandlers, publish, subscribe, topical
 from airflow_pgchange.events.handler import Delivery
 from airflow_pgchange.events.webhooks import GZIP_FROM, webhook
-from airflow_pgchange.feeds.errors import InvalidArgument, WebhookFailed
 from tests.handling import LATER, hurry
 from tests.web import SECONDS, receiving
 

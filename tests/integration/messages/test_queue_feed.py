@@ -9,9 +9,9 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+from airflow_pgchange.errors import InvalidArgument, StaleClaim, UnknownConsumer
 from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
 from airflow_pgchange.feeds.draining import Plan, drain
-from airflow_pgchange.feeds.errors import InvalidArgument, StaleClaim, UnknownConsumer
 from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, partitions, to_json, to_uri
 from airflow_pgchange.feeds.queries import ask
 from tests import queues

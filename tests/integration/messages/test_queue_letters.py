@@ -9,9 +9,9 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from airflow_pgchange.admin import dead_letters
+from airflow_pgchange.errors import BatchGivenUp, LetterRefused, UnknownLetter
 from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
 from airflow_pgchange.feeds.draining import Plan, drain
-from airflow_pgchange.feeds.errors import BatchGivenUp, LetterRefused, UnknownLetter
 from tests import queues
 from tests.batches import taken
 from tests.limits import shorten

@@ -8,10 +8,10 @@ import psycopg
 import pytest
 
 from airflow_pgchange.admin import dead_letters
+from airflow_pgchange.errors import LetterRefused
 from airflow_pgchange.feeds import QueueFeed
 from airflow_pgchange.feeds.draining import Plan
 from airflow_pgchange.feeds.draining import drain as work_off
-from airflow_pgchange.feeds.errors import LetterRefused
 from tests.queues import consume, consumer, drain, one, post, take, there
 from tests.waiting import until
 

@@ -6,10 +6,10 @@ import psycopg
 import pytest
 
 from airflow_pgchange.admin import consumers, dead_letters
+from airflow_pgchange.errors import PermissionDenied
 from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
 from airflow_pgchange.feeds.draining import Plan
 from airflow_pgchange.feeds.draining import drain as drain_feed
-from airflow_pgchange.feeds.errors import PermissionDenied
 from airflow_pgchange.messages import Saga, Step, create_saga_queues
 from tests.queues import consumer, drain, make, post, there
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import psycopg
 import pytest
 
+from airflow_pgchange.errors import PgChangeError
 from airflow_pgchange.feeds import QueueFeed
-from airflow_pgchange.feeds.errors import PgChangeError
 from tests.batches import taken
 from tests.queues import consume, consumer, drain, make, one, post
 from tests.suite.servers import one_of

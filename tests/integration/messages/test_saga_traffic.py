@@ -12,9 +12,9 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from airflow_pgchange.errors import PgChangeError
 from airflow_pgchange.feeds import QueueFeed
 from airflow_pgchange.feeds.draining import Plan, drain
-from airflow_pgchange.feeds.errors import PgChangeError
 from airflow_pgchange.messages import RollBack, TryAgain, handle_saga, start_saga
 from tests import queues
 from tests.sagas import STEPS, TOUR, WORKED, Act, is_right, note, prepare, ready, refused_step

@@ -11,8 +11,8 @@ from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange.admin.consumers import status
 from airflow_pgchange.admin.maintenance import maintain
+from airflow_pgchange.errors import InvalidArgument, Stopped
 from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
-from airflow_pgchange.feeds.errors import InvalidArgument, Stopped
 from airflow_pgchange.messages import RollBack, Saga, Step, TryAgain, handle_saga, queues, start_saga
 from tests.conftest import database
 from tests.queues import one

@@ -9,9 +9,9 @@ import pytest
 
 from airflow_pgchange.admin import dead_letters
 from airflow_pgchange.admin.maintenance import maintain
+from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds import QueueFeed
 from airflow_pgchange.feeds.draining import Plan, drain
-from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.messages import RollBack, start_saga
 from tests import queues
 from tests.conftest import database

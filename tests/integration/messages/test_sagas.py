@@ -8,8 +8,8 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
-from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.messages import (
     RollBack,
     Saga,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_pgchange.feeds.errors import PermissionDenied
+from airflow_pgchange.errors import PermissionDenied
 from airflow_pgchange.results.attached import Attached
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_pgchange.feeds.errors import MergeRefused
+from airflow_pgchange.errors import MergeRefused
 from airflow_pgchange.results.merge import merge
 from tests.staging import BATCH, rows_of, stage
 

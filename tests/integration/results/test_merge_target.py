@@ -7,7 +7,7 @@ import re
 import pytest
 from psycopg import errors
 
-from airflow_pgchange.feeds.errors import MergeRefused, PermissionDenied
+from airflow_pgchange.errors import MergeRefused, PermissionDenied
 from airflow_pgchange.results.merge import merge, validate
 from airflow_pgchange.results.modes import Mode
 from tests.staging import BATCH, PLACES, rows_of, stage

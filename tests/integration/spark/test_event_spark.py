@@ -8,9 +8,9 @@ import pytest
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
+from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.events import Event, publish, subscribe, topical
 from airflow_pgchange.feeds import EventFeed
-from airflow_pgchange.feeds.errors import InvalidArgument
 from tests.commits import FEED as COMMITS
 from tests.commits import commits
 from tests.spark_session import batch_of

@@ -7,8 +7,8 @@ import json
 import pytest
 from pyspark.sql import functions as f
 
+from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds import QueueFeed
-from airflow_pgchange.feeds.errors import InvalidArgument
 from tests.commits import FEED as COMMITS
 from tests.commits import commits
 from tests.queues import make, post, there

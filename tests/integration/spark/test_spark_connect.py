@@ -9,14 +9,14 @@ from unittest.mock import patch
 
 import pytest
 
-from airflow_pgchange.feeds import CommitFeed
-from airflow_pgchange.feeds.errors import (
+from airflow_pgchange.errors import (
     ApplicationFailed,
     InvalidArgument,
     MergeRefused,
     ServerUnavailable,
     VersionsDiffer,
 )
+from airflow_pgchange.feeds import CommitFeed
 from airflow_pgchange.spark import session
 from tests.connect_operator import ADD_UP, LEDGER, airline, make_operator, run
 from tests.every_type import differences, fill, make_tables

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import pytest
 
-from airflow_pgchange.feeds.errors import ApplicationFailed, ConnectionLost, Stopped
+from airflow_pgchange.errors import ApplicationFailed, ConnectionLost, Stopped
 from airflow_pgchange.spark import fork_client
 from airflow_pgchange.spark.application import Application
 from tests.connect_operator import ADD_UP, BUSY, LEDGER, PASSWORD, airline, make_operator, run

@@ -13,10 +13,10 @@ from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from airflow_pgchange.admin import schema
+from airflow_pgchange.errors import BatchIncomplete, MergeRefused, ServerUnavailable
 from airflow_pgchange.feeds import ConsumerTransaction
 from airflow_pgchange.feeds.batch import Partition
 from airflow_pgchange.feeds.connect import connect as feed_connect
-from airflow_pgchange.feeds.errors import BatchIncomplete, MergeRefused, ServerUnavailable
 from airflow_pgchange.feeds.feed import partitions
 from airflow_pgchange.spark import arrow, sink
 from airflow_pgchange.spark.job import Job

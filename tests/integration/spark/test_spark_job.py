@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 from pyspark.sql import functions as f
 
+from airflow_pgchange.errors import InvalidArgument, MergeRefused
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
-from airflow_pgchange.feeds.errors import InvalidArgument, MergeRefused
 from airflow_pgchange.spark import sink
 from airflow_pgchange.spark.read_options import Wanted
 from airflow_pgchange.spark.session import parallelism

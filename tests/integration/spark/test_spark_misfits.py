@@ -8,9 +8,9 @@ from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from airflow_pgchange.admin import schema
+from airflow_pgchange.errors import UnsupportedType
 from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed
 from airflow_pgchange.feeds.batch import Partition
-from airflow_pgchange.feeds.errors import UnsupportedType
 from airflow_pgchange.spark import arrow
 from airflow_pgchange.spark.misfits import Rows
 from airflow_pgchange.spark.types import describe, spark_schema

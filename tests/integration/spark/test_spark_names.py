@@ -8,9 +8,9 @@ import pytest
 from psycopg import sql
 from pyspark.sql import functions as f
 
+from airflow_pgchange.errors import UnsupportedType
 from airflow_pgchange.events import Event, publish, subscribe, topical
 from airflow_pgchange.feeds import CommitFeed, EventFeed, TubeFeed
-from airflow_pgchange.feeds.errors import UnsupportedType
 from tests.hard_names import HARD
 from tests.spark_session import batch_of, track
 from tests.tubes import attach, make

@@ -9,12 +9,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from airflow_pgchange.feeds.errors import (
-    BatchIncomplete,
-    InvalidArgument,
-    PermissionDenied,
-    ServerUnavailable,
-)
+from airflow_pgchange.errors import BatchIncomplete, InvalidArgument, PermissionDenied, ServerUnavailable
 from airflow_pgchange.spark import arrow, routing
 from airflow_pgchange.spark.read_options import Rule, Wanted
 from airflow_pgchange.topology.bucket_owners import Cluster

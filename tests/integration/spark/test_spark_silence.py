@@ -10,7 +10,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from airflow_pgchange.feeds.errors import ServerUnavailable
+from airflow_pgchange.errors import ServerUnavailable
 from airflow_pgchange.feeds.line import Deadlines
 from airflow_pgchange.results.staging import ATTEMPT, SCHEMA
 from airflow_pgchange.spark import arrow, watched

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from airflow_pgchange.errors import InvalidArgument, MergeRefused
 from airflow_pgchange.feeds import Batch, CommitFeed, names
 from airflow_pgchange.feeds.batch import Slice
-from airflow_pgchange.feeds.errors import InvalidArgument, MergeRefused
 from airflow_pgchange.results.merge import read_manifest
 from airflow_pgchange.spark import package, request, startup, submit
 from tests.suite.processes import runs, said_with

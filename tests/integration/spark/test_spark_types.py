@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql.functions import date_format
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from airflow_pgchange.feeds.errors import UnsupportedType
+from airflow_pgchange.errors import UnsupportedType
 from airflow_pgchange.feeds.reading import Partition
 from airflow_pgchange.spark import arrow
 from airflow_pgchange.spark.misfits import Rows

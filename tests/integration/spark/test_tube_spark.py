@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import functions as f
 
+from airflow_pgchange.errors import InvalidArgument, MergeRefused
 from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed
-from airflow_pgchange.feeds.errors import InvalidArgument, MergeRefused
 from airflow_pgchange.results.merge import merge
 from airflow_pgchange.spark.job import Job
 from airflow_pgchange.spark.request import Request

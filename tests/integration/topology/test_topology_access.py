@@ -21,7 +21,7 @@ import pytest
 from airflow.cli.cli_parser import get_parser
 from psycopg import sql
 
-from airflow_pgchange.feeds.errors import InvalidArgument, ServerUnavailable
+from airflow_pgchange.errors import InvalidArgument, ServerUnavailable
 from airflow_pgchange.topology import InstanceEvent, TopologyClient, service
 from airflow_pgchange.topology.connection import RECORD
 from airflow_pgchange.topology.replies import READY

@@ -11,7 +11,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange.admin import schema
-from airflow_pgchange.feeds.errors import ServerUnavailable
+from airflow_pgchange.errors import ServerUnavailable
 from airflow_pgchange.topology import TopologyClient
 from airflow_pgchange.topology.catalogue import Catalogue
 from demo.postgres import free_port

@@ -11,7 +11,7 @@ from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 
-from airflow_pgchange.feeds.errors import ServerUnavailable
+from airflow_pgchange.errors import ServerUnavailable
 from airflow_pgchange.topology import TopologyClient
 from airflow_pgchange.topology.frames import LONGEST_MESSAGE
 from demo.postgres import free_port

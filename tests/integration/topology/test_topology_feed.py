@@ -6,12 +6,9 @@ import psycopg
 import pytest
 
 from airflow_pgchange.admin import by_hand
+from airflow_pgchange.errors import HistoryTrimmed, InvalidArgument
 from airflow_pgchange.feeds import ConsumerTransaction, TopologyFeed
 from airflow_pgchange.feeds.connect import connect as connect_ours
-from airflow_pgchange.feeds.errors import (
-    HistoryTrimmed,
-    InvalidArgument,
-)
 from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, partitions, to_json, to_uri
 from airflow_pgchange.feeds.lag import lag
 from tests.batches import taken

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from airflow_pgchange.admin import by_hand, dead_letters
+from airflow_pgchange.errors import HistoryTrimmed, StaleClaim
 from airflow_pgchange.feeds import ConsumerTransaction, TopologyFeed
 from airflow_pgchange.feeds.draining import Plan, drain
-from airflow_pgchange.feeds.errors import HistoryTrimmed, StaleClaim
 from airflow_pgchange.feeds.lag import lag
 from tests.batches import taken
 

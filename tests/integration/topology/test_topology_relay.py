@@ -20,7 +20,7 @@ import pg8000.native
 import psycopg
 import pytest
 
-from airflow_pgchange.feeds.errors import ServerUnavailable
+from airflow_pgchange.errors import ServerUnavailable
 from airflow_pgchange.topology import Topology, TopologyClient
 from tests.proxy import proxy_before
 from tests.relay_process import relay_process

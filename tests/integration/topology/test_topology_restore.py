@@ -10,7 +10,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange.admin import schema
-from airflow_pgchange.feeds.errors import ServerUnavailable
+from airflow_pgchange.errors import ServerUnavailable
 from airflow_pgchange.topology import TopologyClient
 from tests.relay_process import relay_process
 from tests.topology import make_catalogue

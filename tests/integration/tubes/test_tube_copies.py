@@ -11,8 +11,8 @@ import psycopg
 import pytest
 
 from airflow_pgchange import tubes
+from airflow_pgchange.errors import InvalidArgument, MergeRefused
 from airflow_pgchange.feeds import TubeFeed
-from airflow_pgchange.feeds.errors import InvalidArgument, MergeRefused
 from airflow_pgchange.tubes import TableDownstream, work_off
 from tests.spark_session import batch_of
 from tests.tubes import attach, detach, make, one

@@ -7,7 +7,8 @@ import pytest
 
 from airflow_pgchange import tubes
 from airflow_pgchange.admin import consumers, schema
-from airflow_pgchange.feeds.errors import PermissionDenied, Refused, SchemaMissing, from_postgres
+from airflow_pgchange.errors import PermissionDenied, Refused, SchemaMissing
+from airflow_pgchange.feeds.errors import from_postgres
 from tests.tubes import attach, make, one, touch, touched
 
 

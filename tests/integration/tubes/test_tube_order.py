@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from airflow_pgchange import tubes
-from airflow_pgchange.feeds.errors import Refused
+from airflow_pgchange.errors import Refused
 from tests.tubes import attach, begin, chunk, detach, ids_in_order, make, one, run, steps, touched
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from airflow_pgchange import tubes
+from airflow_pgchange.errors import ConsumerBusy, PgChangeError, Stopped
 from airflow_pgchange.feeds import TubeFeed
-from airflow_pgchange.feeds.errors import ConsumerBusy, PgChangeError, Stopped
 from airflow_pgchange.tubes import control_pods, work_off
 from tests.tubes import attach, begin, chunk, controls, drain, faults, lag, one, touched
 

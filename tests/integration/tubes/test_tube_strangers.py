@@ -7,7 +7,7 @@ from contextlib import suppress
 import psycopg
 import pytest
 
-from airflow_pgchange.feeds.errors import Refused
+from airflow_pgchange.errors import Refused
 from tests.strangers import attacher, ran
 from tests.tubes import attach, begin, make, one, run, touched
 

@@ -7,8 +7,8 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange import tubes
+from airflow_pgchange.errors import PermissionDenied
 from airflow_pgchange.feeds import TubeFeed
-from airflow_pgchange.feeds.errors import PermissionDenied
 from airflow_pgchange.tubes import TableDownstream, work_off
 from tests.spark_session import batch_of
 from tests.tubes import attach, make, one, touched

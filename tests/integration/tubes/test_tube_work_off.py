@@ -9,8 +9,8 @@ import re
 import pytest
 
 from airflow_pgchange.admin.maintenance import maintain
+from airflow_pgchange.errors import InvalidArgument, PermissionDenied, Refused, Stopped
 from airflow_pgchange.feeds import TubeFeed
-from airflow_pgchange.feeds.errors import InvalidArgument, PermissionDenied, Refused, Stopped
 from airflow_pgchange.tubes import Control, TableDownstream, work_off
 from tests.tubes import attach, controls, detach, drain, faults, make, one, pods, touched
 from tests.waiting import until
