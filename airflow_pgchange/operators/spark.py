@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +15,10 @@ from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.checks import SPARK_LIMIT
 from airflow_pgchange.feeds.transaction import PING_EVERY, ConsumerTransaction
 from airflow_pgchange.hooks.pgchange import PgChangeHook
+from airflow_pgchange.operators import spark_connect
 from airflow_pgchange.operators.feed import CONSUMER, FeedOperator
+from airflow_pgchange.operators.spark_arguments import SparkArguments
+from airflow_pgchange.operators.spark_submission import Submission
 from airflow_pgchange.operators.spark_ui import SparkUiLink, ui_of
 from airflow_pgchange.results.merge import Staged, merge, read_manifest
 from airflow_pgchange.spark import fork_client, submit
@@ -29,14 +29,11 @@ from airflow_pgchange.topology.bucket_owners import Cluster
 from airflow_pgchange.utils.arguments import Number, feed_of
 
 try:
-    from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
     from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 except ImportError as error:
     raise ExtraMissing(
         f"SparkBatchOperator needs {error.name}: pip install 'airflow-provider-pgchange[spark]'"
     ) from error
-
-from airflow_pgchange.operators import spark_connect
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -104,15 +101,18 @@ class SparkBatchOperator(FeedOperator, SparkSubmitOperator):
                 "durable=True is not possible: the consumer's transaction ends with the try"
             )
         super().__init__(durable=False, limit=limit, name=name, **kwargs)
+        self._arguments = SparkArguments(kwargs)
+        self.conn_id = self._arguments.conn_id
         self.catalogue_conn_id = catalogue_conn_id
         self.instances_conn_id = instances_conn_id
         self.fast_start = fast_start
         self._serving: Serving | None = None
         self._running: fork_client.Running | None = None
+        self._submission: Submission | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
         # Airflow itself keeps the link when the task has ended.
-        if (ui := ui_of(self._conn_id)) and "ti" in context:
+        if (ui := ui_of(self.conn_id)) and "ti" in context:
             context["ti"].xcom_push(UI.xcom_key, ui)
         try:
             done = FeedOperator.execute(self, context)
@@ -163,7 +163,7 @@ class SparkBatchOperator(FeedOperator, SparkSubmitOperator):
         try:
             with transaction.kept_alive(self._end_job, self.ping_every):
                 if not serving.has_begun:
-                    server = spark_connect.server_of(self._conn_id)
+                    server = spark_connect.server_of(self.conn_id)
                     serving.begin(lambda: self._run(server, environment, serving.folder, context))
                 serving.wait()
         finally:
@@ -174,18 +174,15 @@ class SparkBatchOperator(FeedOperator, SparkSubmitOperator):
 
     def _run(self, server: str | None, environment: dict[str, str], folder: Path, context: Context) -> None:
         """Run the application until it ends."""
-        given = self.conf, self.py_files, self.env_vars, self.application, self.application_args
-        try:
-            self.application, self.application_args = self._application_in(folder)
-            if server is None:
-                self._prepare(environment, folder)
-                SparkSubmitOperator.execute(self, context)
-            else:
-                asked = spark_connect.application(self, server, environment)
-                self._running = fork_client.start(asked, spark_connect.keeper())
-                self._running.wait(self.log.info)
-        finally:
-            self.conf, self.py_files, self.env_vars, self.application, self.application_args = given
+        application, arguments = self._application_in(folder)
+        if server is None:
+            self._submission = self._submission_of(arguments, environment, folder, context)
+            self._submission.run(application)
+        else:
+            spark_connect.refuse_arguments(self.conn_id, self._arguments.given_for_a_driver(self))
+            asked = spark_connect.application(self, application, arguments, server, environment)
+            self._running = fork_client.start(asked, spark_connect.keeper())
+            self._running.wait(self.log.info)
 
     def _application_in(self, folder: Path) -> tuple[str, list[Any] | None]:
         """What to run, with which arguments; what is written for it goes into the batch's folder."""
@@ -199,19 +196,22 @@ class SparkBatchOperator(FeedOperator, SparkSubmitOperator):
         )
         return {**os.environ, **(self.env_vars or {}), **handed}
 
-    def _prepare(self, environment: dict[str, str], folder: Path) -> None:
-        self.conf = {**QUIET, **submit.startup_conf(fast_start=self.fast_start), **(self.conf or {})}
-        self.py_files = ",".join(filter(None, (self.py_files, submit.py_files())))
-        environment["PATH"] = os.pathsep.join(
-            (environment.get("PATH", os.defpath), str(Path(sys.executable).parent))
+    def _submission_of(
+        self, arguments: list[Any] | None, environment: dict[str, str], folder: Path, context: Context
+    ) -> Submission:
+        properties = {**QUIET, **submit.startup_conf(fast_start=self.fast_start), **(self.conf or {})}
+        py_files = ",".join(filter(None, (self.py_files, submit.py_files())))
+        hook = self._arguments.hook(
+            self, context, properties=properties, py_files=py_files, application_args=arguments
         )
+        path = os.pathsep.join((environment.get("PATH", os.defpath), str(Path(sys.executable).parent)))
         # A job that is killed cannot clean up: what Spark keeps for its own time goes with the batch's folder.
-        environment["SPARK_SUBMIT_OPTS"] = " ".join(
+        options = " ".join(
             filter(None, (environment.get("SPARK_SUBMIT_OPTS"), f'-Djava.io.tmpdir="{folder}"'))
         )
-        # Not through the Spark hook: on YARN and Kubernetes it writes the variables on the command line.
-        self.env_vars, self._environment = None, environment
-        self._hook = None
+        return Submission(
+            hook, {**self._arguments.python(), **environment, "PATH": path, "SPARK_SUBMIT_OPTS": options}
+        )
 
     def _cluster(self) -> Cluster | None:
         if self.catalogue_conn_id is None:
@@ -219,22 +219,11 @@ class SparkBatchOperator(FeedOperator, SparkSubmitOperator):
         instances = self.instances_conn_id or self.source_conn_id or self.postgres_conn_id
         return Cluster(PgChangeHook(self.catalogue_conn_id).conninfo(), PgChangeHook(instances).conninfo())
 
-    def _get_hook(self) -> SparkSubmitHook:
-        hook: SparkSubmitHook = super()._get_hook()
-        _refuse_cluster_mode(hook, self.conf or {})
-        hook.submit = partial(  # type: ignore[method-assign]
-            hook.submit,
-            env={**_python(hook), **self._environment},
-            preexec_fn=submit.die_with_parent,
-            start_new_session=True,
-        )
-        return hook
-
     def _end_job(self) -> None:
         if self._serving is not None:
             self._serving.stop()
-        if self._hook is not None:
-            self._hook.on_kill()
+        if self._submission is not None:
+            self._submission.end()
 
     def _finish_serving(self) -> None:
         """Let the application end. Its batches are committed: a task that failed on it now would lose what they gave, and
@@ -257,28 +246,10 @@ class SparkBatchOperator(FeedOperator, SparkSubmitOperator):
         serving, self._serving = self._serving, None
         if serving is not None:
             serving.close()
-        self._running = self._hook = None
+        self._running = self._submission = None
 
     def _kill(self) -> None:
         if self._running is not None:
             self._running.stop()
-        job = None if self._hook is None else self._hook._submit_sp
-        # Of a job that has ended the number may be somebody else's by now.
-        if job is not None and job.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(job.pid, signal.SIGKILL)
-
-
-def _python(hook: SparkSubmitHook) -> dict[str, str]:
-    """What runs on this machine runs with this Python, unless the environment says otherwise."""
-    local = hook._connection["master"].startswith("local")
-    return {"PYSPARK_DRIVER_PYTHON": sys.executable, **({"PYSPARK_PYTHON": sys.executable} if local else {})}
-
-
-def _refuse_cluster_mode(hook: SparkSubmitHook, conf: dict[Any, Any]) -> None:
-    mode = hook._connection["deploy_mode"] or conf.get("spark.submit.deployMode")
-    if mode == "cluster":
-        raise InvalidArgument(
-            "deploy mode 'cluster' is not supported: the driver must run beside the operator, whose "
-            "transaction it ends with; set the Spark connection's deploy-mode to 'client'"
-        )
+        if self._submission is not None:
+            self._submission.kill()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from airflow.sdk import BaseHook
@@ -23,29 +24,7 @@ except ImportError as error:
     ) from error
 
 if TYPE_CHECKING:
-    from airflow_pgchange.operators.spark import SparkBatchOperator
-
-OF_A_DRIVER = (
-    "files",
-    "_archives",
-    "driver_class_path",
-    "jars",
-    "_java_class",
-    "packages",
-    "exclude_packages",
-    "_repositories",
-    "_total_executor_cores",
-    "_executor_cores",
-    "_executor_memory",
-    "_driver_memory",
-    "_num_executors",
-    "keytab",
-    "principal",
-    "proxy_user",
-    "properties_file",
-    "post_submit_commands",
-)
-"""What SparkSubmitOperator is told of a driver that is started for it."""
+    from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 
 
 def server_of(spark_conn_id: str) -> str | None:
@@ -68,18 +47,27 @@ def server_of(spark_conn_id: str) -> str | None:
     return server
 
 
-def application(operator: SparkBatchOperator, server: str, environment: dict[str, str]) -> Application:
-    """What the operator runs on a server. Raises InvalidArgument for what it was given for a driver."""
-    given = [name.lstrip("_") for name in OF_A_DRIVER if getattr(operator, name)]
+def refuse_arguments(spark_conn_id: str, given: Sequence[str]) -> None:
+    """Raise InvalidArgument if arguments were given that only a driver of its own can use."""
     if given:
         raise InvalidArgument(
-            f"{', '.join(given)}: the connection {operator._conn_id} is a Spark Connect server, which was started with "
+            f"{', '.join(given)}: the connection {spark_conn_id} is a Spark Connect server, which was started with "
             "what it has of that; leave it out, or submit, by a connection of type spark"
         )
+
+
+def application(
+    operator: SparkSubmitOperator,
+    path: str,
+    arguments: Sequence[Any] | None,
+    server: str,
+    environment: dict[str, str],
+) -> Application:
+    """Return the application at a path, to be run on a server."""
     return Application(
-        path=operator.application,
+        path=path,
         server=server,
-        arguments=tuple(str(one) for one in operator.application_args or ()),
+        arguments=tuple(str(one) for one in arguments or ()),
         environment=environment,
         conf={str(name): str(value) for name, value in (operator.conf or {}).items()},
         py_files=tuple(filter(None, (operator.py_files or "").split(","))),

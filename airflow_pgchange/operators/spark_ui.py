@@ -17,7 +17,7 @@ class SparkUiLink(BaseOperatorLink):
     name = "Spark UI"
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
-        return ui_of(operator._conn_id)
+        return ui_of(operator.conn_id)
 
 
 def ui_of(spark_conn_id: str) -> str:

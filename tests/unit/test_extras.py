@@ -31,7 +31,16 @@ from airflow_pgchange.spark.misfits import Rows
         ("airflow_pgchange.spark", "pyarrow", "spark"),
         ("airflow_pgchange.spark", "adbc_driver_postgresql", "spark"),
         ("airflow_pgchange.utils.openlineage", "airflow.providers.openlineage.extractors", "openlineage"),
-        ("airflow_pgchange.operators.spark", "airflow.providers.apache.spark.hooks.spark_submit", "spark"),
+        (
+            "airflow_pgchange.operators.spark",
+            "airflow.providers.apache.spark.operators.spark_submit",
+            "spark",
+        ),
+        (
+            "airflow_pgchange.operators.spark_arguments",
+            "airflow.providers.apache.spark.hooks.spark_submit",
+            "spark",
+        ),
     ],
 )
 def test_a_missing_package_is_named_with_how_to_install_it(module, package, extra, monkeypatch):
@@ -73,6 +82,7 @@ def test_all_of_airflow_but_the_operator_for_spark_is_there_without_extras():
         "airflow_pgchange.events.webhooks",
         "airflow_pgchange.operators.spark",
         "airflow_pgchange.operators.spark_connect",
+        "airflow_pgchange.operators.spark_submission",
         "airflow_pgchange.spark",
         "airflow_pgchange.testing.spark",
         "airflow_pgchange.utils.openlineage",

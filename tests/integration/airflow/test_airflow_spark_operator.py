@@ -177,7 +177,7 @@ def test_what_openlineage_injects_reaches_spark(
     operator: MakeOperator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "airflow.providers.apache.spark.operators.spark_submit.inject_parent_job_information_into_spark_properties",
+        "airflow_pgchange.operators.spark_arguments.inject_parent_job_information_into_spark_properties",
         lambda conf, context: {**conf, "spark.openlineage.parentJobName": "delays"},
     )
     run(operator(WELL, openlineage_inject_parent_job_info=True))

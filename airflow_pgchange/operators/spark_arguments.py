@@ -1,0 +1,176 @@
+"""The arguments of SparkSubmitOperator that it keeps to itself, for the Spark operator to use.
+
+Airflow's provider keeps many arguments in private attributes, which any release may rename. So they are kept here once
+more, and the hook is made by its public constructor.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseHook, conf
+from airflow.sdk.exceptions import AirflowException
+
+from airflow_pgchange.errors import ExtraMissing, InvalidArgument
+
+try:
+    from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+    from airflow.providers.common.compat.openlineage.utils.spark import (
+        inject_parent_job_information_into_spark_properties,
+        inject_transport_information_into_spark_properties,
+    )
+except ImportError as error:
+    raise ExtraMissing(
+        f"SparkBatchOperator needs {error.name}: pip install 'airflow-provider-pgchange[spark]'"
+    ) from error
+
+if TYPE_CHECKING:
+    from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+    from airflow.sdk import Connection, Context
+
+OF_THE_HOOK: Mapping[str, Any] = {
+    "conn_id": "spark_default",
+    "archives": None,
+    "java_class": None,
+    "repositories": None,
+    "total_executor_cores": None,
+    "executor_cores": None,
+    "executor_memory": None,
+    "driver_memory": None,
+    "num_executors": None,
+    "status_poll_interval": 1,
+    "verbose": False,
+    "spark_binary": None,
+    "yarn_queue": None,
+    "deploy_mode": None,
+    "use_krb5ccache": False,
+    "track_driver_via_k8s_api": False,
+    "yarn_track_via_rm_api": False,
+    "yarn_rm_auth": None,
+}
+"""The arguments that are no public attributes of SparkSubmitOperator, and are the hook's too, with their defaults."""
+PARENT_JOB, TRANSPORT = "openlineage_inject_parent_job_info", "openlineage_inject_transport_info"
+OF_OPENLINEAGE: Mapping[str, bool] = {
+    PARENT_JOB: conf.getboolean("openlineage", "spark_inject_parent_job_info", fallback=False),
+    TRANSPORT: conf.getboolean("openlineage", "spark_inject_transport_info", fallback=False),
+}
+OF_A_DRIVER = (
+    "files",
+    "archives",
+    "driver_class_path",
+    "jars",
+    "java_class",
+    "packages",
+    "exclude_packages",
+    "repositories",
+    "total_executor_cores",
+    "executor_cores",
+    "executor_memory",
+    "driver_memory",
+    "num_executors",
+    "keytab",
+    "principal",
+    "proxy_user",
+    "properties_file",
+    "post_submit_commands",
+)
+"""The arguments for a driver that is started for the operator."""
+OF_CLUSTER_MODE = ("track_driver_via_k8s_api", "yarn_track_via_rm_api")
+
+
+class SparkArguments:
+    """The arguments in ``OF_THE_HOOK`` and ``OF_OPENLINEAGE``, as an operator was given them."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        """``given``: the keyword arguments of the operator's constructor, with the ``default_args`` that Airflow adds."""
+        every = {**(given.get("default_args") or {}), **given}
+        self._of_the_hook = {name: every.get(name, default) for name, default in OF_THE_HOOK.items()}
+        self._of_openlineage = {name: every.get(name, default) for name, default in OF_OPENLINEAGE.items()}
+
+    @property
+    def conn_id(self) -> str:
+        """The connection to Spark."""
+        return str(self._of_the_hook["conn_id"])
+
+    def given_for_a_driver(self, operator: SparkSubmitOperator) -> list[str]:
+        """Return the names of the operator's arguments that only a driver of its own can use."""
+        kept = self._of_the_hook
+        return [name for name in OF_A_DRIVER if (kept[name] if name in kept else getattr(operator, name))]
+
+    def hook(
+        self,
+        operator: SparkSubmitOperator,
+        context: Context,
+        *,
+        properties: Mapping[Any, Any],
+        py_files: str,
+        application_args: Sequence[Any] | None,
+    ) -> SparkSubmitHook:
+        """Make the hook that submits an application with these Spark properties, files and arguments.
+
+        It gets no ``env_vars``: on YARN and Kubernetes the hook writes them on the command line. Raises InvalidArgument
+        for cluster mode.
+        """
+        given = dict(properties)
+        self._check_client_mode(given)
+        if self._of_openlineage[PARENT_JOB]:
+            given = inject_parent_job_information_into_spark_properties(given, context)
+        if self._of_openlineage[TRANSPORT]:
+            given = inject_transport_information_into_spark_properties(given, context)
+        return SparkSubmitHook(
+            conf=given,
+            files=operator.files,
+            py_files=py_files,
+            driver_class_path=operator.driver_class_path,
+            jars=operator.jars,
+            packages=operator.packages,
+            exclude_packages=operator.exclude_packages,
+            keytab=operator.keytab,
+            principal=operator.principal,
+            proxy_user=operator.proxy_user,
+            name=operator.name,
+            application_args=None if application_args is None else list(application_args),
+            properties_file=operator.properties_file,
+            post_submit_commands=operator.post_submit_commands,
+            **self._of_the_hook,
+        )
+
+    def python(self) -> dict[str, str]:
+        """Return the environment variables by which what runs on this machine runs with this Python."""
+        own = {"PYSPARK_DRIVER_PYTHON": sys.executable}
+        return {**own, "PYSPARK_PYTHON": sys.executable} if _is_local(self._spark_connection()) else own
+
+    def _check_client_mode(self, properties: Mapping[Any, Any]) -> None:
+        connection = self._spark_connection()
+        extra = {} if connection is None else connection.extra_dejson
+        mode = (
+            self._of_the_hook["deploy_mode"]
+            or extra.get("deploy-mode")
+            or properties.get("spark.submit.deployMode")
+        )
+        if mode == "cluster":
+            raise InvalidArgument(
+                "deploy mode 'cluster' is not supported: the driver must run beside the operator, whose "
+                "transaction it ends with; set the Spark connection's deploy-mode to 'client'"
+            )
+        if given := [name for name in OF_CLUSTER_MODE if self._of_the_hook[name]]:
+            raise InvalidArgument(
+                f"{' and '.join(given)} needs deploy mode 'cluster', which is not supported: leave it out"
+            )
+
+    def _spark_connection(self) -> Connection | None:
+        try:
+            return BaseHook.get_connection(self.conn_id)
+        except AirflowException:
+            # The hook then submits to YARN.
+            return None
+
+
+def _is_local(connection: Connection | None) -> bool:
+    """Whether the master that Spark's hook makes of a connection is ``local``, such as ``local[2]``."""
+    if connection is None:
+        return False
+    is_master = connection.conn_type == "spark" and not connection.port
+    return ((connection.host if is_master else connection.conn_type) or "").startswith("local")
