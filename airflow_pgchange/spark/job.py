@@ -60,7 +60,7 @@ class Job:
         self.ended = False
         self._request = request
         self._note = note
-        self._small = request.batch.count < SMALL
+        self._small = self._is_small()
         if not self._small:
             session.ship(spark)
             parallelism = session.parallelism(spark)
@@ -77,10 +77,8 @@ class Job:
         feed = self.feed
         if not isinstance(feed, TubeFeed):
             raise InvalidArgument(f"{feed.name} is a {feed.kind} feed: tables are attached to tubes")
-        with connected(self._request.source, self.batch.lsn) as connection:
-            every = Attached.all(feed.tube, ask(connection, feed.attached()))
         of_batch = self.shards()
-        return [attached for attached in every if attached.shard in of_batch]
+        return [attached for attached in self._attached_to(feed) if attached.shard in of_batch]
 
     def shards(self) -> list[int]:
         """The shards that the batch has changes of, for feeds that have shards."""
@@ -267,6 +265,13 @@ class Job:
         )
         self.staged.append(staged)
         self._note(f"staged {into}", f"{staged.rows:,} rows")
+
+    def _is_small(self) -> bool:
+        return self.batch.count < SMALL
+
+    def _attached_to(self, feed: TubeFeed) -> Sequence[Attached]:
+        with connected(self._request.source, self.batch.lsn) as connection:
+            return Attached.all(feed.tube, ask(connection, feed.attached()))
 
     def _frame(self, wanted: Wanted) -> DataFrame:
         if not self._small:

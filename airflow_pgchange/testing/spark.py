@@ -12,6 +12,7 @@ from airflow_pgchange.errors import ExtraMissing, InvalidArgument, MergeRefused
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.connect import begun, connect
 from airflow_pgchange.feeds.feed import Feed
+from airflow_pgchange.feeds.tube import TubeFeed
 from airflow_pgchange.results.attached import Attached
 from airflow_pgchange.results.merge import merge
 from airflow_pgchange.results.modes import Mode
@@ -72,25 +73,18 @@ class GivenJob(Job):
         tables: Mapping[str, DataFrame],
         attached: Sequence[Attached],
     ) -> None:
-        self.spark = spark
-        self.feed = request.feed
-        self.batch = request.batch
-        self.staged = []
-        self.ended = False
+        super().__init__(spark, request)
         self.merged: list[Merged] = []
-        self._request = request
-        self._note = lambda step, how_far: None
-        self._small = True
         self._changes = changes
         self._tables = tables
         self._attached = attached
 
-    def attached(self) -> list[Attached]:
-        if "shard" not in self._changes.columns:
-            raise InvalidArgument(
-                f"{self.feed.name} is a {self.feed.kind} feed: tables are attached to tubes"
-            )
-        return [each for each in self._attached if each.shard in self.shards()]
+    def _is_small(self) -> bool:
+        """The given rows are in this session already, so the job registers no data source."""
+        return True
+
+    def _attached_to(self, feed: TubeFeed) -> Sequence[Attached]:
+        return self._attached
 
     def mirror(
         self,
