@@ -12,7 +12,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from airflow_pgchange.feeds import Change, ConsumerTransaction, transaction
-from airflow_pgchange.feeds.connect import connect
+from airflow_pgchange.feeds.connections import connect
 from airflow_pgchange.feeds.feed import Feed
 
 Connection = psycopg.Connection[Any]

@@ -10,9 +10,9 @@ from psycopg import sql
 
 from airflow_pgchange.errors import BatchNotFinished, ConsumerBusy
 from airflow_pgchange.feeds.checks import Seconds, span
+from airflow_pgchange.feeds.consumer_state import in_work, position
 from airflow_pgchange.feeds.errors import translated
 from airflow_pgchange.feeds.feed import Feed, Movable, progress_at
-from airflow_pgchange.feeds.lag import in_work, position
 from airflow_pgchange.feeds.queries import ask, rows
 
 Connection = psycopg.Connection[Any]

@@ -14,7 +14,7 @@ from airflow_pgchange.admin import by_hand, health, versions
 from airflow_pgchange.errors import ConsumerBusy, InvalidArgument, PgChangeError, ServerUnavailable
 from airflow_pgchange.events.dispatch import dispatch
 from airflow_pgchange.feeds.checks import Seconds
-from airflow_pgchange.feeds.connect import kept_open
+from airflow_pgchange.feeds.connections import kept_open
 from airflow_pgchange.feeds.errors import translated
 from airflow_pgchange.feeds.queries import ask, call, rows
 from airflow_pgchange.messages import queues

@@ -13,8 +13,8 @@ from airflow_pgchange.errors import (
     UnknownBranch,
     UnknownConsumer,
 )
+from airflow_pgchange.feeds.consumer_state import in_work, lag
 from airflow_pgchange.feeds.feed import Feed
-from airflow_pgchange.feeds.lag import in_work, lag
 
 Connection = psycopg.Connection[Any]
 LAG = {

@@ -9,7 +9,7 @@ import psycopg
 
 from airflow_pgchange.admin.versions import SYSTEMS, demand_version, present
 from airflow_pgchange.errors import PermissionDenied, PgChangeError, SchemaMissing
-from airflow_pgchange.feeds.connect import read_only
+from airflow_pgchange.feeds.connections import read_only
 from airflow_pgchange.feeds.feed import NOWHERE, Watched, progress_at
 from airflow_pgchange.feeds.queries import ask, rows
 

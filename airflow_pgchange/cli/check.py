@@ -19,8 +19,8 @@ from sqlalchemy.exc import DBAPIError
 from airflow_pgchange.admin.watching import hindrance
 from airflow_pgchange.cli.common import Rows, command, conninfo_by_name
 from airflow_pgchange.errors import InvalidArgument, PgChangeError
-from airflow_pgchange.feeds.connect import both as both_databases
-from airflow_pgchange.feeds.connect import keep_open
+from airflow_pgchange.feeds.connections import both as both_databases
+from airflow_pgchange.feeds.connections import keep_open
 from airflow_pgchange.feeds.error_text import described, without_secrets
 from airflow_pgchange.feeds.feed import Watched
 from airflow_pgchange.plugins.looks import LIMITS, REACH

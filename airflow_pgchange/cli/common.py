@@ -19,8 +19,8 @@ from airflow.utils.providers_configuration_loader import providers_configuration
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange.errors import InvalidArgument, PgChangeError
-from airflow_pgchange.feeds.connect import both as both_databases
-from airflow_pgchange.feeds.connect import connect, keep_open
+from airflow_pgchange.feeds.connections import both as both_databases
+from airflow_pgchange.feeds.connections import connect, keep_open
 from airflow_pgchange.hooks.pgchange import conninfo_of
 
 Rows = Sequence[Mapping[str, Any]]

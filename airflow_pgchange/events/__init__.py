@@ -10,8 +10,8 @@ from airflow_pgchange.events.event import Event
 from airflow_pgchange.events.handler import Delivery, Handler
 from airflow_pgchange.events.handler_run import Handled
 from airflow_pgchange.events.handlers import EventHandlers
-from airflow_pgchange.events.publish import publish
 from airflow_pgchange.events.publisher import Publisher
+from airflow_pgchange.events.publishing import publish
 from airflow_pgchange.events.subscriptions import Selection, heartbeat, subscribe, topical, unsubscribe
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import psycopg
 from psycopg import sql
 
 from airflow_pgchange.feeds.checks import Seconds, seconds
-from airflow_pgchange.feeds.connect import read_committed
+from airflow_pgchange.feeds.connections import read_committed
 from airflow_pgchange.feeds.errors import translated
 from airflow_pgchange.feeds.queries import rows
 

@@ -16,7 +16,7 @@ from airflow_pgchange.events.dispatch import dispatch
 from airflow_pgchange.events.event import Event, shown, text_of
 from airflow_pgchange.events.handler import RETRY
 from airflow_pgchange.events.subscriptions import heartbeat
-from airflow_pgchange.feeds.connect import connect, keep_open
+from airflow_pgchange.feeds.connections import connect, keep_open
 from airflow_pgchange.feeds.errors import translated
 from airflow_pgchange.feeds.guarded import session_patience
 from airflow_pgchange.feeds.queries import ask, call, records, rows, select

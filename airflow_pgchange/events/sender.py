@@ -10,8 +10,8 @@ import psycopg
 
 from airflow_pgchange.errors import ConsumerBusy, InvalidArgument, ServerUnavailable
 from airflow_pgchange.events.event import Row
-from airflow_pgchange.events.publish import copy_rows, insert_if_absent, with_ids
-from airflow_pgchange.feeds.connect import connect
+from airflow_pgchange.events.publishing import copy_rows, insert_if_absent, with_ids
+from airflow_pgchange.feeds.connections import connect
 
 PASSING = (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction, ServerUnavailable, ConsumerBusy)
 """What another try may mend: a server that is away, stops, or has become a standby; a deadlock; a lock that lasts for

@@ -16,7 +16,7 @@ from airflow_pgchange.errors import InvalidArgument, ServerUnavailable
 from airflow_pgchange.events.event import MICROSECOND, id_of_microsecond
 from airflow_pgchange.events.stream import Place
 from airflow_pgchange.events.subscriptions import Selection, subscribing
-from airflow_pgchange.feeds.connect import connect_async, lasting
+from airflow_pgchange.feeds.connections import connect_async, lasting
 from airflow_pgchange.feeds.errors import translated
 from airflow_pgchange.feeds.event import EPOCH
 from airflow_pgchange.feeds.guarded import server_patience

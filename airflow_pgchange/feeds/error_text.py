@@ -14,7 +14,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange.errors import PgChangeError
 from airflow_pgchange.feeds.batch import Batch
-from airflow_pgchange.feeds.connect import connect
+from airflow_pgchange.feeds.connections import connect
 from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.feeds.secret_text import any_of

@@ -13,7 +13,7 @@ from psycopg.rows import dict_row
 
 from airflow_pgchange.errors import BatchIncomplete, PermissionDenied, UnsupportedType
 from airflow_pgchange.feeds.batch import Batch, Change, Partition
-from airflow_pgchange.feeds.connect import connect
+from airflow_pgchange.feeds.connections import connect
 from airflow_pgchange.feeds.errors import translated
 from airflow_pgchange.feeds.feed import Feed, partitions
 from airflow_pgchange.feeds.queries import ask

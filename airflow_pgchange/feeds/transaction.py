@@ -25,7 +25,7 @@ from airflow_pgchange.errors import (
 from airflow_pgchange.feeds import error_text, reading
 from airflow_pgchange.feeds.batch import Batch, Change
 from airflow_pgchange.feeds.checks import BATCH_LIMIT, Seconds, patience, seconds
-from airflow_pgchange.feeds.connect import begun, cancel, connect, keep_open
+from airflow_pgchange.feeds.connections import begun, cancel, connect, keep_open
 from airflow_pgchange.feeds.errors import translated
 from airflow_pgchange.feeds.feed import NOWHERE, Feed, progress_at
 from airflow_pgchange.feeds.progress import Progress

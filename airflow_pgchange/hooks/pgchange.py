@@ -11,8 +11,8 @@ from airflow.sdk import BaseHook, Connection
 from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange.errors import InvalidArgument
-from airflow_pgchange.feeds.connect import both as both_databases
-from airflow_pgchange.feeds.connect import connect, connect_async
+from airflow_pgchange.feeds.connections import both as both_databases
+from airflow_pgchange.feeds.connections import connect, connect_async
 
 TOKENS = frozenset({"iam", "redshift", "redshift-serverless", "azure_conn_id"})
 """Extras of Airflow's own PostgreSQL hook for signing in by a cloud's token."""

@@ -20,12 +20,12 @@ from airflow_pgchange.assets.targets import aliases, table_asset
 from airflow_pgchange.errors import PgChangeError, Stopped
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.checks import BATCH_LIMIT, OnBusy, OnGiveUp, Seconds, Until, check_give_up
-from airflow_pgchange.feeds.connect import both
+from airflow_pgchange.feeds.connections import both
+from airflow_pgchange.feeds.consumer_state import lag
 from airflow_pgchange.feeds.draining import Drained, Plan, drain
 from airflow_pgchange.feeds.error_text import described
 from airflow_pgchange.feeds.errors import is_of_the_batch
 from airflow_pgchange.feeds.feed import Feed
-from airflow_pgchange.feeds.lag import lag
 from airflow_pgchange.feeds.stopping import Stop
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
 from airflow_pgchange.hooks.pgchange import PgChangeHook

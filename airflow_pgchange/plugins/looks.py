@@ -18,7 +18,7 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange.errors import PgChangeError, ServerUnavailable
-from airflow_pgchange.feeds.connect import connect, keep_open
+from airflow_pgchange.feeds.connections import connect, keep_open
 from airflow_pgchange.feeds.error_text import without_secrets
 
 log = logging.getLogger(__name__)

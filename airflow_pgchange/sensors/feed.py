@@ -11,8 +11,8 @@ from airflow.sdk import BaseSensorOperator, PokeReturnValue, conf
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_pgchange.feeds.checks import Seconds
+from airflow_pgchange.feeds.consumer_state import lag
 from airflow_pgchange.feeds.feed import progress_at
-from airflow_pgchange.feeds.lag import lag
 from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.hooks.pgchange import PgChangeHook, both
 from airflow_pgchange.triggers.alarm import Alarm

@@ -17,7 +17,7 @@ from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange.errors import BatchIncomplete, MergeRefused, ServerUnavailable
 from airflow_pgchange.feeds.batch import Partition
-from airflow_pgchange.feeds.connect import complete
+from airflow_pgchange.feeds.connections import complete
 from airflow_pgchange.feeds.reading import connected, expect
 from airflow_pgchange.results.staging import ATTEMPT, SCHEMA
 from airflow_pgchange.spark.misfits import Rows, bytes_named, nul_found, record, shown

@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 from airflow_pgchange.errors import InvalidArgument, MergeRefused
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.checks import Seconds, seconds
-from airflow_pgchange.feeds.connect import connect
+from airflow_pgchange.feeds.connections import connect
 from airflow_pgchange.feeds.event import EventFeed
 from airflow_pgchange.feeds.feed import Feed, shards
 from airflow_pgchange.feeds.queries import ask

@@ -12,7 +12,7 @@ from adbc_driver_manager import Error as AdbcError
 from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange.errors import BatchIncomplete, ServerUnavailable, UnsupportedType
-from airflow_pgchange.feeds.connect import connect
+from airflow_pgchange.feeds.connections import connect
 from airflow_pgchange.spark.types import Column, session
 
 T = TypeVar("T")

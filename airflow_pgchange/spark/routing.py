@@ -17,7 +17,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from airflow_pgchange.errors import BatchIncomplete, InvalidArgument, ServerUnavailable
 from airflow_pgchange.feeds import reading
 from airflow_pgchange.feeds.batch import Batch, Partition
-from airflow_pgchange.feeds.connect import complete, connect
+from airflow_pgchange.feeds.connections import complete, connect
 from airflow_pgchange.feeds.feed import Feed, partitions
 from airflow_pgchange.feeds.tables import table_identifier
 from airflow_pgchange.spark import arrow

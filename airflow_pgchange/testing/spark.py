@@ -10,7 +10,7 @@ from typing import Any
 
 from airflow_pgchange.errors import ExtraMissing, InvalidArgument, MergeRefused
 from airflow_pgchange.feeds.batch import Batch
-from airflow_pgchange.feeds.connect import begun, connect
+from airflow_pgchange.feeds.connections import begun, connect
 from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.feeds.tube import TubeFeed
 from airflow_pgchange.results.attached import Attached

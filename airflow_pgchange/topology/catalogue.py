@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import psycopg
 
 from airflow_pgchange.errors import ServerUnavailable
-from airflow_pgchange.feeds.connect import connect_async
+from airflow_pgchange.feeds.connections import connect_async
 from airflow_pgchange.feeds.errors import translated
 from airflow_pgchange.topology.raft import Raft
 

@@ -18,7 +18,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from airflow_pgchange.errors import InvalidArgument, ServerUnavailable
 from airflow_pgchange.feeds import silence
 from airflow_pgchange.feeds.checks import Seconds, patience
-from airflow_pgchange.feeds.connect import complete
+from airflow_pgchange.feeds.connections import complete
 from airflow_pgchange.topology.events import Event, parse
 from airflow_pgchange.topology.servers import servers
 from airflow_pgchange.topology.state import Topology

@@ -14,7 +14,7 @@ from contextvars import Context
 from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException
 
 from airflow_pgchange.errors import AirflowUnavailable, InvalidArgument, ServerUnavailable
-from airflow_pgchange.feeds.connect import connect_async
+from airflow_pgchange.feeds.connections import connect_async
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.triggers.link import Connection
 from airflow_pgchange.triggers.loop_time import within

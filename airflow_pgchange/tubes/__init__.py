@@ -4,7 +4,7 @@ from airflow_pgchange.tubes.attachment import attach, attached, ensure, touch
 from airflow_pgchange.tubes.backfills import BackfillProgress, ask_backfill, backfill, backfill_chunks
 from airflow_pgchange.tubes.control_pods import Control, Downstream, work_off
 from airflow_pgchange.tubes.copies import TableDownstream
-from airflow_pgchange.tubes.workers import ready, workers
+from airflow_pgchange.tubes.worker_feeds import ready, workers
 
 __all__ = [
     "BackfillProgress",

@@ -12,7 +12,7 @@ from psycopg import errors, sql
 
 from airflow_pgchange.errors import Stopped
 from airflow_pgchange.feeds.checks import Seconds, seconds
-from airflow_pgchange.feeds.connect import kept_open, read_committed
+from airflow_pgchange.feeds.connections import kept_open, read_committed
 from airflow_pgchange.feeds.errors import translated
 from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.feeds.retrying import past_deadlocks

@@ -15,7 +15,7 @@ from psycopg import sql
 
 from airflow_pgchange.errors import BatchNotFinished, ConsumerBusy, PgChangeError, Refused, Stopped
 from airflow_pgchange.feeds.checks import Seconds, seconds
-from airflow_pgchange.feeds.connect import connect, keep_open
+from airflow_pgchange.feeds.connections import connect, keep_open
 from airflow_pgchange.feeds.errors import translated
 from airflow_pgchange.feeds.queries import ask, call, records, select
 from airflow_pgchange.feeds.transaction import ConsumerTransaction

@@ -10,7 +10,7 @@ import psycopg
 from psycopg import sql
 
 from airflow_pgchange.errors import InvalidArgument, MergeRefused, Refused
-from airflow_pgchange.feeds.connect import both
+from airflow_pgchange.feeds.connections import both
 from airflow_pgchange.feeds.errors import translated
 from airflow_pgchange.feeds.queries import ask, rows
 from airflow_pgchange.feeds.tables import table_identifier, table_parts

@@ -10,7 +10,7 @@ import psycopg
 
 from airflow_pgchange import tubes
 from airflow_pgchange.errors import PgChangeError
-from airflow_pgchange.feeds.connect import connect
+from airflow_pgchange.feeds.connections import connect
 from airflow_pgchange.feeds.feed import Feed, OfTables
 from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.feeds.tube import TubeFeed

@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 
 from airflow_pgchange.feeds import CommitFeed, TubeFeed
-from airflow_pgchange.feeds.connect import connect_async
+from airflow_pgchange.feeds.connections import connect_async
 from airflow_pgchange.feeds.feed import Watched
 from airflow_pgchange.triggers.link import Link
 from airflow_pgchange.triggers.poller import Clock, Poller

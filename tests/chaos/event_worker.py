@@ -20,7 +20,7 @@ import psycopg
 
 from airflow_pgchange.errors import ConnectionLost, ServerUnavailable
 from airflow_pgchange.feeds import Change, EventFeed
-from airflow_pgchange.feeds.connect import connect
+from airflow_pgchange.feeds.connections import connect
 from airflow_pgchange.feeds.feed import Feed
 from tests.chaos.crew import end_work
 from tests.chaos.harness import ConsumerFailed, consume_once

@@ -11,7 +11,7 @@ import psycopg
 
 from airflow_pgchange import tubes
 from airflow_pgchange.errors import ConsumerBusy
-from airflow_pgchange.feeds.connect import connect
+from airflow_pgchange.feeds.connections import connect
 from airflow_pgchange.feeds.retrying import past_deadlocks
 from tests.chaos.crew import WORK
 from tests.chaos.harness import one

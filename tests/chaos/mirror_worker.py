@@ -23,7 +23,7 @@ from psycopg import errors, sql
 from airflow_pgchange import tubes
 from airflow_pgchange.errors import ConsumerBusy, Refused, StaleClaim
 from airflow_pgchange.feeds import Change, ConsumerTransaction, TubeFeed
-from airflow_pgchange.feeds.connect import connect
+from airflow_pgchange.feeds.connections import connect
 from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.results.attached import Attached
 from tests.chaos.harness import ConsumerFailed, harmed

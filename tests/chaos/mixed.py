@@ -14,7 +14,7 @@ import psycopg
 
 from airflow_pgchange import tubes
 from airflow_pgchange.errors import ServerUnavailable
-from airflow_pgchange.feeds.connect import connect
+from airflow_pgchange.feeds.connections import connect
 from airflow_pgchange.topology import TopologyClient
 from tests import queues, sagas
 from tests.chaos import event_log, harness, mirror

@@ -20,7 +20,7 @@ from airflow_pgchange.admin import maintenance
 from airflow_pgchange.errors import ConsumerBusy
 from airflow_pgchange.events import Delivery, EventHandlers, Handler
 from airflow_pgchange.feeds import Change, CommitFeed, EventFeed, QueueFeed, TopologyFeed, TubeFeed
-from airflow_pgchange.feeds.connect import connect
+from airflow_pgchange.feeds.connections import connect
 from airflow_pgchange.messages import RollBack, TryAgain, Work, handle_saga
 from airflow_pgchange.messages.saga_handling import Answer
 from tests.chaos import event_worker, mirror_worker

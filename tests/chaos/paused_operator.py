@@ -21,7 +21,7 @@ airflow_home.prepare()
 import psycopg  # noqa: E402
 
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction  # noqa: E402
-from airflow_pgchange.feeds.connect import connect  # noqa: E402
+from airflow_pgchange.feeds.connections import connect  # noqa: E402
 from airflow_pgchange.operators import spark, spark_connect  # noqa: E402
 from tests.chaos.steps import follow_batches  # noqa: E402
 

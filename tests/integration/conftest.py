@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from airflow_pgchange.feeds.connect import connect as feed_connect
+from airflow_pgchange.feeds.connections import connect as feed_connect
 from tests import sagas, spark_server
 from tests.airflow_home import prepare
 from tests.batches import connections_reused

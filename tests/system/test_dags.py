@@ -17,7 +17,7 @@ from airflow.sdk.exceptions import ParamValidationError
 from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, TopologyFeed
-from airflow_pgchange.feeds.lag import lag
+from airflow_pgchange.feeds.consumer_state import lag
 from tests import queues
 from tests.airflow_home import DAGS, uri
 from tests.conftest import Role

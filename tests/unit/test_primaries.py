@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from argparse import Namespace
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -17,8 +16,16 @@ from airflow_pgchange.cli import common
 from airflow_pgchange.events.group import held_group
 from airflow_pgchange.events.sender import Sender
 from airflow_pgchange.events.stream_log import StreamLog
-from airflow_pgchange.feeds import Batch, CommitFeed, ConsumerTransaction, TubeFeed, error_text, transaction
-from airflow_pgchange.feeds.connect import both
+from airflow_pgchange.feeds import (
+    Batch,
+    CommitFeed,
+    ConsumerTransaction,
+    TubeFeed,
+    connections,
+    error_text,
+    transaction,
+)
+from airflow_pgchange.feeds.connections import both
 from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.plugins import looks
 from airflow_pgchange.topology.catalogue import Catalogue
@@ -82,7 +89,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
         servers.append((conninfo, primary))
         return MagicMock()
 
-    for module in (import_module("airflow_pgchange.feeds.connect"), transaction):
+    for module in (connections, transaction):
         monkeypatch.setattr(module, "connect", note)
     return servers
 

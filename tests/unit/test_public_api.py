@@ -41,6 +41,12 @@ def test_every_name_that_a_place_exports_is_there(place: Module) -> None:
     assert set(place.exported) <= set(dir(there))
 
 
+@pytest.mark.parametrize("place", PLACES.values(), ids=lambda place: place.name)
+def test_no_exported_name_is_that_of_a_module(place: Module) -> None:
+    """Importing such a module would put it in the place of the exported name."""
+    assert [name for name in place.exported if module(f"{place.name}.{name}") is not None] == []
+
+
 def _by_kind(name: str) -> tuple[bool, str]:
     return name[0].islower(), name
 

@@ -12,7 +12,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds import silence
-from airflow_pgchange.feeds.connect import complete
+from airflow_pgchange.feeds.connections import complete
 from airflow_pgchange.feeds.line import Deadlines, Line
 
 MINUTE = Deadlines(60)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk import BaseOperator
 
 from airflow_pgchange import tubes
-from airflow_pgchange.feeds.connect import read_committed
+from airflow_pgchange.feeds.connections import read_committed
 from airflow_pgchange.feeds.tables import table_parts
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.utils.arguments import CheckedArguments, Number, checks, names, whole

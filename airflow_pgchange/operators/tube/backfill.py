@@ -12,7 +12,7 @@ from airflow.sdk import BaseOperator
 
 from airflow_pgchange import tubes
 from airflow_pgchange.feeds.checks import Seconds
-from airflow_pgchange.feeds.connect import cancel
+from airflow_pgchange.feeds.connections import cancel
 from airflow_pgchange.feeds.stopping import Stop
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.tubes import BackfillProgress

@@ -21,7 +21,7 @@ from airflow.sdk.execution_time.comms import ConnectionResult, _RequestFrame, _R
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_pgchange.errors import AirflowUnavailable, InvalidArgument, ServerUnavailable
-from airflow_pgchange.feeds.connect import connect_async
+from airflow_pgchange.feeds.connections import connect_async
 from airflow_pgchange.feeds.queries import ask_all, select
 from airflow_pgchange.triggers import lookups, poller
 from airflow_pgchange.triggers.feed import FeedTrigger

@@ -16,7 +16,7 @@ from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange.errors import ConsumerBusy, ServerUnavailable, UnknownBranch
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, TubeFeed, points
-from airflow_pgchange.feeds.connect import connect_async
+from airflow_pgchange.feeds.connections import connect_async
 from airflow_pgchange.feeds.feed import Position, Watched
 from airflow_pgchange.feeds.queries import ask_all, select
 from airflow_pgchange.triggers import poller

@@ -15,7 +15,7 @@ from airflow_pgchange.errors import (
     UnknownBranch,
 )
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
-from airflow_pgchange.feeds.lag import lag, position
+from airflow_pgchange.feeds.consumer_state import lag, position
 from tests.commits import FEED, commits, drain, narrow_partitions, use_up_transactions
 from tests.waiting import locks
 

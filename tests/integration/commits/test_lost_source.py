@@ -8,7 +8,7 @@ from airflow_pgchange.admin import by_hand, consumers
 from airflow_pgchange.admin.maintenance import maintain
 from airflow_pgchange.errors import SourceLostTail, SourceRestored
 from airflow_pgchange.feeds import points
-from airflow_pgchange.feeds.lag import lag
+from airflow_pgchange.feeds.consumer_state import lag
 from tests.commits import FEED, commits, drain
 
 QUESTIONS = pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
+from airflow_pgchange.feeds.consumer_state import lag
 from airflow_pgchange.feeds.feed import partitions
-from airflow_pgchange.feeds.lag import lag
 from tests.commits import FEED, commits, drain
 
 IN_ORDER = CommitFeed("in order", 0, in_order=True)

@@ -22,10 +22,10 @@ from airflow_pgchange.errors import (
     UnknownConsumer,
 )
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
-from airflow_pgchange.feeds.connect import connect as open_connection
-from airflow_pgchange.feeds.connect import connect_async
+from airflow_pgchange.feeds.connections import connect as open_connection
+from airflow_pgchange.feeds.connections import connect_async
+from airflow_pgchange.feeds.consumer_state import lag, position
 from airflow_pgchange.feeds.errors import translated
-from airflow_pgchange.feeds.lag import lag, position
 from airflow_pgchange.feeds.queries import ask, select
 from tests.commits import FEED, commits, drain
 from tests.conftest import database

@@ -35,9 +35,9 @@ from airflow_pgchange.feeds import (
     TubeFeed,
     points,
 )
+from airflow_pgchange.feeds.consumer_state import lag
 from airflow_pgchange.feeds.errors import translated
 from airflow_pgchange.feeds.feed import Movable, lags
-from airflow_pgchange.feeds.lag import lag
 from airflow_pgchange.feeds.queries import ask, select
 from tests import commits, queues, topology, tubes
 from tests.acks import only_the_claimed_version_is_acked

@@ -14,7 +14,7 @@ import pytest
 from airflow_pgchange.admin.health import findings
 from airflow_pgchange.admin.maintenance import maintain
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, TubeFeed
-from airflow_pgchange.feeds.connect import connect_async
+from airflow_pgchange.feeds.connections import connect_async
 from airflow_pgchange.feeds.feed import Watched
 from airflow_pgchange.triggers.last_seen import NOTED_EVERY, Seen, Sight, note
 from tests.commits import commits

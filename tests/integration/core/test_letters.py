@@ -16,7 +16,7 @@ from airflow_pgchange.errors import (
     UnknownLetter,
 )
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, points
-from airflow_pgchange.feeds.lag import lag
+from airflow_pgchange.feeds.consumer_state import lag
 from tests.commits import FEED, Failed, claim_and_fail, commits, drain
 from tests.letters import give_up, only
 

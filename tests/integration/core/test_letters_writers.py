@@ -19,7 +19,7 @@ from airflow_pgchange.errors import (
     UnknownLetter,
 )
 from airflow_pgchange.feeds import CommitFeed, TubeFeed
-from airflow_pgchange.feeds.connect import connect as open_connection
+from airflow_pgchange.feeds.connections import connect as open_connection
 from airflow_pgchange.feeds.draining import drain
 from tests.chaos.harness import Campaign, judge, prepare_results, write
 from tests.letters import Poison, plan

@@ -21,7 +21,7 @@ from airflow_pgchange.feeds import (
     TopologyFeed,
     TubeFeed,
 )
-from airflow_pgchange.feeds.connect import connect as connect_ours
+from airflow_pgchange.feeds.connections import connect as connect_ours
 from tests import commits, queues, topology, tubes
 from tests.batches import taken
 from tests.event_keeping import configure

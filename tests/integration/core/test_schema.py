@@ -21,8 +21,8 @@ from airflow_pgchange.errors import (
     SchemaVersionMismatch,
 )
 from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
-from airflow_pgchange.feeds.connect import connect as feed_connect
-from airflow_pgchange.feeds.connect import connect_async
+from airflow_pgchange.feeds.connections import connect as feed_connect
+from airflow_pgchange.feeds.connections import connect_async
 from airflow_pgchange.feeds.extensions import EXTENSIONS
 from airflow_pgchange.feeds.queries import ask, ask_all
 from airflow_pgchange.messages import queues

@@ -16,8 +16,8 @@ import pytest
 from airflow_pgchange.admin.maintenance import maintain
 from airflow_pgchange.errors import ConnectionLost, ServerUnavailable
 from airflow_pgchange.feeds import ConsumerTransaction, guarded, heartbeat
-from airflow_pgchange.feeds.connect import begun, kept_open
-from airflow_pgchange.feeds.connect import connect as connect_ours
+from airflow_pgchange.feeds.connections import begun, kept_open
+from airflow_pgchange.feeds.connections import connect as connect_ours
 from airflow_pgchange.feeds.errors import translated
 from tests.commits import FEED, commits
 from tests.silence import TIMEOUT, ended, impatient, through
@@ -144,7 +144,7 @@ def test_a_long_statement_goes_on_though_the_pooler_has_no_session_to_spare(pgbo
 
 STATEMENT = """
 import sys
-from airflow_pgchange.feeds.connect import connect
+from airflow_pgchange.feeds.connections import connect
 with connect(sys.argv[1]) as connection:
     print(connection.execute("select 1 from pg_sleep(3.5)").fetchone())
 """

@@ -22,8 +22,8 @@ from airflow_pgchange.errors import (
     UnknownBranch,
 )
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, queries, transaction
-from airflow_pgchange.feeds.connect import complete
-from airflow_pgchange.feeds.connect import connect as feed_connect
+from airflow_pgchange.feeds.connections import complete
+from airflow_pgchange.feeds.connections import connect as feed_connect
 from tests.commits import FEED, claim_and_fail, commits, drain
 from tests.waiting import locks, until
 

@@ -8,7 +8,7 @@ import pytest
 from airflow_pgchange.admin import schema, versions
 from airflow_pgchange.errors import Refused
 from airflow_pgchange.feeds import Batch
-from airflow_pgchange.feeds.connect import connect as feed_connect
+from airflow_pgchange.feeds.connections import connect as feed_connect
 from airflow_pgchange.results.staging import create
 from tests.tubes import one
 

@@ -18,8 +18,8 @@ from airflow_pgchange.errors import (
     UnknownConsumer,
 )
 from airflow_pgchange.feeds import ConsumerTransaction, EventFeed
+from airflow_pgchange.feeds.consumer_state import lag
 from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, to_json, to_uri
-from airflow_pgchange.feeds.lag import lag
 from tests.event_keeping import maintain, narrow
 from tests.events import (
     FEED,

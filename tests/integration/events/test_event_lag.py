@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from airflow_pgchange.feeds import points
-from airflow_pgchange.feeds.lag import lag as feed_lag
+from airflow_pgchange.feeds.consumer_state import lag as feed_lag
 from tests.event_keeping import set_aside_and_due
 from tests.events import FEED, TOPICAL, lag, poll_all, publish, publish_at, subscribe, work, work_all
 from tests.waiting import until

@@ -13,7 +13,7 @@ from psycopg.conninfo import make_conninfo
 from airflow_pgchange.errors import InvalidArgument, NotPublished
 from airflow_pgchange.events import Event, Publisher, publish, sender
 from airflow_pgchange.events.event import row_of
-from airflow_pgchange.events.publish import insert_if_absent, with_ids
+from airflow_pgchange.events.publishing import insert_if_absent, with_ids
 from airflow_pgchange.feeds.retrying import succeeds
 from tests.publishing import HOUR, POISON, SECONDS, TAKEN, TWICE, be_impatient, numbers, stored, topics
 

@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed, points
-from airflow_pgchange.feeds.lag import lag as feed_lag
+from airflow_pgchange.feeds.consumer_state import lag as feed_lag
 from tests import queues
 
 pytestmark = pytest.mark.hstore

@@ -9,7 +9,7 @@ import pytest
 from psycopg import errors, sql
 
 from airflow_pgchange.errors import InvalidArgument, MergeRefused, PermissionDenied, SchemaMissing
-from airflow_pgchange.feeds.connect import connect as feed_connect
+from airflow_pgchange.feeds.connections import connect as feed_connect
 from airflow_pgchange.results.merge import Staged, merge, read_manifest, write_manifest
 from airflow_pgchange.results.modes import Mode
 from airflow_pgchange.results.staging import create

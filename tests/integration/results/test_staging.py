@@ -9,7 +9,7 @@ import pytest
 
 from airflow_pgchange.admin import schema
 from airflow_pgchange.feeds import Batch
-from airflow_pgchange.feeds.connect import connect as feed_connect
+from airflow_pgchange.feeds.connections import connect as feed_connect
 from airflow_pgchange.results.staging import create
 
 BATCH = Batch(id="batch-1", feed="commits:test/0", version=1, attempt=2, count=3, slices=(), bounds={})

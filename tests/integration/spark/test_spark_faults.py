@@ -16,7 +16,7 @@ from airflow_pgchange.admin import schema
 from airflow_pgchange.errors import BatchIncomplete, MergeRefused, ServerUnavailable
 from airflow_pgchange.feeds import ConsumerTransaction
 from airflow_pgchange.feeds.batch import Partition
-from airflow_pgchange.feeds.connect import connect as feed_connect
+from airflow_pgchange.feeds.connections import connect as feed_connect
 from airflow_pgchange.feeds.feed import partitions
 from airflow_pgchange.spark import arrow, sink
 from airflow_pgchange.spark.job import Job

@@ -8,9 +8,9 @@ import pytest
 from airflow_pgchange.admin import by_hand
 from airflow_pgchange.errors import HistoryTrimmed, InvalidArgument
 from airflow_pgchange.feeds import ConsumerTransaction, TopologyFeed
-from airflow_pgchange.feeds.connect import connect as connect_ours
+from airflow_pgchange.feeds.connections import connect as connect_ours
+from airflow_pgchange.feeds.consumer_state import lag
 from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, partitions, to_json, to_uri
-from airflow_pgchange.feeds.lag import lag
 from tests.batches import taken
 
 FEED = TopologyFeed("router")

@@ -7,8 +7,8 @@ import pytest
 from airflow_pgchange.admin import by_hand, dead_letters
 from airflow_pgchange.errors import HistoryTrimmed, StaleClaim
 from airflow_pgchange.feeds import ConsumerTransaction, TopologyFeed
+from airflow_pgchange.feeds.consumer_state import lag
 from airflow_pgchange.feeds.draining import Plan, drain
-from airflow_pgchange.feeds.lag import lag
 from tests.batches import taken
 
 FEED = TopologyFeed("router")

@@ -11,7 +11,7 @@ import pytest
 from psycopg import errors, sql
 
 from airflow_pgchange import tubes
-from airflow_pgchange.feeds.connect import connect as connect_ours
+from airflow_pgchange.feeds.connections import connect as connect_ours
 from airflow_pgchange.feeds.retrying import DEADLOCK_TRIES, past_deadlocks
 from tests.tubes import begin, chunk, touched
 from tests.waiting import until, waits

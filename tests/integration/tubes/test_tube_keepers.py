@@ -9,7 +9,7 @@ from airflow_pgchange import tubes
 from airflow_pgchange.admin import consumers
 from airflow_pgchange.errors import PermissionDenied
 from airflow_pgchange.feeds import AllTubes, TubeFeed
-from airflow_pgchange.feeds.lag import lag
+from airflow_pgchange.feeds.consumer_state import lag
 from tests.findings import findings
 from tests.spark_session import batch_of
 from tests.strangers import attacher, ran

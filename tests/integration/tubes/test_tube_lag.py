@@ -8,7 +8,7 @@ import pytest
 
 from airflow_pgchange.admin import consumers
 from airflow_pgchange.feeds import AllTubes, TubeFeed
-from airflow_pgchange.feeds.lag import lag as feed_lag
+from airflow_pgchange.feeds.consumer_state import lag as feed_lag
 from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.tubes import work_off
 from tests.tubes import attach, claim, lag, make, one, take, touch

@@ -13,8 +13,8 @@ from psycopg.conninfo import make_conninfo
 from airflow_pgchange import tubes
 from airflow_pgchange.errors import InvalidArgument, PgChangeError, Stopped
 from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed
-from airflow_pgchange.feeds.connect import connect as connect_ours
-from airflow_pgchange.feeds.connect import keep_open
+from airflow_pgchange.feeds.connections import connect as connect_ours
+from airflow_pgchange.feeds.connections import keep_open
 from airflow_pgchange.feeds.stopping import Stop
 from airflow_pgchange.tubes.backfills import LOOK_AGAIN
 from tests.silence import ended, through
