@@ -130,6 +130,20 @@ def test_a_table_that_moves_twice_waits_for_its_first_shard(connect):
     assert pods(connection) == []
 
 
+def test_a_table_that_changes_its_shard_does_not_wait_for_the_old_shard_of_another_table(connect):
+    connection = connect()
+    make(connection, workers=4)
+    for name, old, new in [("a", 0, 1), ("b", 2, 3)]:
+        connection.execute(f"create table {name} (id bigint primary key)")
+        attach(connection, name, shard=old)
+        connection.execute(f"insert into {name} values ({old})")
+        attach(connection, name, shard=new)
+    assert take(connection, 2, 4) == [2]
+    # Worker 0 has not read the old pods of a.
+    assert take(connection, 1, 4) == []
+    assert take(connection, 3, 4) == [2]
+
+
 def test_tables_that_swap_their_shards_do_not_wait_for_each_other_for_ever(connect):
     connection = connect()
     make(connection, workers=2)
