@@ -50,7 +50,8 @@ class PgChangeError(Exception):
 
 
 class Permanent(PgChangeError):
-    """What no other try mends: a person has to. A task that fails on one is not tried again by its ``retries``."""
+    """An error that a retry cannot mend, so a person has to act. Airflow does not use the ``retries`` of a task that
+    fails with it."""
 
 
 class InvalidArgument(Permanent, ValueError):
@@ -69,14 +70,15 @@ class UnknownConsumer(PgChangeError):
 
 
 class ConsumerBusy(PgChangeError):
-    """Another transaction holds this consumer's lock, or transactions at work on a table do not end in time. Wait, skip
-    or fail, as the caller chose."""
+    """Another transaction holds this consumer's lock, or transactions at work on a table do not end in time. The caller
+    chooses whether to wait, to skip or to fail."""
 
 
 class TransactionNotClean(PgChangeError):
-    """The consumer transaction already wrote something, or is not READ COMMITTED.
+    """The consumer transaction wrote something before it claimed, or is not READ COMMITTED.
 
-    A transaction with an id of its own would take its own changes for processed. Claim first, write afterwards.
+    A transaction that writes gets a transaction id. It would then count its own changes as processed. Claim first, and
+    write afterwards.
     """
 
 
@@ -86,13 +88,17 @@ class StaleClaim(PgChangeError):
 
 
 class BatchIncomplete(PgChangeError):
-    """A reader found another number of changes than the batch counts. Nothing was written; the batch is tried again."""
+    """A reader found another number of changes than the claim had counted, or could not read a part of the batch in time.
+    Nothing was written; the batch is tried again."""
 
 
 class BatchNotFinished(PgChangeError):
-    """The transaction was left without ``ack``, or asked for a second batch: one batch, one transaction, one ack.
-    Or a batch or a control pod is not in work any more: somebody else has finished it; or a restored consumer is behind
-    what its source knows, as the message says."""
+    """The transaction ended without ``ack``, or claimed a second batch. Each batch needs a transaction and an ack of its
+    own.
+
+    It is also raised if a batch or a control pod is not in work any more, because somebody else has finished it. And it
+    is raised if a restored consumer is behind the progress that its source has recorded. The message says which.
+    """
 
 
 class ConnectionLost(PgChangeError):
@@ -100,28 +106,30 @@ class ConnectionLost(PgChangeError):
 
 
 class Stopped(PgChangeError):
-    """The caller asked to stop. What was committed before stays; nothing of what was in work was kept."""
+    """The caller asked to stop. Earlier batches stay committed; the batch in work was rolled back."""
 
 
 class BatchGivenUp(Permanent):
-    """A batch failed as often as it may. Mend what it fails on, or ``airflow pgchange skip`` it into the dead letters;
-    nothing was lost."""
+    """A batch has failed ``max_attempts`` times and is not tried again. Nothing was lost.
+
+    Correct the cause, or make it a dead letter with ``airflow pgchange skip``.
+    """
 
 
 class UnknownLetter(Permanent):
-    """There is no dead letter of this number, or none that this role may see. ``airflow pgchange letters list`` shows
-    those that are there."""
+    """There is no dead letter with this number, or this role may not see it. List the dead letters with
+    ``airflow pgchange letters list``."""
 
 
 class LetterRefused(Permanent):
-    """A dead letter that cannot be sent again: it is on its way already, or void. The message says which."""
+    """A dead letter cannot be sent again, because it has been sent already or is void. The message says which."""
 
 
 class SourceLostTail(Permanent):
-    """The watermark is ahead of the mark at the source: the source lost its latest transactions.
+    """The consumer's watermark is ahead of the mark at the source: the source lost its latest transactions.
 
-    A crash or an asynchronous failover did it. ``airflow pgchange repair`` starts again from the mark that survived;
-    from there on changes come at least once.
+    The cause is a crash or an asynchronous failover. ``airflow pgchange repair`` starts again from the mark that
+    survived. Changes after that mark are delivered at least once.
     """
 
 
@@ -135,12 +143,15 @@ class SourceRestored(Permanent):
 
 
 class HistoryTrimmed(Permanent):
-    """A consumer that is new, or whose results were restored, would miss what was trimmed, or a dead letter stands for
-    some. Accept that with ``accept_trimmed=True``, or as the hint says, and drop the letter; or restore it."""
+    """Changes that a consumer or a dead letter needs were trimmed from the source. The consumer is new, or its results
+    were restored from a backup.
+
+    Restore the changes; or do without them by ``accept_trimmed=True``, or as the hint says, and drop the dead letter.
+    """
 
 
 class Refused(PgChangeError):
-    """The database refuses what was asked of it, such as a table that cannot be captured. The message says why, and what
+    """The database refused a request, such as to capture a table that cannot be captured. The message says why, and what
     to do."""
 
 
@@ -167,7 +178,7 @@ class AirflowUnavailable(PgChangeError):
 
 
 class NotPublished(PgChangeError):
-    """Events that a publisher could not send: its list ``events`` has them. Mend them, or publish them again."""
+    """A publisher could not send the events in the list ``events``. Correct them, or publish them again."""
 
     def __init__(self, message: str, events: Sequence[Any] = ()) -> None:
         super().__init__(message)
@@ -175,11 +186,13 @@ class NotPublished(PgChangeError):
 
 
 class PublisherFull(PgChangeError):
-    """As many events wait to be published as the publisher may keep. Put fewer, wait, or give it more memory."""
+    """The events that wait to be published take all of the publisher's ``memory``. Put fewer, wait, or raise
+    ``memory``."""
 
 
 class ClientRefused(PgChangeError):
-    """A client that the topology relay does not serve: it is told why and, in ``hint``, what to do, and let go."""
+    """The topology relay refuses a client. It sends the client the reason and, in ``hint``, what to do, and disconnects
+    it."""
 
     def __init__(self, sqlstate: str, message: str, hint: str | None = None) -> None:
         super().__init__(message)
@@ -188,33 +201,38 @@ class ClientRefused(PgChangeError):
 
 
 class HandlerFailed(PgChangeError):
-    """A handler that is not to be tried again failed, or its calls do not end. Mend it; its events come again."""
+    """A handler without retries failed, or the calls of a handler do not end. Correct the handler; its events come
+    again."""
 
 
 class WebhookFailed(PgChangeError):
-    """The receiver of a webhook did not take events, or has an address that is refused. They are tried again."""
+    """The receiver of a webhook did not accept events, or its address is not allowed. The events are sent again."""
 
 
 class TooManyClients(PgChangeError):
-    """As many clients are connected to streams of events as may be, or the streams end. Connect again later."""
+    """The streams of events have their maximum of clients, or are shutting down. Connect again later."""
 
 
 class DispatchEnded(PgChangeError):
-    """Dispatching events was ended by a limit of time, or by somebody: the message names the condition that it was at, or
-    says that it was at none. Change or delete the subscriptions that have it if it is too slow; nothing is lost."""
+    """The dispatch of events was cancelled, by a time limit or by a person. Nothing is lost.
+
+    The message names the condition that was being evaluated, if there was one. If that condition is too slow, change or
+    delete the subscriptions that have it.
+    """
 
 
 class ExtraMissing(Permanent, ImportError):
-    """An optional part needs packages that are not installed: the message says how to install them."""
+    """An optional part of this package needs packages that are not installed. The message says how to install them."""
 
 
 class VersionsDiffer(Permanent):
-    """Packages that share their files are installed in two versions: the message says how to make them one."""
+    """Two packages that share files are installed in different versions. The message says how to make the versions
+    equal."""
 
 
 class ApplicationFailed(PgChangeError):
-    """An application beside a Spark Connect server did not end well: the task's log has what it said. Nothing was
-    written; the batch is tried again."""
+    """An application beside a Spark Connect server failed. The task's log has its output. Nothing was written; the batch
+    is tried again."""
 
 
 class MergeRefused(PgChangeError):
