@@ -27,7 +27,7 @@ class Mode(StrEnum):
 
     @classmethod
     def of(cls, name: str) -> Mode:
-        """Return the mode of a name, such as a configuration has it. Raises InvalidArgument."""
+        """Return the mode with this name, such as ``"add"``. Raises InvalidArgument for an unknown name."""
         try:
             return cls(name)
         except ValueError:
@@ -35,25 +35,26 @@ class Mode(StrEnum):
 
     @property
     def behaviour(self) -> Behaviour:
-        """What a merge in this mode does."""
+        """The entry of this mode in ``BEHAVIOURS``."""
         return BEHAVIOURS[self]
 
 
 @dataclass(frozen=True)
 class Conflict:
-    """What is done with a row of the target that has the key of a staged row.
+    """How a merge changes a row of the target that has the same key as a staged row.
 
-    The fields are SQL templates for one column outside the key. In them ``t`` is the row of the target.
+    The first two fields are SQL templates for one column outside the key. In them ``t`` is the row of the target.
     """
 
     assigned: LiteralString
-    """The assignment to the column {0}. The staged row is ``excluded``."""
+    """The assignment to the column, whose name replaces {0}. The staged row is ``excluded``."""
     unchanged: LiteralString
-    """The condition that the assignment changes nothing. The staged row is ``s``, {0} is the column, and {1} its type;
-    {2} is a cast
-    to text where values cannot be compared otherwise."""
+    """The condition under which the assignment changes nothing. The staged row is ``s``. The column's name replaces {0},
+    and its type {1}. {2} is replaced by a cast to text, except for numbers: not every type has an operator for
+    equality."""
     idempotent: bool
-    """To write a row twice changes nothing, so a staged row that stands in the target counts as written."""
+    """Writing a row twice has the same effect as writing it once. A staged row that the target already holds therefore
+    counts as written."""
 
 
 @dataclass(frozen=True)
@@ -63,23 +64,25 @@ class Behaviour:
     privileges: tuple[Privilege, ...]
     """What the role of the results connection needs on the target."""
     selected: LiteralString
-    """The template of the query for the rows to insert. {rows} are the staged rows, {columns} all their columns, {key}
-    those of the key, {sums} the sums of the others. {order} orders by the key, if there is one."""
+    """The template of the query that returns the rows to insert. {rows} is the query of the staged rows, {columns} lists
+    all columns, {key} the columns of the key, and {sums} the sums of the other columns. {order} is an ``order by`` of the
+    key, or nothing without a key."""
     conflict: Conflict | None
-    """None: rows are only inserted. Rows that a trigger keeps out are then counted by the number of rows that PostgreSQL
-    has inserted, otherwise by their keys."""
+    """How rows with the same key are resolved; None if the mode only inserts. Rows that a trigger keeps out are found by
+    their keys. If the mode only inserts, they are counted by the number of rows that PostgreSQL inserted."""
     needs_key: bool
     """Rows are found by their key. The target needs a unique index on it and may have no rules, and the staged keys may
     be neither NULL nor rounded."""
     one_row_a_key: bool
-    """A merge is refused if two staged rows have the same key, as nobody knows which of them should win."""
+    """A merge is refused if two staged rows have the same key, because the merge cannot know which of them is right."""
     sums: bool
     """The columns outside the key are summed. There is at least one of them, and none may round the sum of a batch."""
     deletes_touched: bool
-    """Rows whose ids the batch names are deleted if they are not staged. The id is the key's last column, all staged rows
-    are rows of such ids, and row security must not hide rows of the target."""
+    """Rows of the target whose ids are in the batch are deleted if no row is staged for them. The id is the last column
+    of the key. Every staged row must have an id of the batch. Row security must not hide rows of the target."""
     copies_rows: bool
-    """The staged rows are rows of another table as they are. To leave out a column is then no way to make it fit."""
+    """The staged rows are unchanged rows of another table. A refusal then does not advise leaving out a column, as the
+    copy would be incomplete."""
 
     def __post_init__(self) -> None:
         if self.conflict is not None and not self.needs_key:
@@ -129,7 +132,7 @@ BEHAVIOURS = complete(
         ),
         Mode.MIRROR: Behaviour(
             privileges=("select", "insert", "update", "delete"),
-            # A row that was changed twice is staged twice.
+            # A row that was changed twice in the batch is staged twice.
             selected="select distinct on ({key}) {columns} from ({rows}) s {order}",
             conflict=OVERWRITE,
             needs_key=True,

@@ -1,4 +1,4 @@
-"""Results of a batch on their way: staging tables, and the manifest that says what is in them."""
+"""The results of a batch before their merge: staging tables, and the manifest that lists them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from airflow_pgchange.results.modes import Behaviour, Mode
 
 SCHEMA = "pgchange_staging"
 ATTEMPT = "pgchange_attempt"
-"""Column of every staging table: the task attempt that wrote the row, so that only winners are merged."""
+"""A column of every staging table: the attempt of the Spark task that wrote the row. Only the rows of the attempts in
+``Staged.winners`` are merged."""
 TOUCHED = "pgchange_touched"
-"""Column of every staging table: of a mirror true for an id of the batch alone, in the key; false for a row that stands
-under one; and null for any other row."""
+"""A column of every staging table. A mirror writes true for an id of the batch without its row, false for a row that is
+known to have an id of the batch, and null for any other row. Other modes write null."""
 ROOM = 1600 - 2
-"""Columns that a table can have, without those two."""
+"""How many columns a staging table can have besides these two."""
 RESERVED = "pgchange_"
 
 our_schema(
@@ -37,8 +38,8 @@ our_schema(
 
 @dataclass(frozen=True)
 class Copied:
-    """The table at the source whose rows were staged as they are, and their columns, which the target has by the same
-    names."""
+    """The table of the source whose rows were staged unchanged, and the columns that were copied. The target's columns
+    have the same names."""
 
     schema: str
     name: str
@@ -49,9 +50,9 @@ class Copied:
 class Staged:
     """Results of one attempt on a batch, for one target.
 
-    ``columns`` are names and PostgreSQL types as they were staged; ``winners`` are the task attempts whose
-    rows count, each with its number of rows. ``copied``: what they are, where it is known; None where only the
-    application knows.
+    ``columns`` are the names and PostgreSQL types of the staged columns. ``winners`` are the attempts of Spark tasks
+    whose rows are merged, each with its number of rows. ``copied`` is the table whose rows they are, or None if the
+    application computed them.
     """
 
     target: str
@@ -66,12 +67,12 @@ class Staged:
 
     @property
     def rows(self) -> int:
-        """How many rows count, with those that only name an id."""
+        """How many staged rows the merge uses, including those that hold only an id of the batch."""
         return sum(count for _, count in self.winners)
 
     @property
     def behaviour(self) -> Behaviour:
-        """What the merge of these rows does."""
+        """The behaviour of the mode in which these rows are merged."""
         return self.mode.behaviour
 
     @property
@@ -99,9 +100,9 @@ def _copied(data: Mapping[str, Any] | None) -> Copied | None:
 def create(
     connection: psycopg.Connection[Any], batch: Batch, target: str, columns: Sequence[tuple[str, str]]
 ) -> str:
-    """Make the staging table of this attempt for one target and return its name.
+    """Create the staging table of this attempt for one target, and return its name.
 
-    Its name and comment carry batch and attempt. Raises SchemaMissing, PermissionDenied.
+    The name and the comment contain the batch and the attempt. Raises SchemaMissing, PermissionDenied.
     """
     digest = hashlib.sha256(batch.id.encode()).hexdigest()[:16]
     name = f"b{digest}_{batch.attempt}_{secrets.token_hex(4)}"
@@ -125,14 +126,14 @@ def create(
 
 
 def write_manifest(path: Path, manifest: Sequence[Staged]) -> None:
-    """Write the manifest, whole or not at all."""
+    """Write the manifest. A crash leaves the whole file or none."""
     part = path.with_name(path.name + ".part")
     part.write_text(json.dumps([asdict(staged) for staged in manifest]))
     part.replace(path)
 
 
 def read_manifest(path: Path) -> tuple[Staged, ...]:
-    """What an application staged. Raises MergeRefused where it did not end well, so wrote no manifest."""
+    """Return the manifest that an application wrote. Raises MergeRefused if it failed before it wrote one."""
     try:
         return tuple(Staged.from_json(entry) for entry in json.loads(path.read_text()))
     except FileNotFoundError as error:
