@@ -1,4 +1,4 @@
-"""What a saga is: steps, the order between them, and what undoes each."""
+"""The definition of a saga: its steps, their order, and the compensation of each."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ QUEUE_NAME = re.compile(r"[a-z_0-9]{1,32}")
 
 @dataclass(frozen=True)
 class Step:
-    """One transaction of a saga: a message in the queue ``queue_name``, received once those of the steps ``after`` were.
+    """One transaction of a saga. Its message is in the queue ``queue_name``.
 
-    ``compensation`` is the queue of what undoes it. A step without one must say that it is ``lasting``: nothing undoes
-    it when the saga is rolled back.
+    The message can be received once the messages of the steps ``after`` were received. ``compensation`` is the queue of
+    the message that undoes the step. A step without a compensation must be ``lasting``: it stays when the saga is rolled
+    back.
     """
 
     name: str
@@ -37,13 +38,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Saga:
-    """Steps that are all done in their order, or undone as far as they were done.
+    """Steps that are either all done in their order, or undone as far as they were done.
 
-    The queue ``bungs`` holds the message behind which the compensations wait: nobody may consume from it.
-    ``end`` gets a message when all steps are done, ``rolled_back`` when all are undone; default: ``<name>_end`` and
-    ``<name>_rolled_back``. It is rolled back where its steps are not all done within ``timeout``; None: however long they
-    take.
-    Raises InvalidArgument for steps that wait for each other, or for one that nothing undoes.
+    The compensations wait behind a message in the queue ``bungs``, from which nobody may consume. The queue ``end`` gets
+    a message when all steps are done, by default ``<name>_end``. The queue ``rolled_back`` gets a message when all are
+    undone, by default ``<name>_rolled_back``. A saga that is not done within ``timeout`` is rolled back; None sets no
+    limit. Raises InvalidArgument if steps wait for each other, or if a step has no compensation and is not ``lasting``.
     """
 
     name: str
@@ -93,12 +93,12 @@ class Saga:
 
     @property
     def queues(self) -> tuple[str, ...]:
-        """Every queue that it posts to, once: that of the bungs first."""
+        """Every queue that the saga posts to, without duplicates. The queue of the bungs is first."""
         return tuple(dict.fromkeys([self.bungs, *self._of_steps, self.end, self.rolled_back]))
 
     @property
     def worked(self) -> tuple[str, ...]:
-        """The queues that somebody consumes from: all but that of the bungs."""
+        """The queues that handlers consume from: all but the queue of the bungs."""
         return tuple(queue for queue in self.queues if queue != self.bungs)
 
     @property
@@ -106,7 +106,7 @@ class Saga:
         return [queue for step in self.steps for queue in (step.queue_name, step.compensation) if queue]
 
     def in_order(self) -> list[Step]:
-        """The steps, each behind those that it comes after."""
+        """The steps in an order in which each follows the steps of its ``after``."""
         known = {step.name: step for step in self.steps}
         sorter = TopologicalSorter({step.name: step.after for step in self.steps})
         try:
@@ -118,7 +118,7 @@ class Saga:
             ) from error
 
     def description(self) -> dict[str, Any]:
-        """What ``mbus.start_saga`` takes."""
+        """The argument of ``mbus.start_saga``."""
         steps = [
             {
                 "name": step.name,
@@ -139,7 +139,7 @@ class Saga:
 
 
 def create_saga_queues(connection: psycopg.Connection[Any], saga: Saga) -> None:
-    """Make the queues that a saga needs and that are not there yet."""
+    """Create the queues that a saga needs, unless they exist."""
     query = (
         "select mbus.create_queue(q, 16) from unnest(%s::text[]) as q "
         "where q not in (select qname from mbus.list())"
@@ -149,8 +149,8 @@ def create_saga_queues(connection: psycopg.Connection[Any], saga: Saga) -> None:
 
 
 def start_saga(connection: psycopg.Connection[Any], saga: Saga, data: Texts) -> int:
-    """Post the messages of a saga, all in one transaction or none, each with ``data``; returns the saga's number.
+    """Post the messages of a saga in the transaction of ``connection``, each with ``data``. Return the saga's number.
 
-    It has begun when the transaction of ``connection`` is committed: together with whatever else that writes.
+    The saga begins when that transaction commits, together with the transaction's other writes.
     """
     return int(ask(connection, select("mbus.start_saga", saga.description(), as_hstore(data))))

@@ -1,4 +1,4 @@
-"""What becomes of a message of a saga: it is done, tried again later, or the saga is rolled back."""
+"""Handle one message of a saga: its step is done, it is tried again later, or the saga is rolled back."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Work:
-    """What a handler is called for.
+    """The work that a handler is called for.
 
-    ``kind`` says whether to do ``step``, to undo it (``compensation``), or that all is done (``end``) or undone
-    (``rolled back``). ``attempt`` counts from 1, those too that failed or whose process died. ``was_done``: the step was
-    committed; a compensation is called for where it was not too, as a handler may have been killed between what it did
-    elsewhere and its commit. ``reason`` is why the saga is rolled back.
+    ``kind`` is ``step`` to do ``step``, ``compensation`` to undo it, ``end`` if all steps are done, or ``rolled back`` if
+    all are undone. ``attempt`` counts from 1, and includes attempts that failed or whose process died. ``was_done`` says
+    whether the step was committed. A compensation is also called for a step that was not committed, because a handler can
+    be killed after its work in other systems and before its commit. ``reason`` says why the saga is rolled back.
     """
 
     saga: int
@@ -50,7 +50,7 @@ class Work:
 
 @dataclass(frozen=True)
 class TryAgain:
-    """A handler's answer: not now, but after this ``delay``, unless that was the last try."""
+    """A handler's answer: put the message back and try it again after ``delay``, unless this was the last attempt."""
 
     reason: str
     delay: Seconds = MINUTE
@@ -58,7 +58,7 @@ class TryAgain:
 
 @dataclass(frozen=True)
 class RollBack:
-    """A handler's answer: the step cannot be done, so undo the saga."""
+    """A handler's answer: the step cannot be done, so roll the saga back."""
 
     reason: str
 
@@ -68,11 +68,12 @@ Answer = TryAgain | RollBack | None
 
 @dataclass(frozen=True)
 class _Failed(TryAgain):
-    """Not an answer: the handler raised."""
+    """The handler raised an exception. This is no answer that a handler can give."""
 
 
 class _NotKept(Exception):
-    """What a handler wrote is rolled back; not psycopg.Rollback, which a lost connection would let through."""
+    """Rolls back the writes of a handler. psycopg.Rollback would not do: psycopg raises it again if the connection was
+    lost, and nothing here would catch it."""
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
@@ -84,20 +85,24 @@ Do = Callable[[Work, psycopg.Connection[Any]], Answer]
 def handle_saga(
     connection: psycopg.Connection[Any], change: Change, do: Do, *, max_attempts: int | None = None
 ) -> str:
-    """Do what the message of a saga asks for, in the transaction that receives it; returns what became of it.
+    """Handle the message of a saga in the transaction that receives it, and return the outcome.
 
-    ``do(work, connection)`` answers None where it is done: what it wrote through ``connection`` is kept with that. What
-    it wrote before another answer is rolled back. ``TryAgain`` puts the message back, ``RollBack`` undoes the saga. Where
-    it raises, answers something else, or wrote what a deferred constraint refuses, that is logged, and the message put
-    back: then this is ``failed``. A step's ``max_attempts``-th try is its last, however it ends: what is not done then is
-    rolled back, as is a step that comes after the saga's deadline. A compensation cannot be rolled back, only tried
-    again. What nobody waits for any more is not done, or not kept: then this is ``over``. A message before this one may
-    have been lost, received by somebody who did not do it. Its step is not skipped: this one ``failed``, without having
-    been tried, and comes again until the saga's deadline. Call it for each message of a batch, in order: if one of them
-    rolls a saga back, the others of that saga are ``over``.
+    The outcome is ``done``, ``again``, ``failed``, ``rolled back`` or ``over``. Call this for each message of a batch, in
+    order.
 
-    Guarantee: what is written through ``connection`` is there exactly once for a step that is done, and not at all for
-    one that is not. What is done elsewhere is done at least once.
+    - ``done``: ``do(work, connection)`` answered None. Its writes through ``connection`` are kept. Before any other
+      outcome they are rolled back.
+    - ``again``: it answered ``TryAgain``, and the message was put back.
+    - ``failed``: it raised, gave an invalid answer, or violated a deferred constraint. The error was logged, and the
+      message was put back. ``failed`` is also the outcome, without a call, if the message of an earlier step was lost:
+      somebody received it and did not do the step. This message then comes again until the saga's deadline.
+    - ``rolled back``: it answered ``RollBack``, the attempt was the step's ``max_attempts``-th and the step was not done,
+      or the saga's deadline has passed. A compensation cannot be rolled back, only tried again.
+    - ``over``: the saga does not wait for this message any more, for example because an earlier message of the batch
+      rolled the saga back. Nothing was done or kept.
+
+    Guarantee: writes through ``connection`` happen exactly once for a step that is done, and not at all for a step that
+    is not. Work in other systems happens at least once.
     """
     turn = ask(connection, select("mbus.saga_turn", change.id))
     if turn is None:
@@ -131,11 +136,12 @@ def _put_back(connection: psycopg.Connection[Any], change: Change, end: TryAgain
 def _tried(
     connection: psycopg.Connection[Any], change: Change, do: Do, work: Work
 ) -> str | TryAgain | RollBack:
-    """What became of a try: ``done`` or ``over``, or why it is put off, and then nothing that it wrote is kept."""
+    """Call the handler. Return ``done``, ``over``, or the answer that puts the work off; only ``done`` keeps its
+    writes."""
     try:
         with connection.transaction():
             answer = answer_of(do, work, connection)
-            # What is checked at the commit only would be nobody's failure there.
+            # Check deferred constraints now. At the commit a violation could not be traced to this handler.
             connection.execute("set constraints all immediate")
             if answer is None and ask(connection, select("mbus.saga_done", change.id)):
                 return "done"
@@ -154,7 +160,7 @@ def _tried(
 
 
 def answer_of(do: Do, work: Work, connection: psycopg.Connection[Any]) -> Answer:
-    """Call a handler. Raises InvalidArgument for what is no answer to this message."""
+    """Call a handler and return its answer. Raises InvalidArgument if the answer is not valid for this message."""
     answer = do(work, connection)
     if not isinstance(answer, Answer):
         raise InvalidArgument(
