@@ -1,4 +1,6 @@
--- Where the data of a database comes from. Positions count by transaction ids, which mean something in one place only.
+-- Where the data of a database comes from: from its own transactions, from a dump, or from a copy of the cluster's files. The
+-- positions of consumers hold transaction ids. These ids have a meaning only in the cluster that assigned them, so a position must
+-- not be used in another.
 
 create schema pgchange;
 select pg_catalog.set_config('pgchange.path_before', pg_catalog.current_setting('search_path'), true);
@@ -6,7 +8,8 @@ set local search_path = pg_catalog, pgchange, pg_temp;
 comment on schema pgchange is
     'What all feeds share: where the data of a database comes from, what a source knows of its consumers, and what these gave up.';
 
--- Give a schema of ours, by which it is known as such, the table of what was installed there.
+-- Create the table installed in a schema of ours, which records each installed version. The name of its constraint identifies the
+-- schema as ours.
 create function pgchange.keep_versions(schema name, version integer) returns void
 language plpgsql as $$
 begin
@@ -20,7 +23,7 @@ begin
         );
         comment on table %1$I.installed is
             'One row for each version of this schema that was installed here, the newest last.';
-        -- The installer notes its checksum by an update, which a publication refuses without an identity.
+        -- The installer updates the checksum. Under a publication PostgreSQL refuses an update without a replica identity.
         alter table %1$I.installed replica identity full;
         insert into %1$I.installed (version) values (%3$s)
         $table$, schema, schema || '_of_airflow_pgchange', version);
@@ -29,7 +32,7 @@ $$;
 
 select pgchange.keep_versions('pgchange', version => 1);
 
--- The cluster that this database is in now. Physical copies of a cluster share it.
+-- The system identifier of the cluster that this database is in now. Physical copies of a cluster have the same identifier.
 create function pgchange.cluster() returns bigint
 language plpgsql stable security definer as $$
 begin
@@ -44,15 +47,15 @@ create table pgchange.origin (
     written_as oid,
     noted_at timestamptz not null default clock_timestamp()
 );
--- Under a publication for all tables PostgreSQL refuses to change a table without a key, unless it has an identity.
+-- Under a publication for all tables, PostgreSQL refuses updates of a table that has neither a key nor a replica identity.
 alter table pgchange.origin replica identity full;
 comment on table pgchange.origin is
-    'What tells where the transaction ids in a schema come from. Each schema that keeps some has a table like this one, with one '
-    'row. A dump brings the row along as text, so that it lies in another transaction than written_in, or in another table than '
-    'written_as; where the data alone are restored into a schema that is there, it comes as a second row. Whatever copies the files '
-    'of a cluster, as a base backup and pg_upgrade do, keeps both. Who sets a restored database right gives it another id.';
+    'Shows whether the transaction ids in a schema were assigned by this cluster. Each schema that keeps transaction ids has a '
+    'table like this one, with one row. A restored dump inserts the row again, so its xmin differs from written_in, or its tableoid '
+    'from written_as. If only the data are restored into an existing schema, the row of the dump is a second row. A copy of the '
+    'cluster''s files, such as a base backup or pg_upgrade, changes neither. A rebase after a restore writes a row with another id.';
 
--- Note that the transaction ids in a schema are those of this cluster from now on.
+-- Record that the transaction ids in a schema are those of this cluster from now on.
 create function pgchange.note_origin(origin regclass) returns void
 language plpgsql as $$
 begin
@@ -63,19 +66,19 @@ begin
 end
 $$;
 
--- Whether the transaction ids in a schema are those of this cluster, by a row of its origin: it was neither restored from a dump nor
--- upgraded since they were noted.
+-- Whether the transaction ids in a schema are those of this cluster, by a row of its table origin. False if the schema was restored
+-- from a dump or upgraded since that row was written.
 create function pgchange.is_native(cluster bigint, written_in xid, xmin xid, written_as oid, tableoid oid) returns boolean
 language plpgsql stable as $$
 begin
-    -- Once the table was rewritten, as by `set unlogged`, its row lies in the transaction that did that.
+    -- A rewrite of the table, as by `set unlogged`, changes the xmin of its row. Then the file of the table has another number.
     return coalesce(
         cluster = pgchange.cluster() and written_as = tableoid
         and (written_in = xmin or pg_relation_filenode(tableoid) <> tableoid), false);
 end
 $$;
 
--- Refuse a schema whose origin has no row. Volatile, so that it is called where it stands and not when that is planned.
+-- Refuse a schema whose table origin has no row. Volatile, because the planner may evaluate a stable function in advance.
 create function pgchange.refuse_empty(schema text) returns boolean
 language plpgsql volatile as $$
 begin
@@ -85,8 +88,8 @@ begin
 end
 $$;
 
--- The place where the transaction ids in a schema mean something, by the row of its origin: the noted id, the cluster and the
--- database. A database that is renamed, or goes on on a standby, stays where it is; its copies are other places.
+-- The place in which the transaction ids of a schema are valid: the id and the cluster in its table origin, and the oid of this
+-- database. A renamed database and a promoted standby are still the same place. A copy of a database is another place.
 create function pgchange.place(id uuid, cluster bigint) returns text
 language plpgsql stable as $$
 begin
@@ -94,7 +97,7 @@ begin
 end
 $$;
 
--- Whether what was noted in a place lies now, with all that it is about, in a copy of that database, or in the database itself.
+-- Whether a recorded place is this database, or the database that this one was copied from together with the record.
 create function pgchange.came_along(place text, here text) returns boolean
 language plpgsql immutable as $$
 begin
@@ -102,9 +105,9 @@ begin
 end
 $$;
 
--- Whether a position is one of the changes here: it was taken here, or it lies beside them and was copied together with them, as by
--- `create database ... template`.
--- Without a search_path of its own, so that a claim's plans take it in.
+-- Whether a position is valid for the changes here. It is if it was taken here. It also is if it was copied together with the
+-- changes, as by `create database ... template`. The function has no search_path of its own, so that the planner inlines it into
+-- claims.
 create function pgchange.fits("position" jsonb, here text) returns boolean
 language sql immutable as $$
     select coalesce(
@@ -113,15 +116,15 @@ language sql immutable as $$
         "position" ->> 'source' is null)
 $$;
 
--- Give a schema that keeps transaction ids the table of where they come from, and the functions here() and is_native() that read it:
--- written for that table, so that PostgreSQL keeps their plans.
+-- Give a schema that keeps transaction ids its table origin, and the functions here() and is_native() that read the table. The name
+-- of the table stands in their bodies, so PostgreSQL can keep their plans.
 create function pgchange.keep_origin(schema name) returns void
 language plpgsql as $$
 begin
     execute format($origin$
         create table %1$I.origin (like pgchange.origin including all);
         comment on table %1$I.origin is 'Where the transaction ids in this schema come from.';
-        -- Under a publication for all tables PostgreSQL refuses to change a table without a key, unless it has an identity.
+        -- Under a publication for all tables, PostgreSQL refuses updates of a table that has neither a key nor a replica identity.
         alter table %1$I.origin replica identity full;
 
         create function %1$I.here() returns text
@@ -129,13 +132,13 @@ begin
         set search_path = pg_catalog, pgchange, pg_temp
         as $body$
         begin
-            -- Of what came along first, if anything did.
+            -- A row that a restore brought comes first, if there is one.
             return (
                 select pgchange.place(o.id, o.cluster) from %1$I.origin as o
                 order by o.written_as = o.tableoid, o.written_in = o.xmin limit 1);
         end
         $body$;
-        comment on function %1$I.here() is 'The place where the transaction ids in this schema mean something.';
+        comment on function %1$I.here() is 'The place in which the transaction ids in this schema are valid.';
 
         create function %1$I.is_native() returns boolean
         language plpgsql stable security definer

@@ -1,6 +1,7 @@
--- The number of a consumer's progress, by which a source knows whether it has lost what a consumer elsewhere has seen.
+-- The versions of consumers' progress. A source numbers the batches of each consumer. If the results are in another database, that
+-- database records the number, too. If the recorded number is higher than the source's own, the source has lost transactions.
 
--- An argument as a shell reads it.
+-- Quote an argument for a shell.
 create function pgchange.shell_quoted(argument text) returns text
 language sql immutable as $$
     select case when argument ~ '^[[:alnum:]_@%+=:,./-]+$' then argument
@@ -15,13 +16,14 @@ create table pgchange.consumer (
     primary key (kind, name)
 );
 comment on table pgchange.consumer is
-    'The highest number that this source has given to the progress of each consumer, by its kind and the name that status shows: one for each '
-    'batch, and one for each move by hand. It outlives the consumer: one of the same name goes on counting, so that a source '
-    'that went back to a time before a drop never takes the new one''s progress for that of the old one.';
+    'The highest version that this source has given to the progress of each consumer, by its kind and the name that status shows. '
+    'Each batch and each move by hand gets the next version. The row stays when the consumer is dropped, and a new consumer of the '
+    'same name continues the count. So a source that was restored to a time before the drop cannot take the progress of the new '
+    'consumer for that of the old.';
 
--- A number for what follows a consumer's progress at, higher than any that this source has given to it, and never so far above them
--- that there would soon be none left. It lasts, whatever the session says of synchronous_commit: unless the transaction is rolled
--- back.
+-- Return the version that follows a consumer's version at. It is higher than any version that this source has given to the
+-- consumer. A version at far above these is refused, as the numbers would soon be used up. The commit is synchronous, whatever the
+-- session's synchronous_commit says.
 create function pgchange.next_version(kind text, name text, at bigint) returns bigint
 language plpgsql as $$
 declare
@@ -33,7 +35,7 @@ begin
             message = format('consumer %s cannot be at batch %s: this source has given numbers up to %s', name, at, coalesce(given, 0)),
             hint = 'give its position as it is recorded; where it comes from another source, drop the consumer and let it begin anew';
     end if;
-    -- Results elsewhere are not to be ahead of what this source knows after a crash.
+    -- After a crash of this source, results in another database must not be ahead of the versions recorded here.
     if current_setting('synchronous_commit') in ('off', 'local') then
         perform set_config('synchronous_commit', 'on', true);
     end if;
@@ -45,15 +47,15 @@ begin
 end
 $$;
 
--- Refuse a batch of another version than was claimed, which is null where the claim is in another database: a consumer at one that
--- nobody claimed could not go on.
+-- Refuse a batch whose version is not the claimed one: a consumer with a version that was never claimed could not go on. claimed is
+-- null if the claim is recorded in another database.
 create function pgchange.check_version(batch jsonb, claimed bigint) returns void
 language plpgsql immutable as $$
 declare
     version bigint := batch ->> 'version';
     began_at bigint := batch -> 'bounds' ->> 'from_version';
 begin
-    -- Where the claim is in another database, it is one of those that could follow.
+    -- If the claim is in another database, accept any version that could follow the position at which the batch began.
     if coalesce(version = claimed, version > began_at and version - began_at <= 2147483647) is not true then
         raise exception using errcode = 'PC006',
             message = pg_catalog.format('batch %s was not claimed as version %s', batch ->> 'id', coalesce(version::text, 'null')),
@@ -62,7 +64,7 @@ begin
 end
 $$;
 
--- Refuse to ack a batch behind which its consumer cannot be put.
+-- Refuse to ack a batch whose consumer is not at the position at which the batch began.
 create function pgchange.refuse_stale(consumer text, batch jsonb) returns void
 language plpgsql immutable as $$
 begin
@@ -72,8 +74,8 @@ begin
 end
 $$;
 
--- Refuse a position of another place than here, which is null where that means nothing any more, or beyond the version that is known
--- here.
+-- Refuse a position of another place than here, or with a higher version than the version known, which this source has given. here
+-- is null if the transaction ids of the source are not valid any more.
 create function pgchange.check_position(consumer text, "position" jsonb, here text, known bigint) returns void
 language plpgsql stable as $$
 declare
@@ -84,7 +86,7 @@ begin
             message = pg_catalog.format('%s belongs to another database than this source', consumer),
             hint = 'if the source was restored or upgraded: airflow pgchange repair; else check the source''s connection';
     end if;
-    -- A standby may only be late.
+    -- On a standby a higher version is no loss: the standby may only be late.
     if at > coalesce(known, 0) and not pg_catalog.pg_is_in_recovery() then
         raise exception using errcode = 'PC003',
             message = pg_catalog.format('%s is at batch %s, but this source knows only %s: it lost its latest transactions',
@@ -96,7 +98,7 @@ begin
 end
 $$;
 
--- Refuse what is no point of a schema to move a consumer to.
+-- Refuse a point without its source, to which a consumer cannot be moved. Null, the beginning, is accepted.
 create function pgchange.check_point(point jsonb, schema name) returns void
 language plpgsql immutable as $$
 begin
@@ -107,7 +109,7 @@ begin
 end
 $$;
 
--- Where the changes are: refuse a move to a point of another database, or to one that is not past.
+-- In the database of the changes, refuse a move of a consumer to a point of another database, or to a point in the future.
 create function pgchange.check_move(consumer text, "position" jsonb, point jsonb, here text, is_past boolean, schema name) returns void
 language plpgsql immutable as $$
 begin
@@ -124,8 +126,9 @@ begin
 end
 $$;
 
--- How a consumer at a version goes on from what mark() of the source says: at which version, behind which of the mark's two
--- positions, whether it has seen what the source has lost, and with which guarantee.
+-- How a consumer at version at continues after a repair, given the mark that mark() of the source returned. version: the version
+-- from which it continues. behind: which of the mark's two positions it is put behind. is_lost: whether it has processed changes
+-- that the source has lost. guarantee: how often it gets a change from then on.
 create function pgchange.adoption(
     consumer text, at bigint, mark jsonb, out version bigint, out behind text, out is_lost boolean, out guarantee text
 )

@@ -1,6 +1,6 @@
--- What a kind of feed is declared by. A schema calls pgchange.offer() with the traits of its kind. Each trait brings functions that are
--- the same for all kinds that have it, and each trait has hooks: functions that the schema itself must write, because those functions
--- call them. pgchange.close_schema() refuses a schema that lacks one.
+-- The declaration of a kind of feed. A schema calls pgchange.offer() with the traits of its kind. Each trait brings functions,
+-- which are the same for all kinds with this trait. Each trait also has hooks, which are functions that the schema itself must
+-- write because the functions of the trait call them. pgchange.close_schema() refuses a schema that lacks a hook.
 
 create table pgchange.offered (
     trait text,
@@ -15,10 +15,11 @@ create table pgchange.offered (
     primary key (trait, name)
 );
 comment on table pgchange.offered is
-    'The functions that pgchange.offer() gives a schema, by the trait that brings each. In takes %1$s stands for the arguments that name '
-    'a consumer, and %2$s for a comma and the options of a claim. In body %1$I stands for the schema, %2$s for those arguments, %3$L for the kind, %4$I for the schema that has here() and '
-    'is_native(), %5$s for the arguments taken from address jsonb, %6$L for the format of names, %7$s for the fields of an address, and %8$s for a '
-    'comma and the names of those options. callers: the role that may execute it.';
+    'The functions that pgchange.offer() gives a schema, by the trait that brings each. '
+    'In takes, %1$s stands for the arguments that name a consumer, and %2$s for a comma and the options of a claim. '
+    'In body, %1$I stands for the schema, %2$s for the arguments that name a consumer, %3$L for the kind, %4$I for the schema that '
+    'has here() and is_native(), %5$s for the arguments taken from address jsonb, %6$L for the format of names, %7$s for the fields '
+    'of an address, and %8$s for a comma and the names of the options of a claim. callers: the role that may execute the function.';
 
 create table pgchange.hook (
     trait text,
@@ -29,8 +30,9 @@ create table pgchange.hook (
     primary key (trait, name)
 );
 comment on table pgchange.hook is
-    'The functions that a schema must write for a trait, because functions of pgchange.offered or pgchange call them. In takes %1$s stands for '
-    'the arguments that name a consumer, and %2$s for a comma and the options of a claim. In returns, "setof record" stands for rows of any type. told: what the function does, in one sentence.';
+    'The functions that a schema must write for a trait, because functions of pgchange.offered or pgchange call them. '
+    'In takes, %1$s stands for the arguments that name a consumer, and %2$s for a comma and the options of a claim. '
+    'In returns, "setof record" stands for rows of any type. told: what the function does, in one sentence.';
 
 create table pgchange.given (
     schema name references pgchange.registered on delete cascade,
@@ -52,7 +54,7 @@ comment on table pgchange.promised is
     'The functions that each schema must write: the hooks, but those that only functions of its own call, and its own functions. '
     'takes is null for an own function that no given one calls: its arguments may differ.';
 
--- Note a function that pgchange.offer() gives each schema with a trait.
+-- Record a function that pgchange.offer() gives each schema with a trait.
 create function pgchange.add_offer(
     trait text, name text, takes text, returns text, volatility text, as_owner boolean, callers text, body text, told text
 ) returns void
@@ -63,21 +65,21 @@ language sql as $$
         callers = excluded.callers, body = excluded.body, told = excluded.told
 $$;
 
--- Note a function that each schema with a trait must write.
+-- Record a hook: a function that each schema with a trait must write.
 create function pgchange.add_hook(trait text, name text, takes text, returns text, told text) returns void
 language sql as $$
     insert into pgchange.hook values (trait, name, takes, returns, told)
     on conflict on constraint hook_pkey do update set takes = excluded.takes, returns = excluded.returns, told = excluded.told
 $$;
 
--- The names and the types of a list of arguments.
+-- The names and the types of the arguments in a text, as in `a text, b bigint default 0`.
 create function pgchange.arguments(takes text, out names text[], out types text[])
 language sql immutable as $$
     select coalesce(array_agg(m[1] order by n), '{}'), coalesce(array_agg(m[2] order by n), '{}')
     from regexp_matches(takes, '("?\w+"?) ([^,]+?)(?: default [^,]+)?(?:,|$)', 'g') with ordinality as a(m, n)
 $$;
 
--- Refuse traits that nothing belongs to, and own functions that none of the traits would bring.
+-- Refuse a trait that has no functions, and an own function that none of the traits would bring.
 create function pgchange.check_traits(traits text[], own text[]) returns void
 language plpgsql stable as $$
 declare
@@ -105,19 +107,23 @@ begin
 end
 $$;
 
--- Whether a given function calls a function of its schema: false if only functions of its own would, null if no offered one does.
+-- Whether a function that the schema is given calls the function called name. False if all offered functions that call it are
+-- replaced by functions of the schema's own; null if no offered function calls it.
 create function pgchange.is_called(name text, traits text[], own text[]) returns boolean
 language sql stable as $$
     select bool_or(o.name <> all (own))
     from pgchange.offered as o where o.trait = any (traits) and o.body like '%\%1$I.' || replace(is_called.name, '_', '\_') || '(%'
 $$;
 
--- Register the feeds of a kind, and give their schema the functions that its traits bring. traits: 'position' or 'work set', by what
--- a consumer's progress is; and 'recorded letters' or 'copied letters', by what a dead letter holds. consumer: the arguments that
--- name a consumer; called: the format of its name, which begins with a prefix that no other kind has. own: the functions that the
--- schema writes itself in place of the given ones. origin: the schema that has here() and is_native(), if not this one.
--- letters_elsewhere and tells_of_batches are as in pgchange.registered. options: more arguments of a claim, which it hands to
--- choose().
+-- Register the feeds of a kind, and give their schema the functions that its traits bring.
+-- traits: 'position' or 'work set', by what a consumer's progress is; and 'recorded letters' or 'copied letters', by what a dead
+--   letter holds.
+-- consumer: the arguments that name a consumer.
+-- called: the format of a consumer's name. It begins with a prefix that no other kind has.
+-- own: the functions that the schema writes itself in place of the given ones.
+-- origin: the schema that has here() and is_native(), if not this one.
+-- letters_elsewhere and tells_of_batches: as in pgchange.registered.
+-- options: more arguments of a claim, which the claim passes on to choose().
 create function pgchange.offer(
     kind text, schema name, consumer text, called text, traits text[], own text[] default '{}', origin name default null,
     letters_elsewhere boolean default true, tells_of_batches boolean default false, options text default ''
@@ -149,7 +155,8 @@ begin
         execute format(
             'create function %I.%I(%s) returns %s language plpgsql %s %s as %L',
             schema, one.name, takes, one.returns, one.volatility,
-            -- A search_path costs more than these bodies do. The others call as their caller, or name everything with its schema.
+            -- Only functions that run as their owner get a search_path: setting it costs more than running one of these bodies.
+            -- The others run as their caller, or name everything with its schema.
             case when one.as_owner then 'security definer set search_path = pg_catalog, pg_temp' end,
             format(one.body, schema, given, kind, coalesce(origin, schema), of_address, called, address, more_given));
         execute format('comment on function %s is %L', signature, one.told);
@@ -161,14 +168,15 @@ begin
         select o.name, o.takes, o.returns, o.told, pgchange.is_called(o.name, of_kind, own) is true as is_called
         from pgchange.offered as o where o.trait = any (of_kind) and o.name = any (own)
         union all
-        -- No offered function calls a hook that pgchange itself calls, such as redrive().
+        -- A hook that only pgchange itself calls, such as redrive(), is called by no offered function, so is_called() is null.
         select h.name, h.takes, h.returns, h.told, true
         from pgchange.hook as h where h.trait = any (of_kind) and pgchange.is_called(h.name, of_kind, own) is not false
     ) as f;
 end
 $$;
 
--- How a schema must write a promised function, with what it does; null where the schema has it.
+-- Describe a promised function that a schema lacks: its arguments, its result, and what it does. Null if the schema has the
+-- function.
 create function pgchange.missing(schema name, wanted pgchange.promised) returns text
 language plpgsql stable as $$
 declare
@@ -189,8 +197,7 @@ begin
 end
 $$;
 
--- Refuse a schema that lacks a function which it promised by pgchange.offer(), and list all of these: what they take and return, and
--- what they do.
+-- Refuse a schema that lacks functions that it promised by pgchange.offer(). The detail describes all that are missing.
 create function pgchange.check_offer(schema name) returns void
 language plpgsql stable as $$
 declare
@@ -210,7 +217,8 @@ begin
 end
 $$;
 
--- Let a role call what pgchange.offer() gave a schema for consumers, or for an admin, who looks after them.
+-- Let a role call the functions that pgchange.offer() gave a schema for these callers: consumer, or admin, who looks after
+-- consumers.
 create function pgchange.open_given(schema name, callers text, role regrole) returns void
 language plpgsql as $$
 declare
