@@ -61,6 +61,12 @@ def test_a_saga_is_not_complete_without_a_step_whose_message_a_stranger_received
     assert sorted(acts(connection)) == sorted(STEPS)
 
 
+def test_of_several_lost_messages_an_error_names_the_first_by_its_iid(connection):
+    start_saga(connection, TOUR, {})
+    told = one(connection, "select mbus.lost_before(m) from mbus.saga_message as m where m.kind = 'end'")
+    assert "message transfers.1 before it was received" in told
+
+
 def test_a_saga_whose_dead_letter_was_dropped_is_undone_by_a_person(db, connection):
     start_saga(connection, TOUR, {})
     kill_room(db)
