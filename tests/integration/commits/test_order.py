@@ -160,6 +160,9 @@ def test_a_big_batch_is_described_by_a_few_slices_that_are_all_of_it(db, connect
             assert len(got[-1]) == part.count
         consumer.ack()
     assert [commit for part in got for commit in part] == expected
+    connection.execute("select pubsub.lock_watermark('hand', 0)")
+    polled = connection.execute("select id from pubsub.poll('hand', 0, 1000000)").fetchall()
+    assert [row[0] for row in polled] == expected
 
 
 def test_numbers_of_the_queue_are_handed_out_one_by_one(connect):

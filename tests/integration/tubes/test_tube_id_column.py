@@ -113,6 +113,8 @@ def test_attached_tables_come_by_shard_then_by_schema_and_name(connect):
     found = one(connection, "select tube.attached_to('q', 1, 0)")
     told = [(each["shard"], each["schema"], each["name"]) for each in found]
     assert told == [(0, "a", "zone"), (1, "a", "thing"), (1, "b", "item")]
+    listed = connection.execute("select tbl::text from tube.tube_list()").fetchall()
+    assert listed == [("a.zone",), ("a.thing",), ("b.item",)]
 
 
 def test_after_such_a_swap_a_rename_is_followed_again(connect):
