@@ -1,4 +1,4 @@
-"""Triggers that notice changes and progress, over one shared connection a database."""
+"""Triggers that wait for changes and for progress. All triggers of a process share one connection to each database."""
 
 from typing import TYPE_CHECKING
 

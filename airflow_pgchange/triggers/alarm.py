@@ -1,4 +1,4 @@
-"""When a backlog deserves a wake-up: decisions only, no I/O and no clock."""
+"""Decide when a backlog wakes a consumer. This module has no I/O and no clock."""
 
 from __future__ import annotations
 
@@ -9,23 +9,21 @@ from typing import Any
 from airflow_pgchange.feeds.batch import Lag
 
 FIRST_PAUSE = 30.0
-"""Seconds to the first repeat: longer than Airflow takes from an event to a task that holds the consumer's
-lock.
-"""
+"""Seconds until the first repetition. Airflow needs less time from an event to a task that holds the consumer's lock."""
 LONGEST_PAUSE = 300.0
-"""Seconds between two repeats, at most."""
+"""The longest pause between two repetitions, in seconds."""
 SETTLE = 0.5
-"""Seconds of silence after progress: a consumer that drains lets go of its lock between two batches."""
+"""Seconds without an alarm after progress, because a consumer that drains releases its lock between two batches."""
 LOOK_AGAIN = 1.0
-"""Seconds between two looks at a lock that is held."""
+"""Seconds until a lock that is held is checked again."""
 
 
 @dataclass
 class Alarm:
     """Rings for ``min_changes`` ready changes, or for a ready change that is ``max_age`` seconds old.
 
-    It rings once for a backlog, and again with longer and longer pauses while the consumer makes no progress.
-    Times are seconds of any clock that does not go backwards; the caller gives them.
+    It rings once for a backlog, and again after growing pauses while the consumer makes no progress. The caller passes
+    the time, in seconds of any clock that does not go backwards.
     """
 
     min_changes: int = 1
@@ -37,7 +35,7 @@ class Alarm:
     _pause: float = field(default=FIRST_PAUSE, init=False)
 
     def due(self, position: Mapping[str, Any] | None, lag: Lag, now: float) -> bool:
-        """Whether to ring now, if no consumer is at work."""
+        """Whether the alarm is due. The caller then checks the lock, and calls ``at_work`` or ``idle``."""
         if lag.ready == 0:
             self._start_over(position, now)
             return False
@@ -47,13 +45,14 @@ class Alarm:
         return now >= self._quiet_until and self._enough(lag)
 
     def at_work(self, now: float) -> None:
-        """A consumer holds the lock: look again soon, and ring only when it has let go."""
+        """Note that a consumer holds the lock: do not ring now, and check again after ``LOOK_AGAIN``."""
         self._held = True
         self._quiet_until = now + LOOK_AGAIN
 
     def idle(self, now: float) -> bool:
-        """No consumer holds the lock: whether to ring. One that has just let go without progress has failed:
-        wait.
+        """Note that no consumer holds the lock, and return whether to ring.
+
+        A consumer that has just released the lock without progress has failed. Then the next alarm is put off.
         """
         if self._held:
             self._held = False

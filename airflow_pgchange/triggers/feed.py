@@ -1,4 +1,4 @@
-"""The triggers of feeds: for watchers of assets and for deferred sensors."""
+"""The triggers of feeds, for asset watchers and for deferred sensors."""
 
 from __future__ import annotations
 
@@ -19,19 +19,21 @@ from airflow_pgchange.triggers.watches import BacklogWatch, Payload, PointWatch,
 from airflow_pgchange.utils.arguments import FeedLike, Number, count, feed_of, watched_of
 
 POLL_INTERVAL = 0.1
-"""Seconds between two questions."""
+"""Seconds between two queries."""
 DEFAULTS = {"min_changes": 1, "max_age": None}
-"""The conditions of a trigger that is given none."""
+"""The default conditions of ``FeedTrigger``."""
 
 
 class FeedTrigger(BaseEventTrigger):
-    """Fires when ``min_changes`` of a feed are ready, or when a ready one is ``max_age`` old.
+    """Fires when ``min_changes`` changes of a feed are ready, or when a ready change is ``max_age`` old.
 
-    An event is a wake-up, not a batch: one for a backlog, and again, with growing pauses, while something
-    stays ready and no consumer is at work. Its payload is the lag, plain JSON. With ``once`` it fires once,
-    and an error ends it with ``{"error": message}``, unless the error may pass: PostgreSQL cannot be reached, Airflow is
-    slow to return the connection, or a table is locked. Without ``once`` it goes on until it is cancelled. ``max_age``
-    needs no ``min_changes``: whichever comes first.
+    An event wakes a consumer; it contains no batch. Its payload is the lag, as JSON. The trigger fires once for a
+    backlog, and again after growing pauses while changes are ready and no consumer is at work. It fires as soon as either
+    condition holds, so ``max_age`` needs no ``min_changes``.
+
+    Without ``once`` it runs until it is cancelled. With ``once`` it ends after the first event. An error then ends it
+    too, with the payload ``{"error": message}``, unless the error may be temporary: PostgreSQL cannot be reached, Airflow
+    is slow to return the connection, or a table is locked.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class FeedTrigger(BaseEventTrigger):
 
     @property
     def conditions(self) -> dict[str, Any]:
-        """When it fires, without the conditions that are the defaults."""
+        """The conditions on which it fires, without those that have their default."""
         given = {name: getattr(self, name) for name in CONDITIONS}
         return {name: value for name, value in given.items() if value != DEFAULTS[name]}
 
@@ -82,8 +84,8 @@ class FeedTrigger(BaseEventTrigger):
 class PointTrigger(BaseTrigger):
     """Fires once, when a consumer has processed everything up to a point.
 
-    The goal travels in the trigger's arguments, which Airflow stores: a triggerer that restarts goes on with
-    it.
+    The point is the argument ``goal``. Airflow stores the arguments of a trigger, so the goal survives a restart of the
+    triggerer.
     """
 
     def __init__(
@@ -148,7 +150,7 @@ class ReplyTrigger(BaseTrigger):
 async def _events(
     trigger: BaseTrigger, name: str, subscribed: AbstractAsyncContextManager[Subscription], *, once: bool
 ) -> AsyncIterator[TriggerEvent]:
-    """The events of a subscription, or only the first."""
+    """Yield the events of a subscription; with ``once`` only the first."""
     async with subscribed as subscription:
         async for news in subscription:
             event = _event(trigger, name, news, once)
@@ -159,7 +161,7 @@ async def _events(
 
 
 def _event(trigger: BaseTrigger, name: str, news: News, once: bool) -> TriggerEvent | None:
-    """Log what happened to the connection; an event for the rest."""
+    """Log trouble with the connection and its end; return an event for other news."""
     if isinstance(news, Recovered):
         trigger.log.info("%s: answered again", name)
     elif isinstance(news, Trouble):

@@ -1,4 +1,4 @@
-"""What watchers of feeds see, noted in the database for people: ``pgchange.watchers()`` shows it."""
+"""Record in the database what watchers of feeds observe. ``pgchange.watchers()`` shows it to people."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from airflow_pgchange.feeds.feed import Watched
 from airflow_pgchange.feeds.queries import ask_all, select
 
 NOTED_EVERY = 5.0
-"""Seconds after which it is noted again; that somebody was woken, or that a feed cannot be watched, or can again, is
-noted at once."""
+"""Seconds after which an observation is recorded again. It is recorded at once if a subscriber was woken, if the feed
+cannot be watched any more, or if it can be watched again."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What a look came to: how much was ready, or why nobody can look."""
+    """The result of one query: the number of ready changes, or the error."""
 
     ready: int | None = None
     error: str | None = None
@@ -28,8 +28,10 @@ class Seen:
 
 @dataclass
 class Sight:
-    """What one watcher saw last, and what of that was noted, and when; and when it told its subscriber of something,
-    where that is not noted yet."""
+    """The last observation of one watcher (``seen``), and the last that was recorded (``noted``), with its time.
+
+    ``woke_at`` is the time at which the watcher woke its subscriber, or None if that is recorded already.
+    """
 
     seen: Seen | None = None
     woke_at: float | None = None
@@ -37,7 +39,7 @@ class Sight:
     noted_at: float = float("-inf")
 
     def is_due(self, now: float) -> bool:
-        """Whether it is to be noted now."""
+        """Whether the observation must be recorded now."""
         if self.seen is None:
             return False
         as_before = self.noted is not None and (self.noted.error is None) == (self.seen.error is None)
@@ -46,7 +48,7 @@ class Sight:
 
 
 async def note(connection: psycopg.AsyncConnection[Any], sights: Mapping[Watched, Sight], now: float) -> bool:
-    """Note what is seen of feeds; False where this role may not, or the database has no place for it."""
+    """Record the observations of feeds. Return False if this role may not, or if the database lacks the function."""
     told = []
     for feed, sight in sights.items():
         sight.noted, sight.noted_at = sight.seen, now

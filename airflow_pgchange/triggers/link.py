@@ -1,4 +1,4 @@
-"""The connection to a database that all who wait for its feeds share."""
+"""The connection to a database that all triggers for its feeds share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Opener = Callable[[str, bool], Awaitable[Connection]]
 
 
 class Link:
-    """The shared connection to one database, opened when it is first needed and again when it was lost."""
+    """The shared connection to one database. It is opened when it is first needed, and again if it was lost."""
 
     def __init__(self, conn_id: str, primary: bool, opener: Opener) -> None:
         self.conn_id = conn_id
@@ -31,7 +31,7 @@ class Link:
 
     @property
     def opened(self) -> Connection | None:
-        """The connection, if it is there."""
+        """The connection, if it is open."""
         return None if self._connection is None or self._connection.closed else self._connection
 
     async def close(self) -> None:

@@ -24,8 +24,8 @@ LOOKED_UP_WITHIN = 30.0
 CONNECTED_WITHIN = 30.0
 """Seconds for PostgreSQL to accept a connection, on any of the servers that it names."""
 ASK_AGAIN_AFTER = (1.0, 2.0)
-"""Seconds before a connection that Airflow calls undefined is looked up again. Airflow's SDK says so, too, if the lookup
-failed because the metadata database was locked."""
+"""Pauses in seconds before a connection that Airflow reports as undefined is looked up again. Airflow's SDK also reports
+this if the lookup failed because the metadata database was locked."""
 
 Ask = Callable[[str], Awaitable[str]]
 
@@ -36,7 +36,7 @@ async def ask_airflow(conn_id: str) -> str:
 
 
 class Lookups:
-    """The lookups of one event loop: at most one at a time for each connection, whoever waits for it.
+    """The lookups of one event loop. All callers that wait for the same connection share one lookup.
 
     A lookup outlives the callers that give up waiting, and the next caller gets its result. If each caller began a new
     lookup, a slow supervisor would get more and more messages, and would answer none of them in time.
@@ -47,7 +47,7 @@ class Lookups:
         self._lookups: dict[str, asyncio.Task[str]] = {}
 
     async def open(self, conn_id: str, primary: bool) -> Connection:
-        """Open an Airflow connection. It is looked up each time, so that a changed password is taken up.
+        """Open an Airflow connection. It is looked up each time, so that a changed password takes effect.
 
         Raises AirflowUnavailable, InvalidArgument, and ServerUnavailable.
         """
@@ -67,7 +67,7 @@ class Lookups:
         """
         lookup = self._lookups.get(conn_id)
         if lookup is None:
-            # An empty context: what is logged during a lookup belongs to no trigger.
+            # An empty context, because the log lines of a lookup belong to no trigger.
             lookup = self._lookups[conn_id] = asyncio.create_task(
                 self._look_up(conn_id), name="pgchange-lookup", context=Context()
             )
@@ -85,10 +85,10 @@ class Lookups:
                 del self._lookups[conn_id]
 
     def forget(self, conn_id: str) -> None:
-        """End the lookup of a connection, and drop its result."""
+        """Cancel the lookup of a connection, and drop its result."""
         lookup = self._lookups.pop(conn_id, None)
         if lookup is not None and not lookup.cancel():
-            # asyncio logs an exception that nobody has asked for.
+            # asyncio logs the exception of a task if no caller has retrieved it.
             with suppress(asyncio.CancelledError):
                 lookup.exception()
 

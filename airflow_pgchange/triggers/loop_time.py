@@ -1,4 +1,4 @@
-"""Timeouts for what others do, in an event loop that may itself be blocked."""
+"""A timeout that does not count the time during which this event loop was blocked."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from contextlib import asynccontextmanager
 from contextvars import Context
 
 SLICES = 30
-"""The time is counted in so many slices."""
+"""The number of slices into which a timeout is divided."""
 
 
 @asynccontextmanager
 async def within(seconds: float) -> AsyncIterator[None]:
-    """Raise TimeoutError if the block takes longer than ``seconds`` in which this event loop ran.
+    """Raise TimeoutError if the block takes longer than ``seconds``, not counting time in which the event loop was
+    blocked.
 
-    If something blocks the loop, an answer that came meanwhile is read late. So a blocked loop costs the block two slices
-    of its time at most, and nobody is blamed for an answer that lay there unread.
+    If other code blocks the loop, an answer that arrived in the meantime is read late. An ordinary timeout would then
+    blame the server. Here a blocked loop uses up at most two slices of the timeout.
     """
     loop, piece = asyncio.get_running_loop(), seconds / SLICES
     async with asyncio.timeout(None) as deadline:

@@ -1,9 +1,10 @@
-"""One shared connection a database for everything in this process that waits for feeds.
+"""Poll the databases for all triggers in this process, over one shared connection to each database.
 
-A ``Poller`` asks for all its subscribers in two pipelined round trips, about ten times a second: where each
-consumer is (progress), and from there each subscriber's question (source), which is one query for many feeds of a kind.
-What cannot be answered, as its table is locked, is asked by itself from then on, behind the others. Subscribers of other
-databases have pollers of their own, so that a server that does not answer delays nobody else.
+About ten times a second a ``Poller`` makes two pipelined round trips for all its subscribers. The first asks the database
+of the progress for the position of each consumer. The second asks the source the question of each subscriber, given that
+position; one query serves many feeds of a kind. A question that failed, for example because its table is locked, is asked
+alone from then on, after the others. Each pair of databases has a poller of its own, so that a server that does not
+answer delays no other.
 """
 
 from __future__ import annotations
@@ -30,40 +31,40 @@ from airflow_pgchange.triggers.subscription import Subscription
 from airflow_pgchange.triggers.watches import Payload, Watch
 
 ANSWER_WITHIN = 30.0
-"""Seconds for a look at everything that is due, once the connections are open."""
+"""Seconds for the questions of all subscribers that are due, once the connections are open."""
 NOTED_WITHIN = 1.0
-"""Seconds for which the last one to leave waits for what is being noted."""
+"""Seconds for which the last subscriber of a poller, when it leaves, waits for the record of its observation."""
 TICK = 0.1
-"""Seconds after which a new subscriber is asked about at the latest."""
+"""The longest time in seconds until the question of a new subscriber is asked."""
 
 
 @dataclass(frozen=True)
 class Patience:
-    """Seconds that a question may take, and that it may wait for a lock of another."""
+    """How many seconds a question may take, and how many of these it may wait for locks."""
 
     timeout: float
     busy_timeout: float
 
     def settings(self) -> dict[str, str]:
-        """What limits it on the server."""
+        """The settings of PostgreSQL that enforce these limits."""
         limits = {"statement_timeout": self.timeout, "lock_timeout": self.busy_timeout}
         return {name: f"{max(round(1000 * seconds), 1)}ms" for name, seconds in limits.items()}
 
 
 PATIENCE = Patience(timeout=5.0, busy_timeout=0.1)
-"""With one question. Those that are asked one by one share what is for locks."""
+"""The limits of one round trip. Questions that are asked one by one share ``busy_timeout``."""
 
 
 @dataclass(frozen=True)
 class Clock:
-    """Where the time comes from, and how to wait; tests bring their own."""
+    """The source of the time, and the function that waits. Tests use their own."""
 
     now: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
 
 class Poller:
-    """Asks for all subscribers of one pair of databases."""
+    """Polls one pair of databases, of the progress and of the source, for all their subscribers."""
 
     def __init__(self, progress: Link, source: Link, clock: Clock) -> None:
         self.links = (progress, source)
@@ -72,10 +73,10 @@ class Poller:
         self._asked, self._notes = progress, True
         self._sharing = Sharing()
         self.noting = asyncio.Lock()
-        """Held while what was seen is written."""
+        """Held while observations are recorded."""
 
     async def run(self) -> None:
-        """Ask until cancelled; an error that nobody foresaw ends every subscription with it."""
+        """Poll until cancelled. An unexpected error ends every subscription with this error."""
         try:
             while True:
                 await self.look()
@@ -88,7 +89,7 @@ class Poller:
             raise
 
     async def look(self) -> None:
-        """Ask once for all that are due."""
+        """Ask the questions of all subscribers that are due, once."""
         now = self._clock.now()
         active = [s for s in self.subscriptions if now >= s.due_at]
         if not active:
@@ -100,7 +101,7 @@ class Poller:
 
     async def _look_at(self, asked: Sequence[Subscription]) -> None:
         try:
-            # Before the time runs: if Airflow is slow to return a connection, PostgreSQL is not to blame.
+            # Open the connections before the timeout starts, because Airflow may be slow to return them.
             opened = {link: await link.connection() for link in self.links}
             async with within(ANSWER_WITHIN):
                 await self._ask(asked, opened)
@@ -113,17 +114,17 @@ class Poller:
             self._fail(asked, _ours(error))
 
     async def _note(self, active: Sequence[Subscription]) -> None:
-        """Nobody waits for it, and nothing depends on it: but that the connection is lost is said."""
+        """Record the observations. This is best effort: subscribers are told only if the connection was lost."""
         now = self._clock.now()
         due = [s for s in active if s.watch.lasting and s.sight.is_due(now)]
-        # Of several that watch the same feed the one tells that has woken somebody.
+        # If several subscriptions watch one feed, record the one that has woken its subscriber.
         told = {s.watch.feed: s.sight for s in sorted(due, key=lambda s: s.sight.woke_at is not None)}
         if told and self._notes and (connection := self.links[0].opened) is not None:
             try:
                 async with self.noting, within(ANSWER_WITHIN):
                     self._notes = await note(connection, told, now)
             except TimeoutError:
-                # It is opened again with the next look.
+                # The next poll opens it again.
                 await connection.close()
             except (PgChangeError, psycopg.Error) as error:
                 if connection.closed:
@@ -171,7 +172,8 @@ class Poller:
         question: Question,
         among: Among,
     ) -> dict[Subscription, Any]:
-        """The answers of those that could be answered; one bad question must not blind the others."""
+        """Return the answers to all questions that could be answered. A question that fails must not affect the
+        others."""
         if not any(s.apart for s in asked):
             try:
                 return await self._together(connection, asked, question, among)
@@ -195,7 +197,7 @@ class Poller:
     async def _together(
         self, connection: Connection, asked: Sequence[Subscription], question: Question, among: Among
     ) -> dict[Subscription, Any]:
-        """The answers of all, in one round trip; none where one fails."""
+        """Return the answers to all questions, asked in one round trip. Raises if one of them fails."""
         portions = self._sharing.portions(asked, question, among, self._clock.now())
         try:
             values = await ask_all(connection, [portion.query for portion in portions], **PATIENCE.settings())
@@ -215,7 +217,7 @@ class Poller:
 
 
 class Switchboard:
-    """The pollers and links of one event loop, each there as long as somebody needs it."""
+    """The pollers and links of one event loop. Each exists as long as it has subscribers."""
 
     def __init__(self, opener: Opener | None = None, clock: Clock | None = None) -> None:
         self._lookups = Lookups()
@@ -228,8 +230,10 @@ class Switchboard:
     async def subscribe(
         self, watch: Watch, progress: str, source: str, interval: float, *, primary: bool = False
     ) -> AsyncIterator[Subscription]:
-        """News of ``watch`` while the block runs. ``primary``: ask the source's primary, not just any of its
-        servers.
+        """Yield a subscription to the news of ``watch``, which ends with the block.
+
+        ``progress`` and ``source`` are Airflow connections. With ``primary`` the source's primary is asked; otherwise
+        any of its servers may be.
         """
         subscription = Subscription(watch, interval)
         at_progress = self._link(progress, True)
@@ -237,7 +241,7 @@ class Switchboard:
         key = (at_progress, at_source)
         if key not in self._pollers or self._pollers[key][1].done():
             poller = Poller(at_progress, at_source, self._clock)
-            # An empty context: what the poller logs belongs to no trigger.
+            # An empty context, because the log lines of the poller belong to no trigger.
             self._pollers[key] = (
                 poller,
                 asyncio.create_task(poller.run(), name="pgchange-poller", context=Context()),
@@ -258,7 +262,7 @@ class Switchboard:
     async def _end(self, key: tuple[Link, Link], poller: Poller, task: asyncio.Task[None]) -> None:
         if self._pollers[key][1] is task:
             del self._pollers[key]
-        # Who leaves because of the news leaves while it is noted.
+        # A subscriber leaves when it gets its news, which may be before the poller has recorded the observation.
         with suppress(TimeoutError):
             async with asyncio.timeout(NOTED_WITHIN), poller.noting:
                 pass
@@ -277,14 +281,14 @@ _BOARDS: WeakKeyDictionary[asyncio.AbstractEventLoop, Switchboard] = WeakKeyDict
 
 
 def switchboard() -> Switchboard:
-    """The one of this event loop."""
+    """Return the switchboard of this event loop."""
     return _BOARDS.setdefault(asyncio.get_running_loop(), Switchboard())
 
 
 def _ours(error: PgChangeError | psycopg.Error) -> PgChangeError:
     message = str(error).strip()
     if isinstance(error, ConsumerBusy):
-        return ConsumerBusy(f"what it reads is locked by another transaction: {message}")
+        return ConsumerBusy(f"another transaction has locked a table that must be read: {message}")
     if isinstance(error, PgChangeError):
         return error
     if isinstance(error, psycopg.errors.QueryCanceled):

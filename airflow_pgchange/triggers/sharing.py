@@ -1,4 +1,4 @@
-"""What many subscribers are asked with in one round trip: of feeds of a kind many in one query."""
+"""The queries of one round trip for many subscribers. One query answers many feeds of the same kind."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from airflow_pgchange.triggers.subscription import Subscription
 from airflow_pgchange.triggers.watches import Asked
 
 AT_MOST = 50
-"""Feeds that one query asks about: it may take no longer than the question of one."""
+"""The most feeds in one query. Such a query has the same timeout as the question about one feed."""
 EACH_BY_ITSELF_FOR = 60.0
-"""Seconds for which a kind is not shared after a query of many took too long."""
+"""Seconds for which each feed of a kind is asked alone, after a query for many of them took too long."""
 
 Question = Callable[[Subscription], sql.Composed]
 Among = Callable[[Subscription], Asked | None]
@@ -23,7 +23,7 @@ Among = Callable[[Subscription], Asked | None]
 
 @dataclass(frozen=True)
 class Portion:
-    """A query, and whom it answers: one, or with an array many ``of_kind``."""
+    """A query, and the subscriptions that it answers: one, or many ``of_kind``, whose answers are an array."""
 
     query: sql.Composed
     asked: Sequence[Subscription]
@@ -35,14 +35,14 @@ class Portion:
 
 @dataclass
 class Sharing:
-    """Which kinds are shared; the time is the caller's."""
+    """Remembers which kinds of feeds may share a query. The caller passes the time."""
 
     _not_before: dict[str, float] = field(default_factory=dict)
 
     def portions(
         self, asked: Sequence[Subscription], question: Question, among: Among, now: float
     ) -> list[Portion]:
-        """Queries that together answer all, those for many first."""
+        """Return queries that together answer all subscriptions. The queries for many come first."""
         alone: list[Portion] = []
         kinds: dict[str, list[tuple[Subscription, Asked]]] = {}
         for subscription in asked:
@@ -58,7 +58,8 @@ class Sharing:
         ] + alone
 
     def took_too_long(self, portions: Sequence[Portion], now: float) -> None:
-        """One of these did, and nobody knows which: its many have the time of one each for a while."""
+        """Stop sharing queries for a while. It is not known which query took too long, so this applies to all shared
+        ones."""
         for portion in portions:
             if portion.of_kind is not None and len(portion.asked) > 1:
                 self._not_before[portion.of_kind] = now + EACH_BY_ITSELF_FOR

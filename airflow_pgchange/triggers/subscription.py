@@ -1,4 +1,4 @@
-"""One subscriber of a poller: the news it is given, and when it is looked at again. No I/O and no clock."""
+"""One subscriber of a poller: its news, and when its question is due again. This module has no I/O and no clock."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from airflow_pgchange.triggers.watches import Payload, Watch
 FIRST_RETRY = 1.0
 LONGEST_RETRY = 30.0
 REST = 2.0
-"""How many times as long as a look took nobody asks again, up to the longest rest: a third of a backend's time."""
+"""After a query, the rest is this many times as long as the query took, up to the longest rest. So polling takes at most
+a third of a backend's time."""
 LONGEST_REST = 2.0
-"""Seconds; for who asks seldom ``INTERVALS`` of his."""
+"""The longest rest in seconds. If ``INTERVALS`` intervals of the subscription are longer, these are the longest rest."""
 INTERVALS = 10
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """A question could not be answered; it is asked again in ``retry_in`` seconds."""
+    """The question could not be answered, and is asked again in ``retry_in`` seconds."""
 
     error: PgChangeError
     retry_in: float
@@ -39,7 +40,8 @@ News = Payload | Trouble | Recovered
 
 @dataclass(eq=False)
 class Subscription:
-    """One subscriber: iterate over it for the news. ``apart``: it could not be answered among others."""
+    """One subscriber. Iterate over it for its news. ``apart``: its question failed among others, and is now asked
+    alone."""
 
     watch: Watch
     interval: float
@@ -62,7 +64,7 @@ class Subscription:
 
     @property
     def longest_rest(self) -> float:
-        """Seconds for which an event may stay unseen, however long a look took or a lock was held."""
+        """The longest pause in seconds until the next query, however long the last query took or a lock was held."""
         return max(INTERVALS * self.interval, LONGEST_REST)
 
     def fail(self, error: PgChangeError, now: float) -> None:
@@ -70,7 +72,7 @@ class Subscription:
         pause = min(self.retry_in, longest)
         self.queue.put_nowait(Trouble(error, pause))
         self.failing_since = now if self.failing_since is None else self.failing_since
-        # A lock is mostly held for a moment.
+        # Most locks are held for a moment only, so report a failure to the watch only if one lasts.
         if not isinstance(error, ConsumerBusy) or now - self.failing_since >= LONGEST_RETRY:
             self.watch.failed()
         self.sight.seen = Seen(error=without_secrets(str(error), ()))

@@ -1,4 +1,4 @@
-"""What a poller asks for its subscribers: how far behind a consumer is, or whether it has come far enough."""
+"""The questions that a poller asks for its subscribers: about a consumer's lag, its progress, or a message."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from airflow_pgchange.utils import metrics
 
 Payload = dict[str, Any]
 Asked = tuple[Watched, Position, int]
-"""What the lag of one feed is asked with: the feed, the consumer's progress, and how far to count."""
+"""The arguments of a question about lag: the feed, the consumer's position, and the number up to which to count."""
 
 
 class Watch(Protocol):
-    """One question about one feed, asked again and again; ``lasting`` where it is never answered for good."""
+    """One question about one feed, which is asked again and again. ``lasting``: it goes on after its first news."""
 
     lasting: ClassVar[bool]
 
@@ -28,27 +28,28 @@ class Watch(Protocol):
     def feed(self) -> Watched: ...
 
     def question(self, position: Position | None) -> sql.Composed:
-        """The query for the source, given the consumer's progress."""
+        """Return the query for the source, given the consumer's position."""
 
     def shared(self, position: Position | None) -> Asked | None:
-        """What ``lags`` is given to ask the same together with others of the kind; None for what is asked by itself."""
+        """Return the arguments for one query about many feeds of the kind (``lags``); None if the question is asked
+        alone."""
 
     def news(self, position: Position | None, answer: Any, now: float) -> Payload | None:
-        """What to tell the subscriber, plain JSON; None for nothing."""
+        """Return the news for the subscriber, as JSON; None if there is none."""
 
     def failed(self) -> None:
-        """The question could not be answered."""
+        """Note that the question could not be answered."""
 
     def given_up(self) -> None:
-        """Nobody asks it any longer."""
+        """Note that the subscriber has left."""
 
     def unless_at_work(self, held: bool, now: float) -> bool:
-        """Whether to tell it, now that it is known whether a consumer holds the lock."""
+        """Whether to send the news, given whether a consumer holds the lock."""
 
 
 @dataclass
 class BacklogWatch:
-    """Tells of a backlog that nobody works on."""
+    """Waits for a backlog that no consumer is working on."""
 
     lasting: ClassVar[bool] = True
 
@@ -88,7 +89,7 @@ class BacklogWatch:
 
 @dataclass
 class PointWatch:
-    """Tells, once, that a consumer has come to its goal."""
+    """Waits until a consumer has reached its goal."""
 
     lasting: ClassVar[bool] = False
 
@@ -106,10 +107,10 @@ class PointWatch:
         return {"feed": self.feed.name, "passed": True} if answer["passed"] else None
 
     def failed(self) -> None:
-        """It is not for people."""
+        """No metric is reported for this question."""
 
     def given_up(self) -> None:
-        """Nor is that."""
+        """No metric is reported for this question."""
 
     def unless_at_work(self, held: bool, now: float) -> bool:
         return True
@@ -117,7 +118,7 @@ class PointWatch:
 
 @dataclass
 class ReplyWatch:
-    """Tells, once, that a message is there."""
+    """Waits until a message is in its queue."""
 
     lasting: ClassVar[bool] = False
 
@@ -134,10 +135,10 @@ class ReplyWatch:
         return {"feed": self.feed.name, "iid": self.iid} if answer else None
 
     def failed(self) -> None:
-        """It is not for people."""
+        """No metric is reported for this question."""
 
     def given_up(self) -> None:
-        """Nor is that."""
+        """No metric is reported for this question."""
 
     def unless_at_work(self, held: bool, now: float) -> bool:
         return True
