@@ -288,7 +288,7 @@ def switchboard() -> Switchboard:
 def _ours(error: PgChangeError | psycopg.Error) -> PgChangeError:
     message = str(error).strip()
     if isinstance(error, ConsumerBusy):
-        return ConsumerBusy(f"another transaction has locked a table that must be read: {message}")
+        return ConsumerBusy(f"a table that must be read is locked by another transaction: {message}")
     if isinstance(error, PgChangeError):
         return error
     if isinstance(error, psycopg.errors.QueryCanceled):
