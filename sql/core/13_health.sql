@@ -12,24 +12,98 @@ language sql immutable as $$
     select format('%s %s', count, what) || case when count = 1 then '' else 's' end
 $$;
 
--- Consumers that are held back, or whose batch has failed that often; the call gives the batch up, where nothing can mend it.
--- standing: how they stand, for who has asked pgchange.status() already.
+-- What somebody saw of a feed last. Names of watched feeds are cut at 600 characters.
+create function pgchange.latest_watchers() returns setof pgchange.watcher
+language sql stable as $$
+    select distinct on (w.kind, w.feed) w.* from pgchange.watchers() as w order by w.kind, w.feed, w.looked_at desc
+$$;
+
+-- Whether a watcher has ended without anybody to follow it: it has not looked for so long, and its last look did not start work that
+-- has made progress since, as that of a sensor does.
+create function pgchange.has_stopped_looking(w pgchange.watcher, s pgchange.consumer_status, lately interval default '10 minutes')
+returns boolean
+language sql volatile as $$
+    select w.looked_at < clock_timestamp() - lately
+       and (w.woke_at > w.looked_at - interval '10 seconds' and greatest(s.claimed_at, s.updated_at) > w.woke_at) is not true
+$$;
+
+-- Why a consumer is behind, as far as the database can tell. w: who looked at it last, null where nobody did.
+create function pgchange.why_behind(s pgchange.consumer_status, w pgchange.watcher) returns text
+language sql volatile as $$
+    select case
+        when s.at_work then
+            'a task is at work on it' || coalesce(', on a batch claimed at ' || s.claimed_at::timestamptz(0), '')
+            || case when s.attempt > 1 then format(', at attempt %s', s.attempt) || coalesce(', after: ' || s.error, '') else '' end
+        when s.batch_id is not null and s.error is not null then format('attempt %s at batch %s failed: %s', s.attempt, s.batch_id, s.error)
+        when s.batch_id is not null then
+            format('attempt %s at batch %s began at %s and was never finished', s.attempt, s.batch_id, s.claimed_at::timestamptz(0))
+        when s.held_back_by is not null and coalesce(s.ready, 0) = 0 then s.held_back_by
+        when w.looked_at is not null and pgchange.has_stopped_looking(w, s) then
+            format('no watcher has looked at it since %s', w.looked_at::timestamptz(0))
+        when w.error is not null then format('its watcher cannot look: %s', w.error)
+        when w.looked_at is not null then
+            'its watcher looks, but no task claims the changes'
+            || coalesce('; it last woke a run at ' || w.woke_at::timestamptz(0), '; it has woken no run')
+        when s.version > 0 then
+            'no task is at work on it' || coalesce('; its last progress was at ' || s.updated_at::timestamptz(0), '')
+        else 'no task has ever worked on it'
+    end
+$$;
+
+-- Whether a consumer is further behind than it may be; null is no limit.
+create function pgchange.is_behind(s pgchange.consumer_status, max_age interval, max_changes bigint) returns boolean
+language sql immutable as $$
+    select coalesce(s.ready > 0 and s.oldest_seconds > extract(epoch from max_age), false)
+        or coalesce(s.ready + coalesce(s.waiting, 0) > max_changes, false)
+$$;
+
+-- How many changes are ready for a consumer, and for how long the oldest has been, in words.
+create function pgchange.told_ready(s pgchange.consumer_status) returns text
+language sql stable as $$
+    select case when s.ready_exact is false then 'about ' else '' end || pgchange.many(s.ready, 'change') || ' ready'
+        || case when s.waiting > 0 then format(' and %s waiting', s.waiting) else '' end
+        || coalesce(', the oldest for ' || justify_hours(make_interval(secs => round(s.oldest_seconds::numeric)::double precision)), '')
+$$;
+
+-- The same of a consumer that is further behind than it may be, with its limits.
+create function pgchange.told_behind(s pgchange.consumer_status, max_age interval, max_changes bigint) returns text
+language sql stable as $$
+    select format('%s (limit: %s)', pgchange.told_ready(s),
+                  concat_ws(', ', max_age::text, case when max_changes is not null then pgchange.many(max_changes, 'change') end))
+$$;
+
+-- Consumers that are held back, whose batch has failed that often, that are further behind than they may be, or at which their watcher
+-- looks no more. standing: how they stand, for who has asked pgchange.status() already.
 create function pgchange.consumers_health(many_attempts integer default 3, standing pgchange.consumer_status[] default null)
 returns setof pgchange.finding
 language sql volatile as $$
-    select s.kind, line.severity, s.consumer, line.told, line.call
-    from unnest(coalesce(standing, array(select c from pgchange.status() as c))) as s
-    join pgchange.registered as r using (kind)
+    select (s.one).kind, line.severity, (s.one).consumer, line.told, line.call
+    from (select x as one from unnest(coalesce(standing, array(select c from pgchange.status() as c))) as x) as s
+    join pgchange.registered as r on r.kind = (s.one).kind
+    cross join lateral pgchange.lag_limit_of((s.one).kind, (s.one).feed) as l
+    left join (select x as one from pgchange.latest_watchers() as x) as w
+        on (w.one).kind = (s.one).kind and (w.one).feed = left((s.one).consumer, 600)
     cross join lateral (
-        select case when s.ready is null then 'error' else 'warning' end,
-               case when s.waiting > 0 then format('%s waiting for an older transaction: ', pgchange.many(s.waiting, 'change')) else '' end
-                   || s.held_back_by,
+        select case when (s.one).ready is null then 'error' else 'warning' end,
+               case when (s.one).waiting > 0
+                    then format('%s waiting for an older transaction: ', pgchange.many((s.one).waiting, 'change')) else '' end
+                   || (s.one).held_back_by,
                null
-        where s.held_back_by is not null
+        where (s.one).held_back_by is not null
         union all
-        select 'error', format('batch %s has failed %s', s.batch_id, pgchange.many(s.attempt, 'time')) || coalesce(': ' || s.error, ''),
-               'to give it up: airflow pgchange skip ' || pgchange.shell_quoted(s.consumer)
-        where s.attempt >= many_attempts and not s.at_work and not r.tells_of_batches
+        select 'error',
+               format('batch %s has failed %s', (s.one).batch_id, pgchange.many((s.one).attempt, 'time')) || coalesce(': ' || (s.one).error, ''),
+               'to give it up: airflow pgchange skip ' || pgchange.shell_quoted((s.one).consumer)
+        where (s.one).attempt >= many_attempts and not (s.one).at_work and not r.tells_of_batches
+        union all
+        select case when (s.one).at_work then 'warning' else 'error' end,
+               pgchange.told_behind(s.one, l.max_age, l.max_changes) || ': ' || pgchange.why_behind(s.one, w.one),
+               format('if it may be: select pgchange.limit_lag(%L, max_age => null)', (s.one).consumer)
+        where pgchange.is_behind(s.one, l.max_age, l.max_changes)
+        union all
+        select 'error', format('%s, and %s', pgchange.told_ready(s.one), pgchange.why_behind(s.one, w.one)), null
+        where coalesce((s.one).ready, 0) + coalesce((s.one).waiting, 0) > 0 and not (s.one).at_work and (s.one).batch_id is null and pgchange.has_stopped_looking(w.one, s.one)
+          and not pgchange.is_behind(s.one, l.max_age, l.max_changes)
     ) as line(severity, told, call)
 $$;
 

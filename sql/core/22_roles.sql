@@ -8,7 +8,8 @@ select pgchange.add_role(
         'select on pgchange.registered'
     ],
     functions => $$
-        ours status health consumers_health many shell_quoted watchers watchers_health batches note_samples samples trends
+        ours status health consumers_health lag_limit_of is_behind told_ready told_behind why_behind has_stopped_looking many
+        shell_quoted watchers latest_watchers watchers_health batches note_samples samples trends
     $$);
 
 select pgchange.add_role(
@@ -29,11 +30,12 @@ select pgchange.add_role(
     'Let a role see and keep the letters that its rights on their feeds allow. The grant functions of those feeds call this one.',
     includes => 'pgchange.viewer',
     objects => array[
-        'select, insert (kind, consumer, address, content, changes, reason, error, attempts, batch_id), delete on pgchange.letter'
+        'select, insert (kind, consumer, address, content, changes, reason, error, attempts, batch_id), delete on pgchange.letter',
+        'select, insert, update on pgchange.lag_limit'
     ],
     functions => $$
         has_letter_right chosen_letters check_letter_choice letter_gone check_letter check_sendable keeps_letter check_letter_keeper
-        letter_hindrance letters letter_content redrive drop_letters write_letter letters_health
+        letter_hindrance letters letter_content redrive drop_letters write_letter letters_health limit_lag
     $$);
 
 select pgchange.add_role(
@@ -60,6 +62,8 @@ select pgchange.add_role(
 alter table pgchange.letter enable row level security;
 create policy seen on pgchange.letter for select using (pgchange.has_letter_right('see', kind, address));
 create policy kept on pgchange.letter using (pgchange.has_letter_right('keep', kind, address));
+alter table pgchange.lag_limit enable row level security;
+create policy kept on pgchange.lag_limit using (pgchange.has_letter_right('keep', kind, address));
 
 select pgchange.close_schema('pgchange', types => 'consumer_status finding', unpinned => $$
         check_attempts check_claimed check_known check_position check_version close_schema fits in_work is_named lock_briefly next_number

@@ -1,8 +1,9 @@
 -- What a person should look at.
 
 -- Settings that do not fit each other, partitions that stay although they are old or that are made only when somebody says so, tables
--- whose mutations are not published or were not, conditions that fail, and an event that has waited that long for whoever dispatches.
-create function pgmb.health(long_wait interval default '5 minutes') returns setof pgchange.finding
+-- whose mutations are not published or were not, conditions that fail, and an event that has waited that long for a process that
+-- dispatches, or so long undispatched while no process does.
+create function pgmb.health(long_wait interval default '5 minutes', undispatched interval default '1 hour') returns setof pgchange.finding
 language sql volatile as $$
     select 'event', 'warning', null, m.told, null from pgmb.misfit_settings() as m(told)
     union all
@@ -44,7 +45,11 @@ language sql volatile as $$
          'select * from pgmb.fault where group_id is null'),
         (d.at_work is not null and d.oldest_seconds > extract(epoch from long_wait), 'error',
          format('events: one has waited for %s s while process %s dispatches', round(d.oldest_seconds), d.at_work),
-         format('if a condition does not end: select pg_cancel_backend(%s), whose error names it', d.at_work))
+         format('if a condition does not end: select pg_cancel_backend(%s), whose error names it', d.at_work)),
+        (d.at_work is null and d.oldest_seconds > extract(epoch from undispatched) and exists (select from pgmb.status(0)), 'error',
+         format('events: %s waiting to be dispatched, the oldest for %s, and nobody dispatches: no watcher looks, and no consumer claims',
+                pgchange.many(d.waiting, 'event'), justify_hours(make_interval(secs => round(d.oldest_seconds::numeric)::double precision))),
+         'select pgmb.poll_for_events()')
     ) as line(holds, severity, told, call)
     where line.holds
 $$;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
@@ -35,6 +36,7 @@ from airflow_pgchange.feeds import (
     TubeFeed,
     points,
 )
+from airflow_pgchange.feeds.batch import Lag
 from airflow_pgchange.feeds.consumer_state import lag
 from airflow_pgchange.feeds.errors import translated
 from airflow_pgchange.feeds.feed import Movable, lags
@@ -534,3 +536,86 @@ def test_a_batch_is_acked_as_the_version_that_was_claimed(
         _diary(connect_to(other_db))
     results, source = (other_db, db) if elsewhere else (db, None)
     only_the_claimed_version_is_acked(lambda: MORE[feed.kind](connection), feed, results, source)
+
+
+def beginning(connection: Any, feed: Feed) -> Lag:
+    """The lag of a consumer that has just been made."""
+    ask(connection, feed.register())
+    return lag(connection, connection, feed, 10)
+
+
+def behind(connection: Any, feed: Feed, **as_if: Any) -> list[tuple[str, str]]:
+    """What health says of one consumer, where status() says something else of it."""
+    rows = [row | as_if for row in consumers.status(connection, warn=pytest.fail)]
+    found = findings(connection, pytest.fail, rows)
+    return [(one.severity, one.told) for one in found if one.consumer == feed.name]
+
+
+@each
+def test_a_consumer_that_is_further_behind_than_it_may_be_is_a_finding_that_says_why(
+    feed: Feed, fill: Callable[[Any], Any], db: str, connect: Connect
+) -> None:
+    connection = connect()
+    fill(connection)
+    assert beginning(connection, feed).ready > 0
+    assert behind(connection, feed, oldest_seconds=3599) == []
+    ((severity, told),) = behind(connection, feed, oldest_seconds=90 * 86400, ready=2, ready_exact=False)
+    assert severity == "error"
+    assert told.startswith("about 2 changes ready")
+    assert ", the oldest for 90 days (limit: 01:00:00): no task " in told
+    with suppress(ZeroDivisionError), ConsumerTransaction(feed, db) as consumer:
+        consumer.claim(10)
+        if feed.kind != "queue":  # What is at work there is ready for nobody else.
+            ((severity, told),) = behind(connect(), feed, oldest_seconds=3601)
+            assert severity == "warning"
+            assert ": a task is at work on it, on a batch claimed at " in told
+        raise ZeroDivisionError("no reason")
+    ((_, told),) = behind(connection, feed, oldest_seconds=3601)
+    assert re.search(": attempt 1 at batch .* failed: ZeroDivisionError: no reason$", told)
+
+
+@each
+def test_how_far_a_consumer_may_be_behind_can_be_set(
+    feed: Feed, fill: Callable[[Any], Any], connect: Connect
+) -> None:
+    connection = connect()
+    fill(connection)
+    assert beginning(connection, feed).ready > 0
+    limit = "select pgchange.limit_lag(%s, max_age => %s::interval, max_changes => %s)"
+    connection.execute(limit, [feed.name, "2 hours", None])
+    assert behind(connection, feed, oldest_seconds=7199) == []
+    ((_, told),) = behind(connection, feed, oldest_seconds=7201)
+    assert "(limit: 02:00:00)" in told
+    connection.execute(limit, [feed.name, None, 100])
+    assert behind(connection, feed, oldest_seconds=7201, ready=99, waiting=1, held_back_by=None) == []
+    ((_, told),) = behind(connection, feed, oldest_seconds=1, ready=100, waiting=1, held_back_by=None)
+    assert told.startswith("100 changes ready and 1 waiting, the oldest for 00:00:01 (limit: 100 changes): ")
+
+
+WATCHED = """
+    insert into pgchange.watcher (kind, feed, looked_at, woke_at)
+    values (%s, %s, now() - %s::interval, now() - %s::interval)
+    on conflict on constraint watcher_pkey do update set looked_at = excluded.looked_at, woke_at = excluded.woke_at
+"""
+
+
+@each
+def test_a_consumer_at_which_its_watcher_looks_no_more_is_a_finding_while_changes_are_ready(
+    feed: Feed, fill: Callable[[Any], Any], connect: Connect
+) -> None:
+    connection = connect()
+    fill(connection)
+    assert beginning(connection, feed).ready > 0
+    connection.execute(WATCHED, [feed.kind, feed.name, "9 minutes", "1 hour"])
+    assert behind(connection, feed) == []
+    ((_, told),) = behind(connection, feed, oldest_seconds=3601)
+    assert ": its watcher looks, but no task claims the changes; it last woke a run at " in told
+    connection.execute(WATCHED, [feed.kind, feed.name, "11 minutes", "1 hour"])
+    ((severity, told),) = behind(connection, feed)
+    assert severity == "error"
+    assert ", and no watcher has looked at it since " in told
+    assert behind(connection, feed, ready=0, waiting=0) == []
+    # A sensor ends when it wakes its run, which makes progress.
+    connection.execute(WATCHED, [feed.kind, feed.name, "11 minutes", "11 minutes"])
+    progress = connection.execute("select now() - interval '10 minutes'").fetchone()
+    assert behind(connection, feed, updated_at=progress[0]) == []

@@ -9,7 +9,10 @@ from airflow_pgchange.feeds import points
 from airflow_pgchange.feeds.consumer_state import lag as feed_lag
 from tests.event_keeping import set_aside_and_due
 from tests.events import FEED, TOPICAL, lag, poll_all, publish, publish_at, subscribe, work, work_all
+from tests.findings import findings
 from tests.waiting import until
+
+FIVE_MINUTES = "5 minutes"
 
 
 def test_the_lag_is_what_a_claim_would_give(db, connect):
@@ -54,6 +57,25 @@ def test_events_in_the_future_wait(connect):
     publish_at(connection, "now() + interval '1 hour'")
     found = lag(connection)
     assert (found["ready"], found["waiting"], found["waiting_exact"]) == (0, 1, False)
+
+
+def test_events_that_nobody_dispatches_are_a_finding_after_an_hour_if_there_is_a_group(connect):
+    connection = connect()
+    publish(connection, "t")
+    undispatched = (FIVE_MINUTES, "0.001 s")
+    connection.execute("select pg_sleep(0.01)")
+    assert findings(connection, "pgmb", *undispatched) == []
+    subscribe(connection)
+    publish(connection, "t")
+    connection.execute("select pg_sleep(0.01)")
+    assert findings(connection, "pgmb") == []
+    (found,) = findings(connection, "pgmb", *undispatched)
+    assert found.startswith("events: 2 events waiting to be dispatched, the oldest for 00:00:0")
+    assert found.endswith(
+        ", and nobody dispatches: no watcher looks, and no consumer claims; select pgmb.poll_for_events()"
+    )
+    poll_all(connection)
+    assert findings(connection, "pgmb", *undispatched) == []
 
 
 def test_what_a_condition_failed_on_shows_in_the_lag(connect):

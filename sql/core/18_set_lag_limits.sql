@@ -1,0 +1,32 @@
+-- Setting how far behind a consumer may be.
+
+create function pgchange.limit_lag(consumer text, max_age interval default '1 hour', max_changes bigint default null) returns void
+language plpgsql volatile as $$
+declare
+    known record;
+begin
+    if max_age <= interval '0' or max_changes <= 0 then
+        raise invalid_parameter_value using
+            message = format('%s cannot be a limit of %s: a limit is more than 0', case when max_changes <= 0 then max_changes::text else max_age::text end, consumer),
+            hint = 'give null for no limit';
+    end if;
+    select s.kind, s.feed into known
+    from pgchange.registered as r cross join lateral pgchange.status(0, r.kind) as s
+    where starts_with(limit_lag.consumer, r.prefix) and s.consumer = limit_lag.consumer;
+    if not found then
+        raise exception using errcode = 'PC002', message = format('there is no consumer %s here', consumer),
+            hint = 'select consumer from pgchange.status() lists them';
+    end if;
+    if not pgchange.has_letter_right('keep', known.kind, known.feed) then
+        raise insufficient_privilege using message = format('this role may not set a limit for %s', consumer),
+            hint = 'a role that may give up batches of this consumer may: the guide to roles says what that needs';
+    end if;
+    insert into pgchange.lag_limit (kind, address, max_age, max_changes)
+    values (known.kind, known.feed, limit_lag.max_age, limit_lag.max_changes)
+    on conflict on constraint lag_limit_pkey do update set
+        max_age = excluded.max_age, max_changes = excluded.max_changes, set_by = excluded.set_by, set_at = excluded.set_at;
+end
+$$;
+comment on function pgchange.limit_lag(text, interval, bigint) is
+    'Set how far behind a consumer may be before pgchange.health() reports it: the age of its oldest ready change, and the number of changes '
+    'that are ready or wait. Null is no limit. For a role that may give up batches of the consumer.';

@@ -1,0 +1,62 @@
+"""Who may set how far behind a consumer may be, and what is no limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+
+from airflow_pgchange.admin import consumers
+from airflow_pgchange.admin.health import findings
+from airflow_pgchange.errors import InvalidArgument, PermissionDenied, UnknownConsumer
+from airflow_pgchange.feeds.errors import translated
+from tests.commits import commits
+from tests.conftest import Role
+from tests.ledger import Connect
+
+pytestmark = pytest.mark.usefixtures("few_sessions")
+
+
+@pytest.fixture
+def connection(connect: Connect) -> psycopg.Connection[Any]:
+    """A database with a consumer that has commits before it."""
+    connection = connect()
+    commits(connection, 2)
+    connection.execute("select pubsub.register('test', 0)")
+    return connection
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "told"),
+    [
+        ("'commits:tset/0'", UnknownConsumer, "there is no consumer commits:tset/0 here"),
+        ("'commits:test/0', '0'", InvalidArgument, "00:00:00 cannot be a limit of commits:test/0"),
+        ("'commits:test/0', max_changes => 0", InvalidArgument, "^0 cannot be a limit of commits:test/0"),
+    ],
+)
+def test_a_limit_of_nobody_or_of_nothing_is_refused(
+    connection: psycopg.Connection[Any], arguments: str, error: type[Exception], told: str
+) -> None:
+    with pytest.raises(error, match=told), translated():
+        connection.execute(f"select pgchange.limit_lag({arguments})")
+
+
+def test_who_gives_up_batches_sets_limits_and_who_sees_the_consumer_has_the_findings_of_them(
+    connection: psycopg.Connection[Any], role: Callable[[str], Role]
+) -> None:
+    reader, keeper = role("reader"), role("keeper")
+    connection.execute("select pubsub.grant_consumer(%s::regrole)", [reader.name])
+    connection.execute("select pubsub.grant_admin(%s::regrole)", [keeper.name])
+    limit = "select pgchange.limit_lag('commits:test/0', max_age => null, max_changes => 1)"
+    with psycopg.connect(reader.conninfo, autocommit=True) as session:
+        with pytest.raises(PermissionDenied), translated():
+            session.execute(limit)
+        with psycopg.connect(keeper.conninfo, autocommit=True) as other:
+            other.execute(limit)
+        rows = consumers.status(session, warn=lambda _: None)
+        (found,) = findings(session, lambda _: None, rows)
+    assert found.told.endswith("(limit: 1 change): no task has ever worked on it")
+    connection.execute("select pgchange.limit_lag('commits:test/0')")
+    assert findings(connection) == []
