@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from psycopg import errors
 
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from tests.commits import commits, drain
 
 ELSEWHERE = 1_000_000
@@ -35,6 +36,22 @@ def test_commits_after_a_rebase_come_last_though_the_queue_needs_more_transactio
     connection.execute("select pubsub.rebase_after_restore()")
     new = commits(connection)
     assert drain(own_database) == [*(ELSEWHERE + n for n in range(1, runs + 1, 2)), *new]
+
+
+def test_each_consumer_goes_on_where_it_was_after_a_rebase(db, connection):
+    feeds = [CommitFeed("behind", 0), CommitFeed("ahead", 0), CommitFeed("between", 0)]
+    for feed in feeds:
+        connection.execute("select pubsub.register(%s, 0)", [feed.consumer])
+    expected = commits(connection, 3)
+    for feed, count in zip(feeds, (0, 3, 2), strict=True):
+        for _ in range(count):
+            with ConsumerTransaction(feed, db) as consumer:
+                consumer.claim(1)
+                consumer.ack()
+    connection.execute("update revision.origin set written_in = '3'")
+    connection.execute("select pubsub.rebase_after_restore()")
+    left = [drain(db, feed=feed) for feed in feeds]
+    assert left == [expected, [], expected[2:]]
 
 
 @pytest.mark.parametrize(

@@ -215,11 +215,13 @@ def test_is_msg_exists_and_peek_by_iid(q):
 
 
 def test_received_names_the_consumers_that_have_a_message(q):
-    consumer(q, "other")
+    for name in ("other", "third"):
+        consumer(q, name)
     fill(q, [1])
-    assert drain(q) == ["1"]
-    number = one(q, "select id from mbus.consumer where name = 'default'")
-    assert one(q, 'select received from mbus."qt$q"') == [number]
+    for names in (["default"], ["default", "third"]):
+        assert drain(q, names[-1]) == ["1"]
+        numbers = one(q, "select array_agg(id order by id) from mbus.consumer where name = any (%s)", names)
+        assert one(q, 'select received from mbus."qt$q"') == numbers
 
 
 def test_a_queue_is_dropped_without_touching_one_whose_name_begins_alike(q):

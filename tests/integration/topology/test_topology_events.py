@@ -368,6 +368,15 @@ def test_events_that_were_trimmed_are_not_passed_over_in_silence(catalogue):
     assert caught.value.sqlstate == "PC005"
 
 
+def test_the_error_about_trimmed_events_names_the_last_of_the_latest_term(catalogue):
+    for term in (1, 2):
+        catalogue.execute("select topology.set_state('r1-i1', %s)", [["Offline", "Online"][term - 1]])
+        catalogue.execute("update topology.log set term = %s", [term])
+        catalogue.execute("select topology.trim_log('0')")
+    with pytest.raises(errors.Error, match=r"were trimmed, up to \(2, "):
+        catalogue.execute("select * from topology.events(1, 1)")
+
+
 def test_what_clients_heard_of_survives_a_crash_though_its_writer_did_not_wait_for_the_disk(own_database):
     with psycopg.connect(own_database, autocommit=True) as connection:
         connection.execute("select topology.add_replicaset('r1'); create table witness ()")

@@ -50,6 +50,11 @@ def test_events_come_once_and_in_order(db, catalogue):
     assert work(db) == []
 
 
+def test_a_batch_reaches_into_the_next_term(db, catalogue):
+    catalogue.execute("update topology.log set term = 2 where index = 3")
+    assert [change.id for change in work(db)] == ["1/1", "1/2", "2/3"]
+
+
 @pytest.mark.parametrize("through", ["db", "pgbouncer"])
 def test_times_are_read_in_whatever_style_the_database_shows_them(request, db, catalogue, through):
     name = catalogue.info.dbname
