@@ -123,6 +123,18 @@ def test_samples_are_kept_for_an_hour(connection: Connection) -> None:
     assert connection.execute("select count(*) from pgchange.sample").fetchall() == [(2,)]
 
 
+def test_who_notes_a_sample_does_not_wait_for_who_forgets_old_ones(
+    connect: Connect, connection: Connection
+) -> None:
+    connection.execute(NOTE)
+    later(connection, 3601)
+    other = connect(autocommit=False)
+    other.execute("delete from pgchange.sample")
+    connection.execute("set statement_timeout = '5s'")
+    connection.execute(NOTE)
+    assert ready(connection) == [2]
+
+
 def test_a_role_keeps_so_many_samples_however_many_it_notes_and_others_keep_theirs(
     connection: Connection, role: Any
 ) -> None:

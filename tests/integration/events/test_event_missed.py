@@ -81,6 +81,15 @@ def test_what_came_is_published_as_inserted_and_told_no_more(item):
     assert events(item) == []
 
 
+def test_what_came_with_a_table_that_is_published_itself_has_its_topic(item):
+    item.execute("insert into high (id) values (11)")
+    push(item, "high")
+    come(item, None)
+    refresh(item)
+    assert one(item, BRING) == 1
+    assert [topic for topic, _, _ in events(item)] == ["public.high.insert"]
+
+
 def test_a_row_that_can_be_no_event_is_a_fault(item):
     come(item, "(11)")
     refresh(item)
