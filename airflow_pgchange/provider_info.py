@@ -99,7 +99,7 @@ def _modules(*names: str) -> dict[str, Any]:
 
 def _config() -> dict[str, Any]:
     return {
-        "description": "What the page shows.",
+        "description": "The page, and consumers.",
         "options": {
             "connections": {
                 "description": "Connections, with commas between, that the page shows besides those that DAGs name.",
@@ -107,6 +107,14 @@ def _config() -> dict[str, Any]:
                 "type": "string",
                 "example": "airline,warehouse",
                 "default": "",
-            }
+            },
+            "register_consumers": {
+                "description": "Whether a task registers a consumer that is not registered yet. If not, the task fails, "
+                "and `airflow pgchange register` registers the consumer.",
+                "version_added": "0.1.0",
+                "type": "boolean",
+                "example": None,
+                "default": "True",
+            },
         },
     }

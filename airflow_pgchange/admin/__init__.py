@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from airflow_pgchange.admin.by_hand import (
         drop_consumer,
         move_consumer,
+        register_consumer,
         repair_consumer,
         skip_batch,
         trim_commit_queue,
@@ -25,6 +26,7 @@ else:
             "by_hand": [
                 "drop_consumer",
                 "move_consumer",
+                "register_consumer",
                 "repair_consumer",
                 "skip_batch",
                 "trim_commit_queue",
@@ -58,6 +60,7 @@ __all__ = [
     "maintain",
     "move_consumer",
     "redrive",
+    "register_consumer",
     "repair_consumer",
     "skip_batch",
     "status",

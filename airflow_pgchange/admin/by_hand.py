@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
-from airflow_pgchange.errors import BatchNotFinished, ConsumerBusy
+from airflow_pgchange.errors import BatchNotFinished, ConsumerBusy, InvalidArgument
+from airflow_pgchange.feeds import starting
 from airflow_pgchange.feeds.checks import Seconds, span
 from airflow_pgchange.feeds.consumer_state import in_work, position
 from airflow_pgchange.feeds.errors import translated
-from airflow_pgchange.feeds.feed import Feed, Movable, progress_at
+from airflow_pgchange.feeds.feed import BEGINNING, Feed, Movable, progress_at
 from airflow_pgchange.feeds.queries import ask, rows
+from airflow_pgchange.feeds.starting import Start
 
 Connection = psycopg.Connection[Any]
 
@@ -55,6 +58,21 @@ def move_consumer(results: Connection, source: Connection, feed: Movable, to: da
             raise ConsumerBusy(f"{feed.name} is at work: stop it, or wait until its batch has ended")
         version = ask(source, feed.note_move(position(results, feed), point))
         ask(results, feed.move_to(point, version))
+
+
+def register_consumer(
+    results: Connection, source: Connection, feed: Movable, start: Start = BEGINNING
+) -> None:
+    """Register a new consumer, to start at ``start``: the ``"beginning"`` of what the source still has, ``"now"``, a time
+    or a point. Raises InvalidArgument if the consumer is registered already, or for a time where the feed has none.
+    """
+    if ask(results, feed.position()) is not None:
+        raise InvalidArgument(
+            f"{feed.name} is registered already, and goes on where it is: `airflow pgchange move` moves it"
+        )
+    placed: Any = replace(feed, start=start)  # type: ignore[type-var]
+    with translated():
+        starting.start(results, source, placed)
 
 
 def drop_consumer(results: Connection, source: Connection, feed: Movable) -> None:

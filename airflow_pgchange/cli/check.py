@@ -22,13 +22,16 @@ from airflow_pgchange.errors import InvalidArgument, PgChangeError
 from airflow_pgchange.feeds.connections import both as both_databases
 from airflow_pgchange.feeds.connections import keep_open
 from airflow_pgchange.feeds.error_text import described, without_secrets
-from airflow_pgchange.feeds.feed import Watched
+from airflow_pgchange.feeds.feed import BEGINNING, Feed, Watched
+from airflow_pgchange.feeds.starting import outlook
 from airflow_pgchange.plugins.looks import LIMITS, REACH
 from airflow_pgchange.plugins.places import Named, ParsedDag, ParsedDags, Place
 from airflow_pgchange.plugins.watched_assets import Clash, WatchedAsset, clashes
 
 Naming = dict[Place, dict[Watched | None, set[str]]]
 """Of each place the feeds that are named there, and by which DAGs; None: its connections are named without a feed."""
+Starts = dict[tuple[Place, str], dict[str, set[str]]]
+"""Of each consumer at a place the starts that tasks give it, each with the DAGs of these tasks."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +49,14 @@ class Read:
 )
 def check(args: Namespace) -> Rows:
     read = _in_files(args.files) if args.files else _parsed()
-    naming, found = naming_of(read.named), clashes(read.assets)
+    naming, found, starts = naming_of(read.named), clashes(read.assets), starts_of(read.named)
     return [
         *(
             _row(place, *told)
             for place in sorted(naming, key=str)
-            for told in _told(place, naming[place], found)
+            for told in _told(place, naming[place], found, starts)
         ),
-        *(_row(None, "", {dag_id}, why) for dag_id, why in read.unread),
+        *(_row(None, "", {dag_id}, "", why) for dag_id, why in read.unread),
     ]
 
 
@@ -69,34 +72,74 @@ def naming_of(named: Mapping[str, Iterable[Named]]) -> Naming:
     return found
 
 
+def starts_of(named: Mapping[str, Iterable[Named]]) -> Starts:
+    """Where the tasks of each DAG start a consumer that is new."""
+    found: Starts = defaultdict(lambda: defaultdict(set))
+    for dag_id, all_named in named.items():
+        for one in all_named:
+            if one.consumer is not None and one.start is not None:
+                found[one.place, one.consumer][one.start].add(dag_id)
+    return found
+
+
 def _told(
-    place: Place, feeds: Mapping[Watched | None, set[str]], found: Sequence[Clash]
-) -> Iterator[tuple[str, set[str], str]]:
-    """Of each feed its name, the DAGs that name it, and what keeps it from being watched."""
+    place: Place, feeds: Mapping[Watched | None, set[str]], found: Sequence[Clash], starts: Starts
+) -> Iterator[tuple[str, set[str], str, str]]:
+    """Of each feed its name, the DAGs that name it, where its consumer starts if it is new, and what is wrong with it."""
     ordered = sorted(feeds.items(), key=lambda item: "" if item[0] is None else item[0].name)
     known: list[str] = []
-    told: list[str | None] = []
+    told: list[tuple[str | None, str | None]] = []
     try:
         known += [conninfo_by_name(one) for one in place.connections]
         reached = [make_conninfo(conninfo, **REACH) for conninfo in known]
         with both_databases(reached[0], reached[1] if place.source else None, primary=False) as opened:
             for connection in opened:
                 keep_open(connection, **LIMITS)
-            told += [None if feed is None else hindrance(*opened, feed) for feed, _ in ordered]
+            told += [_asked(*opened, feed, starts[place, feed.name if feed else ""]) for feed, _ in ordered]
     except (PgChangeError, psycopg.Error) as error:
-        told = [str(error).strip()] * len(ordered)
-    for (feed, dags), why in zip(ordered, told, strict=True):
-        clashed = [clash.told() for clash in found if feed and clash.is_of(place.connection, feed)]
-        hindrances = [without_secrets(why, known)] if why else []
-        yield "" if feed is None else feed.name, dags, "; ".join(hindrances + clashed)
+        told = [(None, str(error).strip())] * len(ordered)
+    for (feed, dags), (new, why) in zip(ordered, told, strict=True):
+        name = "" if feed is None else feed.name
+        wrong = [clash.told() for clash in found if feed and clash.is_of(place.connection, feed)]
+        if why:
+            wrong.insert(0, without_secrets(why, known))
+        if new is not None and len(starts[place, name]) > 1:
+            wrong.append(_two_starts(starts[place, name]))
+        yield name, dags, new or "", "; ".join(wrong)
 
 
-def _row(place: Place | None, consumer: str, dags: set[str], why: str) -> dict[str, Any]:
+def _asked(
+    results: psycopg.Connection[Any],
+    source: psycopg.Connection[Any],
+    feed: Watched | None,
+    starts: Mapping[str, set[str]],
+) -> tuple[str | None, str | None]:
+    """Where the consumer of a feed starts if it is new, and what keeps the feed from being watched."""
+    if feed is None:
+        return None, None
+    why = hindrance(results, source, feed)
+    if why or not isinstance(feed, Feed):
+        return None, why
+    return outlook(results, source, feed, min(starts, default=BEGINNING)), None
+
+
+def _two_starts(starts: Mapping[str, set[str]]) -> str:
+    each = "; ".join(
+        f"start={start!r} in {', '.join(sorted(dags))}" for start, dags in sorted(starts.items())
+    )
+    return (
+        f"DAGs start this new consumer at different places, and the DAG that runs first decides: {each}; give the feed "
+        "the same start in each"
+    )
+
+
+def _row(place: Place | None, consumer: str, dags: set[str], new: str, why: str) -> dict[str, Any]:
     return {
         "connection": "" if place is None else place.connection,
         "source": "" if place is None else place.source or "",
         "consumer": consumer,
         "dags": ", ".join(sorted(dags)),
+        "new consumer": new,
         "can be watched": "no" if why else "yes",
         "hindrance": why,
     }

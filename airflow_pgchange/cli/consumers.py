@@ -1,4 +1,4 @@
-"""``airflow pgchange skip``, ``repair``, ``move``, ``drop``, ``trim``: where consumers stand, changed by hand."""
+"""``airflow pgchange register``, ``skip``, ``repair``, ``move``, ``drop``, ``trim``: consumers changed by hand."""
 
 from __future__ import annotations
 
@@ -34,6 +34,14 @@ def move(args: Namespace) -> Rows:
     with both(args) as (results, source):
         by_hand.move_consumer(results, source, feed, to)
     return [{"consumer": feed.name, "moved_to": args.to}]
+
+
+@command(DONE)
+def register(args: Namespace) -> Rows:
+    feed = consumers.movable(args.consumer)
+    with both(args) as (results, source):
+        by_hand.register_consumer(results, source, feed, args.start)
+    return [{"consumer": feed.name, "starts_at": args.start}]
 
 
 @command(DONE)

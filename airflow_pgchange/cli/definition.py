@@ -47,6 +47,11 @@ TO = _arg(
     required=True,
     help="beginning, now, or (not of the topology) a time such as 2026-01-31T12:00:00+00:00",
 )
+START = _arg(
+    "--start",
+    default="beginning",
+    help="where it starts: beginning, now, or (not of the topology) a time such as 2026-01-31T12:00:00+00:00",
+)
 RETENTION = _arg("--retention", required=True, help="how much history stays, such as '30 days'")
 LETTERS = _arg("ids", nargs="*", type=int, metavar="letter", help="numbers of letters, as list shows them")
 OF_CONSUMER = _arg(
@@ -157,6 +162,13 @@ def get_pgchange_cli_commands() -> list[GroupCommand]:
                     *WHERE_BOTH,
                     MOVABLE,
                     YES,
+                ),
+                _command(
+                    "consumers.register",
+                    "Register a new consumer, and say where it starts",
+                    *WHERE_BOTH,
+                    MOVABLE,
+                    START,
                 ),
                 _command("consumers.move", "Move a consumer to another point", *WHERE_BOTH, MOVABLE, TO, YES),
                 _command("consumers.drop", "Forget a consumer", *WHERE_BOTH, MOVABLE, YES),

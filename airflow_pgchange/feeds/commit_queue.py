@@ -60,6 +60,7 @@ class CommitFeed(OfferedFeed):
     accept_trimmed: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not is_name(self.consumer):
             raise InvalidArgument("consumer must be a text that is not empty")
         if isinstance(self.branch, bool) or not isinstance(self.branch, int) or self.branch < 0:

@@ -45,7 +45,7 @@ class Plan:
     to do while another transaction works on the feed: wait for it (for ``busy_timeout``, None: as long as it takes),
     skip, or fail. ``max_attempts``: from that many failed attempts on a batch is not tried again, None: it always is.
     ``on_give_up``: then fail, until a person has mended it or given it up, or make it a dead letter and go on. ``hide``
-    takes secrets out of what it failed on. ``run`` says who works.
+    takes secrets out of what it failed on. ``run`` says who works. ``register``: whether a new consumer is registered.
     """
 
     feed: Feed
@@ -61,6 +61,7 @@ class Plan:
     on_give_up: OnGiveUp = "fail"
     hide: Callable[[str], str] = lambda text: text
     run: str | None = None
+    register: bool = True
 
     def __post_init__(self) -> None:
         check_count("limit", self.limit)
@@ -216,6 +217,7 @@ def _opened(plan: Plan, stopped: Callable[[], bool]) -> ConsumerTransaction:
         stopped=stopped,
         hide=plan.hide,
         run=plan.run,
+        register=plan.register,
     )
 
 

@@ -53,6 +53,7 @@ class EventFeed(OfferedFeed):
     group: str
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_group_name(self.group)
 
     def lag(self, position: Position, upto: int) -> sql.Composed:

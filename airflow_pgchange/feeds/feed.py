@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from datetime import datetime
 from functools import cache
 from importlib.metadata import entry_points
@@ -30,6 +30,8 @@ Ask = Callable[[sql.Composed], Any]
 Position = Mapping[str, Any]
 Goal = Mapping[str, Any]
 """What a consumer should come to: a point of its feed."""
+BEGINNING = "beginning"
+"""The start of a consumer before all that the source has."""
 NOWHERE: Position = {}
 """The position of a consumer that has not begun: everything there ever was is before it."""
 
@@ -171,6 +173,10 @@ def shards(feed: Feed, batch: Batch) -> list[int]:
 class Movable(Feed, Protocol):
     """What a feed can do besides whose progress is kept with the results: its consumers can be moved."""
 
+    @property
+    def start(self) -> datetime | str | Mapping[str, Any]:
+        """Where a new consumer starts: ``"beginning"``, ``"now"``, a time or a point."""
+
     def mark(self) -> sql.Composed:
         """source, primary: what it knows of the consumer's last claim; null where that is nothing."""
 
@@ -187,6 +193,13 @@ class Movable(Feed, Protocol):
 
     def move_to(self, point: Any, version: int) -> sql.Composed:
         """results: go on from the point of a move that ``note_move`` noted."""
+
+    def note_start(self, position: Position, point: Any) -> sql.Composed:
+        """source, primary: note the point at which a new consumer starts; the version for ``start_at``, or null if the
+        consumer is not new."""
+
+    def start_at(self, point: Any, version: int) -> sql.Composed:
+        """results: put a new consumer at the point that ``note_start`` noted; false if it is not new."""
 
     def known(self) -> sql.Composed:
         """source, primary: whether it knows of the consumer, whose progress may be elsewhere."""
@@ -257,21 +270,30 @@ def from_other_packages() -> None:
         kind_of_feed(entry.load())
 
 
+def identity(feed: object) -> dict[str, Any]:
+    """The fields that make the feed equal to another one, by name."""
+    return {each.name: getattr(feed, each.name) for each in fields(feed) if each.compare}  # type: ignore[arg-type]
+
+
 def to_json(feed: Watched) -> dict[str, Any]:
-    """The feed as plain JSON."""
-    return {"kind": feed.kind, **asdict(feed)}  # type: ignore[call-overload]
+    """The feed as plain JSON, with the start of a new consumer if that is not the beginning."""
+    start = getattr(feed, "start", None) or BEGINNING
+    given = (
+        {} if start == BEGINNING else {"start": start.isoformat() if isinstance(start, datetime) else start}
+    )
+    return {"kind": feed.kind, **identity(feed), **given}
 
 
 def from_json(data: Mapping[str, Any]) -> Watched:
     """The feed that ``to_json`` wrote. Raises InvalidArgument for an unknown kind or field."""
-    fields = dict(data)
-    kind = kinds().get(str(fields.pop("kind", "")))
+    given = dict(data)
+    kind = kinds().get(str(given.pop("kind", "")))
     if kind is None:
         raise InvalidArgument(
             f"unknown kind of feed in {dict(data)}: it must be one of {', '.join(sorted(kinds()))}"
         )
     try:
-        feed: Watched = kind(**fields)
+        feed: Watched = kind(**given)
     except TypeError as error:
         raise InvalidArgument(f"{data['kind']} feed: {error}") from error
     return feed
@@ -282,9 +304,9 @@ def to_uri(feed: Watched, server: str, conditions: Mapping[str, Any] | None = No
 
     ``conditions`` are those of ``CONDITIONS`` that are not the defaults: assets that differ in them are different assets.
     """
-    given = {**asdict(feed), **(conditions or {})}  # type: ignore[call-overload]
-    fields = {key: json.dumps(value) for key, value in sorted(given.items())}
-    return f"pgchange://{quote(server, safe='')}/{feed.kind}?{urlencode(fields)}"
+    given = {**identity(feed), **(conditions or {})}
+    query = {key: json.dumps(value) for key, value in sorted(given.items())}
+    return f"pgchange://{quote(server, safe='')}/{feed.kind}?{urlencode(query)}"
 
 
 def from_uri(uri: str) -> tuple[Watched, str]:
@@ -298,5 +320,5 @@ def from_uri(uri: str) -> tuple[Watched, str]:
         given = {key: json.loads(value) for key, value in parse_qsl(parts.query)}
     except json.JSONDecodeError as error:
         raise InvalidArgument(f"{uri!r}: its fields are not JSON: {error}") from error
-    fields = {key: value for key, value in given.items() if key not in CONDITIONS}
-    return from_json({"kind": parts.path.strip("/"), **fields}), unquote(parts.netloc)
+    feed = {key: value for key, value in given.items() if key not in CONDITIONS}
+    return from_json({"kind": parts.path.strip("/"), **feed}), unquote(parts.netloc)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import astuple
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, ClassVar, Literal, Self
 
@@ -12,9 +12,10 @@ from psycopg.types.json import Jsonb
 
 from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds.batch import Batch, Slice
-from airflow_pgchange.feeds.feed import Ask, Goal, Position
+from airflow_pgchange.feeds.feed import BEGINNING, Ask, Goal, Position, identity
 from airflow_pgchange.feeds.names import Names
 from airflow_pgchange.feeds.queries import call, select
+from airflow_pgchange.feeds.starting import Start, check_start
 
 
 class SchemaFeed:
@@ -51,7 +52,7 @@ class SchemaFeed:
     @property
     def parts(self) -> tuple[Any, ...]:
         """What the consumer's name is made of, and what the functions know it by."""
-        return astuple(self)  # type: ignore[call-overload, no-any-return]
+        return tuple(identity(self).values())
 
     def register(self) -> sql.Composed:
         return self._select("register")
@@ -90,14 +91,23 @@ class SchemaFeed:
         return select(f"{self.schema}.{self.prefix}{function}", *self.parts, *arguments)
 
 
+@dataclass(frozen=True)
 class OfferedFeed(SchemaFeed):
     """A feed whose schema has the trait ``position``: ``pgchange.offer`` gives it the functions that this class calls.
 
     The schema itself writes ``register``, ``position``, ``lag``, ``changes``, ``point`` and ``passed``. The progress of a
     consumer is kept with the results.
+
+    ``start`` is where a new consumer starts. It acts once, when the consumer is registered. Two feeds that differ in it
+    alone are equal, and have the same name and the same asset.
     """
 
     progress: ClassVar[Literal["results", "source"]] = "results"
+
+    start: Start = field(default=BEGINNING, compare=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_start(self.start)
 
     def lag(self, position: Position, upto: int) -> sql.Composed:
         return select(f"{self.schema}.lag", position, upto)
@@ -127,6 +137,12 @@ class OfferedFeed(SchemaFeed):
 
     def move_to(self, point: Any, version: int) -> sql.Composed:
         return self._select("move_consumer", point, version)
+
+    def note_start(self, position: Position, point: Any) -> sql.Composed:
+        return self._select("note_start", position, point)
+
+    def start_at(self, point: Any, version: int) -> sql.Composed:
+        return self._select("start_at", point, version)
 
     def known(self) -> sql.Composed:
         return self._select("is_known")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Any, ClassVar
 
 from psycopg import sql
@@ -59,8 +59,14 @@ class QueueFeed(SchemaFeed):
 
     queue_name: str
     consumer: str = "default"
+    start: InitVar[object] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, start: object) -> None:
+        if start is not None:
+            raise InvalidArgument(
+                "the consumer of a queue has no start: it begins with the messages that are in the queue when the "
+                "consumer is made"
+            )
         for name, noun in (("queue_name", "queue"), ("consumer", "consumer")):
             value = getattr(self, name)
             if not is_name(value):

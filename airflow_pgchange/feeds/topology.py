@@ -45,6 +45,7 @@ class TopologyFeed(OfferedFeed):
     consumer: str
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not is_name(self.consumer):
             raise InvalidArgument("consumer must be a text that is not empty")
 

@@ -31,6 +31,7 @@ from airflow_pgchange.feeds.feed import NOWHERE, Feed, progress_at
 from airflow_pgchange.feeds.progress import Progress
 from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.feeds.retrying import past_deadlocks, succeeds
+from airflow_pgchange.feeds.starting import may_start, start
 
 PING_EVERY = 10.0
 
@@ -49,6 +50,7 @@ class ConsumerTransaction:
     What the block fails on is noted with the claim, for ``give_up``; ``hide`` takes secrets out of it that are not ours.
     ``run`` says who works, for people who look at the batches of the last days.
     ``progress`` knows what it is at.
+    A new consumer is registered, and starts where its feed says; with ``register=False`` UnknownConsumer is raised.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class ConsumerTransaction:
         stopped: Callable[[], bool] = lambda: False,
         hide: Callable[[str], str] = lambda text: text,
         run: str | None = None,
+        register: bool = True,
     ) -> None:
         self.feed = feed
         self.batch: Batch | None = None
@@ -72,6 +75,7 @@ class ConsumerTransaction:
         self._stopped = stopped
         self._hide = hide
         self._told = {} if run is None else {"pgchange.run": run}
+        self._register = register
         self._acked = False
         self._open = ExitStack()
         self._stream: Generator[Change, None, None] | None = None
@@ -92,10 +96,8 @@ class ConsumerTransaction:
             self._keeper = opened.enter_context(
                 connect(progress_at(self.feed, self._results, self._source), primary=True)
             )
-            if ask(self._keeper, self.feed.position()) is None:
-                # What the feed names must be there, or a typo would be registered.
-                ask(self._reader, self.feed.lag(NOWHERE, 1))
-                self._keeper.execute(self.feed.register())
+            if may_start(self.feed, ask(self._keeper, self.feed.position())):
+                start(self._keeper, self._claims, self.feed, self._register)
             opened.enter_context(begun(self._keeper))
             self.busy = not succeeds(self._try_lock, self._busy_timeout)
             self.connection = self._keeper

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Any, ClassVar, Literal, Self
 
 from psycopg import sql
@@ -56,8 +56,14 @@ class TubeFeed(SchemaFeed):
     tube: str
     worker: int = 0
     workers: int = 1
+    start: InitVar[object] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, start: object) -> None:
+        if start is not None:
+            raise InvalidArgument(
+                "the worker of a tube has no start: it begins with the rows that change after their table is "
+                "attached, and a backfill brings the rows from before"
+            )
         if not is_name(self.tube):
             raise InvalidArgument("tube must be the name of a tube")
         for name in ("worker", "workers"):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import quote
 
 import psycopg
-from airflow.sdk import BaseOperator, BaseOperatorLink
+from airflow.sdk import BaseOperator, BaseOperatorLink, conf
 from airflow.sdk.exceptions import AirflowSkipException
 from airflow.sdk.log import redact  # type: ignore[attr-defined]
 
@@ -230,6 +230,7 @@ class FeedOperator(CheckedArguments, BaseOperator):
             max_attempts=self.max_attempts,
             on_give_up=self.on_give_up,
             hide=lambda text: str(redact(text)),
+            register=conf.getboolean("pgchange", "register_consumers", fallback=True),
         )
 
     @property

@@ -18,7 +18,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from airflow_pgchange.errors import PgChangeError
-from airflow_pgchange.feeds.feed import Watched, from_uri
+from airflow_pgchange.feeds.feed import Movable, Watched, from_uri
 from airflow_pgchange.plugins.watched_assets import Clash, WatchedAsset, clashes, unwrapped, watched_assets
 from airflow_pgchange.utils.arguments import watched_of
 
@@ -43,10 +43,12 @@ class Place:
 
 @dataclass(frozen=True)
 class Named:
-    """A place that something in a DAG names, and the consumer if it names one, with its feed."""
+    """A place that something in a DAG names, and the consumer if it names one, with its feed. ``start`` is where a task
+    starts the consumer if that is new; None if this is no task that claims batches."""
 
     place: Place
     consumer: str | None
+    start: str | None = None
     feed: Watched | None = field(default=None, compare=False)
 
 
@@ -163,7 +165,7 @@ def named_in(node: Any, ours: bool = False) -> Iterator[Named]:
         if "postgres_conn_id" in node and (ours or "feed" in node):
             place = _place(node["postgres_conn_id"], node.get("source_conn_id"))
             if place is not None:
-                yield _named(place, _feed(node.get("feed")))
+                yield _named(place, _feed(node.get("feed")), _claims(node))
         if str(node.get("uri")).startswith("pgchange://") and not node.get("watchers"):
             with suppress(PgChangeError):
                 feed, connection = from_uri(node["uri"])
@@ -195,13 +197,23 @@ def _place(connection: Any, source: Any) -> Place | None:
     return Place(connection, None if not source or source == connection else source)
 
 
-def _named(place: Place, feed: Watched | None) -> Named:
-    return Named(place, None if feed is None else feed.name, feed)
+def _claims(node: Mapping[str, Any]) -> bool:
+    """Whether a part of a serialized DAG is a task that claims batches: sensors only wait for them."""
+    module = node.get("_task_module")
+    return module is not None and not str(module).startswith(f"{OURS}sensors.")
+
+
+def _named(place: Place, feed: Watched | None, claims: bool = False) -> Named:
+    start = str(feed.start) if claims and isinstance(feed, Movable) else None
+    return Named(place, None if feed is None else feed.name, start, feed)
 
 
 def _feed(feed: Any) -> Watched | None:
-    """A feed as Airflow has serialized it; None where that is none."""
+    """A feed as Airflow has serialized it; None where that is none. A start that is a template is left out."""
     try:
-        return watched_of(unwrapped(feed))
+        given = unwrapped(feed)
+        if isinstance(given, Mapping) and "{{" in str(given.get("start")):
+            given = {name: value for name, value in given.items() if name != "start"}
+        return watched_of(given)
     except (PgChangeError, TypeError):
         return None

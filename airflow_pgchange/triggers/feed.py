@@ -10,7 +10,7 @@ from airflow.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 
 from airflow_pgchange.errors import AirflowUnavailable, ConsumerBusy, Permanent, ServerUnavailable
 from airflow_pgchange.feeds.checks import Seconds, patience, seconds
-from airflow_pgchange.feeds.feed import CONDITIONS, Goal, progress_at, to_json
+from airflow_pgchange.feeds.feed import CONDITIONS, Goal, identity, progress_at
 from airflow_pgchange.feeds.queue import QueueFeed
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.triggers.poller import switchboard
@@ -64,7 +64,7 @@ class FeedTrigger(BaseEventTrigger):
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return f"{__name__}.FeedTrigger", {
-            "feed": to_json(self.feed),
+            "feed": {"kind": self.feed.kind, **identity(self.feed)},
             "postgres_conn_id": self.postgres_conn_id,
             "source_conn_id": self.source_conn_id,
             "min_changes": self.min_changes,
@@ -106,7 +106,7 @@ class PointTrigger(BaseTrigger):
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return f"{__name__}.PointTrigger", {
-            "feed": to_json(self.feed),
+            "feed": {"kind": self.feed.kind, **identity(self.feed)},
             "postgres_conn_id": self.postgres_conn_id,
             "source_conn_id": self.source_conn_id,
             "goal": self.goal,

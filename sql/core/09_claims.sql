@@ -250,6 +250,16 @@ begin
 end
 $$;
 
+-- Whether a consumer has claimed a batch here. A consumer that was only moved, or that was placed at its start, has not.
+create function pgchange.has_claimed(kind text, consumer text) returns boolean
+language plpgsql stable as $$
+begin
+    return exists (
+        select from pgchange.claim as c
+        where c.kind = has_claimed.kind and c.consumer = has_claimed.consumer and c.batch is not null);
+end
+$$;
+
 -- Forget what a consumer claimed last; true where there was something.
 create function pgchange.forget_claim(kind text, consumer text) returns boolean
 language sql as $$

@@ -204,6 +204,23 @@ $$, 'Move a consumer to a point that point() of the source gave, or to the begin
     'what lies behind comes, again if need be. Where the changes are in another database, note_move() there gives the version. Dead '
     'letters that lie behind it are void: what they stand for comes by itself.');
 
+    perform pgchange.add_offer('position', 'note_start', '%1$s, "position" jsonb, point jsonb', 'bigint', 'volatile', true, 'consumer', $$
+begin
+    if coalesce(("position" ->> 'version')::bigint, 0) > 0 or pgchange.has_claimed(%3$L, %1$I.name_of(%2$s)) then
+        return null;
+    end if;
+    return %1$I.note_move(%2$s, "position", point);
+end
+$$, 'In the database of the changes: note the point at which a new consumer starts, and return the version for start_at(). Null if the '
+    'consumer has claimed a batch or was moved: it is not new.');
+
+    perform pgchange.add_offer('position', 'start_at', '%1$s, point jsonb, version bigint', 'boolean', 'volatile', true, 'consumer', $$
+begin
+    perform %1$I.check_point(point);
+    return %1$I.put(%2$s, %1$I.at(point), version, point ->> 'source', 0, %1$I.at('{}'));
+end
+$$, 'Put a new consumer at the point that note_start() noted, in the transaction that holds its lock. False if the consumer is not new.');
+
     perform pgchange.add_offer('position', 'earlier', 'one jsonb, other jsonb', 'jsonb', 'stable', false, null, $$
 begin
     return case when %1$I.covers(one, other) then other else one end;

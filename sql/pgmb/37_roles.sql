@@ -90,7 +90,7 @@ select pgchange.add_role(
     ],
     functions => $$
         micros rank_of cursor_at slices events_alone events_shared some_events held_here here is_native is_known register position lag
-        point passed read_next_events release_group_lock set_group_cursor read_events replay_events keep_alive retry_events
+        point cursor_of point_of passed read_next_events release_group_lock set_group_cursor read_events replay_events keep_alive retry_events
         give_up_events
     $$);
 
@@ -116,7 +116,7 @@ select pgchange.add_role(
         'select on pgmb.claims, pgmb.fault, pgmb.condition, pgmb.unread_events, pgmb.published, pgmb.dispatcher'
     ],
     functions => $$
-        dispatcher_now undispatched skip cursor_of point_of note_move replay_faults check_letter redrive
+        dispatcher_now undispatched skip note_move replay_faults check_letter redrive
     $$);
 
 alter table pgmb.pushed_table enable row level security;

@@ -47,7 +47,7 @@ def test_who_waits_for_every_worker_of_every_tube_names_each_of_them() -> None:
 def test_an_operator_names_its_consumer() -> None:
     with DAG("worked") as dag:
         BatchOperator(task_id="work", feed=FEED, postgres_conn_id="airline", process=process)
-    assert named(dag) == {Named(Place("airline"), "commits:delays/0")}
+    assert named(dag) == {Named(Place("airline"), "commits:delays/0", "beginning")}
 
 
 def test_a_mapped_operator_names_its_connection() -> None:

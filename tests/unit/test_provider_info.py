@@ -182,6 +182,7 @@ def test_the_command_line_has_each_command() -> None:
         "skip",
         "letters",
         "repair",
+        "register",
         "move",
         "drop",
         "topology-relay",

@@ -15,6 +15,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 from airflow_pgchange.cli import check as command
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from airflow_pgchange.triggers.feed import FeedTrigger
 from tests.airflow_home import uri
 from tests.command_line import Command
@@ -27,7 +28,7 @@ DAG = """
 from airflow.sdk import dag
 from airflow_pgchange.assets.pgchange import feed_asset
 from airflow_pgchange.feeds import CommitFeed, EventFeed, TubeFeed
-from airflow_pgchange.operators.maintenance import MaintenanceOperator
+from airflow_pgchange.operators import BatchOperator, MaintenanceOperator
 
 @dag(schedule=[{assets}])
 def woken():
@@ -96,6 +97,7 @@ def test_a_feed_that_can_be_watched_ends_with_code_0(check: Check, conn_id: str)
             "source": "",
             "consumer": "commits:delays/0",
             "dags": "woken",
+            "new consumer": "starts at beginning: changes ready: 0",
             "can be watched": "yes",
             "hindrance": "",
         }
@@ -183,6 +185,29 @@ def test_a_name_with_two_sets_of_conditions_is_told_with_both_and_the_dags_that_
     assert "DAGs give asset 'mine' different watchers" in row["hindrance"]
     assert "min_changes=1000, max_age=600.0 by seldom" in row["hindrance"]
     assert "min_changes=2, max_age=None by woken; leave out its name" in row["hindrance"]
+
+
+CLAIMING = (
+    "BatchOperator(task_id='add', feed=CommitFeed('delays', 0{}), postgres_conn_id='airline', process=print)"
+)
+
+
+def test_two_starts_of_a_new_consumer_are_told_with_the_dags_that_give_them(
+    check_files: Check, tmp_path: Path, conn_id: str, db: str
+) -> None:
+    """Those of assets and sensors do not count: they register no consumer. Nor does any once the consumer is there."""
+    one = dag_file(tmp_path, GOOD, task=CLAIMING.format(", start='now'"))
+    other = dag_file(tmp_path, task=CLAIMING.format(""), name="other.py")
+    other.write_text(other.read_text().replace("woken", "seldom"))
+    ((row,), code) = check_files(one)
+    assert (row["hindrance"], row["new consumer"], code) == ("", "starts at now", 0)
+    ((row,), code) = check_files(one, other)
+    assert "start='beginning' in seldom; start='now' in woken; give the feed the same" in row["hindrance"]
+    assert code == 1
+    with ConsumerTransaction(CommitFeed("delays", 0), db):
+        pass
+    ((row,), code) = check_files(one, other)
+    assert (row["hindrance"], row["new consumer"], code) == ("", "", 0)
 
 
 def test_an_asset_with_two_poll_intervals_is_told_to_have_one(

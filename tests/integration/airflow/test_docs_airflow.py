@@ -53,6 +53,18 @@ def test_a_dag_on_a_feed_says_what_woke_it_and_adds_its_batch(guide: Guide, conn
     ]
 
 
+@pytest.mark.parametrize(("start", "changes"), [("beginning", 3), ("now", 0)])
+def test_a_person_chooses_where_a_new_consumer_starts(
+    start: str, changes: int, guide: Guide, connect: Connect
+) -> None:
+    """Seconds for the first of this file: Airflow is imported."""
+    connect().execute("create table public.audit (payments bigint)")
+    guide.run("Where a new consumer starts")
+    task = guide.names["audit"].get_task("count")
+    task.render_template_fields({"params": {"start": start}})
+    assert run(task)["changes"] == changes
+
+
 def test_the_guide_names_all_that_a_payload_has(guide: Guide) -> None:
     """Seconds for the first of this file: Airflow is imported."""
     (told,) = re.findall(r"The payload is the name.*?\n\n", guide.text, flags=re.DOTALL)

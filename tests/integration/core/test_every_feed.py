@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
@@ -35,6 +38,7 @@ from airflow_pgchange.feeds import (
     TopologyFeed,
     TubeFeed,
     points,
+    starting,
 )
 from airflow_pgchange.feeds.batch import Lag
 from airflow_pgchange.feeds.consumer_state import lag
@@ -619,3 +623,113 @@ def test_a_consumer_at_which_its_watcher_looks_no_more_is_a_finding_while_change
     connection.execute(WATCHED, [feed.kind, feed.name, "11 minutes", "11 minutes"])
     progress = connection.execute("select now() - interval '10 minutes'").fetchone()
     assert behind(connection, feed, updated_at=progress[0]) == []
+
+
+@each_movable
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_new_consumer_starts_where_its_feed_says_and_only_once(
+    feed: Any,
+    fill: Callable[[Any], Any],
+    elsewhere: bool,
+    db: str,
+    other_db: str,
+    connect_to: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A consumer that starts now gets what comes later, and goes on there when its batch fails."""
+    connection, results = connect_to(db), other_db if elsewhere else db
+    fill(connection)
+    if elsewhere and feed.kind == "diary":
+        _diary(connect_to(other_db))
+    late = replace(feed, start="now")
+    caplog.set_level(logging.INFO, starting.__name__)
+    assert all_of(late, results, db) == []
+    assert f"{feed.name} is a new consumer, and starts at now: changes ready: 0" in caplog.text
+    MORE[feed.kind](connection)
+    with suppress(ZeroDivisionError), ConsumerTransaction(late, results, db) as consumer:
+        batch = consumer.claim(10)
+        assert batch is not None
+        raise ZeroDivisionError
+    MORE[feed.kind](connection)
+    assert len(all_of(late, results, db)) > batch.count > 0
+    assert len(caplog.records) == 1
+
+
+@each_movable
+def test_a_consumers_rights_are_enough_to_start(
+    feed: Any, fill: Callable[[Any], Any], connect: Connect, role: Any
+) -> None:
+    """It can place itself only while it is new: to move it takes an admin."""
+    connection, consumer = connect(), role("consumer")
+    fill(connection)
+    connection.execute(f"select {feed.schema}.grant_consumer(%s::regrole)", [consumer.name])
+    assert all_of(replace(feed, start="now"), consumer.conninfo) == []
+    MORE[feed.kind](connection)
+    point = ask(connection, feed.point_at(None))
+    with psycopg.connect(consumer.conninfo, autocommit=True) as own:
+        assert ask(own, feed.note_start(ask(own, feed.position()), point)) is None
+        assert ask(own, feed.start_at(point, 7)) is False
+    assert len(all_of(feed, consumer.conninfo)) > 0
+
+
+@each_movable
+def test_a_consumer_is_registered_by_hand_once(
+    feed: Any, fill: Callable[[Any], Any], db: str, connect: Connect
+) -> None:
+    connection = connect()
+    fill(connection)
+    if feed.kind != "event":  # A group is registered with its first subscription.
+        by_hand.register_consumer(connection, connection, feed, "now")
+        assert all_of(replace(feed, start="beginning"), db) == []
+    with pytest.raises(InvalidArgument, match=f"{feed.name} is registered already"):
+        by_hand.register_consumer(connection, connection, feed, "now")
+
+
+def test_a_new_consumer_with_the_name_of_another_but_for_a_letter_is_told(
+    db: str, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    commits.commits(connect(), 3)
+    assert len(all_of(CommitFeed("balance", 0), db)) == 3
+    caplog.set_level(logging.INFO, starting.__name__)
+    with ConsumerTransaction(CommitFeed("balnce", 0), db):
+        pass
+    assert caplog.messages == [
+        "commits:balnce/0 is a new consumer, and starts at beginning: changes ready: 3. A consumer of a similar name "
+        "exists: commits:balance/0"
+    ]
+
+
+@each_movable
+def test_a_consumer_that_has_claimed_is_not_new(
+    feed: Any, fill: Callable[[Any], Any], db: str, connect: Connect
+) -> None:
+    """Nothing of its first batch is lost, which it has claimed and not processed yet."""
+    fill(connect())
+    with unfinished(feed, db) as consumer:
+        batch = consumer.claim(10)
+        assert batch is not None
+    assert len(all_of(replace(feed, start="now"), db)) >= batch.count
+
+
+@each_movable
+def test_a_start_that_was_noted_and_not_taken_is_noted_again(
+    feed: Any, fill: Callable[[Any], Any], db: str, connect: Connect
+) -> None:
+    """The connection may be lost between the two: then the consumer starts later, and not at the beginning."""
+    connection = connect()
+    fill(connection)
+    late = replace(feed, start="now")
+    assert ask(connection, late.note_start({}, ask(connection, late.point_at(None)))) > 0
+    assert all_of(late, db) == []
+
+
+@each
+def test_an_unknown_consumer_is_refused_where_none_registers_by_itself(
+    feed: Feed, fill: Callable[[Any], Any], db: str, connect: Connect
+) -> None:
+    fill(connect())
+    is_there = ask(connect(), feed.position()) is not None
+    refused = nullcontext() if is_there else pytest.raises(UnknownConsumer, match="airflow pgchange register")
+    with refused, ConsumerTransaction(feed, db, register=False) as consumer:
+        assert consumer.claim(10) is None or consumer.ack() is None
+    assert (ask(connect(), feed.position()) is not None) is is_there

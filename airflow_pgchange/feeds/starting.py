@@ -1,0 +1,117 @@
+"""Where a new consumer starts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from datetime import datetime
+from difflib import get_close_matches
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from airflow_pgchange.errors import InvalidArgument, UnknownConsumer
+from airflow_pgchange.feeds.batch import Lag
+from airflow_pgchange.feeds.checks import time_of
+from airflow_pgchange.feeds.connections import read_only
+from airflow_pgchange.feeds.feed import BEGINNING, NOWHERE, Feed, Movable, Position, progress_at
+from airflow_pgchange.feeds.queries import ask, rows
+
+log = logging.getLogger(__name__)
+
+Start = datetime | str | Mapping[str, Any]
+"""``"beginning"``: of all that the source still has. ``"now"``: behind all that is committed. A time, also as ISO 8601
+text: behind all that was written before it. Or a point that ``airflow_pgchange.feeds.points.point`` returned."""
+NOW = "now"
+COUNTED = 1000
+"""So many changes are counted exactly for the log."""
+
+
+def check_start(start: Start) -> None:
+    """Raise InvalidArgument unless a consumer can start there."""
+    if isinstance(start, Mapping):
+        if not isinstance(start.get("source"), str):
+            raise InvalidArgument(
+                f"start: {dict(start)!r:.300} is not a point: give what feeds.points.point() returned, whole"
+            )
+    elif start not in (BEGINNING, NOW):
+        time_of("start ('beginning', 'now', a time or a point)", start)
+
+
+def may_start(feed: Feed, position: Position | None) -> bool:
+    """Whether the consumer is not registered, or is registered and may not be at its start yet."""
+    if position is None:
+        return True
+    return isinstance(feed, Movable) and feed.start != BEGINNING and position["version"] == 0
+
+
+def start(
+    results: psycopg.Connection[Any], source: psycopg.Connection[Any], feed: Feed, register: bool = True
+) -> None:
+    """Register a new consumer and put it at its start, in one transaction: both are done, or nothing is.
+
+    A consumer that has claimed or that was moved stays where it is, whatever its feed says. ``results`` and ``source``
+    are primaries. Raises UnknownConsumer for a consumer that is not registered, unless ``register`` is true.
+    """
+    keeper = progress_at(feed, results, source)
+    is_new = ask(keeper, feed.position()) is None
+    if is_new and not register:
+        raise UnknownConsumer(
+            f"{feed.name} is not registered here, and consumers do not register by themselves: check its name, or run "
+            f"`airflow pgchange register`{_similar(keeper, feed)}"
+        )
+    with keeper.transaction():
+        ask(keeper, feed.register())
+        # Whoever holds the lock has begun the consumer, or begins it now.
+        placed = bool(ask(keeper, feed.lock())) and _place(keeper, source, feed)
+        # This fails if what the feed names does not exist. Otherwise a misspelt name would register a new consumer.
+        position = ask(keeper, feed.position())
+        lag = Lag(**ask(source, feed.lag(position or NOWHERE, COUNTED)))
+    if placed or (is_new and position is not None):
+        at = feed.start if isinstance(feed, Movable) and placed else BEGINNING
+        log.info(
+            "%s is a new consumer, and starts at %s: changes ready: %s%s",
+            feed.name,
+            at,
+            _counted(lag),
+            _similar(keeper, feed) if is_new else "",
+        )
+
+
+def outlook(
+    results: psycopg.Connection[Any], source: psycopg.Connection[Any], feed: Feed, at: str
+) -> str | None:
+    """How a consumer that is not registered will start, if its start is ``at``, with the number of changes there; None
+    for any other consumer. ``source`` may be any server."""
+    keeper = progress_at(feed, results, source)
+    if ask(keeper, feed.position()) is not None:
+        return None
+    ready = ""
+    if at == BEGINNING:
+        with read_only(source):
+            ready = f": changes ready: {_counted(Lag(**ask(source, feed.lag(NOWHERE, COUNTED))))}"
+    return f"starts at {at}{ready}{_similar(keeper, feed)}"
+
+
+def _counted(lag: Lag) -> str:
+    return str(lag.ready) if lag.ready_exact else f"more than {COUNTED}"
+
+
+def _place(keeper: psycopg.Connection[Any], source: psycopg.Connection[Any], feed: Feed) -> bool:
+    """Put a consumer whose lock is held at its start; whether it was new, and its start is not the beginning."""
+    if not isinstance(feed, Movable) or feed.start == BEGINNING:
+        return False
+    point = feed.start
+    if not isinstance(point, Mapping):
+        point = ask(source, feed.point_at(None if point == NOW else point))
+    version = ask(source, feed.note_start(ask(keeper, feed.position()), point))
+    return version is not None and bool(ask(keeper, feed.start_at(point, version)))
+
+
+def _similar(keeper: psycopg.Connection[Any], feed: Feed) -> str:
+    """A consumer of the same kind with a similar name, if there is one: the new name may be a typing error."""
+    query = sql.SQL("select consumer from pgchange.status(0, {})").format(feed.kind)
+    known = [name for (name,) in rows(keeper, query) if name != feed.name]
+    similar = get_close_matches(feed.name, known, n=1, cutoff=0.8)
+    return f". A consumer of a similar name exists: {similar[0]}" if similar else ""
