@@ -50,7 +50,7 @@ PICTURES = (
     Picture("page-light", 1000, "", ("What needs a person", "Consumers")),
     Picture("page-dark", 1000, "", ("What needs a person", "Consumers"), theme="dark"),
     Picture("page-consumer-light", 1110, f"consumer?{AUDIT}", ("Batches of the last day",)),
-    Picture("page-backfills-dark", 440, "backfills", ("Backfills in airline",), theme="dark"),
+    Picture("page-backfills-dark", 424, "backfills", ("Backfills in airline",), theme="dark"),
     Picture("page-queues-light", 830, "queues", ("Queues in airline",)),
     Picture("page-saga-light", 910, "sagas", ("Sagas in airline",), pressed="Show saga 3"),
     Picture("page-events-light", 830, "events", ("Groups in airline", "Partitions in airline")),

@@ -47,6 +47,18 @@ TOUR = Saga(
 )
 PATIENCE = 60_000
 """Milliseconds."""
+LINES = """
+(code) => {
+    const word = document.createTreeWalker(code, NodeFilter.SHOW_TEXT);
+    while (word.nextNode() && word.currentNode.data.indexOf('--consumer') < 0);
+    const range = document.createRange();
+    const at = word.currentNode.data.indexOf('--consumer');
+    range.setStart(word.currentNode, at);
+    range.setEnd(word.currentNode, at + '--consumer'.length);
+    return range.getClientRects().length;
+}
+"""
+"""On how many lines the option of a command is."""
 Theme = Literal["light", "dark"]
 THEMES: tuple[Theme, ...] = ("light", "dark")
 
@@ -218,6 +230,9 @@ def test_no_action_is_cut_at_any_width_however_long_names_are(ledger: str, url: 
             expect(browser.locator("[data-page=pgchange] tbody button").first).to_be_visible()
             assert browser.evaluate(CUT) == [], (width, view)
         open_view(browser, "Overview")
+        command = row(browser, "What needs a person", "dead letter").get_by_role("code")
+        expect(command).to_have_text("airflow pgchange letters list --consumer commits:delays/0")
+        assert command.evaluate(LINES) == 1, width
         table = browser.get_by_role("region", name="Consumers", exact=True)
         scrolls = table.evaluate("(region) => region.scrollWidth > region.clientWidth")
         assert scrolls == (width == 640)

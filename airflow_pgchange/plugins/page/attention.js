@@ -1,6 +1,6 @@
 // What a person should look at, in the words of health, and the databases that it comes from.
 import { chakra, h } from "./shell.js";
-import { Act, Call, Name, NamedLink, OfConsumer, Section, State } from "./pieces.js";
+import { Act, Command, Name, NamedLink, OfConsumer, Section, State } from "./pieces.js";
 import { ACTIONS, Cell, Dags, Rows } from "./table.js";
 import { at } from "./views.js";
 import { called, span } from "./words.js";
@@ -29,7 +29,7 @@ const About = ({ one, consumers }) => {
 // A call may begin with what it is for.
 const Mends = ({ call }) => {
   const [, purpose, command] = call.match(/^(to [^:]+): (.+)$/s) ?? [null, null, call];
-  return [purpose && h(Text, { key: "purpose" }, `${purpose}:`), h(Call, { key: "command" }, command)];
+  return [purpose && h(Text, { key: "purpose" }, `${purpose}:`), h(Command, { key: "command" }, command)];
 };
 
 const Finding = ({ one, consumers }) =>

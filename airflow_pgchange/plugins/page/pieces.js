@@ -90,6 +90,13 @@ export const Guide = ({ name, children }) =>
 export const Call = ({ children }) =>
   h(Code, { whiteSpace: "pre-wrap", overflowWrap: "anywhere", size: "sm" }, children);
 
+// A command breaks between its words: a browser would also break an option behind its hyphens. The words stand in one
+// element, as Chakra's Code would lay them out side by side.
+const words = (text) =>
+  text.split(/(\s+)/).map((word, place) => (place % 2 ? word : h(Box, { key: place, as: "span", display: "inline-block" }, word)));
+
+export const Command = ({ children: text }) => h(Call, null, h("span", null, words(text)));
+
 // What somebody keeps, as JSON.
 export const Held = ({ label, held }) =>
   h(

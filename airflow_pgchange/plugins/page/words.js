@@ -2,15 +2,18 @@
 
 const UNITS = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
 
+// A line does not break inside a length of time.
+const together = (...words) => words.join("\u00a0");
+
 export const span = (seconds) => {
   if (seconds === null || seconds === undefined) return "";
   const whole = Math.max(0, Math.round(seconds));
   const at = UNITS.findIndex(([, size]) => whole >= size);
-  if (at < 0) return "0 s";
+  if (at < 0) return together(0, "s");
   const [unit, size] = UNITS[at];
   const rest = at + 1 < UNITS.length ? Math.floor((whole % size) / UNITS[at + 1][1]) : 0;
-  const first = `${Math.floor(whole / size)} ${unit}`;
-  return rest ? `${first} ${rest} ${UNITS[at + 1][0]}` : first;
+  const first = together(Math.floor(whole / size), unit);
+  return rest ? together(first, rest, UNITS[at + 1][0]) : first;
 };
 
 // A server's clock may be some seconds ahead of ours.
