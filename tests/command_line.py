@@ -24,6 +24,15 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
     return run
 
 
+def ended(command: Command, *arguments: str) -> int:
+    """The code with which a command ends."""
+    try:
+        command(*arguments)
+    except SystemExit as exit:
+        return exit.code if isinstance(exit.code, int) else 1
+    return 0
+
+
 def failed(caught: pytest.ExceptionInfo[SystemExit]) -> str:
     """What a command that failed says."""
     return str(caught.value.code)

@@ -30,10 +30,13 @@ DONE = "Done."
 
 
 def command(
-    nothing: str, *, bad: Callable[[Rows], bool] = lambda rows: False
+    nothing: str, *, bad: Callable[[Rows], bool] = lambda rows: False, failure: int = 1
 ) -> Callable[[Callable[[Namespace], Rows]], Callable[[Namespace], None]]:
-    """Print what a command returns, or what ``nothing`` says; end with a message and code 1 where it fails, and with
-    code 1 where what it returns is ``bad``."""
+    """Print the rows that a command returns, or ``nothing`` if there are none.
+
+    The process ends with code 1 if the rows are ``bad``. If the command fails, it prints the error and the process ends
+    with code ``failure``.
+    """
 
     def decorate(function: Callable[[Namespace], Rows]) -> Callable[[Namespace], None]:
         @wraps(function)
@@ -43,7 +46,12 @@ def command(
             try:
                 rows = function(args)
             except (PgChangeError, psycopg.Error) as error:
-                raise SystemExit(f"{type(error).__name__}: {str(error).strip()}") from error
+                message = f"{type(error).__name__}: {str(error).strip()}"
+                if failure == 1:
+                    # Python prints a message that is given as the code, and ends with 1.
+                    raise SystemExit(message) from error
+                print(message, file=sys.stderr)
+                raise SystemExit(failure) from error
             if args.output == "json":
                 print(json.dumps(rows, default=str))
             elif rows:

@@ -146,7 +146,10 @@ def get_pgchange_cli_commands() -> list[GroupCommand]:
                     DAG_FILES,
                 ),
                 _command(
-                    "status.health", "What a person should look at, with the call that mends it", *WHERE
+                    "status.health",
+                    "What a person should look at, with the call that mends it; ends with code 1 if there is anything, "
+                    "and with code 2 if it could not look",
+                    *WHERE_BOTH,
                 ),
                 _command(
                     "consumers.skip",

@@ -10,7 +10,8 @@ from typing import Any
 
 from airflow_pgchange.admin import consumers, watching
 from airflow_pgchange.admin.health import findings
-from airflow_pgchange.cli.common import Rows, both, command, database
+from airflow_pgchange.cli.common import Rows, both, command
+from airflow_pgchange.errors import PgChangeError
 
 
 @command("No consumer has begun here yet: the first claim makes one.")
@@ -23,10 +24,16 @@ def status(args: Namespace) -> Rows:
     return rows if args.output == "json" else [_brief(row) for row in rows]
 
 
-@command("Nothing needs a person.")
+@command("Nothing needs a person.", bad=bool, failure=2)
 def health(args: Namespace) -> Rows:
-    with database(args) as connection:
-        found = [asdict(one) for one in findings(connection, _warn)]
+    left_out: list[str] = []
+    with both(args) as (results, source):
+        standing = None if source is results else consumers.status(results, source, left_out.append)
+        found = [asdict(one) for one in findings(results, left_out.append, standing)]
+    for line in left_out:
+        _warn(line)
+    if left_out and not found:
+        raise PgChangeError("nothing was found, but the lines above say what could not be looked at")
     return (
         found if args.output == "json" else [{key: cell or "" for key, cell in row.items()} for row in found]
     )

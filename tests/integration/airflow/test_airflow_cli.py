@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from airflow_pgchange.admin.versions import SYSTEMS, present
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from airflow_pgchange.feeds.extensions import EXTENSIONS
 from tests.airflow_home import uri
-from tests.command_line import Command, failed
+from tests.command_line import Command, ended, failed
 from tests.conftest import Role
 from tests.ledger import Connect
 
@@ -105,16 +106,61 @@ def test_status_shows_what_a_role_may_see_and_says_what_it_leaves_out(
     assert "consumers of kind event are left out: permission denied" in said.err
 
 
-def test_health_tells_what_a_person_should_look_at_until_it_is_mended(ledger: str, pgchange: Command) -> None:
-    assert pgchange("health", "--dsn", ledger) == []
+def findings(dsn: str, capsys: pytest.CaptureFixture[str]) -> list[dict[str, str | None]]:
+    """What health prints; it ends with code 1 if that is anything."""
+    args = get_parser().parse_args(["pgchange", "health", "--dsn", dsn, "--output", "json"])
+    capsys.readouterr()
+    code = 0
+    try:
+        args.func(args)
+    except SystemExit as exit:
+        code = exit.code  # type: ignore[assignment]
+    found: list[dict[str, str | None]] = json.loads(capsys.readouterr().out)
+    assert code == int(bool(found))
+    return found
+
+
+def test_health_tells_what_a_person_should_look_at_until_it_is_mended(
+    ledger: str, pgchange: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert findings(ledger, capsys) == []
     with psycopg.connect(ledger, autocommit=True) as owner:
         owner.execute("update pgchange.claim set attempt = 3, error = 'cannot be parsed'")
-    (found,) = pgchange("health", "--dsn", ledger)
+    (found,) = findings(ledger, capsys)
     assert (found["severity"], found["consumer"]) == ("error", "commits:delays/0")
-    assert found["told"].endswith("has failed 3 times: cannot be parsed")
+    assert str(found["told"]).endswith("has failed 3 times: cannot be parsed")
     assert found["call"] == "to give it up: airflow pgchange skip commits:delays/0"
     pgchange("skip", "commits:delays/0", "--reason", "no use", "--dsn", ledger)
-    assert [found["kind"] for found in pgchange("health", "--dsn", ledger)] == ["letters"]
+    assert [found["kind"] for found in findings(ledger, capsys)] == ["letters"]
+
+
+def test_health_that_cannot_look_or_sees_nothing_but_a_part_ends_with_code_2(
+    ledger: str, role: Callable[[str], Role], capsys: pytest.CaptureFixture[str], pgchange: Command
+) -> None:
+    nobody = make_conninfo(ledger, port=1)
+    assert ended(pgchange, "health", "--dsn", nobody) == 2
+    assert "ServerUnavailable: " in capsys.readouterr().err
+    someone = role("someone")
+    with psycopg.connect(ledger, autocommit=True) as owner:
+        owner.execute(f"select pubsub.grant_consumer('{someone.name}')")
+    assert ended(pgchange, "health", "--dsn", someone.conninfo) == 2
+    said = capsys.readouterr()
+    assert "consumers of kind event are left out: permission denied" in said.err
+    assert "nothing was found, but the lines above say what could not be looked at" in said.err
+    assert said.out == ""
+
+
+def test_health_asks_the_source_how_far_a_consumer_is_behind(
+    ledger: str, other_db: str, connect_to: Connect, capsys: pytest.CaptureFixture[str], pgchange: Command
+) -> None:
+    with ConsumerTransaction(FEED, other_db, ledger) as transaction:
+        transaction.claim(1)
+        transaction.ack()
+    both = ["--dsn", other_db, "--source-dsn", ledger]
+    assert ended(pgchange, "health", *both) == 0
+    connect_to(other_db).execute("select pgchange.limit_lag(%s, '1 microsecond')", [FEED.name])
+    assert ended(pgchange, "health", *both) == 1
+    assert "2 changes ready" in capsys.readouterr().out
 
 
 def test_status_in_a_table_is_for_people(ledger: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -218,11 +264,11 @@ def test_a_mistake_is_answered_with_what_to_do(pgchange: Command, arguments: lis
 
 @pytest.mark.parametrize("command", ["status", "health"])
 def test_a_database_without_our_schemas_is_told_what_to_run(
-    bare_db: str, pgchange: Command, command: str
+    bare_db: str, pgchange: Command, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
         pgchange(command, "--dsn", bare_db)
-    assert "airflow pgchange install" in failed(caught)
+    assert "airflow pgchange install" in failed(caught) + capsys.readouterr().err
 
 
 def test_an_unknown_consumer_is_told_where_the_names_are(db: str, pgchange: Command) -> None:
