@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from psycopg import errors
 
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from tests.commits import commits, drain
+from tests.waiting import until, waits
 
 ELSEWHERE = 1_000_000
 """A transaction id that this cluster has not reached: the cluster that wrote the queue was older."""
@@ -52,6 +55,19 @@ def test_each_consumer_goes_on_where_it_was_after_a_rebase(db, connection):
     connection.execute("select pubsub.rebase_after_restore()")
     left = [drain(db, feed=feed) for feed in feeds]
     assert left == [expected, [], expected[2:]]
+
+
+def test_a_rebase_waits_for_commits_that_are_being_written(db, connection, connect):
+    connection.execute("select pubsub.register('test', 0)")
+    writer = connect(autocommit=False)
+    expected = commits(writer)
+    connection.execute("update revision.origin set written_in = '3'")
+    with ThreadPoolExecutor(1) as threads:
+        rebase = threads.submit(connection.execute, "select pubsub.rebase_after_restore()")
+        until(connect(), waits(connection))
+        writer.commit()
+        rebase.result()
+    assert drain(db) == expected
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,20 @@ def test_who_received_a_message_that_had_to_wait_and_expired_since_is_not_waited
     assert drain(q) == []
 
 
+def test_maintenance_that_deletes_a_message_which_had_to_wait_is_not_waited_for(q, connect):
+    first = post(q, 1)
+    for n in (2, 3, 4, 5):
+        post(q, n, after=[first], expires="1h")
+    assert consumen(q, 9) == ["1"]
+    assert consumen(q, 2) == ["2", "3"]
+    q.execute('update mbus."log$q" set expires = clock_timestamp() where id = 4')
+    maintaining = connect(autocommit=False)
+    maintaining.execute("select mbus.maintain()")
+    assert consumen(q, 9) == ["5"]
+    maintaining.commit()
+    assert drain(q) == []
+
+
 def test_a_consumer_that_deletes_what_all_have_received_is_not_waited_for(q, connect):
     fill(q, range(3000))
     assert len(consumen(q, 500)) == 500
