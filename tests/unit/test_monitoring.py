@@ -1,0 +1,131 @@
+"""The alert rules and the dashboard that come with the package, held to the metrics that there are."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from airflow_pgchange.feeds.batch import Lag
+from airflow_pgchange.utils import metrics
+
+MONITORING = files("airflow_pgchange") / "monitoring"
+METRICS = Path(__file__).parents[2] / "docs/metrics.md"
+GAUGE, COUNTER, TIMER = "gauge", "counter", "timer"
+SUFFIXES = {GAUGE: ("",), COUNTER: ("", "_total"), TIMER: ("_sum", "_count")}
+"""What statsd_exporter and OpenTelemetry add to the name of a metric of each kind."""
+
+
+class Kinds(dict[str, str]):
+    """A metrics backend that remembers of which kind each metric is, and with which tags it came."""
+
+    tags: dict[str, set[str]]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags = {}
+
+    def _note(self, stat: str, kind: str, tags: dict[str, str]) -> None:
+        self[stat], self.tags[stat] = kind, set(tags)
+
+    def gauge(self, stat: str, value: Any, tags: Any = None, **_: object) -> None:
+        self._note(stat, GAUGE, tags)
+
+    def timing(self, stat: str, value: Any, tags: Any = None, **_: object) -> None:
+        self._note(stat, TIMER, tags)
+
+    def incr(self, stat: str, count: int = 1, tags: Any = None, **_: object) -> None:
+        self._note(stat, COUNTER, tags)
+
+
+@pytest.fixture
+def reported(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kinds]:
+    """Every metric that this package reports."""
+    kinds = Kinds()
+    monkeypatch.setattr(metrics, "get_stats_factory", lambda: lambda: kinds)
+    metrics._prepare.cache_clear()
+    metrics.report_lag("commits:delays/0", Lag(ready=1, waiting=0))
+    metrics.report_sight("commits:delays/0", blind=True)
+    metrics.report_batch("commits:delays/0", 1, 1.0, {"claim": 1.0})
+    yield kinds
+    metrics._prepare.cache_clear()
+
+
+def rules() -> list[dict[str, Any]]:
+    (group,) = yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"]
+    found: list[dict[str, Any]] = group["rules"]
+    return found
+
+
+def dashboard() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((MONITORING / "grafana.json").read_text())
+    return found
+
+
+def expressions() -> list[str]:
+    """Every query of the rules and of the dashboard."""
+    shown = [target["expr"] for panel in dashboard()["panels"] for target in panel["targets"]]
+    asked = [one["query"]["query"] for one in dashboard()["templating"]["list"] if one["type"] == "query"]
+    return [rule["expr"] for rule in rules()] + shown + asked
+
+
+def named(text: str) -> set[str]:
+    return set(re.findall(r"airflow_pgchange_\w+", text))
+
+
+def test_rules_and_dashboard_ask_for_metrics_that_are_reported_and_for_each_of_them(reported: Kinds) -> None:
+    known = {
+        f"airflow_{stat.replace('.', '_')}{suffix}": stat
+        for stat, kind in reported.items()
+        for suffix in SUFFIXES[kind]
+    }
+    asked = set().union(*map(named, expressions()))
+    assert asked - known.keys() == set()
+    assert {known[name] for name in asked} == set(reported)
+
+
+def test_rules_and_dashboard_use_labels_that_are_reported(reported: Kinds) -> None:
+    for text in expressions():
+        labels = set(re.findall(r"(\w+)(?==~|!~|!=|=\")", text))
+        for inside in re.findall(r"(?:by|on) \(([\w, ]+)\)", text):
+            labels |= set(inside.split(", "))
+        for name in named(text):
+            stat = re.sub("_(total|sum|count)$", "", name).replace("airflow_pgchange_", "pgchange.")
+            assert labels <= reported.tags[stat], text
+
+
+def test_the_page_of_metrics_lists_those_that_are_reported_with_their_kinds(reported: Kinds) -> None:
+    listed = {
+        f"pgchange.{name}": kind
+        for names, kind in re.findall(r"^\| (`.*?) \| (\w+) \|", METRICS.read_text(), re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", names)
+        if kind in SUFFIXES
+    }
+    assert listed == dict(reported)
+
+
+def test_each_alert_says_whom_it_is_about_and_what_to_do() -> None:
+    assert len({rule["alert"] for rule in rules()}) == len(rules()) > 0
+    for rule in rules():
+        assert "{{ $labels.feed }}" in rule["annotations"]["summary"]
+        assert "`airflow pgchange " in rule["annotations"]["description"]
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        assert rule["alert"] in METRICS.read_text()
+
+
+def test_the_panels_of_the_dashboard_cover_each_other_nowhere() -> None:
+    cells = [
+        (x, y)
+        for panel in dashboard()["panels"]
+        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
+    ]
+    assert len(cells) == len(set(cells))
+    assert max(x for x, _ in cells) < 24
+    assert len({panel["id"] for panel in dashboard()["panels"]}) == len(dashboard()["panels"])
