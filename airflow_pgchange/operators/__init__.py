@@ -1,4 +1,4 @@
-"""Operators that process batches and look after the schemas."""
+"""Operators that process batches, events and messages, and that maintain the schemas."""
 
 from typing import TYPE_CHECKING
 

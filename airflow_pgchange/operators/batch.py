@@ -1,4 +1,4 @@
-"""A batch for a Python callable."""
+"""The operator that processes batches with a Python callable."""
 
 from __future__ import annotations
 
@@ -20,20 +20,22 @@ Process = Callable[[Batch, Iterator[Change], psycopg.Connection[Any]], object]
 
 
 class BatchOperator(FeedOperator):
-    """Hands each batch of a feed to a Python callable, and commits what it wrote together with the progress.
+    """Passes each batch of a feed to a Python callable, and commits the writes of the callable together with the
+    progress.
 
-    The callable is called as ``process(batch, changes, connection)``: ``changes`` are the batch's changes in
-    order, read as it goes; ``connection`` is the consumer's own. What it writes there is kept with the
-    progress, or not at all. It neither commits nor rolls back, and may be called again for the same batch:
-    after an error, or after a deadlock. Long work that writes early holds a transaction open, so read and
-    compute first, write last. It is done when it returns: no ``async def``, no ``yield``.
+    The callable is called as ``process(batch, changes, connection)``. ``changes`` iterates over the changes of the batch
+    in order, and reads them as it goes. ``connection`` is the connection of the consumer transaction: its writes are
+    committed together with the progress, or not at all. The callable must neither commit nor roll back. It may be called
+    again for the same batch, after an error or a deadlock. Read and compute first and write last: from its first write
+    on, the transaction holds locks and holds back vacuum. The callable must not be an ``async def`` or a generator.
 
-    Guarantee: exactly once for results written through ``connection``; of commit queues, the event log and the
-    topology also where the changes come from another PostgreSQL (``source_conn_id``; after a source that lost its
-    latest transactions, at least once from the mark, and it is said), of tubes and message queues at least once
-    then. At least once for results elsewhere, with ``batch.id`` as the key: it is the same in every attempt.
+    Guarantee for writes through ``connection``: exactly once. If the changes come from another PostgreSQL
+    (``source_conn_id``), this holds for commit queues, the event log and the topology; for tubes and message queues it is
+    then at least once. If such a source lost its latest transactions, an error says so, and the changes after the mark
+    are processed at least once. For results in other systems the guarantee is at least once. ``batch.id`` is the same in
+    every attempt, so use it as their key.
 
-    Raises InvalidArgument for a ``process`` that cannot be called, such as the name of a function.
+    Raises InvalidArgument if ``process`` cannot be called, for example if it is the name of a function.
 
     :param process: the callable
     """
@@ -58,5 +60,5 @@ class BatchOperator(FeedOperator):
     def call(
         self, batch: Batch, changes: Iterator[Change], connection: psycopg.Connection[Any], context: Context
     ) -> object:
-        """Call the callable with what it takes."""
+        """Call the callable with its arguments."""
         return self.process(batch, changes, connection)

@@ -1,4 +1,4 @@
-"""The event log: publishing, subscribing and replaying."""
+"""Operators of the event log: publish, subscribe and replay."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GIVEN = ("topic", "payload", "metadata", "at", "subscription_id", "id")
 
 
 def _topics(name: str, given: Any) -> Any:
-    """A template's list arrives as text; a topic in its place would get nothing, and say nothing."""
+    """Parse a list that a template has rendered as text. As a topic, such a text would match no event."""
     if not isinstance(given, str) or not given.startswith("["):
         return given
     try:
@@ -35,7 +35,7 @@ def _topics(name: str, given: Any) -> Any:
 
 
 def _given(name: str, given: Any) -> list[dict[str, Any]]:
-    """Events as something that Airflow can render, show and store."""
+    """Return events as dictionaries, which Airflow can render, show and store."""
     try:
         events = json.loads(given) if isinstance(given, str) else given
     except json.JSONDecodeError:
@@ -46,7 +46,7 @@ def _given(name: str, given: Any) -> list[dict[str, Any]]:
         or not all(isinstance(event, Event | Mapping) for event in events)
     ):
         raise InvalidArgument(
-            f"{name} are a list of mappings with a topic each, or its JSON, not {given!r:.300}"
+            f"{name} must be a list of mappings with a topic each, or its JSON, not {given!r:.300}"
         )
     return [_plain(event) if isinstance(event, Event) else dict(event) for event in events]
 
@@ -58,15 +58,15 @@ def _plain(event: Event) -> dict[str, Any]:
 
 
 class PublishEventsOperator(CheckedArguments, BaseOperator):
-    """Publishes events, all in one transaction or none.
+    """Publishes events in one transaction: all of them or none.
 
-    Guarantee: at least once. A task that is tried again after it had committed publishes again. Give an event an ``id``
-    of your own if it must not: as long as the log keeps the event (``partition_retention_period``) such a try fails,
-    and nothing is there twice.
+    Guarantee: at least once. A task that is retried after its commit publishes again. To prevent this, give each event an
+    ``id`` of your own: as long as the log keeps the event (``partition_retention_period``), the retry fails and no event
+    is published twice.
 
-    :param events: events, or mappings with ``topic`` and, if you like, ``payload``, ``metadata``, ``at`` (a time with a
-        zone, or its ISO 8601 text: delivered when it has come), ``subscription_id`` (for it alone) and ``id``; or the
-        JSON of a list of those (templated)
+    :param events: a list of events, or of mappings, or its JSON (templated). A mapping has ``topic``, and optionally
+        ``payload``, ``metadata``, ``at`` (deliver at this time, given with its zone or as ISO 8601 text),
+        ``subscription_id`` (deliver to this subscription only) and ``id``
     :param postgres_conn_id: the database of the event log
     """
 
@@ -86,7 +86,7 @@ class PublishEventsOperator(CheckedArguments, BaseOperator):
         self.postgres_conn_id = postgres_conn_id
 
     def execute(self, context: Context) -> int:
-        """Returns how many events were published."""
+        """Return the number of published events."""
         wanted = [_event(event) for event in self.events]
         with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as connection:
             publish(connection, wanted)
@@ -97,16 +97,16 @@ class PublishEventsOperator(CheckedArguments, BaseOperator):
 class SubscribeEventsOperator(CheckedArguments, BaseOperator):
     """Subscribes a group to events that are dispatched from now on.
 
-    Guarantee: exactly once. Doing it again only sets the expiry that is given last; other topics are
-    one more subscription beside the first. Conditions of your own are ``airflow_pgchange.events.subscribe``'s.
+    Guarantee: exactly once. Repeating it with the same topics only sets the new expiry. With other topics it adds one
+    more subscription. For conditions of your own use ``airflow_pgchange.events.subscribe``.
 
-    Raises InvalidArgument for what is no topic, PermissionDenied where the role may not subscribe.
+    Raises InvalidArgument for an invalid topic, PermissionDenied if the role may not subscribe.
 
-    :param group: the group, which is made if it is not there (templated)
-    :param topics: the topics that it gets, one or a list of them, or the JSON of a list (templated)
-    :param partition: ``(k, n)``: only part k of n, counted from 0; the n parts together get every event
-    :param by: the field of the payload by which events are parted; default: their ids
-    :param expiry: remove the subscription when nobody has used it for so long, at least a minute (templated)
+    :param group: the group, which is created if it does not exist (templated)
+    :param topics: a topic, a list of topics, or its JSON (templated)
+    :param partition: ``(k, n)``: subscribe only to part k of n, counted from 0. The n parts together get every event
+    :param by: the field of the payload that assigns an event to a part; default: the event's id
+    :param expiry: remove the subscription when nobody has used it for this long, at least a minute (templated)
     :param postgres_conn_id: the database of the event log
     """
 
@@ -133,7 +133,7 @@ class SubscribeEventsOperator(CheckedArguments, BaseOperator):
         self.postgres_conn_id = postgres_conn_id
 
     def execute(self, context: Context) -> str:
-        """Returns the id of the subscription."""
+        """Return the id of the subscription."""
         chosen = topical(self.topics, partition=self.partition, by=self.by, expiry=self.expiry)
         with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as connection:
             made = subscribe(connection, self.group, chosen)
@@ -142,22 +142,23 @@ class SubscribeEventsOperator(CheckedArguments, BaseOperator):
 
 
 class ReplayEventsOperator(CheckedArguments, BaseOperator):
-    """Gives a group again what was published since a time, as far as the log still has it.
+    """Delivers to a group again the events since a time, as far as the log still has them.
 
-    With ``subscription_id`` only what fits that subscription, only to it, and also what was published before it
-    subscribed: as new events behind all others, with ``replay_of`` in their metadata. Without it the group's cursor goes
-    back, so that all its handlers get again what was dispatched to the group. Guarantee: at least once; a task that is
-    tried again after it had committed replays again.
+    Without ``subscription_id`` the group's cursor is moved back: all handlers get again the events that were dispatched
+    to the group. With ``subscription_id`` only this subscription gets events again, and only those that match it. They
+    include events from before it subscribed. They are published as new events, after all others, with ``replay_of`` in
+    their metadata. The role then needs ``pgmb.grant_writer`` besides ``pgmb.grant_consumer``.
 
-    With ``subscription_id`` the role needs ``pgmb.grant_writer`` beside ``pgmb.grant_consumer``, as it publishes.
-    Raises UnknownConsumer for a group or a subscription that is not there, ConsumerBusy while somebody holds the group
-    for longer than ``busy_timeout``, InvalidArgument for something that is not a time.
+    Guarantee: at least once. A task that is retried after its commit replays again.
+
+    Raises UnknownConsumer if the group or the subscription does not exist, ConsumerBusy if somebody holds the group for
+    longer than ``busy_timeout``, InvalidArgument if ``since`` is not a time.
 
     :param group: the group (templated)
     :param since: the time, with a zone, or its ISO 8601 text (templated)
     :param subscription_id: the subscription (templated)
-    :param limit: events that are replayed to a subscription, at most (templated)
-    :param busy_timeout: how long to wait for who holds the group, to move its cursor; None: as long as it takes
+    :param limit: replay at most this many events to the subscription (templated)
+    :param busy_timeout: how long to wait until nobody holds the group, to move its cursor; None: as long as it takes
         (templated)
     :param postgres_conn_id: the database of the event log
     """
@@ -185,7 +186,7 @@ class ReplayEventsOperator(CheckedArguments, BaseOperator):
         self.postgres_conn_id = postgres_conn_id
 
     def execute(self, context: Context) -> int | None:
-        """Returns how many events were replayed to the subscription; None where the cursor was moved."""
+        """Return the number of events that were replayed to the subscription; None if the cursor was moved."""
         hook = PgChangeHook(self.postgres_conn_id)
         if not self.subscription_id:
             rewind(hook.conninfo(), self.group, self.since, self.busy_timeout)
@@ -194,7 +195,7 @@ class ReplayEventsOperator(CheckedArguments, BaseOperator):
         with hook.get_conn(primary=True) as connection:
             count = replay(connection, self.group, self.subscription_id, self.since, self.limit)
         if count == self.limit:
-            self.log.warning("there may be more than the %d events that were replayed", count)
+            self.log.warning("replayed %d events, which is the limit: the log may have more of them", count)
         self.log.info("subscription %s gets %d events again", self.subscription_id, count)
         return count
 
@@ -203,7 +204,7 @@ def _event(given: Mapping[str, Any]) -> Event:
     unknown = sorted(str(name) for name in set(given) - set(GIVEN))
     if unknown or "topic" not in given:
         raise InvalidArgument(
-            f"an event has {', '.join(GIVEN)}, topic at least, and not {', '.join(unknown) or 'no topic'}"
+            f"an event has {', '.join(GIVEN)}, and needs a topic: this one has {', '.join(unknown) or 'no topic'}"
         )
     values = {
         name: given[name] for name in given if given[name] not in (None, "") or name in ("topic", "payload")

@@ -1,6 +1,4 @@
-"""What the batch operators have in common: their arguments, and batch after batch until they have done
-enough.
-"""
+"""The base of the batch operators: their arguments, and the loop over batches."""
 
 from __future__ import annotations
 
@@ -42,14 +40,14 @@ if TYPE_CHECKING:
 
 
 MANY_ATTEMPTS = 3
-"""So often a batch fails before a person hears how to give it up, as in health; where ``max_attempts`` does not say."""
+"""If there is no ``max_attempts``: the attempt from which on the log says how to give up the batch, as health does."""
 
 
 CONSUMER = ConsumerLink()
 
 
 def _run(context: Context) -> str | None:
-    """The try of the task that works, as the page reads it."""
+    """Return the try of the task in the form in which the page reads it."""
     ti = context.get("ti")
     if ti is None:
         return None
@@ -58,26 +56,26 @@ def _run(context: Context) -> str | None:
 
 
 class FeedOperator(CheckedArguments, BaseOperator):
-    """Claims batches of a feed and commits each with its results; subclasses say how a batch is processed.
+    """Claims batches of a feed and commits each with its results. A subclass defines how a batch is processed.
 
-    All but ``skip_if_empty`` can be templated. With an outlet of ``airflow_pgchange.target_tables`` each
-    table that a batch wrote is an asset, for other DAGs to be scheduled on.
+    All arguments but ``skip_if_empty`` can be templated. With an outlet of ``airflow_pgchange.target_tables`` each table
+    that a batch wrote is an asset, on which other DAGs can be scheduled.
 
     :param feed: the feed, or its JSON
     :param postgres_conn_id: the database that holds the results and the consumer's progress
-    :param source_conn_id: the database that holds the changes; default: the same. Its connection may name
-        several servers of one group
-    :param limit: changes a batch, at most
-    :param max_batches: batches a run, at most; None: as many as there are
-    :param until: ``empty``: until nothing is ready; or so long, in which batches are waited for and served as they
-        come, up to ``max_batches``: one that has begun is finished
-    :param idle_timeout: end once nothing was ready for so long; None: at once with ``empty``, else never
-    :param on_busy: while another run works on this feed: ``wait`` for it, ``skip`` the task, or ``fail``
-    :param busy_timeout: how long to wait for it, with ``wait``; None: as long as it takes
-    :param max_attempts: do not try a batch again that has failed so often; None: always try
-    :param on_give_up: what becomes of it then: ``fail`` the task until a person has mended it or skipped it, or
-        ``dead_letter``: put it among the dead letters with its last error, and go on with the next
-    :param skip_if_empty: skip the task where nothing is ready; otherwise it succeeds with zero batches
+    :param source_conn_id: the database that holds the changes; default: the same. Its connection may name several servers
+        of one group
+    :param limit: the maximum of changes in a batch
+    :param max_batches: the maximum of batches in a run; None: no maximum
+    :param until: ``empty``: work until nothing is ready. Or a length of time, for which the task waits for batches and
+        processes them, up to ``max_batches``; a batch that has begun is finished
+    :param idle_timeout: end when nothing was ready for this long; None: with ``empty`` at once, otherwise never
+    :param on_busy: if another run works on this feed: ``wait`` for it, ``skip`` the task, or ``fail``
+    :param busy_timeout: how long ``wait`` waits for the other run; None: as long as it takes
+    :param max_attempts: the number of failures after which a batch is not tried again; None: always try again
+    :param on_give_up: what is done with such a batch: ``fail`` the task until a person has corrected the cause or skipped
+        the batch; or ``dead_letter``: make it a dead letter with its last error, and continue with the next batch
+    :param skip_if_empty: skip the task if nothing is ready; otherwise it succeeds with zero batches
     """
 
     arguments = checks(
@@ -138,9 +136,10 @@ class FeedOperator(CheckedArguments, BaseOperator):
         raise NotImplementedError
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Returns ``{feed, batches, changes, batch_ids, seconds, busy, letters}``, with the latest twenty ids.
+        """Return ``{feed, batches, changes, batch_ids, seconds, busy, letters}``, with the ids of the last twenty
+        batches.
 
-        ``letters`` are the dead letters of the batches that were given up on the way.
+        ``letters`` are the numbers of the dead letters that batches of this run became.
         """
         feed = feed_of(self.feed)
         plan = replace(self._plan(feed), run=_run(context))
@@ -165,7 +164,7 @@ class FeedOperator(CheckedArguments, BaseOperator):
             except Exception as error:
                 if self._stop():
                     raise Stopped(
-                        f"{feed.name}: the task was killed, and nothing of its batch was kept"
+                        f"{feed.name}: the task was killed, and its batch was rolled back"
                     ) from error
                 self._tell_of_failure(plan, batch, error)
                 raise
@@ -178,7 +177,7 @@ class FeedOperator(CheckedArguments, BaseOperator):
 
         def given_up(letter: int) -> None:
             self.log.error(
-                "%s: a batch was given up, and is dead letter %d. Once mended, send it again with: "
+                "%s: a batch was given up, and is now dead letter %d. When the cause is corrected, send it again with: "
                 "airflow pgchange letters redrive %d --postgres-conn-id %s%s",
                 feed.name,
                 letter,
@@ -199,14 +198,14 @@ class FeedOperator(CheckedArguments, BaseOperator):
         return self._conclude(feed, drained)
 
     def on_kill(self) -> None:
-        """End what runs on the consumer's connection; nothing of the batch is kept."""
+        """Cancel the statement on the consumer's connection. The batch is rolled back."""
         self._stop.ask()
         if self._transaction is not None:
             self._transaction.cancel()
 
     def get_openlineage_facets_on_complete(self, task_instance: object) -> Lineage | None:
-        """The feed, its tables, the tables that were written, and how many changes in which batches; also of a task that
-        failed behind those that it committed."""
+        """Return the lineage: the feed, its tables, the tables that were written, and the committed batches with their
+        numbers of changes. A task that failed after some batches has it, too."""
         if self._done is None:
             return None
         from airflow_pgchange.utils import openlineage  # noqa: PLC0415
@@ -235,23 +234,24 @@ class FeedOperator(CheckedArguments, BaseOperator):
 
     @property
     def _source_option(self) -> str:
-        """How the command line is told of another database with the changes."""
+        """The option of the command line that names the database of the changes, if it is another one."""
         return f" --source-conn-id {self.source_conn_id}" if self.source_conn_id else ""
 
     def _databases(self, feed: Feed) -> tuple[str, str]:
-        """Where the letters of the feed are, and what else the command line is to be told."""
+        """Return the connection to the database of the feed's dead letters, and a further option for the command line."""
         if feed.progress == "source":
             return self.source_conn_id or self.postgres_conn_id, ""
         return self.postgres_conn_id, self._source_option
 
     def _tell_of_failure(self, plan: Plan, batch: Batch, error: Exception) -> None:
-        """Begins with the cause. Giving it up is only offered where trying again has not helped, and may not."""
+        """Log the failure, with the cause first. Offer to give up the batch only if several retries have not helped and
+        the cause may be in the batch."""
         limit = self.max_attempts or MANY_ATTEMPTS
         if self.on_give_up == "dead_letter" and batch.attempt >= limit:
             return
         name, cause = plan.feed.name, plan.hide(described(error, (plan.results, plan.source or "")))
         self.log.error(
-            "%s\n%s: attempt %d on batch %s failed on that; nothing of it was kept, and the next try is the same batch%s",
+            "%s\n%s: attempt %d on batch %s failed with this error; the batch was rolled back, and is tried again%s",
             cause,
             name,
             batch.attempt,
@@ -263,14 +263,14 @@ class FeedOperator(CheckedArguments, BaseOperator):
         )
 
     def _report_lag(self, plan: Plan) -> None:
-        """What cannot be reported fails nothing: the batches are committed."""
+        """Report the lag as metrics. An error here must not fail the task, because its batches are committed."""
         if not metrics.are_on():
             return
         try:
             with both(plan.results, plan.source, primary=False) as (results, source):
                 metrics.report_lag(plan.feed.name, lag(results, source, plan.feed, plan.limit))
         except (PgChangeError, psycopg.Error) as error:
-            self.log.warning("%s: no metrics of the lag: %s", plan.feed.name, error)
+            self.log.warning("%s: the lag could not be reported as metrics: %s", plan.feed.name, error)
 
     def _conclude(self, feed: Feed, drained: Drained) -> dict[str, Any]:
         if drained.busy and not drained.batches:

@@ -1,4 +1,4 @@
-"""A task that runs the handlers of a group."""
+"""The operator that runs the handlers of a group of the event log."""
 
 from __future__ import annotations
 
@@ -22,25 +22,29 @@ if TYPE_CHECKING:
 
 
 class EventHandlersOperator(CheckedArguments, BaseOperator):
-    """Holds a group and runs its handlers, each at its own pace, until nothing is left or for some time.
+    """Holds a group and runs its handlers, each at its own pace, until no event is left or for a length of time.
 
-    Guarantee: a reliable handler gets each event at least once, with ``delivery.key`` as the key for results elsewhere;
-    the others at most once where none of the group is reliable, see EventHandlers. What a handler gives up after its last
-    try is a dead letter. A task that is killed finishes the calls that run and stores how far it came.
+    Guarantee: a reliable handler gets each event at least once; ``delivery.key`` is the key for its results in other
+    systems. Other handlers get each event at most once if no handler of the group is reliable, see EventHandlers. Events
+    that a handler gives up after its last retry become a dead letter. A task that is killed finishes the running calls
+    and stores its progress.
 
-    Raises HandlerFailed where a handler with ``retries=None`` fails, Stopped when the task is killed, ConsumerBusy while
-    another holds the group, UnknownConsumer where there is none, DispatchEnded where a condition does not end.
+    Raises HandlerFailed if a handler with ``retries=None`` fails, Stopped if the task is killed, ConsumerBusy if another
+    run holds the group, UnknownConsumer if the group does not exist, DispatchEnded if the evaluation of a condition takes
+    too long.
 
     :param group: the group (templated)
     :param handlers: its handlers
-    :param until: ``empty``: until nothing is ready, retries in the future left for a later run; or so long (templated)
-    :param idle_timeout: end once nothing has come for so long; None: at once with ``empty``, else never (templated)
-    :param limit: events a batch, at most (templated)
-    :param read_ahead: batches that a fast handler may be ahead of the slowest (templated)
-    :param on_busy: while another holds the group: ``wait`` for it, ``skip`` the task, or ``fail`` (templated)
-    :param busy_timeout: how long to wait for it, with ``wait``; None: as long as it takes (templated)
-    :param skip_if_empty: skip the task where nothing was read; otherwise it succeeds
-    :param postgres_conn_id: the database of the event log; not by way of a pooler in transaction mode
+    :param until: ``empty``: work until nothing is ready, and leave retries that are due later for another run. Or a
+        length of time (templated)
+    :param idle_timeout: end when no event has come for this long; None: with ``empty`` at once, otherwise never
+        (templated)
+    :param limit: the maximum of events in a batch (templated)
+    :param read_ahead: how many batches a fast handler may be ahead of the slowest (templated)
+    :param on_busy: if another run holds the group: ``wait`` for it, ``skip`` the task, or ``fail`` (templated)
+    :param busy_timeout: how long ``wait`` waits for the group; None: as long as it takes (templated)
+    :param skip_if_empty: skip the task if no event was read; otherwise it succeeds
+    :param postgres_conn_id: the database of the event log, without a pooler in transaction mode
     """
 
     arguments = checks(
@@ -79,7 +83,7 @@ class EventHandlersOperator(CheckedArguments, BaseOperator):
         self._stop = Stop()
 
     def execute(self, context: Context) -> dict[str, int]:
-        """Returns ``{batches, events, failed, retried, given_up}``."""
+        """Return ``{batches, events, failed, retried, given_up}``."""
         self._running = EventHandlers(
             self.group,
             self.bound(context),
@@ -88,7 +92,7 @@ class EventHandlersOperator(CheckedArguments, BaseOperator):
             read_ahead=self.read_ahead,
             busy_timeout=self.busy_timeout if self.on_busy == "wait" else 0,
         )
-        # Also where the task was killed before there was anything to stop.
+        # The task may have been killed before self._running was set.
         if self._stop():
             self._running.stop()
         try:
@@ -109,24 +113,24 @@ class EventHandlersOperator(CheckedArguments, BaseOperator):
             " (airflow pgchange letters list)" if done.given_up else "",
         )
         if self._stop():
-            raise Stopped(f"group {self.group}: the task was killed; what it had not finished comes again")
+            raise Stopped(f"group {self.group}: the task was killed; events that were not handled come again")
         if self.skip_if_empty and not done.batches:
             raise AirflowSkipException(f"group {self.group}: nothing is ready")
         return asdict(done)
 
     def bound(self, context: Context) -> Sequence[Handler]:
-        """The handlers, as they are called in a run with this context."""
+        """Return the handlers in the form in which a run with this context calls them."""
         return self.handlers
 
     def on_kill(self) -> None:
-        """Finish the calls that run, and no more."""
+        """Let the running calls finish, and begin no other."""
         self._stop.ask()
         if self._running is not None:
             self._running.stop()
 
 
 def _checked(handlers: Any) -> Sequence[Handler]:
-    """The handlers, if they are a list of them. A function alone has no name, and no retries of its own."""
+    """Return the handlers. Raises InvalidArgument for a function, which has no name and no retries."""
     is_list = isinstance(handlers, list | tuple)
     wrong = [each for each in handlers if not isinstance(each, Handler)] if is_list else [handlers]
     if wrong:

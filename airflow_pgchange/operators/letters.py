@@ -1,4 +1,4 @@
-"""Dead letters: sent again or dropped by a DAG."""
+"""The operator that sends dead letters again, or drops them."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ def _numbers(name: str, given: Sequence[int | str] | str) -> list[int]:
 
 
 class DeadLettersOperator(CheckedArguments, BaseOperator):
-    """Sends dead letters again, or drops them: those of a consumer, older than an age, or by number.
+    """Sends dead letters again, or drops them. They are chosen by consumer, by age, or by number.
 
-    A letter goes to the consumer that gave it up, and to nobody else. Once, however often this task runs: exactly once or
-    at least once, as the operator that processes it says. Letters that can no longer be sent, for their history was
-    trimmed or their source restored, are left, and logged.
+    A letter is sent only to the consumer that gave it up, and only once, however often this task runs. The consumer then
+    processes it with the guarantee of its operator. A letter cannot be sent if its history was trimmed or its source was
+    restored. Such letters are left and logged.
 
     :param action: ``redrive`` or ``drop`` (templated)
     :param consumer: only letters of this consumer, as ``airflow pgchange status`` names it (templated)
-    :param older_than: only letters that were given up longer ago, such as ``7 days`` (templated)
-    :param letter_ids: these letters and no other, all or none of them (templated)
-    :param postgres_conn_id: the database of the letters: that of the results for the commit queue, the event log and the
-        topology, its own for a tube or a message queue; with a role that may give up the consumer's batches
-    :param source_conn_id: the database that holds the changes, where it is another one; default: the same
+    :param older_than: only letters that were given up longer ago than this, such as ``7 days`` (templated)
+    :param letter_ids: only the letters with these numbers; if one of them fails, none is sent or dropped (templated)
+    :param postgres_conn_id: the database of the letters. For the commit queue, the event log and the topology it is the
+        database of the results, for a tube or a message queue the database of the tube or the queue. The role must have
+        the right to give up the consumer's batches
+    :param source_conn_id: the database that holds the changes; default: the same
     """
 
     arguments = checks(
@@ -73,7 +74,7 @@ class DeadLettersOperator(CheckedArguments, BaseOperator):
         self.source_conn_id = source_conn_id
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Returns ``{action, letters}``, with the numbers of the letters that were sent or dropped."""
+        """Return ``{action, letters}``, with the numbers of the letters that were sent or dropped."""
         ids = self.letter_ids or ()
         asked: dict[str, Any] = {"consumer": self.consumer, "older_than": self.older_than}
         asks_source = None if self.action == "drop" else self.source_conn_id

@@ -1,4 +1,4 @@
-"""Housekeeping in the databases of feeds."""
+"""The operator that maintains the databases of feeds."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 
 class MaintenanceOperator(CheckedArguments, BaseOperator):
-    """Looks after a database with our schemas: run it every few minutes, for results and sources alike.
+    """Maintains a database with our schemas. Run it every few minutes, for each database of results or of changes.
 
-    It makes partitions ahead, puts the capture on partitions that users attached, drops what killed jobs left
-    in staging, dispatches events, lets go of those that are old and read, and logs what a person should look
-    at: consumers that are held back and by whom, batches that fail again and again, tables that are not wholly
-    captured. It never moves a consumer: results stay exactly once, or at least once, as the operators that
-    write them say.
+    It creates partitions in advance, and captures partitions that users attached to captured tables. It drops staging
+    tables that killed jobs have left. It dispatches events, and drops old events that all consumers have read.
 
-    :param postgres_conn_id: the database; with a role that has the grants of the maintenance DAG (docs/roles.md)
-    :param width: transactions a partition (templated)
-    :param ahead: partitions ahead of today's (templated)
-    :param retention: trim history that is older, such as than ``30 days``, once every consumer has processed it;
+    It also logs findings that need a person: consumers that are held back, and by whom; batches that fail repeatedly; and
+    tables that are not completely captured. It never moves a consumer, so the guarantees of the other operators hold.
+
+    :param postgres_conn_id: the database; the role needs the grants of the maintenance DAG (docs/roles.md)
+    :param width: the number of transactions of a partition (templated)
+    :param ahead: how many partitions are created ahead of the current one (templated)
+    :param retention: trim history that is older than this, such as ``30 days``, once every consumer has processed it;
         default: nothing is trimmed (templated)
-    :param saga_retention: forget sagas that ended longer ago; default: none is forgotten (templated)
+    :param saga_retention: delete sagas that ended longer ago than this; default: none is deleted (templated)
     """
 
     arguments = checks("postgres_conn_id", "width", "ahead", "retention", "saga_retention")
@@ -55,7 +55,8 @@ class MaintenanceOperator(CheckedArguments, BaseOperator):
         self.saga_retention = saga_retention
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Returns ``{done: [lines], attention: [lines]}``; fails after the last step if any of them failed."""
+        """Return ``{done: [lines], attention: [lines]}``. If a step fails, the others still run, and the task then
+        fails."""
         with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as connection:
             report = maintain(
                 connection,
@@ -71,5 +72,5 @@ class MaintenanceOperator(CheckedArguments, BaseOperator):
         if report.failed:
             raise PgChangeError("; ".join(report.failed))
         if not (report.done or report.attention):
-            self.log.info("nothing to do, and nothing that a person should look at")
+            self.log.info("nothing to do, and no findings that need a person")
         return {"done": report.done, "attention": report.attention}

@@ -1,4 +1,4 @@
-"""Message queues: posting, and asking and waiting for the answer."""
+"""Operators of message queues: post a message, or post a request and wait for the answer."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 class PostMessageOperator(CheckedArguments, BaseOperator):
     """Posts a message to a queue.
 
-    Guarantee: at least once. A task that is tried again after it had committed posts again.
+    Guarantee: at least once. A task that is retried after its commit posts again.
 
-    :param queue_name: the queue (templated); ``queue`` is Airflow's own, of its executor
-    :param data: what the message says: texts or None by name (templated)
-    :param properties: more of them, for selectors and handlers (templated)
+    :param queue_name: the queue (templated). The argument ``queue`` is Airflow's own: the queue of its executor
+    :param data: the content of the message, a mapping of names to texts or None (templated)
+    :param properties: a mapping like ``data``, for selectors and handlers (templated)
     :param after: iids of messages that must be received before it, such as the XComs of other tasks that post (templated)
     :param delay: deliver it only after this time (templated)
     :param expiry: do not deliver it once this time has passed (templated)
@@ -63,7 +63,7 @@ class PostMessageOperator(CheckedArguments, BaseOperator):
         self.postgres_conn_id = postgres_conn_id
 
     def execute(self, context: Context) -> Any:
-        """Returns the iid of the message."""
+        """Return the iid of the message."""
         with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as connection:
             iid = queues.post(connection, self.queue_name, self.message())
         self.log.info("posted message %s", iid)
@@ -78,16 +78,17 @@ class PostMessageOperator(CheckedArguments, BaseOperator):
 class RequestMessageOperator(PostMessageOperator):
     """Posts a request and waits for the answer, which a handler posts with ``airflow_pgchange.messages.answer``.
 
-    Without ``reply_queue`` the answer goes to a temporary queue, which ends with this task's session: so it cannot be
-    deferred. A named reply queue serves any number of requests; nobody may consume from it.
+    Without ``reply_queue`` the answer goes to a temporary queue. That queue ends with this task's session, so the task
+    cannot be deferred. A named reply queue serves any number of requests; nobody may consume from it.
 
-    Guarantee: the request at least once, the answer to the request of the try that waits for it. An answer to a named
-    reply queue that comes too late goes after its expiry, a day unless its handler says otherwise.
+    Guarantee: the request is posted at least once. The task returns the answer to the request of its own try. An answer
+    in a named reply queue that comes too late is deleted after its expiry, which is a day unless the handler sets
+    another.
 
     :param reply_queue: the queue of the answers (templated)
-    :param timeout: how long to wait for the answer, then the task fails (templated)
-    :param deferrable: wait in the triggerer; default: what ``[operators] default_deferrable`` says, with a reply_queue
-    :param poll_interval: between two looks (templated)
+    :param timeout: how long to wait for the answer before the task fails (templated)
+    :param deferrable: wait in the triggerer; default: ``[operators] default_deferrable``, if there is a ``reply_queue``
+    :param poll_interval: the pause between two queries for the answer (templated)
     """
 
     arguments = checks("reply_queue", "timeout", "poll_interval", **PostMessageOperator.arguments)
@@ -116,7 +117,7 @@ class RequestMessageOperator(PostMessageOperator):
         self.poll_interval: Any = poll_interval
 
     def execute(self, context: Context) -> Any:
-        """Returns the data of the answer."""
+        """Return the data of the answer."""
         with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as connection:
             if self.reply_queue is None:
                 queue = queues.temporary_queue(connection)
@@ -130,7 +131,7 @@ class RequestMessageOperator(PostMessageOperator):
         return self.defer(trigger=trigger, method_name="resume", timeout=timedelta(seconds=self.timeout))
 
     def resume(self, context: Context, event: dict[str, Any]) -> dict[str, str | None]:
-        """Take the answer that is there."""
+        """Receive the answer that the trigger has found."""
         unless_error(event)
         with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as connection:
             found = queues.take(connection, event["iid"])

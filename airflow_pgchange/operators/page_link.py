@@ -1,4 +1,4 @@
-"""A link from a task to its consumer on the page."""
+"""The link from a task to its consumer on the page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROUTE = "plugin/pgchange/consumer"
 
 
 class ConsumerLink(BaseOperatorLink):
-    """How the consumer whose batches the task processes stands: its lag, its batches, and what a person can do."""
+    """Leads to the page of the consumer whose batches the task processes: its lag, its batches, and its actions."""
 
     name = "PG feeds"
 

@@ -1,4 +1,4 @@
-"""Sagas: starting them, and working off their messages."""
+"""Operators of sagas: start a saga, or handle the messages of sagas."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 
 class StartSagaOperator(CheckedArguments, BaseOperator):
-    """Starts a saga: posts its steps and, behind its bung, their compensations, all in one transaction.
+    """Starts a saga: posts the messages of its steps, and of their compensations behind its bung, in one transaction.
 
-    Guarantee: at least once. A task that is tried again after it had committed starts another saga.
+    Guarantee: at least once. A task that is retried after its commit starts another saga.
 
-    :param saga: the saga; its queues are there (``airflow_pgchange.messages.create_saga_queues``)
-    :param data: what every handler is told: texts or None by name (templated)
+    :param saga: the saga; its queues must exist (``airflow_pgchange.messages.create_saga_queues``)
+    :param data: the data for every handler, a mapping of names to texts or None (templated)
     :param postgres_conn_id: the database of the queues
     """
 
@@ -56,7 +56,7 @@ class StartSagaOperator(CheckedArguments, BaseOperator):
         self.postgres_conn_id = postgres_conn_id
 
     def execute(self, context: Context) -> int:
-        """Returns the number of the saga, as ``mbus.sagas`` shows it."""
+        """Return the number of the saga, as ``mbus.sagas`` shows it."""
         with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as connection:
             number = start_saga(connection, self.saga, self.data)
         self.log.info("saga %s %d has begun", self.saga.name, number)
@@ -64,23 +64,25 @@ class StartSagaOperator(CheckedArguments, BaseOperator):
 
 
 class SagaHandlerOperator(FeedOperator):
-    """Works off the messages of sagas that are in one queue, each in a transaction of its own, until none is ready.
+    """Handles the messages of sagas in one queue until none is ready, each in a transaction of its own.
 
-    ``do(work, connection)`` does a step, or undoes it: ``work`` says which. It answers None when it is done,
-    ``TryAgain(reason, delay)`` or ``RollBack(reason)``; what it wrote through ``connection`` is kept in the first case
-    alone. Where it raises, the message is tried again after a minute, and the task fails once it has worked off the
-    others. Several tasks may work off one queue at once. It does not wait for what is tried again later, nor for the
-    steps behind: schedule its DAG by ``airflow_pgchange.assets.saga_schedule``, and it runs whenever one is due.
+    ``do(work, connection)`` does a step, or undoes it, as ``work`` says. It returns None when the work is done, otherwise
+    ``TryAgain(reason, delay)`` or ``RollBack(reason)``. Its writes through ``connection`` are kept only if it returns
+    None. If it raises, the message is tried again after a minute, and the task fails after it has handled the other
+    messages.
 
-    Guarantee: each step is done once and before those that come after it, or not at all; once a saga is rolled back, each
-    compensation is done once. For what is done through ``connection``, that is; what is done elsewhere may be done again
-    after a crash.
+    Several tasks may handle one queue at once. The task does not wait for messages that are due later, nor for later
+    steps. Schedule its DAG with ``airflow_pgchange.assets.saga_schedule``, so that it runs whenever a message is due.
 
-    :param queue_name: the queue; ``queue`` is Airflow's own, of its executor
-    :param do: the callable; None for the queues of the ends, where there is nothing to do but to note it
+    Guarantee, for writes through ``connection``: each step is done once, and before the steps that come after it, or not
+    at all. If the saga is rolled back, each compensation is done once. Work in other systems may be repeated after a
+    crash.
+
+    :param queue_name: the queue. The argument ``queue`` is Airflow's own: the queue of its executor
+    :param do: the callable; None for the queues ``end`` and ``rolled_back`` of a saga if there is nothing to do
     :param consumer: the queue's consumer
-    :param max_attempts: roll a saga back instead of trying a step again, the last time being this one, however the tries
-        ended, also by the death of their process; None: never, but for the saga's deadline
+    :param max_attempts: roll the saga back if this attempt on a step does not succeed. Attempts whose process died count,
+        too. None: try again until the saga's deadline
     """
 
     shallow_copy_attrs: Sequence[str] = ("do",)
@@ -123,16 +125,17 @@ class SagaHandlerOperator(FeedOperator):
         self._answers[answers[-1]] += 1
 
     def bound(self, context: Context) -> Do:
-        """The handler, as it is called in a run with this context."""
+        """Return the handler in the form in which a run with this context calls it."""
         return self.do
 
     def _plan(self, feed: Feed) -> Plan:
-        """A saga's last attempt rolls it back: the message itself is received however often."""
+        """Return the plan without a limit of attempts: ``max_attempts`` rolls the saga back, and does not give up the
+        message."""
         return replace(super()._plan(feed), max_attempts=None)
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Returns what the batch operators return, and under ``answers`` how many messages were ``done``, are tried
-        ``again``, ``rolled back`` their saga, or were ``over``. Raises AirflowException where any ``failed``."""
+        """Return the summary of a batch operator with ``answers``: the number of messages by their outcome, which is
+        ``done``, ``again``, ``rolled back`` or ``over``. Raises AirflowException if any message ``failed``."""
         self._answers = Counter()
         done = {**super().execute(context), "answers": dict(self._answers)}
         if failed := self._answers["failed"]:
@@ -143,4 +146,4 @@ class SagaHandlerOperator(FeedOperator):
 
 
 def _nothing(work: Work, connection: psycopg.Connection[Any]) -> None:
-    """There is nothing to do but to note that it is done."""
+    """Do nothing, so that the message is received as done."""

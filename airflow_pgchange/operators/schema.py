@@ -1,4 +1,4 @@
-"""The schemas: install and upgrade."""
+"""The operator that installs and upgrades the schemas."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ if TYPE_CHECKING:
 
 
 class InstallSchemaOperator(CheckedArguments, BaseOperator):
-    """Installs our schemas in a database, and upgrades those that are there; doing it twice does nothing.
+    """Installs our schemas in a database, and upgrades existing ones. Repeating it changes nothing.
 
-    It moves no consumer and no change: whatever was captured or processed stays so, exactly as often as
-    before.
+    It moves no consumer and changes no captured data, so the guarantees of the other operators hold.
 
-    :param postgres_conn_id: the database, with a role that may create schemas in it
-    :param systems: which of ``airflow_pgchange.admin.versions.SYSTEMS``, with what they need; default: all that the
-        server can hold, and the log says what it cannot (templated)
-    :param without: which not, such as ``["topology"]`` where PostGIS has a schema of that name (templated)
+    :param postgres_conn_id: the database; the role must have the right to create schemas in it
+    :param systems: the systems of ``airflow_pgchange.admin.versions.SYSTEMS`` to install; systems that they need are
+        installed, too. Default: all that the server supports; the log names the others (templated)
+    :param without: systems not to install, such as ``["topology"]`` if PostGIS has a schema of that name (templated)
     """
 
     arguments = checks("postgres_conn_id", "systems", "without")
@@ -45,7 +44,7 @@ class InstallSchemaOperator(CheckedArguments, BaseOperator):
         self.without: Any = without
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
-        """Returns what the database now holds, and what was left out and why:
+        """Return the state of each system, with the reason if it was left out:
         ``[{system, version, needed, intact, left_out}]``."""
         with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as connection:
             schema.upgrade(connection)

@@ -1,4 +1,4 @@
-"""A batch for Spark. Needs the extra ``spark``."""
+"""The operator that processes batches with Spark. Needs the extra ``spark``."""
 
 from __future__ import annotations
 
@@ -40,44 +40,46 @@ if TYPE_CHECKING:
 
 
 QUIET = {"spark.log.level": "WARN"}
-"""Spark's own reports would bury the application's in the task's log."""
+"""Without this, Spark's log lines would bury those of the application in the task's log."""
 UI = SparkUiLink()
 
 
 class SparkBatchOperator(FeedOperator, SparkSubmitOperator):
     """Runs a Spark application for the batches of a feed, and commits the results of each together with the progress.
 
-    The application opens a batch with ``airflow_pgchange.spark.job.batch_job``, and is run for each; or it takes one
-    after another, with ``batch_jobs``, as many as this task serves. What it stages is merged here, in the consumer's
-    transaction, before the next batch is claimed. While Spark runs, that transaction holds the consumer's lock and
-    nothing else. When the connection is lost, or this task ends, the job ends too; one that lived on could write to its
-    own staging only.
+    An application that uses ``airflow_pgchange.spark.job.batch_job`` is started for each batch. An application that uses
+    ``batch_jobs`` processes all batches of the task, one after another. It stages its results. This operator merges them
+    in the consumer's transaction, before it claims the next batch. While Spark runs, that transaction holds only the
+    consumer's lock. If the connection is lost, or this task ends, the job is ended, too. A job that survives can write
+    only to its own staging tables.
 
-    Where ``conn_id`` is a connection of type ``spark``, the application is submitted, by spark-submit, to a driver of its
-    own; of type ``spark_connect``, it runs beside this task, in a process and a session of its own, on a server that is
-    there already, and starts in a second.
+    If ``conn_id`` is a connection of type ``spark``, spark-submit starts the application with a driver of its own. If it
+    is of type ``spark_connect``, the application runs on that server, in a session of its own, from a process beside this
+    task. It then starts in a second.
 
-    Guarantee: exactly once for results that the application merges; of commit queues, the event log and the
-    topology also where the changes come from another PostgreSQL (``source_conn_id``; after a source that lost
-    its latest transactions, at least once from the mark, and it is said), of tubes and message queues at least
-    once then. At least once for results that it writes elsewhere, with the batch's id as the key.
+    Guarantee for results that the application merges: exactly once. If the changes come from another PostgreSQL
+    (``source_conn_id``), this holds for commit queues, the event log and the topology; for tubes and message queues it is
+    then at least once. If such a source lost its latest transactions, an error says so, and the changes after the mark
+    are processed at least once. For results that the application writes to other systems the guarantee is at least once;
+    use the batch's id as their key.
 
-    Takes the arguments of SparkSubmitOperator too; beside a server those that make no driver. Client mode only: the
-    driver runs beside this task, on a local master or on a cluster. Our package goes along as a zip; the executors'
-    Python needs what ``airflow_pgchange.spark.package.EXECUTOR_PACKAGES`` lists.
+    The operator takes the arguments of SparkSubmitOperator, too. With a Spark Connect server it takes only those that do
+    not concern a driver. Only client mode is supported: the driver runs beside this task, with a local master or a
+    cluster. Our package is sent along as a zip file. The executors' Python needs the packages in
+    ``airflow_pgchange.spark.package.EXECUTOR_PACKAGES``.
 
-    :param limit: changes a batch, at most
+    :param limit: the maximum of changes in a batch
     :param catalogue_conn_id: the catalogue of the cluster whose tables the application reads with ``job.routed``
         (templated)
-    :param instances_conn_id: user, password and database of the cluster's instances, whose host and port the
-        catalogue knows; default: the source's
-    :param fast_start: start the driver's JVM, where there is one, from a class-data archive, made once in this user's
-        cache: for batches of up to some hundred thousand changes
+    :param instances_conn_id: the user, password and database for the cluster's instances, whose hosts and ports are in
+        the catalogue; default: those of the source
+    :param fast_start: start the driver's JVM from a class-data archive, which is made once in this user's cache. It pays
+        for batches of up to some hundred thousand changes, and has no effect with a Spark Connect server
     """
 
     operator_extra_links = (UI, CONSUMER)
     ping_every = PING_EVERY
-    """Seconds between two looks at the consumer's connection while Spark runs."""
+    """Seconds between two checks of the consumer's connection while Spark runs."""
 
     template_fields: Sequence[str] = (
         *SparkSubmitOperator.template_fields,
@@ -111,7 +113,7 @@ class SparkBatchOperator(FeedOperator, SparkSubmitOperator):
         self._submission: Submission | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
-        # Airflow itself keeps the link when the task has ended.
+        # Airflow pushes the link only when the task ends. Push it now, so that it works while Spark runs.
         if (ui := ui_of(self.conn_id)) and "ti" in context:
             context["ti"].xcom_push(UI.xcom_key, ui)
         try:
@@ -136,18 +138,18 @@ class SparkBatchOperator(FeedOperator, SparkSubmitOperator):
             raise
 
     def on_kill(self) -> None:
-        """End the job, its JVM or its session on the server, and its Python; nothing of the batch is kept."""
+        """End the job: its JVM or its session on the server, and its Python process. The batch is rolled back."""
         super().on_kill()
         self._end_job()
 
     def _stage(self, transaction: ConsumerTransaction, batch: Batch, context: Context) -> tuple[Staged, ...]:
-        """Have the batch processed: by the application that waits for one, or else by a new one."""
+        """Have the batch processed by the application that waits for a batch, or by a new application."""
         progress = transaction.progress
         progress.begin("start")
         if self._serving is None or not self._serving.wants_more:
             if self._serving is not None and self._serving.failure is not None:
                 self.log.error(
-                    "the application failed behind its batches, each of which is committed; another one is started: %s",
+                    "the application failed after its batches, which are all committed; starting a new one: %s",
                     self._serving.failure,
                 )
             self._end_serving()
@@ -157,7 +159,7 @@ class SparkBatchOperator(FeedOperator, SparkSubmitOperator):
         notes = Notes(manifest)
         progress.at("Spark", notes)
         environment = self._hand_over(batch, manifest)
-        # Whoever ended the job before there was one did not see it.
+        # on_kill may have been called before self._serving was set.
         if self._stop():
             serving.stop()
         try:
@@ -185,7 +187,7 @@ class SparkBatchOperator(FeedOperator, SparkSubmitOperator):
             self._running.wait(self.log.info)
 
     def _application_in(self, folder: Path) -> tuple[str, list[Any] | None]:
-        """What to run, with which arguments; what is written for it goes into the batch's folder."""
+        """Return the path of the application and its arguments. A file that is made for it goes into ``folder``."""
         return self.application, self.application_args
 
     def _hand_over(self, batch: Batch, manifest: Path) -> dict[str, str]:
@@ -205,7 +207,7 @@ class SparkBatchOperator(FeedOperator, SparkSubmitOperator):
             self, context, properties=properties, py_files=py_files, application_args=arguments
         )
         path = os.pathsep.join((environment.get("PATH", os.defpath), str(Path(sys.executable).parent)))
-        # A job that is killed cannot clean up: what Spark keeps for its own time goes with the batch's folder.
+        # A job that is killed cannot clean up, so its temporary files go into the batch's folder, which is deleted.
         options = " ".join(
             filter(None, (environment.get("SPARK_SUBMIT_OPTS"), f'-Djava.io.tmpdir="{folder}"'))
         )
@@ -226,8 +228,8 @@ class SparkBatchOperator(FeedOperator, SparkSubmitOperator):
             self._submission.end()
 
     def _finish_serving(self) -> None:
-        """Let the application end. Its batches are committed: a task that failed on it now would lose what they gave, and
-        its next try would find none."""
+        """Wait for the end of the application. If it fails now, the task does not fail: all batches are committed, and a
+        retry would find none and report nothing."""
         if self._serving is None:
             return
         self._serving.finish()
@@ -238,7 +240,7 @@ class SparkBatchOperator(FeedOperator, SparkSubmitOperator):
             ) from failure
         if failure is not None:
             self.log.warning(
-                "the application failed behind its last batch; every batch is committed, and the task succeeds: %s",
+                "the application failed after its last batch; every batch is committed, and the task succeeds: %s",
                 failure,
             )
 

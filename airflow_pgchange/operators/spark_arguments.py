@@ -1,7 +1,7 @@
-"""The arguments of SparkSubmitOperator that it keeps to itself, for the Spark operator to use.
+"""The arguments of SparkSubmitOperator that the Spark operator needs, but cannot read from it.
 
-Airflow's provider keeps many arguments in private attributes, which any release may rename. So they are kept here once
-more, and the hook is made by its public constructor.
+Airflow's provider stores many arguments in private attributes, which any release may rename. Therefore they are stored
+here a second time, and the hook is created by its public constructor.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ OF_THE_HOOK: Mapping[str, Any] = {
     "yarn_track_via_rm_api": False,
     "yarn_rm_auth": None,
 }
-"""The arguments that are no public attributes of SparkSubmitOperator, and are the hook's too, with their defaults."""
+"""The hook's arguments that are no public attributes of SparkSubmitOperator, with their defaults."""
 PARENT_JOB, TRANSPORT = "openlineage_inject_parent_job_info", "openlineage_inject_transport_info"
 OF_OPENLINEAGE: Mapping[str, bool] = {
     PARENT_JOB: conf.getboolean("openlineage", "spark_inject_parent_job_info", fallback=False),
@@ -76,12 +76,12 @@ OF_A_DRIVER = (
     "properties_file",
     "post_submit_commands",
 )
-"""The arguments for a driver that is started for the operator."""
+"""The arguments that concern a driver. They have no effect with a Spark Connect server."""
 OF_CLUSTER_MODE = ("track_driver_via_k8s_api", "yarn_track_via_rm_api")
 
 
 class SparkArguments:
-    """The arguments in ``OF_THE_HOOK`` and ``OF_OPENLINEAGE``, as an operator was given them."""
+    """The values of the arguments in ``OF_THE_HOOK`` and ``OF_OPENLINEAGE`` of one operator."""
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         """``given``: the keyword arguments of the operator's constructor, with the ``default_args`` that Airflow adds."""
@@ -91,7 +91,7 @@ class SparkArguments:
 
     @property
     def conn_id(self) -> str:
-        """The connection to Spark."""
+        """The Airflow connection to Spark."""
         return str(self._of_the_hook["conn_id"])
 
     def given_for_a_driver(self, operator: SparkSubmitOperator) -> list[str]:
@@ -138,7 +138,7 @@ class SparkArguments:
         )
 
     def python(self) -> dict[str, str]:
-        """Return the environment variables by which what runs on this machine runs with this Python."""
+        """Return the environment variables that make the driver, and local executors, use this Python."""
         own = {"PYSPARK_DRIVER_PYTHON": sys.executable}
         return {**own, "PYSPARK_PYTHON": sys.executable} if _is_local(self._spark_connection()) else own
 

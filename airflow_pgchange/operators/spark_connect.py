@@ -1,4 +1,4 @@
-"""The Spark operator's way to a Spark Connect server."""
+"""How the Spark operator uses a Spark Connect server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 
 def server_of(spark_conn_id: str) -> str | None:
-    """The connection string of a Spark Connect server, a secret; None for a connection to submit to."""
+    """Return the connection string of a Spark Connect server, which is a secret; None for a connection of another
+    type."""
     try:
         connection = BaseHook.get_connection(spark_conn_id)
     except AirflowException:
@@ -38,21 +39,21 @@ def server_of(spark_conn_id: str) -> str | None:
         return None
     if not connection.host:
         raise InvalidArgument(
-            f"the connection {spark_conn_id} names no host: give it that of the Spark Connect server"
+            f"the connection {spark_conn_id} has no host: give it the host of the Spark Connect server"
         )
     server = SparkConnectHook(spark_conn_id).get_connection_url()
-    # As it is quoted there the token is not the one that Airflow knows to hide.
+    # Airflow masks the token only as it is. The connection string has it in quoted form.
     for secret in filter(None, (connection.password, quote(connection.password or ""))):
         mask_secret(secret)
     return server
 
 
 def refuse_arguments(spark_conn_id: str, given: Sequence[str]) -> None:
-    """Raise InvalidArgument if arguments were given that only a driver of its own can use."""
+    """Raise InvalidArgument if arguments were given that concern a driver."""
     if given:
         raise InvalidArgument(
-            f"{', '.join(given)}: the connection {spark_conn_id} is a Spark Connect server, which was started with "
-            "what it has of that; leave it out, or submit, by a connection of type spark"
+            f"{', '.join(given)}: the connection {spark_conn_id} is a Spark Connect server, which already runs, so these "
+            "arguments have no effect: leave them out, or use a connection of type spark"
         )
 
 
@@ -63,7 +64,7 @@ def application(
     server: str,
     environment: dict[str, str],
 ) -> Application:
-    """Return the application at a path, to be run on a server."""
+    """Return the description of an application at a path that is to run on a server."""
     return Application(
         path=path,
         server=server,
@@ -75,6 +76,6 @@ def application(
 
 
 def keeper() -> int:
-    """The process that runs one task after another: the worker, whose child each is; this one where there is none."""
+    """Return the process that outlives the task: the worker, whose child this process is, or else this process itself."""
     supervised = isinstance(getattr(task_runner, "SUPERVISOR_COMMS", None), CommsDecoder)
     return os.getppid() if supervised else os.getpid()

@@ -1,4 +1,4 @@
-"""One run of spark-submit, which can be ended with all that it has started."""
+"""One run of spark-submit, which can be killed together with the processes that it started."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
 PID = 8
-"""Bytes of a process id."""
+"""The number of bytes in which a process id is stored."""
 
 
 class Submission:
     """A run of spark-submit by Airflow's hook, in a process group of its own.
 
-    The hook does not tell the id of its process. So the new process itself writes it into memory that it shares with this
-    one, before it becomes spark-submit.
+    The hook does not expose the id of its process. Therefore the new process writes its id into memory that it shares
+    with this process, before it executes spark-submit.
     """
 
     def __init__(self, hook: SparkSubmitHook, environment: Mapping[str, str]) -> None:
@@ -32,7 +32,7 @@ class Submission:
         self._has_ended = False
 
     def run(self, application: str) -> None:
-        """Return when the application has ended well. Raises what the hook raises."""
+        """Run the application until it has succeeded. Raises the hook's error if it fails."""
         try:
             self._spark_hook.submit(
                 application,
@@ -44,25 +44,25 @@ class Submission:
             self._has_ended = True
 
     def end(self) -> None:
-        """End it as the hook does: with the commands that run after a job."""
+        """End the run by the hook, which also runs the commands that are to run after a job."""
         self._spark_hook.on_kill()
 
     def kill(self) -> None:
-        """Kill its process group, unless it has not begun or has ended."""
+        """Kill the process group of the run, if it runs."""
         pid = int.from_bytes(self._pid[:PID], "little")
         if pid and not self._has_ended and _is_child(pid):
             with suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
 
     def _begin(self) -> None:
-        """Run in the new process, before spark-submit takes its place."""
+        """Called in the new process, before it executes spark-submit."""
         self._pid[:PID] = os.getpid().to_bytes(PID, "little")
         die_with_parent()
 
 
 def _is_child(pid: int) -> bool:
-    """Whether a process is a child of this one that was not waited for: its number is nobody else's until then."""
-    # On macOS Python has it since 3.13.
+    """Whether a process is a child that was not waited for yet. Until then its id cannot belong to another process."""
+    # Python has os.waitid on macOS only since 3.13.
     if not hasattr(os, "waitid"):
         return True
     try:

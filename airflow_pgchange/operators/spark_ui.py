@@ -1,4 +1,4 @@
-"""A link from a task to Spark's pages."""
+"""The link from a task to Spark's web interface."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from airflow_pgchange.errors import InvalidArgument
 
 
 class SparkUiLink(BaseOperatorLink):
-    """The pages that the extra ``ui`` of the task's Spark connection names."""
+    """Leads to the address in the extra ``ui`` of the task's Spark connection."""
 
     name = "Spark UI"
 
@@ -21,7 +21,8 @@ class SparkUiLink(BaseOperatorLink):
 
 
 def ui_of(spark_conn_id: str) -> str:
-    """The address of Spark's pages, empty where nothing names it. Raises InvalidArgument for what is none."""
+    """Return the address of Spark's web interface, or an empty text if the connection has none. Raises
+    InvalidArgument."""
     try:
         connection = BaseHook.get_connection(spark_conn_id)
     except AirflowException:
@@ -29,6 +30,6 @@ def ui_of(spark_conn_id: str) -> str:
     ui = str(connection.extra_dejson.get("ui") or "")
     if ui and urlsplit(ui).scheme not in ("http", "https"):
         raise InvalidArgument(
-            f"the connection {spark_conn_id}: ui is to be the address of Spark's pages, such as http://spark.example:4040"
+            f"the connection {spark_conn_id}: ui must be the address of Spark's pages, such as http://spark.example:4040"
         )
     return ui

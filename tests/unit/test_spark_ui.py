@@ -50,7 +50,7 @@ def test_a_task_without_a_connection_has_no_link() -> None:
 
 
 def test_what_is_no_address_of_a_page_is_refused(operator: Any) -> None:
-    with pytest.raises(InvalidArgument, match="pages: ui is to be the address of Spark's pages"):
+    with pytest.raises(InvalidArgument, match="pages: ui must be the address of Spark's pages"):
         operator("spark_connect", {"ui": "javascript:alert(1)"}).execute({})
 
 

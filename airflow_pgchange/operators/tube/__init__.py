@@ -1,1 +1,1 @@
-"""What only tubes need: attaching, touching, backfilling, and giving up what is gone downstream."""
+"""Operators that only tubes need: attach tables, touch ids, backfill, and process control pods."""

@@ -1,4 +1,4 @@
-"""Tubes: letting tables touch them, and touching ids."""
+"""Operators that attach tables to a tube, or touch ids."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class SqlFromFile:
-    """An operator that takes SQL, or the name of a file ``*.sql`` that has it, in one of its fields.
+    """A base for an operator that takes SQL, or the name of a ``*.sql`` file with it, in one of its fields.
 
-    Airflow's ``template_ext`` is for all fields: a table ``audit.sql`` would be looked up as a file.
+    Airflow's ``template_ext`` would apply to all fields, and a table called ``audit.sql`` would be opened as a file.
     """
 
     sql_field: ClassVar[str]
@@ -42,18 +42,18 @@ class SqlFromFile:
 
 
 class TubeAttachOperator(CheckedArguments, SqlFromFile, BaseOperator):
-    """Makes a tube if it is not there, and lets tables touch it, all of them or none.
+    """Creates a tube if it does not exist, and attaches tables to it: all of them or none.
 
-    Guarantee: exactly once, in one transaction; doing it again changes nothing.
+    Guarantee: exactly once, in one transaction. Repeating it changes nothing.
 
-    :param tube: its name (templated)
+    :param tube: the name of the tube (templated)
     :param tables: the tables, as ``schema.table`` (templated)
-    :param shard: their shard; default: the number at the end of each one's schema (templated)
+    :param shard: the shard of the tables; default: the number at the end of each table's schema (templated)
     :param key: the column that holds their ids; default: ``id`` (templated)
-    :param workers: how many workers share the tube; default: 1, or what it has (templated)
-    :param predicate: SQL over a row that says whether touching it counts, or a file ``*.sql`` that has it; default: what
-        the tube has. It runs with the rights of the owner of each table (templated)
-    :param postgres_conn_id: the database of the tables, as their owner
+    :param workers: how many workers share the tube; default: 1 for a new tube, no change for another (templated)
+    :param predicate: an SQL expression over a row, or a ``*.sql`` file with it. Rows for which it is false are not
+        touched. It runs with the rights of each table's owner. Default: the predicate that the tube has (templated)
+    :param postgres_conn_id: the database of the tables; the role must be their owner
     """
 
     arguments = checks("tube", "tables", "shard", "key", "workers", "predicate", "postgres_conn_id")
@@ -86,8 +86,8 @@ class TubeAttachOperator(CheckedArguments, SqlFromFile, BaseOperator):
         with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as connection:
             with read_committed(connection):
                 tubes.ensure(connection, self.tube, self.workers, self.predicate)
-                # One that gets another shard waits for workers: before the others are kept from being written. Else in
-                # one order, so that two runs with the same tables wait for each other and not in a circle.
+                # Tables that are attached already come first: to get another shard, they wait for workers, and no other
+                # table must be locked against writes meanwhile. The order is fixed, so that two runs cannot deadlock.
                 known = [table_parts(table) for table in tubes.attached(connection, self.tube)]
                 for table in sorted(self.tables, key=partial(_turn, known)):
                     tubes.attach(connection, self.tube, table, shard=self.shard, key=self.key)
@@ -95,15 +95,15 @@ class TubeAttachOperator(CheckedArguments, SqlFromFile, BaseOperator):
 
 
 class TubeTouchOperator(CheckedArguments, SqlFromFile, BaseOperator):
-    """Touches the ids that a query returns: a fan-out, such as all flights of a carrier that was renamed.
+    """Touches the ids that a query returns. Use it for a fan-out, such as all flights of a carrier that was renamed.
 
-    Guarantee: at least once. A run that is tried again touches again, which does no harm. The query is SQL that runs with
-    the rights of the connection: let only its owner write it. Raises what ``airflow_pgchange.tubes.touch`` does, and
-    InvalidArgument without a shard.
+    Guarantee: at least once. A retry touches the ids again, which does no harm. The query runs with the rights of the
+    connection's role, so only people with these rights should write it. Raises the errors of
+    ``airflow_pgchange.tubes.touch``, and InvalidArgument without a shard.
 
-    :param tube: the tube, or several, in a list or with commas between (templated)
-    :param query: a query whose first column is the ids, or a file ``*.sql`` that has it (templated)
-    :param shard: the shard that the ids are of (templated)
+    :param tube: the tube, or several tubes as a list or separated by commas (templated)
+    :param query: a query whose first column is the ids, or a ``*.sql`` file with it (templated)
+    :param shard: the shard of the ids (templated)
     :param op: I, U, D, T, or B for a backfill's lower priority (templated)
     :param postgres_conn_id: the database of the tube
     """
@@ -136,6 +136,6 @@ class TubeTouchOperator(CheckedArguments, SqlFromFile, BaseOperator):
 
 
 def _turn(known: Sequence[tuple[str, ...]], table: str) -> tuple[bool, tuple[str, ...]]:
-    """When a table's turn comes: behind those that are attached, by name and then by schema, which may be left out."""
+    """Sort key: attached tables first, then by name and schema. The schema may be missing."""
     parts = table_parts(table)
     return not any(each[-len(parts) :] == parts for each in known), parts[::-1]

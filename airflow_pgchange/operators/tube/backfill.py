@@ -1,4 +1,4 @@
-"""Backfills of tubes."""
+"""The operator that backfills tubes."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     from airflow_pgchange.utils.openlineage import Lineage
 
 SAY_EVERY = 10.0
-"""Seconds between two lines about a backfill in the log."""
+"""Seconds between two log lines about a backfill."""
 
 
 def telling(say: Callable[..., None], what: str) -> Callable[[BackfillProgress], None]:
-    """Says how far backfills of ``what`` are: each at its first chunk, at its end, and now and then in between."""
+    """Return a function that logs the progress of backfills of ``what``: the first chunk, the end, and at intervals in
+    between."""
     said: dict[int, float] = {}
 
     def told(progress: BackfillProgress) -> None:
@@ -56,25 +57,25 @@ def telling(say: Callable[..., None], what: str) -> Callable[[BackfillProgress],
 
 
 class TubeBackfillOperator(CheckedArguments, BaseOperator):
-    """Touches every row of attached tables, after everything that is touched in the meantime.
+    """Touches every row of attached tables. Workers replay these rows after all rows that are touched in the meantime.
 
-    In chunks of a transaction each: a run that was killed goes on at the same chunk, and ``tube.backfills()`` shows
-    its progress to everybody. Tables side by side: map this operator over them. A table whose last backfill the
-    workers have not worked off is refused.
+    Each chunk is a transaction. If a run is killed, the next run continues with the same chunk. ``tube.backfills()``
+    shows the progress. To backfill tables in parallel, map this operator over them. A table is refused while workers
+    still replay its last backfill.
 
-    Guarantee: at least once. Every row that is there from the beginning to the end is touched; touching one twice does
-    no harm. Raises InvalidArgument for no tables, a table that is not there or a malformed number, Refused for a backfill
-    that cannot begin, ConsumerBusy where transactions that write a table do not end within ``timeout``, Stopped when the
+    Guarantee: at least once. Every row that exists from the beginning to the end is touched. A row that is touched twice
+    does no harm. Raises InvalidArgument for no tables, a table that does not exist or an invalid number; Refused if a
+    backfill cannot begin; ConsumerBusy if transactions that write a table do not end within ``timeout``; Stopped if the
     task is killed or the backfill is cancelled.
 
     :param tube: the tube (templated)
-    :param tables: the attached tables: a list, or a text with commas between; ``schema.table``, in which a part in double
-        quotes may hold anything (templated)
-    :param order_col: the column in whose order rows are touched; default: their ids (templated)
-    :param shard: the tables' shard; default: the one that each is attached with (templated)
-    :param chunk_size: rows a chunk; one that goes on keeps the size that it began with (templated)
-    :param pause: rest between two chunks (templated)
-    :param timeout: how long to wait, at its beginning, for transactions that write the table (templated)
+    :param tables: the attached tables, as a list or separated by commas. Each is ``schema.table``; a part in double
+        quotes may contain any character (templated)
+    :param order_col: the column by which rows are ordered; default: their ids (templated)
+    :param shard: the shard of the tables; default: the shard with which each is attached (templated)
+    :param chunk_size: the number of rows in a chunk; a backfill that is continued keeps its first chunk size (templated)
+    :param pause: the pause between two chunks (templated)
+    :param timeout: how long a backfill waits at its beginning for transactions that write the table (templated)
     :param postgres_conn_id: the database of the tube and the tables
     """
 
@@ -110,7 +111,7 @@ class TubeBackfillOperator(CheckedArguments, BaseOperator):
         self._done: lineage.Backfilled | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Returns the number of rows that were looked at, by table."""
+        """Return the number of rows that were read, by table."""
         looked_at = {}
         hook = PgChangeHook(self.postgres_conn_id)
         with hook.get_conn(primary=True) as connection:
@@ -141,7 +142,7 @@ class TubeBackfillOperator(CheckedArguments, BaseOperator):
         return looked_at
 
     def get_openlineage_facets_on_complete(self, task_instance: object) -> Lineage | None:
-        """The tables, and the workers of the tube, which replay them."""
+        """Return the lineage: the tables, and the workers of the tube, which replay their rows."""
         if self._done is None:
             return None
         from airflow_pgchange.utils import openlineage  # noqa: PLC0415
@@ -149,7 +150,7 @@ class TubeBackfillOperator(CheckedArguments, BaseOperator):
         return openlineage.of_backfills(self._done, self.postgres_conn_id)
 
     def on_kill(self) -> None:
-        """Stop at once, and undo what is in work: a chunk, with which the next run goes on."""
+        """Stop at once, and roll back the current chunk. The next run continues with this chunk."""
         self._stop.ask()
         if self._connection is not None:
             cancel(self._connection)

@@ -1,4 +1,4 @@
-"""Control pods of tubes, worked off."""
+"""The operator that processes the control pods of tubes."""
 
 from __future__ import annotations
 
@@ -27,46 +27,51 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Given:
-    """A callable among what is rendered: Airflow would call it."""
+    """Wraps a callable among the template fields, because Airflow would call a bare callable."""
 
     call: Downstream
 
 
 def _downstream(name: str, value: Any) -> str | _Given:
     if not isinstance(value, str | _Given) and not callable(value):
-        raise InvalidArgument(f"{name} is the name of a table or a callable, not {value!r}")
+        raise InvalidArgument(f"{name} must be the name of a table or a callable, not {value!r}")
     return _Given(value) if callable(value) else value
 
 
 def _tube_feed(name: str, value: Any) -> Mapping[str, Any]:
     feed = feed_of(value)
     if not isinstance(feed, TubeFeed):
-        raise InvalidArgument(f"{feed.name} is a {feed.kind} feed, and this is about tubes")
+        raise InvalidArgument(
+            f"{feed.name} is a {feed.kind} feed, and only tubes have control pods: give a TubeFeed"
+        )
     return to_json(feed)
 
 
 class TubeGarbageCollectOperator(CheckedArguments, BaseOperator):
-    """Works off control pods: carries out the backfills that ``tube.tube_backfill_schedule`` asked for, and gives up
-    downstream what is gone, behind a backfill what it did not write again, and what was truncated.
+    """Processes the control pods of a tube's worker: scheduled backfills, and rows of the downstream that must be
+    checked.
 
-    What the downstream names is touched, so the worker reads it anew and deletes what is gone. Exactly once: touches and
-    the end of the control pod are one transaction. A control pod that can never be worked off is taken away, with a line
-    in the log and a row in ``tube.fault``; one that fails for now fails the task when all others are done: the first such
-    error is raised. Raises ConsumerBusy while the worker is at work for longer than ``busy_timeout``, Stopped when the
-    task is killed.
+    It runs the backfills that ``tube.tube_backfill_schedule`` has requested. After a backfill or a truncate it asks the
+    downstream for ids that may be gone at the source: the ids that the backfill has not written again, or the ids of the
+    truncated table. It touches these ids, so that the worker reads them again and deletes those that are gone.
+
+    Guarantee: exactly once, because the touches and the deletion of the control pod are one transaction. A control pod
+    that can never be processed is deleted, with a log line and a row in ``tube.fault``. If others fail, the task goes on
+    with the rest, and then raises the first error. Raises ConsumerBusy if the worker is busy for longer than
+    ``busy_timeout``, Stopped if the task is killed.
 
     :param feed: the worker's feed, or its JSON (templated)
-    :param downstream: the table that is a copy, as ``schema.table``, in which ``{tube}`` and ``{table}`` stand for the
-        names of the tube and of the table that was copied (templated); or a callable that gets a
-        ``airflow_pgchange.tubes.Control`` and returns the ids that it holds and was asked to give up. A callable gets
-        control pods of other types too, and does itself what these ask for; a table cannot, so they are taken away
-    :param key: the copy's column of ids; default: called as the source's (templated)
-    :param backfill_timeout: how long scheduled backfills may take in a run; one that takes longer goes on in the next
+    :param downstream: the table that is the copy, as ``schema.table``, in which ``{tube}`` and ``{table}`` stand for the
+        names of the tube and of the copied table (templated). Or a callable that takes a
+        ``airflow_pgchange.tubes.Control`` and returns the ids that it holds and that may be gone. A callable also gets
+        control pods of other types, and carries them out itself. With a table they are deleted
+    :param key: the copy's column of ids; default: the name of the source's column (templated)
+    :param backfill_timeout: how long scheduled backfills may take in a run; the next run continues a longer one
         (templated)
     :param postgres_conn_id: the database of the downstream table
     :param source_conn_id: the database of the tube; default: the same
     :param busy_timeout: how long to wait for the worker; None: as long as it takes (templated)
-    :param skip_if_empty: skip the task where no control pod's turn has come
+    :param skip_if_empty: skip the task if no control pod is due
     """
 
     arguments = checks(
@@ -107,7 +112,8 @@ class TubeGarbageCollectOperator(CheckedArguments, BaseOperator):
         self._stop = Stop()
 
     def execute(self, context: Context) -> dict[str, int]:
-        """Returns how many control pods were worked off, how many ids they touched, and how many were given up."""
+        """Return the numbers of control pods that were processed (``controls``) and given up, and of ids that were
+        touched."""
         feed = cast(TubeFeed, feed_of(self.feed))
         results = PgChangeHook(self.postgres_conn_id).conninfo()
         source = PgChangeHook(self.source_conn_id).conninfo() if self.source_conn_id else results
@@ -128,14 +134,14 @@ class TubeGarbageCollectOperator(CheckedArguments, BaseOperator):
         for one in done:
             if one.given_up is None:
                 self.log.info(
-                    "%s: %s of %s worked off, %d ids touched",
+                    "%s: processed %s of %s, touched %d ids",
                     feed.name,
                     one.control.type,
                     one.control.table,
                     one.touched,
                 )
         if not done:
-            nothing = f"{feed.name}: no control pod's turn has come"
+            nothing = f"{feed.name}: no control pod is due"
             if self.skip_if_empty:
                 raise AirflowSkipException(nothing)
             self.log.info(nothing)
@@ -144,6 +150,6 @@ class TubeGarbageCollectOperator(CheckedArguments, BaseOperator):
         return {"controls": len(done) - given_up, "touched": touched, "given_up": given_up}
 
     def on_kill(self) -> None:
-        """Stop behind the chunk in work: a backfill goes on there in the next run, and of the control pods all stay, with
-        nothing touched for them."""
+        """Stop after the current chunk. The next run continues the backfill there. All control pods stay, and
+        their touches are rolled back."""
         self._stop.ask()

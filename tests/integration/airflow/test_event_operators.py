@@ -103,7 +103,7 @@ def test_events_may_be_what_an_upstream_task_returns_or_a_templates_json(
 
 @pytest.mark.parametrize("wrong", ["soon", "{}", {"topic": "a"}, 7, None, ["topic"]], ids=str)
 def test_what_is_no_list_of_events_is_refused(conn_id: str, wrong: Any) -> None:
-    with pytest.raises(InvalidArgument, match="events are a list"):
+    with pytest.raises(InvalidArgument, match="events must be a list"):
         run(PublishEventsOperator(task_id="publish", events=wrong, postgres_conn_id=conn_id))
 
 
