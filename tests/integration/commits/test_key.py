@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 
+import psycopg
 import pytest
 
 from tests.commits import queued
+from tests.limits import shorten_locks
 from tests.tubes import one
 
 EXPRESSIONS = pytest.mark.parametrize("expression", [None, "length(kind)::bigint * 0"])
@@ -247,6 +249,15 @@ def test_the_capture_of_a_detached_partition_is_taken_off_later_while_somebody_w
     assert refresh(parted) == ["public.low: postponed, it is being written"]
     writer.commit()
     assert refresh(parted) == [TAKEN_OFF]
+
+
+def test_untracking_does_not_wait_for_a_writer_of_a_detached_partition_for_ever(parted, connect):
+    writer = connect(autocommit=False)
+    writer.execute("insert into low values (1)")
+    shorten_locks(parted)
+    parted.execute("set statement_timeout = '10s'")
+    with pytest.raises(psycopg.errors.LockNotAvailable, match="low is being written"):
+        parted.execute("select revision.untrack('item')")
 
 
 def test_what_was_written_into_a_partition_while_it_was_detached_is_brought_when_it_is_back(parted):
