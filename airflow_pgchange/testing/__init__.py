@@ -1,4 +1,4 @@
-"""Tests of DAGs and of their functions, without a server: a batch of given changes, and what would be committed for it.
+"""Test DAGs and their functions without a server, with a batch of changes that the test gives.
 
 ``run_batch_once`` and ``run_step_once`` need Airflow, ``run_spark_once`` needs the extra ``spark``.
 """

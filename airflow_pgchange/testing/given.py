@@ -1,4 +1,4 @@
-"""Changes that a test gives, as the feed would hand them out."""
+"""Turn the changes that a test gives into the changes and batches of a feed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from airflow_pgchange.feeds.tube import TubeFeed
 
 BATCH_ID = "00000000-0000-4000-8000-000000000001"
 BEGAN = datetime(2030, 1, 1, tzinfo=UTC)
-"""When the first change was made, if a test does not say."""
+"""The base of the default times of changes: change n is n seconds later."""
 
 Given = Event | Mapping[str, Any] | int
-"""A change: some columns of its feed by name, an ``Event``, or the id alone."""
+"""A change in a test: a mapping with some columns of its feed, an ``Event``, or the id alone."""
 
 Row = dict[str, Any]
 
@@ -48,17 +48,19 @@ DEFAULTS: Mapping[str, Callable[[int], Row]] = {
     },
     "topology": lambda n: {"id": f"1/{n}", "term": 1, "index": n, "written_at": _at(n)},
 }
-"""What the columns of a feed are if a test does not say, by the feed's kind; from the number of the change, from 1."""
+"""The default values of a feed's columns, by the kind of feed. Each function takes the number of the change, from 1."""
 
 
 def _nothing(number: int) -> Row:
-    """A feed of another package: a test gives all columns."""
+    """The defaults for a feed of another package: none, so a test must give all columns."""
     return {}
 
 
 def rows_of(feed: Feed, given: Sequence[Given]) -> list[Row]:
-    """The changes as rows of the feed's columns. Raises InvalidArgument for a column that the feed lacks, or that a test
-    has to give."""
+    """Return the changes as rows with all columns of the feed.
+
+    Raises InvalidArgument for a column that the feed lacks, and for a missing column without a default.
+    """
     names = [name for name, _ in feed.columns]
     made = DEFAULTS.get(feed.kind, _nothing)
     rows = []
@@ -66,29 +68,29 @@ def rows_of(feed: Feed, given: Sequence[Given]) -> list[Row]:
         row = {**made(number), **_columns(change)}
         if unknown := sorted(row.keys() - set(names)):
             raise InvalidArgument(
-                f"change {number} has {', '.join(unknown)}, but a {feed.kind} feed has the columns {', '.join(names)}"
+                f"change {number} has {', '.join(unknown)}, but the columns of a {feed.kind} feed are {', '.join(names)}"
             )
         if missing := [name for name in names if name not in row]:
             raise InvalidArgument(
-                f"change {number} of a {feed.kind} feed lacks {', '.join(missing)}: give it"
+                f"change {number} of a {feed.kind} feed lacks {', '.join(missing)}: add these columns"
             )
         rows.append({name: row[name] for name in names})
     return rows
 
 
 def changes_of(feed: Feed, given: Sequence[Given]) -> list[Change]:
-    """The changes as a callable gets them from this feed."""
+    """Return the changes in the form in which a callable gets them from this feed."""
     return [feed.change(row) for row in rows_of(feed, given)]
 
 
 def batch_of(feed: Feed, given: Sequence[Given], *, attempt: int = 1, batch_id: str = BATCH_ID) -> Batch:
-    """The batch of these changes, as a callable gets it: no server has claimed it."""
+    """Return the batch of these changes in the form in which a callable gets it. No server has claimed it."""
     return batch_of_rows(feed, rows_of(feed, given), attempt, batch_id)
 
 
 def batch_of_rows(feed: Feed, rows: Sequence[Row], attempt: int, batch_id: str) -> Batch:
     if not rows:
-        raise InvalidArgument(f"{feed.name}: an empty batch is never handed out: give at least one change")
+        raise InvalidArgument(f"{feed.name}: a feed never has an empty batch: give at least one change")
     return Batch(
         id=batch_id,
         feed=feed.name,
@@ -102,7 +104,7 @@ def batch_of_rows(feed: Feed, rows: Sequence[Row], attempt: int, batch_id: str) 
 
 
 def _slices(feed: Feed, rows: Sequence[Row]) -> Iterator[Slice]:
-    """The ends of a slice begin with its shard, for feeds that have shards."""
+    """Return a slice for each shard. For a feed with shards, ``after`` and ``upto`` begin with the shard."""
     shard = [row["shard"] if isinstance(feed, TubeFeed) else 0 for row in rows]
     for number, same in groupby(sorted(shard)):
         count = len(list(same))
@@ -122,5 +124,5 @@ def _columns(change: Any) -> Row:
     if isinstance(change, int) and not isinstance(change, bool):
         return {"id": change}
     raise InvalidArgument(
-        f"a change is its id, some columns of its feed by name, or an Event, not {change!r:.300}"
+        f"a change must be an id, a mapping of columns to values, or an Event, not {change!r:.300}"
     )

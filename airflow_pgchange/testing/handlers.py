@@ -1,4 +1,4 @@
-"""One batch of given events, handed to the handlers of a group."""
+"""Run the handlers of a group with one batch of events that a test gives."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from airflow_pgchange.operators.handlers import EventHandlersOperator
 
 @dataclass(frozen=True)
 class HandlerFailure:
-    """A call of a reliable handler that failed. Its events come again after ``retry_in`` seconds; None: they become a
-    dead letter."""
+    """A failed call of a reliable handler. Its events would be retried after ``retry_in`` seconds; if that is None, they
+    would become a dead letter."""
 
     handler: str
     events: tuple[Event, ...]
@@ -28,7 +28,7 @@ class HandlerFailure:
 
 
 class GivenGroup(Group):
-    """A group of the event log that has only the events of a test, and keeps what would be written."""
+    """A group that has only the events of a test. It keeps the failures that a group of the event log would store."""
 
     def __init__(self, name: str, events: Sequence[Event], handlers: Sequence[Handler], attempt: int) -> None:
         self.name = name
@@ -58,7 +58,7 @@ class GivenGroup(Group):
         return set(subscriptions)
 
     def stay(self) -> None:
-        """Nobody else can take it."""
+        """Do nothing: no other process can take this group."""
 
 
 def handled(
@@ -67,7 +67,7 @@ def handled(
     rows: Sequence[Mapping[str, Any]],
     attempt: int,
 ) -> tuple[HandlerFailure, ...]:
-    """Hand events to all handlers of the operator, on threads, as a run does; returns the calls that failed.
+    """Pass the events to all handlers of the operator, on threads like a run, and return the calls that failed.
 
     Raises HandlerFailed if a handler with ``retries=None`` fails.
     """

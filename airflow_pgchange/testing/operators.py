@@ -1,4 +1,4 @@
-"""One batch of given changes, run through the operator of a DAG."""
+"""Run the operator of a DAG with one batch of changes that a test gives."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from airflow_pgchange.utils.arguments import feed_of
 
 @dataclass(frozen=True)
 class BatchRun:
-    """What became of one batch.
+    """The outcome of one batch.
 
-    ``statements`` are those that would be committed with it; none if they went to PostgreSQL. ``failures`` are the calls
-    of handlers that failed, which do not fail the task. ``dead_letter`` is the error of a batch that became a dead
-    letter: this was its last attempt, and the task has ``on_give_up="dead_letter"``.
+    ``statements`` are the statements that would be committed with the batch. There are none if they were executed in
+    PostgreSQL. ``failures`` are the failed calls of handlers; these do not fail the task. ``dead_letter`` is the error of
+    the last attempt of a task with ``on_give_up="dead_letter"``: the batch would become a dead letter.
     """
 
     batch: Batch
@@ -53,15 +53,16 @@ def run_batch_once(
 ) -> BatchRun:
     """Run the task of a ``BatchOperator`` or an ``EventHandlersOperator``, or of their decorators, with one batch.
 
-    No server is needed: the callable writes to a ``RecordedConnection``, whose reads ``answer`` answers. With
-    ``connection`` or ``postgres_conn_id`` it writes to PostgreSQL, and what it wrote is committed; if a transaction is
-    open on ``connection``, that decides. Nothing is claimed, and no consumer moves. What the task raises in Airflow is
-    raised here. Raises InvalidArgument for changes and arguments that no run can have.
+    No server is needed: the callable writes to a ``RecordedConnection``, and ``answer`` returns the rows of the
+    callable's queries. With ``connection`` or ``postgres_conn_id`` the callable writes to PostgreSQL, and its writes are
+    committed; if a transaction is open on ``connection``, they are part of it. No batch is claimed, and no consumer
+    moves. Errors that the task would raise in Airflow are raised here. Raises InvalidArgument for changes and arguments
+    that are not possible in a run.
 
-    :param task: a DAG, an operator, or what a decorated function returned in a DAG
-    :param changes: ids, columns of the feed by name, or events
-    :param task_id: which task of the DAG; needed if several take batches
-    :param arguments: what other tasks or a mapping give the task, by name
+    :param task: a DAG, an operator, or the result of a decorated function in a DAG
+    :param changes: ids, mappings with columns of the feed, or events
+    :param task_id: the task of the DAG; needed if several of its tasks take batches
+    :param arguments: arguments that other tasks, or a mapping, would give to the task, by name
     :param context: Airflow's context, for templates and for functions that take parts of it
     :param attempt: the number of this attempt on the batch
     """

@@ -1,4 +1,4 @@
-"""A connection without a server: it keeps what a callable executes."""
+"""A connection without a server, which records the statements that a callable executes."""
 
 from __future__ import annotations
 
@@ -14,28 +14,30 @@ from airflow_pgchange.errors import InvalidArgument
 
 Rows = Sequence[Sequence[Any]]
 FORBIDDEN = "Explicit {}() forbidden within a Transaction context. ({})"
-"""What psycopg says to a callable that ends the transaction of its batch."""
+"""The error of psycopg for a callable that commits or rolls back the transaction of its batch."""
 
 
 @dataclass(frozen=True)
 class Statement:
-    """What would be sent to PostgreSQL: the query, and its parameters apart. Each execution of ``executemany`` is a
-    statement of its own; the rows of a ``copy`` are the parameters of its one statement."""
+    """A statement that would be sent to PostgreSQL, with its parameters.
+
+    Each execution of ``executemany`` is a statement. A ``copy`` is one statement, whose parameters are its rows.
+    """
 
     query: str
     parameters: Any = None
 
 
 Answer = Callable[[Statement], Rows | None]
-"""The rows that a statement returns; None for a statement whose rows nobody reads."""
+"""Returns the rows of a statement, or None if the callable does not read them."""
 
 
 @dataclass
 class RecordedConnection:
-    """A stand-in for the connection of a batch: ``statements`` has what would be committed.
+    """A substitute for the connection of a batch. ``statements`` has the statements that would be committed.
 
-    A block of ``transaction()`` that ends with an error takes its statements back. ``answer`` returns the rows of a
-    statement. If it returns None and the callable reads them, InvalidArgument is raised.
+    If a block of ``transaction()`` ends with an error, its statements are removed. ``answer`` returns the rows of a
+    statement. If it returns None and the callable reads the rows, InvalidArgument is raised.
     """
 
     answer: Answer = lambda statement: None
@@ -82,12 +84,12 @@ class RecordedConnection:
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
-            f"connection.{name} needs a server, and this test has none: give a connection to PostgreSQL"
+            f"connection.{name} needs a server, and this test has none: pass connection= to PostgreSQL"
         )
 
 
 class _Block:
-    """What ``with connection.transaction() as block`` names."""
+    """The object of ``with connection.transaction() as block``, which psycopg.Rollback can name."""
 
 
 @dataclass
@@ -154,15 +156,15 @@ class RecordedCursor:
         if self._rows is None:
             query = "nothing" if self._executed is None else self._executed.query
             raise InvalidArgument(
-                f"the callable reads what PostgreSQL answers to {query!r:.300}, and this test has no server: give its "
-                "rows by answer=, or a connection to PostgreSQL"
+                f"the callable reads the rows of {query!r:.300}, and this test has no server: return them from answer=, "
+                "or pass connection= to PostgreSQL"
             )
         return self._rows
 
 
 @dataclass
 class RecordedCopy:
-    """What is written by ``with cursor.copy(...) as copy``."""
+    """The object of ``with cursor.copy(...) as copy``, which records the rows that are written."""
 
     rows: list[Any] = field(default_factory=list)
 
@@ -173,7 +175,7 @@ class RecordedCopy:
         self.rows.append(buffer)
 
     def set_types(self, types: Sequence[Any]) -> None:
-        """Types matter to PostgreSQL alone."""
+        """Do nothing: types have no effect without a server."""
 
 
 def _text(query: Any) -> str:

@@ -1,4 +1,4 @@
-"""One message of a saga, given to its handler."""
+"""Run the handler of a saga with one message that a test gives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from airflow_pgchange.testing.tasks import Task, prepared
 
 @dataclass(frozen=True)
 class StepRun:
-    """What a handler of a saga answered, and the statements that would be committed: none unless it answered None."""
+    """The answer of a saga's handler, and the statements that would be committed. They are empty unless it answered
+    None."""
 
     answer: SagaAnswer
     statements: tuple[Statement, ...] = ()
@@ -39,17 +40,19 @@ def run_step_once(
     was_done: bool = False,
     reason: str | None = None,
 ) -> StepRun:
-    """Run the task of a ``SagaHandlerOperator`` for one message, which would do ``step`` or undo it, as ``kind`` says.
+    """Run the task of a ``SagaHandlerOperator`` with one message.
 
-    What the handler raises is raised here. In Airflow the message would be tried again, and the task fail once it has
-    worked off the others. The other parameters are those of ``run_batch_once``, or what ``Work`` has.
+    The message asks the handler to do ``step``, or to undo it if ``kind`` is ``compensation``. An error of the handler is
+    raised here. In Airflow the message would be tried again, and the task would fail after it has handled the other
+    messages. ``attempt``, ``was_done`` and ``reason`` are fields of ``Work``. The other parameters are those of
+    ``run_batch_once``.
     """
     operator, known = prepared(
         task, (SagaHandlerOperator,), task_id=task_id, arguments=arguments, context=context
     )
     if (step is None) is (kind in ("step", "compensation")):
         raise InvalidArgument(
-            f"a {kind} has {'the name of a step: give step=' if step is None else 'no step'}"
+            f"a {kind} {'needs the name of its step: give step=' if step is None else 'has no step: leave out step='}"
         )
     work = Work(1, "test", kind, step, dict(data), attempt, was_done, reason)
     results = RecordedConnection(answer) if connection is None else connection

@@ -1,4 +1,4 @@
-"""A function of a Spark job, called with given changes in a Spark session of the test. Needs the extra ``spark``."""
+"""Call the function of a Spark job with changes that a test gives, in its Spark session. Needs the extra ``spark``."""
 
 from __future__ import annotations
 
@@ -40,12 +40,13 @@ TYPES: Mapping[str, t.DataType] = {
     "timestamptz": t.TimestampType(),
     "text[]": t.ArrayType(t.StringType()),
 }
-"""Spark's types of a feed's columns. Any other is read as text, as the data source does."""
+"""The Spark types of PostgreSQL types. Columns of other types are text, as with the data source."""
 
 
 @dataclass(frozen=True)
 class Merged:
-    """What a job merged: the rows of ``frame`` into a table. ``gone`` has the keys that mode ``mirror`` would delete."""
+    """One merge of a job: the rows of ``frame`` into the table ``into``. In mode ``mirror``, ``gone`` has the keys that
+    the merge would delete."""
 
     into: str
     key: tuple[str, ...]
@@ -56,14 +57,15 @@ class Merged:
 
 @dataclass(frozen=True)
 class SparkRun:
-    """One batch, and what the function merged, in its order; nothing if it was merged into PostgreSQL."""
+    """A batch, and the merges of the function, in order. They are empty if the results were merged into PostgreSQL."""
 
     batch: Batch
     merged: tuple[Merged, ...] = ()
 
 
 class GivenJob(Job):
-    """A job whose changes and tables are those of a test. What it merges is kept, or staged in a database of results."""
+    """A job with the changes and tables of a test. It keeps its merges, or stages them if there is a database of
+    results."""
 
     def __init__(
         self,
@@ -171,15 +173,17 @@ def run_spark_once(
 ) -> SparkRun:
     """Call the function of a Spark job with one batch of given changes, in a session of the test.
 
-    The function is a ``@task.pgchange_spark`` in a DAG, or any function of a ``job``, together with ``feed``. Nothing is
-    read from PostgreSQL: ``tables`` has the rows of the tables that the job reads, by the names that it reads them by.
-    What it merges is returned. With ``postgres_conn_id``, which needs our schemas there, it is staged and merged, as the
-    operator does. No application is submitted: not covered are ``spark-submit``, the connection to Spark, what is pickled
-    for another process, and the data source.
+    ``work`` is a ``@task.pgchange_spark`` in a DAG, or a function with a parameter ``job``, which needs ``feed``. Nothing
+    is read from PostgreSQL: ``tables`` has the rows of the tables that the job reads, by the names that the job uses. The
+    job's merges are returned. With ``postgres_conn_id`` the results are staged and merged into that database, as by the
+    operator. It needs our schemas.
 
-    :param work: a function of ``job``, a DAG, or a task
-    :param changes: ids, columns of the feed by name, or events
-    :param attached: the tables that touch the tube, for ``job.attached()``
+    No application is submitted. The test does not cover ``spark-submit``, the connection to Spark, the pickling for
+    another process, and the data source.
+
+    :param work: a function with a parameter ``job``, a DAG, or a task
+    :param changes: ids, mappings with columns of the feed, or events
+    :param attached: the tables attached to the tube, for ``job.attached()``
     """
     function, found = _function(work, feed, task_id, arguments, context)
     rows = rows_of(found, changes)
@@ -213,7 +217,7 @@ def _function(
             )
         own = dict(arguments or {})
         return lambda job: work(job, **own), feed
-    # A function alone needs no Airflow.
+    # Imported here, because a test of a function alone needs no Airflow.
     from airflow_pgchange.decorators.spark import SparkDecoratedOperator  # noqa: PLC0415
     from airflow_pgchange.testing.tasks import prepared  # noqa: PLC0415
     from airflow_pgchange.utils.arguments import feed_of  # noqa: PLC0415
@@ -233,7 +237,7 @@ def _conninfo(postgres_conn_id: str | None) -> str:
 
 
 def _as_read(feed: Feed, row: Row) -> tuple[Any, ...]:
-    """JSON is text in Spark."""
+    """Return the values of a row as the data source reads them: JSON is text in Spark."""
     return tuple(
         json.dumps(row[name]) if kind == "jsonb" and row[name] is not None else row[name]
         for name, kind in feed.columns

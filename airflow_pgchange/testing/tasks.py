@@ -1,4 +1,4 @@
-"""The task that a test runs: found in its DAG, with its templates filled in, as Airflow has it before it executes it."""
+"""Find the task of a test in its DAG, and prepare it as Airflow does before it executes a task."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from airflow.sdk.definitions.xcom_arg import XComArg
 from airflow_pgchange.errors import InvalidArgument
 
 Task = DAG | BaseOperator | MappedOperator | XComArg
-"""A DAG, an operator, or what calling a decorated function in a DAG returns."""
+"""A DAG, an operator, or the result of a decorated function in a DAG."""
 
 FUNCTIONS_OWN = ("op_args", "op_kwargs")
-"""The template fields that hold the arguments of a decorated function itself."""
+"""The template fields that hold the arguments of a decorated function."""
 
 Operator = TypeVar("Operator", bound=BaseOperator)
 
@@ -29,11 +29,11 @@ def prepared(
     arguments: Mapping[str, Any] | None,
     context: Mapping[str, Any] | None,
 ) -> tuple[Operator, dict[str, Any]]:
-    """A copy of the task of one of these kinds, ready to be executed, and its context: what the DAG itself
-    says of it, and ``context``.
+    """Return a copy of the task of one of these kinds, ready to be executed, and its context.
 
-    ``arguments`` has what other tasks, or a mapping, would give it. Raises InvalidArgument where there is not one such
-    task, where its arguments are not all known, and what the operator raises for what they are.
+    The context has the task, its DAG and its params, and ``context``. ``arguments`` are the arguments that other tasks,
+    or a mapping, would give to the task. Raises InvalidArgument if there is no such task, or several, or if an argument
+    is missing. Raises the operator's error for an invalid argument.
     """
     given = dict(arguments or {})
     operator = _single(_found(task, kinds, task_id), given)
@@ -46,7 +46,7 @@ def prepared(
             own[name] = value
         else:
             raise InvalidArgument(
-                f"{operator.task_id} has no argument {name} that another task could give: it has "
+                f"{operator.task_id} has no argument {name} that another task could give: such arguments are "
                 f"{', '.join(operator.template_fields)}"
             )
     if hasattr(operator, "op_kwargs"):
@@ -71,7 +71,7 @@ def _found(task: Task, kinds: tuple[type[Operator], ...], task_id: str | None) -
     if task_id is None and len(fitting) == 1:
         return next(iter(fitting.values()))
     raise InvalidArgument(
-        f"DAG {task.dag_id}: name one task of {names} by task_id=, not {task_id!r}; it has {', '.join(fitting) or 'none'}"
+        f"DAG {task.dag_id}: task_id= must name a task of {names}, not {task_id!r}; it has {', '.join(fitting) or 'none'}"
     )
 
 
@@ -81,7 +81,8 @@ def _is_of(task: Any, kinds: tuple[type[Operator], ...]) -> bool:
 
 
 def _single(task: Any, arguments: dict[str, Any]) -> Any:
-    """A copy of the task; of a mapped one that of a single run, which takes its arguments from ``arguments``."""
+    """Return a copy of the task. For a mapped task, return a single run of it with its mapped arguments, and remove these
+    from ``arguments``."""
     if not isinstance(task, MappedOperator):
         return task.prepare_for_execution()
     decorated = task.op_kwargs_expand_input if isinstance(task, DecoratedMappedOperator) else None
@@ -97,11 +98,11 @@ def _single(task: Any, arguments: dict[str, Any]) -> Any:
 
 
 def _refuse_unknown(operator: BaseOperator, own: Mapping[str, Any]) -> None:
-    """Values of other tasks are known only in a run."""
+    """Raise InvalidArgument if another task would have to give an argument: no other task runs in a test."""
     values = {name: getattr(operator, name) for name in operator.template_fields if name != "op_kwargs"}
     for name, value in {**values, **own}.items():
         if hasattr(value, "resolve"):
             raise InvalidArgument(
-                f"{operator.task_id}: another task gives {name}, and no other task runs: give its value, as in "
+                f"{operator.task_id}: another task gives {name}, and in a test it does not run: give the value, as in "
                 f"arguments={{'{name}': ...}}"
             )

@@ -1,4 +1,4 @@
-"""The consumer transaction of a batch that a test gives: nothing is claimed, and no consumer moves."""
+"""The consumer transaction of a test. It claims no batch and moves no consumer."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from airflow_pgchange.testing.recorded import RecordedConnection
 
 
 class GivenTransaction(ConsumerTransaction):
-    """One batch of given changes. Its results go to ``connection``, and are committed when the block ends after ``ack``.
+    """A transaction with one batch of the test. Writes go to ``connection``, and are committed if the block ends after
+    ``ack``.
 
-    What a callable meets is the real transaction's: the savepoint of ``ack``, new tries after a deadlock, the error of a
-    block that ends without ``ack``.
+    A callable sees the same behaviour as in a ConsumerTransaction: ``ack`` uses a savepoint and retries after a deadlock,
+    and a block that ends without ``ack`` raises an error.
     """
 
     def __init__(
@@ -48,13 +49,13 @@ class GivenTransaction(ConsumerTransaction):
         return self._stream
 
     def ping(self) -> None:
-        """Nobody can lose a batch that a test gives."""
+        """Do nothing: no other process can take the batch of a test."""
 
     def cancel(self) -> None:
-        """No other thread uses the connection."""
+        """Do nothing: no other thread uses the connection."""
 
     def _given(self) -> Generator[Change, None, None]:
         yield from self._changes
 
     def _note(self, error: BaseException | None) -> None:
-        """There is no claim to note an error with."""
+        """Do nothing: there is no claim with which an error could be recorded."""

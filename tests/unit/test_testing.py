@@ -66,12 +66,12 @@ def test_a_batch_tells_the_shards_and_the_oldest_of_its_changes() -> None:
         (
             COMMITS,
             [{"id": 1, "topic": "t"}],
-            "change 1 has topic, but a commit feed has the columns id, queue_id",
+            "change 1 has topic, but the columns of a commit feed are id, queue_id",
         ),
         (EVENTS, [{"payload": {}}], "change 1 of a event feed lacks topic"),
-        (COMMITS, ["1"], "a change is its id, some columns of its feed by name, or an Event, not '1'"),
+        (COMMITS, ["1"], "a change must be an id, a mapping of columns to values, or an Event, not '1'"),
         (COMMITS, [True], "or an Event, not True"),
-        (COMMITS, [], "an empty batch is never handed out"),
+        (COMMITS, [], "a feed never has an empty batch"),
     ],
 )
 def test_changes_that_no_feed_gives_are_refused(feed: Any, given: Any, told: str) -> None:
@@ -130,9 +130,7 @@ def test_what_needs_a_server_says_so(read: str) -> None:
     def listen(batch: Any, changes: Any, connection: Any) -> None:
         connection.add_notify_handler(print)
 
-    with pytest.raises(
-        InvalidArgument, match="reads what PostgreSQL answers to 'select 1', and this test has no"
-    ):
+    with pytest.raises(InvalidArgument, match="reads the rows of 'select 1', and this test has no"):
         run_batch_once(batches(select), [1])
     with pytest.raises(AttributeError, match="connection.add_notify_handler needs a server"):
         run_batch_once(batches(listen), [1])
@@ -164,7 +162,7 @@ def test_the_task_of_a_dag_is_the_only_one_or_is_named() -> None:
             BatchOperator(task_id="u", feed=TUBE, process=keep, postgres_conn_id="shop"),
         )
     with pytest.raises(
-        InvalidArgument, match="DAG d: name one task of .* by task_id=, not None; it has t, u"
+        InvalidArgument, match="DAG d: task_id= must name a task of .*, not None; it has t, u"
     ):
         run_batch_once(dag, [1])
     assert run_batch_once(dag, [1], task_id="u").batch.feed == "tube:copies/0"
@@ -194,14 +192,17 @@ def test_what_other_tasks_give_is_given() -> None:
     for found in (dag, made):
         (statement,) = run_batch_once(found, [1, 2], arguments={"factor": 10}, context=context).statements
         assert statement.parameters == ["r", 10, 20]
-    with pytest.raises(InvalidArgument, match="add: another task gives factor, and no other task runs"):
+    with pytest.raises(
+        InvalidArgument, match="add: another task gives factor, and in a test it does not run"
+    ):
         run_batch_once(dag, [1], context=context)
     with pytest.raises(InvalidArgument, match="at most limit=2"):
         run_batch_once(dag, [1, 2, 3], arguments={"factor": 10}, context=context)
     with pytest.raises(InvalidArgument, match="limit must be a number from 1"):
         run_batch_once(dag, [1], arguments={"factor": 10}, context={"params": {"most": 0}})
     with pytest.raises(
-        InvalidArgument, match="t has no argument factor that another task could give: it has feed"
+        InvalidArgument,
+        match="t has no argument factor that another task could give: such arguments are feed",
     ):
         run_batch_once(batches(), [1], arguments={"factor": 10})
 
@@ -324,9 +325,9 @@ def test_what_no_handler_of_a_saga_may_answer_is_refused_as_in_airflow() -> None
         run_step_once(saga(lambda work, connection: 7), {}, step="room")
     with pytest.raises(InvalidArgument, match="a compensation cannot be rolled back"):
         run_step_once(saga(lambda work, connection: RollBack("no")), {}, step="room", kind="compensation")
-    with pytest.raises(InvalidArgument, match="a step has the name of a step: give step="):
+    with pytest.raises(InvalidArgument, match="a step needs the name of its step: give step="):
         run_step_once(saga(keep), {})
-    with pytest.raises(InvalidArgument, match="a end has no step"):
+    with pytest.raises(InvalidArgument, match="a end has no step: leave out step="):
         run_step_once(saga(keep), {}, step="room", kind="end")
 
 
