@@ -231,10 +231,12 @@ def test_what_a_writer_inserts_in_whatever_way_is_captured_once(ledger, expressi
 @pytest.mark.parametrize("state", ["disable", "enable replica"])
 def test_a_disabled_capture_captures_nothing_and_is_named(ledger, state):
     track(ledger, None)
+    ledger.execute("create table other (id bigint primary key); select revision.track('other')")
     ledger.execute(f"alter table ledger {state} trigger pgchange_capture")
     ledger.execute("insert into ledger values (1)")
     assert queued(ledger) == []
-    assert ledger.execute("select disabled::text from revision.tracking()").fetchone() == ("{ledger}",)
+    named = ledger.execute("select tbl::text, disabled::text from revision.tracking() order by 1").fetchall()
+    assert named == [("ledger", "{ledger}"), ("other", "{}")]
 
 
 def test_rows_written_as_a_replica_are_not_captured(ledger):

@@ -395,6 +395,12 @@ def test_a_batch_claimed_before_the_consumer_was_moved_cannot_be_acked(db, conne
     assert drain(db) == expected
 
 
+def test_an_advisory_lock_of_two_numbers_is_nobody_at_work(connect):
+    other = connect()
+    other.execute("select pg_advisory_lock(1, 2)")
+    assert connect().execute("select pgchange.locked((1::bigint << 32) + 2)").fetchone() == (False,)
+
+
 def test_a_batch_of_which_a_change_is_gone_fails_where_it_is_read(db, connect):
     connection = connect()
     expected = commits(connection, 3)

@@ -90,6 +90,17 @@ def test_what_came_with_a_table_that_is_published_itself_has_its_topic(item):
     assert [topic for topic, _, _ in events(item)] == ["public.high.insert"]
 
 
+def test_what_came_with_another_partition_is_still_missed(item):
+    come(item)
+    item.execute(
+        "create table higher (id int primary key); insert into higher values (21);"
+        "alter table item attach partition higher for values from (20) to (30)"
+    )
+    refresh(item)
+    assert one(item, BRING) == 2
+    assert one(item, "select missed::text from pgmb.pushing()") == "{higher}"
+
+
 def test_a_row_that_can_be_no_event_is_a_fault(item):
     come(item, "(11)")
     refresh(item)

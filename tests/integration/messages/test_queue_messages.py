@@ -224,6 +224,14 @@ def test_received_names_the_consumers_that_have_a_message(q):
         assert one(q, 'select received from mbus."qt$q"') == numbers
 
 
+def test_a_trigger_that_is_dropped_leaves_that_of_another_queue_to_the_same_copy(q):
+    make(q, "p", "copies")
+    for source in ("p", "q"):
+        q.execute("select mbus.create_trigger(%s, 'copies')", [source])
+    q.execute("select mbus.drop_trigger('p', 'copies')")
+    assert q.execute("select src, dst from mbus.trigger").fetchall() == [("q", "copies")]
+
+
 def test_a_queue_is_dropped_without_touching_one_whose_name_begins_alike(q):
     make(q, "q_more", "q2")
     consumer(q, "other")

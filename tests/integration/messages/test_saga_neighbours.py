@@ -115,6 +115,12 @@ def test_whatever_the_words_of_an_error_it_is_a_failure_of_its_step(db, connecti
     assert states(connection) == ["forward", "complete"]
 
 
+def test_a_saga_that_a_person_rolls_back_takes_no_other_with_it(connection):
+    two(connection)
+    connection.execute("select mbus.saga_roll_back('rooms.1', 'no room')")
+    assert states(connection) == ["rolling back", "forward"]
+
+
 def test_a_saga_that_lost_a_message_waits_and_the_others_go_on(db, connection):
     two(connection)
     queues.consume(connection, queue="rooms")

@@ -293,3 +293,16 @@ def test_a_table_that_lost_the_column_of_its_ids_is_told_with_what_that_was_call
     connection.execute("alter table item drop column id")
     (told,) = [table for table in attached_to(connection) if table["name"] == "item"]
     assert told["id_column"] == "id"
+
+
+def test_the_tubes_of_a_restored_dump_are_rebased_one_after_the_other(connect):
+    """Each sets the sequence of all tubes, so one that read it earlier could set it back."""
+    first, second = connect(autocommit=False), connect()
+    for name in ("p", "q"):
+        make(second, name)
+    first.execute("select tube.rebase_after_restore('p')")
+    second.execute("set lock_timeout = '50ms'")
+    with pytest.raises(psycopg.errors.LockNotAvailable):
+        second.execute("select tube.rebase_after_restore('q')")
+    first.rollback()
+    second.execute("select tube.rebase_after_restore('q')")
