@@ -1,4 +1,4 @@
-"""What a claim hands out: plain values that travel as JSON between operator, Spark driver and executors."""
+"""Batches, changes and lag: plain values, which are passed as JSON between operator, Spark driver and executors."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Change:
-    """One thing that a feed hands out.
+    """One change of a feed: a changed row, a touched id, an event or a message.
 
-    ``id`` is the key of the row that the change names, or an event's own id; ``position`` orders it within its feed;
-    ``created_at`` is when it was written, touched, published or posted; ``data`` is what its feed says of it.
+    ``id`` is the key of the changed row, or the id of the event or message. ``position`` is its place in the order of the
+    feed. ``created_at`` is the time at which it was written, touched, published or posted. ``data`` has the other columns
+    of the feed.
     """
 
     id: int | str
@@ -26,9 +27,10 @@ class Change:
 class Lag:
     """How far a consumer is behind.
 
-    ``ready`` is what a claim would return now, ``waiting`` what is there but cannot be claimed yet. Both are exact up to
-    the number asked about, beyond it an estimate (then the ``_exact`` flag is false). Ages are in seconds, None where
-    there is nothing. ``faults`` counts changes that capture could not place and that wait for a replay.
+    ``ready`` counts the changes that can be claimed now, ``waiting`` those that cannot be claimed yet. Both are exact up
+    to the number ``upto`` of the query. Above it they are estimates, and the ``_exact`` flag is false. Ages are in
+    seconds, None if there are no such changes. ``faults`` counts changes that the capture could not assign to a branch or
+    a tube, and that wait for a replay.
     """
 
     ready: int
@@ -42,7 +44,8 @@ class Lag:
 
 @dataclass(frozen=True)
 class Slice:
-    """A run of consecutive changes of a batch: ``count`` changes above ``after`` up to and including ``upto``."""
+    """Consecutive changes of a batch: the ``count`` changes after the position ``after``, up to and including
+    ``upto``."""
 
     count: int
     after: Any
@@ -51,7 +54,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Partition:
-    """A query, complete and without parameters, that returns exactly ``count`` rows of the batch."""
+    """A query without parameters that returns exactly ``count`` rows of the batch."""
 
     query: str
     count: int
@@ -59,13 +62,13 @@ class Partition:
 
 @dataclass(frozen=True)
 class Batch:
-    """An ordered set of changes that is the same, under the same id, however often it is tried.
+    """An ordered set of changes. Every attempt gets the same changes under the same id.
 
-    ``id`` is the idempotency key for results outside PostgreSQL. ``feed`` names its consumer, as status does, and
-    ``version`` tells it from those that the consumer had before. ``attempt`` counts from 1. ``lsn`` is the point of the
-    write-ahead log at which every change of the batch can be read, so that a reader on a standby waits for it. ``oldest``
-    is when the first of its changes was written, as ISO 8601.
-    ``bounds`` belongs to the feed. ``seconds`` is how long each phase of this attempt took, for people.
+    ``id`` is the idempotency key for results outside PostgreSQL. ``feed`` is the name of the consumer, as in status.
+    ``version`` distinguishes the batch from the consumer's earlier batches. ``attempt`` counts from 1. ``lsn`` is the
+    position in the write-ahead log from which on every change of the batch can be read; a reader on a standby waits for
+    it. ``oldest`` is the time at which the first of its changes was written, as ISO 8601. ``bounds`` is internal to the
+    feed. ``seconds`` is the duration of each phase of this attempt, for people.
     """
 
     id: str
@@ -88,7 +91,7 @@ class Batch:
 
 
 def grouped(slices: Sequence[Slice], n: int) -> list[Slice]:
-    """At most ``n`` slices of about equal counts that together are ``slices``, in the same order."""
+    """Join consecutive slices, so that at most ``n`` slices of about equal counts remain, in the same order."""
     share = -(-sum(part.count for part in slices) // max(n, 1))
     groups: list[Slice] = []
     for part in slices:

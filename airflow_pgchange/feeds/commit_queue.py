@@ -1,4 +1,4 @@
-"""The commit queue: every commit of a branch, each consumer with a watermark of its own."""
+"""The feed of the commit queue: every commit of a branch. Each consumer has a watermark of its own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from airflow_pgchange.feeds.queries import call, select
 from airflow_pgchange.feeds.schemas import our_schema
 
 BEGINNING = {"snapshot": None}
-"""The point before everything."""
+"""The point before all commits."""
 
 our_schema(
     "revision",
@@ -36,11 +36,11 @@ our_schema(
 @kind_of_feed
 @dataclass(frozen=True)
 class CommitFeed(OfferedFeed):
-    """Every commit of one branch, exactly once per consumer, whichever server of the group it is read from.
+    """Every commit of one branch, exactly once per consumer, no matter from which server of the group it is read.
 
-    ``in_order``: by transaction id, and only below the oldest open transaction; otherwise each commit as soon as it is
-    visible. ``accept_trimmed``: a new consumer does without the history that was trimmed before it came.
-    Raises InvalidArgument for an empty name, and for what is no branch's id.
+    With ``in_order`` commits come in the order of transaction ids, and only those below the oldest open transaction.
+    Otherwise each commit comes as soon as it is visible. With ``accept_trimmed`` a new consumer does without the history
+    that was trimmed before it was created. Raises InvalidArgument for an empty name, and for an invalid branch id.
     """
 
     kind: ClassVar[str] = "commit"
@@ -121,7 +121,7 @@ class CommitFeed(OfferedFeed):
         return super().move_to(point or BEGINNING, version)
 
     def tables(self) -> sql.Composed:
-        """Those of the branch, and those whose rows' branches an expression tells. Needs ``revision.tracking()``."""
+        """Also includes tables whose branch is computed for each row. Needs the right to call ``revision.tracking()``."""
         query = sql.SQL("""
             select coalesce(jsonb_agg(jsonb_build_array(n.nspname, c.relname) order by n.nspname, c.relname), '[]')
             from revision.tracking() as t

@@ -1,4 +1,4 @@
-"""Conditions of a cluster, to wait for as if they were feeds: one that holds is ready."""
+"""Conditions of a cluster. Triggers and sensors wait for them as for feeds: a condition that holds counts as ready."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ LACKING: Mapping[str, str] = {
         select from topology._pico_bucket as b where b.state <> 'active'
     """,
 }
-"""Of each condition the query of what it does not hold for. A master that is Offline is none."""
+"""For each condition, the query that returns the objects that violate it. An offline master does not count as a
+master."""
 
 
 @kind_of_feed
 @dataclass(frozen=True)
 class TopologyCondition:
-    """A condition of a cluster, asked of its catalogue: one of ``LACKING``.
+    """A condition of a cluster, one of ``LACKING``, which is evaluated in its catalogue.
 
-    Ready is 1 while it holds; waiting counts what it does not hold for. It holds at one moment: what comes after the
-    wait may find it otherwise. Raises InvalidArgument for another condition.
+    In its lag, ``ready`` is 1 while the condition holds, and ``waiting`` counts the objects that violate it. The
+    condition held at one moment, and may not hold any more when a wait for it ends. Raises InvalidArgument for another
+    condition.
     """
 
     kind: ClassVar[str] = "topology_condition"

@@ -1,4 +1,4 @@
-"""Connections as feeds need them: dead servers noticed, nothing prepared (poolers), nothing left in session state."""
+"""Connections for feeds. They detect dead servers, prepare no statements, and keep no session state behind a pooler."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ DEFAULTS: dict[str, Any] = {
     "fallback_application_name": "airflow_pgchange",
 }
 CANCEL_WITHIN = 5.0
-"""Seconds."""
+"""Seconds for the request to cancel a statement."""
 READABLE = "set datestyle = 'ISO'"
-"""The driver reads times in no other style. A pooler keeps it with its client, as the server reports it."""
+"""psycopg can read times in this style only. A pooler keeps the setting for its client, because the server reports it."""
 LASTING = {"idle_session_timeout": "0", "default_transaction_isolation": "read committed"}
-"""For a session that is ours as long as it is open."""
+"""Settings for a session that no pooler shares with others."""
 
 
 def complete(conninfo: str, *, primary: bool = False) -> str:
-    """``conninfo`` with our defaults where it says nothing; ``primary`` asks libpq for a server that takes writes.
+    """Add our defaults to ``conninfo``. ``primary`` makes libpq choose a server that accepts writes.
 
-    ``tcp_user_timeout``, in milliseconds, is how long a server may give no sign of life; the keepalives follow from it.
+    The option ``tcp_user_timeout``, in milliseconds, is the time for which a server may give no sign of life. The
+    keepalive settings are derived from it.
     """
     given = {key: value for key, value in conninfo_to_dict(conninfo).items() if value is not None}
     wanted = {"target_session_attrs": "read-write"} if primary else {}
@@ -39,10 +40,10 @@ def complete(conninfo: str, *, primary: bool = False) -> str:
 
 
 def connect(conninfo: str, *, primary: bool = False) -> psycopg.Connection[Any]:
-    """A connection in autocommit whose statements are sent whole, without parameters or prepared statements.
+    """Open a connection in autocommit mode that sends statements as text, without parameters or prepared statements.
 
-    The extended protocol would keep a snapshot in a transaction that waits, and prepared statements break behind a
-    pooler in transaction mode. A server that gives no sign of life ends the connection (``heartbeat.py``). Raises
+    The extended protocol would keep a snapshot while a transaction waits, and prepared statements fail behind a pooler in
+    transaction mode. If the server gives no sign of life, the connection is closed (``heartbeat.py``). Raises
     ServerUnavailable.
     """
     with translated():
@@ -67,31 +68,36 @@ def connect(conninfo: str, *, primary: bool = False) -> psycopg.Connection[Any]:
 def both(
     results: str, source: str | None, *, primary: bool = True
 ) -> Iterator[tuple[psycopg.Connection[Any], psycopg.Connection[Any]]]:
-    """Connections to the database of the results and to that of the changes: the same where no other is named.
-    ``primary`` asks for the source's; the one of the results takes writes in any case."""
+    """Yield connections to the results and to the source; the same connection twice if ``source`` is None.
+
+    ``primary`` asks for the primary of the source. The results are always on their primary.
+    """
     with ExitStack() as opened:
         here = opened.enter_context(connect(results, primary=True))
         yield here, here if source is None else opened.enter_context(connect(source, primary=primary))
 
 
 def keep_open(connection: psycopg.Connection[Any], **settings: str) -> None:
-    """Let the session be idle as long as its work elsewhere takes, let each statement see what others have committed,
-    and set what else is given. Behind a pooler it is not ours: nothing is set."""
+    """Allow the session to be idle for any time, let each statement see what others have committed, and apply
+    ``settings``.
+
+    Behind a pooler nothing is set, because the session is shared.
+    """
     with translated():
         connection.execute(lasting(connection.info, **settings))
 
 
 @contextmanager
 def kept_open(connection: psycopg.Connection[Any]) -> Iterator[None]:
-    """``keep_open`` for a connection that the caller has opened: until the block ends it is watched, as the connections
-    of ``connect`` always are."""
+    """Apply ``keep_open`` to a connection that the caller has opened, and watch it until the block ends, as the
+    connections of ``connect`` always are."""
     with guarded.adopted(connection):
         keep_open(connection)
         yield
 
 
 def lasting(session: psycopg.ConnectionInfo, **settings: str) -> sql.Composed:
-    """What ``keep_open`` executes, for the event loop too."""
+    """Return the query of ``keep_open``, for use in an event loop."""
     each = [
         sql.SQL("pg_catalog.set_config({}, {}, false)").format(name, value)
         for name, value in {**LASTING, **settings}.items()
@@ -102,7 +108,7 @@ def lasting(session: psycopg.ConnectionInfo, **settings: str) -> sql.Composed:
 
 @contextmanager
 def read_committed(connection: psycopg.Connection[Any]) -> Iterator[None]:
-    """A transaction in which each statement sees what others have committed, whatever the role's default is."""
+    """Open a READ COMMITTED transaction, whatever the role's default is."""
     with connection.transaction():
         connection.execute("set transaction isolation level read committed")
         yield
@@ -110,7 +116,7 @@ def read_committed(connection: psycopg.Connection[Any]) -> Iterator[None]:
 
 @contextmanager
 def read_only(connection: psycopg.Connection[Any]) -> Iterator[None]:
-    """A transaction in which nothing is written."""
+    """Open a READ ONLY transaction."""
     with connection.transaction():
         connection.execute("set transaction read only")
         yield
@@ -118,9 +124,9 @@ def read_only(connection: psycopg.Connection[Any]) -> Iterator[None]:
 
 @contextmanager
 def begun(connection: psycopg.Connection[Any]) -> Iterator[None]:
-    """A transaction that may take as long as a batch does, and that sees what others commit meanwhile.
+    """Open a READ COMMITTED transaction that may last as long as a batch.
 
-    The server ends it when the heartbeat of this process stops, and not before.
+    The server ends it only if the heartbeat of this process stops.
     """
     settings = {guarded.IDLE: guarded.server_patience(connection), "statement_timeout": "0"}
     if connection.info.server_version >= 170000:
@@ -134,7 +140,7 @@ def begun(connection: psycopg.Connection[Any]) -> Iterator[None]:
 
 
 async def connect_async(conninfo: str, *, primary: bool = False) -> psycopg.AsyncConnection[Any]:
-    """What ``connect`` returns, for the event loop. Raises ServerUnavailable."""
+    """Open a connection like that of ``connect``, for an event loop. Raises ServerUnavailable."""
     with translated():
         connection = await guarded.AsyncConnection.connect(
             silence.for_libpq(complete(conninfo, primary=primary)),
@@ -154,8 +160,11 @@ async def connect_async(conninfo: str, *, primary: bool = False) -> psycopg.Asyn
 
 
 def _loads(text: str | bytes) -> Any:
-    """JSON whose numbers may be larger than Python reads: in PostgreSQL 1e5000 is one. They are infinite, as every number
-    beyond a float is that is not whole. What is nested deeper than Python reads, some 900 levels, stays a text."""
+    """Parse JSON from PostgreSQL, which accepts larger numbers and deeper nesting than Python.
+
+    A whole number with more digits than Python parses becomes infinite, like every number beyond the range of a float.
+    JSON that is nested too deeply for Python, at some 900 levels, is returned as text.
+    """
     try:
         return json.loads(text)
     except ValueError:
@@ -176,6 +185,6 @@ def _is_readable(info: psycopg.ConnectionInfo) -> bool:
 
 
 def cancel(connection: psycopg.Connection[Any]) -> None:
-    """End the statement that runs on a connection; from another thread, or from a signal's handler."""
+    """Cancel the statement that runs on a connection. Can be called from another thread or a signal handler."""
     if guarded.is_at_work(connection):
         connection.cancel_safe(timeout=CANCEL_WITHIN)

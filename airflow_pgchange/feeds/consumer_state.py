@@ -1,4 +1,4 @@
-"""Asking how far one consumer is, how far behind, and what it has in work."""
+"""Read the state of one consumer: its lag, its position, and its batch in work."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from airflow_pgchange.feeds.queries import ask
 def lag(
     results: psycopg.Connection[Any], source: psycopg.Connection[Any], feed: Watched, upto: int = 1
 ) -> Lag:
-    """The lag of one feed. A consumer that has not begun is behind by everything there is."""
+    """Return the lag of a consumer, exact up to ``upto``. For a consumer that has not begun, all changes count."""
     at = ask(progress_at(feed, results, source), feed.position())
     return Lag(**ask(source, feed.lag(at or NOWHERE, upto)))
 
 
 def position(results: psycopg.Connection[Any], feed: Feed) -> dict[str, Any]:
-    """The consumer's progress as the feed wrote it; raises UnknownConsumer."""
+    """Return the position of a consumer. Raises UnknownConsumer."""
     found: dict[str, Any] | None = ask(results, feed.position())
     if found is None:
         raise UnknownConsumer(
@@ -33,7 +33,6 @@ def position(results: psycopg.Connection[Any], feed: Feed) -> dict[str, Any]:
 def in_work(
     results: psycopg.Connection[Any], source: psycopg.Connection[Any], feed: Feed
 ) -> dict[str, Any] | None:
-    """The batch that was claimed and not acked, as its row of ``claim``; None where there is none. Raises
-    UnknownConsumer."""
+    """Return the batch that was claimed and not acked, as the claim returned it, or None. Raises UnknownConsumer."""
     batch: dict[str, Any] | None = ask(source, feed.in_work(position(results, feed)))
     return batch

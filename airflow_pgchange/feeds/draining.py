@@ -1,4 +1,5 @@
-"""Batch after batch of one feed, each in a transaction of its own; what has failed too often becomes a dead letter."""
+"""Process one batch of a feed after another, each in a transaction of its own, and give up batches that fail too
+often."""
 
 from __future__ import annotations
 
@@ -30,22 +31,27 @@ from airflow_pgchange.feeds.transaction import ConsumerTransaction
 
 SHOWN_BATCHES = 20
 LOOK_EVERY = 0.5
-"""Seconds between two looks for a batch, while none is there."""
+"""Seconds until the next attempt to claim a batch, if nothing was ready."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to drain and how far.
+    """The feed to drain, its databases, and when to stop.
 
-    ``limit``: changes a batch at most. ``max_batches``: batches at most, None: as many as there are. ``until``:
-    ``empty``: until nothing is ready, or for so long, in which batches are waited for; one that has begun is finished.
-    ``idle_timeout``: end once nothing was ready for so long; None: at once with ``empty``, else never. ``on_busy``: what
-    to do while another transaction works on the feed: wait for it (for ``busy_timeout``, None: as long as it takes),
-    skip, or fail. ``max_attempts``: from that many failed attempts on a batch is not tried again, None: it always is.
-    ``on_give_up``: then fail, until a person has mended it or given it up, or make it a dead letter and go on. ``hide``
-    takes secrets out of what it failed on. ``run`` says who works. ``register``: whether a new consumer is registered.
+    - ``limit``: the maximum of changes in a batch.
+    - ``max_batches``: the maximum of batches; None: no maximum.
+    - ``until``: ``empty``: until nothing is ready. Or a length of time, for which batches are waited for; a batch that
+      has begun is finished.
+    - ``idle_timeout``: end when nothing was ready for this long; None: with ``empty`` at once, otherwise never.
+    - ``on_busy``: if another transaction works on the feed: wait for it (``busy_timeout``; None: as long as it takes),
+      skip, or fail.
+    - ``max_attempts``: the number of failures after which a batch is not tried again; None: always try again.
+    - ``on_give_up``: then fail, until a person has corrected the cause or given up the batch; or make the batch a dead
+      letter and continue.
+    - ``hide``: removes further secrets from the text of an error.
+    - ``run``: the name of the run, for people.
     """
 
     feed: Feed
@@ -82,8 +88,8 @@ class Plan:
 
 @dataclass(frozen=True)
 class Drained:
-    """What was processed and committed. ``busy``: somebody else was at work when it ended. ``letters``: the dead letters
-    of the batches that were given up on the way."""
+    """The batches that were processed and committed. ``busy``: it ended because another transaction worked on the feed.
+    ``letters``: the dead letters of batches that were given up."""
 
     batches: int = 0
     changes: int = 0
@@ -101,7 +107,7 @@ class Drained:
         )
 
     def summary(self) -> dict[str, Any]:
-        """Small, plain JSON: the latest ids only."""
+        """Return a small summary as JSON, with the last ids only."""
         return {
             "batches": self.batches,
             "changes": self.changes,
@@ -114,7 +120,7 @@ class Drained:
 
 @dataclass(frozen=True)
 class _Step:
-    """What became of one transaction: a batch that was ``tried``, and the ``letter`` of one that was given up."""
+    """The outcome of one transaction: the batch that was ``tried``, and the dead ``letter`` if it was given up."""
 
     tried: Batch | None = None
     letter: int | None = None
@@ -128,12 +134,12 @@ def drain(
     stopped: Callable[[], bool] = lambda: False,
     given_up: Callable[[int], None] = lambda letter: None,
 ) -> Drained:
-    """Claim, ``process`` (which must ack), commit, again and again as the plan says.
+    """Claim a batch, call ``process``, which must ack it, and commit; repeat this as the plan says.
 
-    ``committed`` is told of each batch, which knows the seconds of its phases, and of all its seconds; ``given_up`` of
-    each dead letter. Raises ConsumerBusy (``on_busy="fail"``), BatchGivenUp (``on_give_up="fail"``), Stopped, and
-    whatever ``process`` raises: then that batch is rolled back, and those before it stay. Where a batch becomes a dead
-    letter, its last error is logged instead.
+    ``committed`` is called with each committed batch, which has the seconds of its phases, and with its total seconds.
+    ``given_up`` is called with the number of each dead letter. Raises ConsumerBusy (``on_busy="fail"``), BatchGivenUp
+    (``on_give_up="fail"``), Stopped, and the errors of ``process``. After an error the current batch is rolled back, and
+    earlier batches stay committed. If a batch becomes a dead letter, its last error is logged and not raised.
     """
     began = time.monotonic()
     ends, idle = _times(plan, began)
@@ -154,13 +160,13 @@ def drain(
             break
         else:
             now = time.monotonic()
-            # Not from the last batch on: what came since may have waited for another who was at work.
+            # Do not count from the last batch: this transaction may have waited for another one since then.
             idle_since = min(idle_since, now)
             if now >= idle_since + idle:
                 break
             time.sleep(min(LOOK_EVERY, max(0.0, min(ends, idle_since + idle) - now)))
             if stopped():
-                raise Stopped(f"{plan.feed.name}: stopped while it waited for a batch")
+                raise Stopped(f"{plan.feed.name}: stopped while waiting for a batch")
         tried += step.tried is not None
         if time.monotonic() >= ends:
             break
@@ -168,7 +174,7 @@ def drain(
 
 
 def _times(plan: Plan, began: float) -> tuple[float, float]:
-    """When to end, and for how long to wait for a batch."""
+    """Return the time at which to end, and the seconds to wait while nothing is ready."""
     until, idle = checked_until("until", plan.until), patience("idle_timeout", plan.idle_timeout)
     if until == "empty":
         return math.inf, idle or 0.0
@@ -222,8 +228,8 @@ def _opened(plan: Plan, stopped: Callable[[], bool]) -> ConsumerTransaction:
 
 
 def _given_up(plan: Plan, batch: Batch, stopped: Callable[[], bool]) -> int | None:
-    """The letter of a batch whose last attempt has failed; None where it is tried again, where somebody else has finished
-    it, or where it could not be given up now: then the next claim does it."""
+    """Give up a batch whose last attempt has failed, and return its dead letter. None if the batch is tried again, if
+    another worker has finished it, or if it could not be given up now. In the last case the next claim gives it up."""
     if plan.on_give_up == "fail" or plan.max_attempts is None or batch.attempt < plan.max_attempts:
         return None
     log.exception("%s: the last attempt on batch %s failed", plan.feed.name, batch.id)
