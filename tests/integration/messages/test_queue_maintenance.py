@@ -131,6 +131,20 @@ def test_a_consumer_that_deletes_what_all_have_received_is_not_waited_for(q, con
     assert one(q, 'select count(*) from mbus."log$q"') == 0
 
 
+def test_who_drops_a_consumer_waits_for_who_receives_by_it(q, connect):
+    consumer(q, "other")
+    fill(q, [1])
+    number = one(q, "select id from mbus.consumer where name = 'other'")
+    holder = connect(autocommit=False)
+    assert consume(holder, "other") == "1"
+    with ThreadPoolExecutor(1) as threads:
+        drop = threads.submit(connect().execute, "select mbus.drop_consumer('other', 'q')")
+        until(q, waits(kind="advisory"))
+        holder.commit()
+        drop.result()
+    assert one(q, "select count(*) from mbus.receipt where consumer = %s", number) == 0
+
+
 def test_who_drops_a_queue_is_not_waited_for_long(q, connect):
     make(q, "r")
     holder = connect(autocommit=False)
