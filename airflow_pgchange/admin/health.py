@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 from psycopg.rows import class_row
 
+from airflow_pgchange.errors import PermissionDenied, SchemaMissing
 from airflow_pgchange.feeds.errors import translated
-from airflow_pgchange.feeds.queries import warned
+from airflow_pgchange.feeds.queries import rows, warned
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +39,11 @@ class Finding:
         return about + self.told + ("" if self.call is None else f"; {self.call}")
 
 
-HEALTH = """
-    select * from pgchange.health(array(
-        select s from jsonb_populate_recordset(null::pgchange.consumer_status, %s) as s))
-"""
+STANDING = "array(select s from jsonb_populate_recordset(null::pgchange.consumer_status, %s) as s)"
+HEALTH = f"select * from pgchange.health({STANDING})"
+REASONS = f"select kind, consumer, why from pgchange.reasons({STANDING})"
+
+Row = dict[str, Any]
 
 
 def findings(
@@ -53,5 +56,22 @@ def findings(
     with translated(), warned(connection, warn), connection.cursor(row_factory=class_row(Finding)) as cursor:
         if standing is None:
             return cursor.execute("select * from pgchange.health()").fetchall()
-        rows = json.dumps([dict(row) for row in standing], default=str)
-        return cursor.execute(HEALTH, [rows]).fetchall()
+        return cursor.execute(HEALTH, [_as_json(standing)]).fetchall()
+
+
+def explained(connection: psycopg.Connection[Any], standing: Sequence[Row]) -> list[Row]:
+    """Return the rows of ``status()``, each with ``why``: why the consumer is behind.
+
+    ``why`` is None if no changes are there for the consumer, or if the role may not see the reasons. ``connection`` is
+    to the database of the changes, where watchers note what they see.
+    """
+    why: dict[tuple[str, str], str] = {}
+    with suppress(PermissionDenied, SchemaMissing):
+        why = {
+            (kind, consumer): told for kind, consumer, told in rows(connection, REASONS, [_as_json(standing)])
+        }
+    return [row | {"why": why.get((row["kind"], row["consumer"]))} for row in standing]
+
+
+def _as_json(standing: Sequence[Mapping[str, Any]]) -> str:
+    return json.dumps([dict(row) for row in standing], default=str)

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from airflow_pgchange.admin import consumers, watching
-from airflow_pgchange.admin.health import findings
+from airflow_pgchange.admin.health import explained, findings
 from airflow_pgchange.cli.common import Rows, both, command
 from airflow_pgchange.errors import PgChangeError
 
@@ -17,7 +17,7 @@ from airflow_pgchange.errors import PgChangeError
 @command("No consumer has begun here yet: the first claim makes one.")
 def status(args: Namespace) -> Rows:
     with both(args) as (results, source):
-        rows = consumers.status(results, source, _warn)
+        rows = explained(source, consumers.status(results, source, _warn))
         for one in dict.fromkeys((results, source)):
             for line in watching.blind(one):
                 _warn(line)
@@ -56,4 +56,5 @@ def _brief(row: Mapping[str, Any]) -> dict[str, Any]:
         "batch": "" if row["batch_id"] is None else f"{row['batch_id']}, attempt {row['attempt']}",
         "progress": "" if row["updated_at"] is None else f"{row['updated_at']:%Y-%m-%d %H:%M:%S}",
         "held back by": row.get("held_back_by") or "",
+        "why behind": row["why"] or "",
     }

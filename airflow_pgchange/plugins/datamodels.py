@@ -50,6 +50,7 @@ class Consumer(BaseModel):
     claimed_at: datetime | None
     updated_at: datetime | None
     held_back_by: str | None
+    why: str | None = Field(default=None, description="Why it is behind, for who may read the connection")
     rate_in: float | None = Field(
         description="Changes a second that came in the last minutes, where that is known"
     )

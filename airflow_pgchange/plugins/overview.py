@@ -23,7 +23,7 @@ from airflow_pgchange.plugins.views import M, View
 
 LETTERS = 200
 """So many, the latest, are shown."""
-OF_SOURCE = ("ready", "ready_exact", "waiting", "oldest_seconds", "faults", "held_back_by")
+OF_SOURCE = ("ready", "ready_exact", "waiting", "oldest_seconds", "faults", "held_back_by", "why")
 """The columns of a consumer's row that only the database of its changes knows."""
 NO_ANSWER = "the database does not answer"
 
@@ -229,7 +229,7 @@ def _consumer(place: Place, row: Row, trend: Trend, dags: Any, rights: Rights) -
         dags=rights.readable(dags),
         may_edit=is_seen and rights.may("PUT", place.connections),
         **{key: row[key] for key in datamodels.Consumer.model_fields if key in row}
-        | {"error": row["error"] if may_read else None},
+        | {"error": row["error"] if may_read else None, "why": row.get("why") if may_read else None},
     )
 
 

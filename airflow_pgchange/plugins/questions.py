@@ -65,14 +65,15 @@ class Status:
             rows = [row for row in rows if (row["kind"], row["consumer"]) in self.consumers]
         findings: list[health.Finding] = []
         watchers: list[Row] = []
-        if not source:
-            try:
+        try:
+            if not source:
                 findings = health.findings(results, left_out.append, rows)
                 watchers = records(results, "select * from pgchange.watchers()")
-            except ServerUnavailable:
-                raise
-            except (psycopg.errors.QueryCanceled, PgChangeError) as error:
-                left_out.append(f"what a person should look at is left out: {error}")
+            rows = health.explained(connections[-1], rows)
+        except ServerUnavailable:
+            raise
+        except (psycopg.errors.QueryCanceled, PgChangeError) as error:
+            left_out.append(f"what a person should look at is left out: {error}")
         left_out += self._last_hour.left_out
         return Said(rows, findings, watchers, self._last_hour.trends, left_out)
 

@@ -50,6 +50,26 @@ language sql volatile as $$
     end
 $$;
 
+-- How consumers stand, with the watcher that looked last at each, and why each is behind. why is null if no changes are there for it.
+create function pgchange.explained(standing pgchange.consumer_status[] default null)
+returns table (one pgchange.consumer_status, watcher pgchange.watcher, why text)
+language sql volatile as $$
+    select s.one, w.one,
+           case when coalesce((s.one).ready, 0) + coalesce((s.one).waiting, 0) > 0 or (s.one).held_back_by is not null
+                then pgchange.why_behind(s.one, w.one) end
+    from (select x as one from unnest(coalesce(standing, array(select c from pgchange.status() as c))) as x) as s
+    left join (select x as one from pgchange.latest_watchers() as x) as w
+        on (w.one).kind = (s.one).kind and (w.one).feed = left((s.one).consumer, 600)
+$$;
+
+create function pgchange.reasons(standing pgchange.consumer_status[] default null) returns table (kind text, consumer text, why text)
+language sql volatile as $$
+    select (e.one).kind, (e.one).consumer, e.why from pgchange.explained(standing) as e where e.why is not null
+$$;
+comment on function pgchange.reasons(pgchange.consumer_status[]) is
+    'Why each consumer that has changes before it is behind: a task is at work, its batch failed, a transaction holds it back, no watcher '
+    'looks, or no task claims them. standing: what pgchange.status() has just said, for a caller that has asked it.';
+
 -- Whether a consumer is further behind than it may be; null is no limit.
 create function pgchange.is_behind(s pgchange.consumer_status, max_age interval, max_changes bigint) returns boolean
 language sql immutable as $$
@@ -78,11 +98,9 @@ create function pgchange.consumers_health(many_attempts integer default 3, stand
 returns setof pgchange.finding
 language sql volatile as $$
     select (s.one).kind, line.severity, (s.one).consumer, line.told, line.call
-    from (select x as one from unnest(coalesce(standing, array(select c from pgchange.status() as c))) as x) as s
+    from pgchange.explained(standing) as s
     join pgchange.registered as r on r.kind = (s.one).kind
     cross join lateral pgchange.lag_limit_of((s.one).kind, (s.one).feed) as l
-    left join (select x as one from pgchange.latest_watchers() as x) as w
-        on (w.one).kind = (s.one).kind and (w.one).feed = left((s.one).consumer, 600)
     cross join lateral (
         select case when (s.one).ready is null then 'error' else 'warning' end,
                case when (s.one).waiting > 0
@@ -97,12 +115,12 @@ language sql volatile as $$
         where (s.one).attempt >= many_attempts and not (s.one).at_work and not r.tells_of_batches
         union all
         select case when (s.one).at_work then 'warning' else 'error' end,
-               pgchange.told_behind(s.one, l.max_age, l.max_changes) || ': ' || pgchange.why_behind(s.one, w.one),
+               pgchange.told_behind(s.one, l.max_age, l.max_changes) || ': ' || s.why,
                format('if it may be: select pgchange.limit_lag(%L, max_age => null)', (s.one).consumer)
         where pgchange.is_behind(s.one, l.max_age, l.max_changes)
         union all
-        select 'error', format('%s, and %s', pgchange.told_ready(s.one), pgchange.why_behind(s.one, w.one)), null
-        where coalesce((s.one).ready, 0) + coalesce((s.one).waiting, 0) > 0 and not (s.one).at_work and (s.one).batch_id is null and pgchange.has_stopped_looking(w.one, s.one)
+        select 'error', format('%s, and %s', pgchange.told_ready(s.one), s.why), null
+        where coalesce((s.one).ready, 0) + coalesce((s.one).waiting, 0) > 0 and not (s.one).at_work and (s.one).batch_id is null and pgchange.has_stopped_looking(s.watcher, s.one)
           and not pgchange.is_behind(s.one, l.max_age, l.max_changes)
     ) as line(severity, told, call)
 $$;

@@ -53,6 +53,12 @@ export const HeldBack = ({ consumer }) =>
   consumer.held_back_by &&
   h(Text, { color: "orange.fg", fontSize: "xs", lineClamp: 6, overflowWrap: "anywhere", title: consumer.held_back_by }, `held back by: ${consumer.held_back_by}`);
 
+// Why a consumer is behind. A line about a transaction that holds it back is there already.
+export const Why = ({ consumer }) =>
+  consumer.why &&
+  consumer.why !== consumer.held_back_by &&
+  h(Text, { color: "fg.muted", fontSize: "xs", lineClamp: 6, overflowWrap: "anywhere", title: consumer.why }, `behind: ${consumer.why}`);
+
 // What a person may do with a consumer now: [[verb, what it does, whether it destroys something]].
 const offered = (consumer, confirm) => {
   if (!consumer.may_edit) return [];
@@ -105,6 +111,7 @@ const Row = ({ consumer, confirm }) => {
       h(DagLine, { dags: consumer.dags }),
       h(Batch, { consumer }),
       h(HeldBack, { consumer }),
+      !consumer.batch && h(Why, { consumer }),
     ),
     h(Amount, { known: consumer.ready !== null, why: NO_LAG }, about(consumer.ready, consumer.ready_exact)),
     h(Amount, { known: consumer.waiting !== null, why: NO_LAG }, count(consumer.waiting)),

@@ -1,7 +1,7 @@
 // A consumer: how it stands, its last hour as lines, and the batches of its last day.
 import { Fragment, chakra, h, useCallback, useSearchParams } from "./shell.js";
 import { history as ask, useLive } from "./api.js";
-import { Actions, Batch, HINTS, HeldBack, NO_RATE } from "./consumers.js";
+import { Actions, Batch, HINTS, HeldBack, NO_RATE, Why } from "./consumers.js";
 import { Ago, DagLinks, Empty, Fact, Section, State, Told } from "./pieces.js";
 import { Cell, Rows } from "./table.js";
 import { Plot, aboveNumber, aboveSpan } from "./plot.js";
@@ -102,6 +102,7 @@ const Standing = ({ consumer, confirm }) =>
       consumer.dags.length > 0 && h(Fact, { name: "DAGs" }, h(DagLinks, { dags: consumer.dags })),
     ),
     h(HeldBack, { consumer }),
+    h(Why, { consumer }),
   );
 
 const Past = ({ consumer }) => {

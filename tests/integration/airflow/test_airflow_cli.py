@@ -82,6 +82,7 @@ def test_status_tells_how_far_behind_a_consumer_is_and_on_what_it_works(
 ) -> None:
     (found,) = pgchange("status", "--dsn", ledger)
     assert (found["consumer"], found["ready"], found["attempt"]) == ("commits:delays/0", 3, 1)
+    assert found["why"] == f"attempt 1 at batch {found['batch_id']} failed: ZeroDivisionError"
 
 
 def test_a_malformed_connection_string_is_refused_without_what_it_holds(pgchange: Command) -> None:
@@ -166,7 +167,7 @@ def test_health_asks_the_source_how_far_a_consumer_is_behind(
 def test_status_in_a_table_is_for_people(ledger: str, capsys: pytest.CaptureFixture[str]) -> None:
     args = get_parser().parse_args(["pgchange", "status", "--dsn", ledger])
     args.func(args)
-    assert "attempt 1" in capsys.readouterr().out
+    assert re.search("why behind.*attempt 1 at batch .* failed", capsys.readouterr().out, re.DOTALL)
 
 
 def test_a_number_that_is_an_estimate_is_marked_in_a_table_and_one_that_is_exact_is_not(

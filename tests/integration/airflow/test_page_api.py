@@ -309,6 +309,7 @@ def test_who_may_read_a_connection_sees_errors_and_what_mends_them(people: Peopl
         person = people(role)
         found = page.overview(person)
         assert consumer(person)["error"] == "name of a passenger", role
+        assert consumer(person)["why"].endswith(" failed: name of a passenger"), role
         mended_by = [one["call"] for one in found["findings"]]
         assert mended_by == ["to give it up: airflow pgchange skip commits:delays/0"], role
         assert person.get(f"{AIRLINE}/letters").json()["letters"] == [], role
@@ -523,7 +524,7 @@ def test_lag_in_a_source_that_one_may_not_see_is_not_told(
         manager, "is_authorized_connection", lambda *, details, **_: details.conn_id == "warehouse"
     )
     seen = copies(op)
-    told = ("source", "ready", "waiting", "oldest_seconds", "rate_in", "rate_out", "held_back_by")
+    told = ("source", "ready", "waiting", "oldest_seconds", "rate_in", "rate_out", "held_back_by", "why")
     assert {name: seen[name] for name in told} == dict.fromkeys(told)
     assert (seen["trend"], seen["state"], seen["may_edit"]) == ([], "unknown", False)
     (watcher,) = page.overview(op)["watchers"]
