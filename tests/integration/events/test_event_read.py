@@ -217,6 +217,8 @@ def test_events_that_are_gone_are_not_passed_over_in_silence(connect):
     poll_all(connection)
     connection.execute("delete from pgmb.events where id = %s", [ids[0]])
     assert error(connection, "select pgmb.read_next_events('g', chunk_size => 10)").sqlstate == "55000"
+    # A call that fails leaves the group to other sessions.
+    assert connect().execute("select pg_try_advisory_lock(pgmb.lock_key('g'))").fetchone() == (True,)
 
 
 @pytest.mark.parametrize("hashing", ["on", "off"])
