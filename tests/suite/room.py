@@ -12,7 +12,7 @@ from pathlib import Path
 
 MEMORY = Path("/dev/shm")
 ENOUGH = 4 * 2**30
-"""Bytes that must be free in memory; two workers with their clusters and Spark's files take less than half of it."""
+"""Bytes that must be free in memory; three workers with their clusters and Spark's files take less than half of it."""
 PREFIX = "pgchange-tests-"
 MINE = "PGCHANGE_TEST_ROOM"
 
