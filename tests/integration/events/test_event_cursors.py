@@ -160,6 +160,14 @@ def test_a_group_set_to_now_gets_what_is_dispatched_from_now_on(connect):
     assert drain(connection) == new
 
 
+def test_the_point_of_now_waits_for_who_dispatches(connect):
+    dispatching, connection = connect(autocommit=False), connect()
+    dispatching.execute("select pgmb.dispatch()")
+    connection.execute("set lock_timeout = '50ms'")
+    with pytest.raises(psycopg.errors.LockNotAvailable):
+        connection.execute("select pgmb.point_of()")
+
+
 def test_a_malformed_cursor_is_refused(connect):
     connection = connect()
     subscribe(connection)
