@@ -11,7 +11,7 @@ from airflow_pgchange.feeds import AllTubes, TubeFeed
 from airflow_pgchange.feeds.consumer_state import lag as feed_lag
 from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.tubes import work_off
-from tests.tubes import attach, claim, lag, make, one, take, touch
+from tests.tubes import attach, claim, drain, lag, make, one, take, touch
 
 
 def test_an_empty_tube_has_no_lag(q):
@@ -371,3 +371,13 @@ def test_all_tubes_position_moves_with_each_batch_of_any_worker(connect):
     assert take(connection, worker=1, workers=2) == [1]
     assert ask(connection, AllTubes().position()) != before
     assert ask(connection, AllTubes().locked()) is False
+
+
+def test_a_worker_that_has_a_control_pod_alone_has_something_to_do(connect):
+    connection = connect()
+    connection.execute("create table item (id bigint primary key)")
+    make(connection)
+    attach(connection)
+    connection.execute("insert into item values (1); truncate item; insert into item values (2)")
+    drain(connection)
+    assert one(connection, "select count(*) from tube.tube as t, tube.workers_with_pods(t)") == 1
