@@ -52,6 +52,7 @@ class Plan:
       letter and continue.
     - ``hide``: removes further secrets from the text of an error.
     - ``run``: the name of the run, for people.
+    - ``register``: whether a new consumer is registered.
     """
 
     feed: Feed

@@ -1,4 +1,4 @@
-"""What an attempt on a batch failed on: kept with its claim, for people and for its dead letter, without secrets."""
+"""Store the error of an attempt on a batch with its claim, without secrets. People and its dead letter need it."""
 
 from __future__ import annotations
 
@@ -20,34 +20,36 @@ from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.feeds.secret_text import any_of
 
 LONGEST = 4000
-"""Characters of an error that are kept."""
+"""How many characters of an error are stored."""
 PATIENCE = "5s"
-"""How long noting a failure may take the task that failed."""
+"""The timeout of each statement that stores an error."""
 
 HIDDEN = "***"
 SECRETS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
-"""The options of libpq that let in."""
-# A quotation ends with the quote that it began with, behind as many backslashes. Where it was quoted again, as repr does,
-# two backslashes escape a quote, and a word goes on behind it.
+"""The options of libpq that are secrets."""
+# A quoted value ends with the quote with which it began, after the same number of backslashes. If it was quoted again, as
+# by repr, two backslashes escape a quote, and the value continues after it.
 NAMED = re.compile(
     r"(?i)(\b\w*(?:password|passwd|pwd|secret|token|api_?key)(?:\\{0,16}['\"])?\s*[=:]\s*)"
     r"(?:(?:'(?:[^'\\]|\\.|(?<=\\)'(?=\w))*')+|\"(?:[^\"\\]|\\.|(?<=\\)\"(?=\w))*\""
     r"|(?s:(?P<quote>\\{1,16}+['\"]).*?(?<!\\)(?P=quote))|[^\s,;&'\"]+)"
 )
-# Without the scheme before it: in a long text of letters and dots one could begin at each.
+# The scheme is not part of the pattern: in a long text of letters and dots it could begin at every character.
 IN_URL = re.compile(r"(://[^\s:/@]*:)[^\s/]*(@)")
 
 log = logging.getLogger(__name__)
 
 
 def described(error: BaseException, conninfos: Iterable[str] = ()) -> str:
-    """An error in a few lines, without the passwords of ``conninfos`` and without what looks like one."""
+    """Return an error in a few lines, without the passwords of ``conninfos`` and without other texts that look like
+    one."""
     text = "".join(traceback.format_exception_only(error)).strip().replace("\0", "")
     return without_secrets(text.encode("utf-8", "replace").decode("utf-8"), conninfos)
 
 
 def without_secrets(text: str, conninfos: Iterable[str]) -> str:
-    """A text without the passwords of ``conninfos``, however they are written, and without what looks like one."""
+    """Return a text without the passwords of ``conninfos``, in any notation, and without other texts that look like
+    one."""
     known = any_of(_secrets(conninfos))
     if known is not None:
         text = known.sub(HIDDEN, text)
@@ -55,7 +57,7 @@ def without_secrets(text: str, conninfos: Iterable[str]) -> str:
 
 
 def note(feed: Feed, source: str, batch: Batch, text: str, hide: Callable[[str], str]) -> None:
-    """Keep what the attempt on ``batch`` failed on. What cannot be kept is logged: the task has failed already."""
+    """Store the error of the attempt on ``batch``. If that fails, only log it, because the task has failed already."""
     kept = hide(text)[:LONGEST]
     try:
         with connect(source, primary=True) as connection, connection.transaction():
@@ -63,7 +65,7 @@ def note(feed: Feed, source: str, batch: Batch, text: str, hide: Callable[[str],
                 connection.execute(sql.SQL("set local {} = {}").format(sql.Identifier(setting), PATIENCE))
             ask(connection, feed.note_failure(batch, kept))
     except (PgChangeError, psycopg.Error) as error:
-        log.warning("%s: what batch %s failed on could not be noted: %s", feed.name, batch.id, error)
+        log.warning("%s: the error of batch %s could not be stored: %s", feed.name, batch.id, error)
 
 
 def _secrets(conninfos: Iterable[str]) -> set[str]:

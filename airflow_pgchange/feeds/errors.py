@@ -40,7 +40,7 @@ OF_A_BATCH = (ApplicationFailed, BatchIncomplete, MergeRefused, UnsupportedType)
 
 
 def is_of_the_batch(error: BaseException) -> bool:
-    """Whether an attempt may have failed on what is in its batch: not on a server, a right, a version or a disk."""
+    """Whether the content of the batch may have caused the error, and not a server, a right, a version or a disk."""
     if isinstance(error, PgChangeError):
         return isinstance(error, OF_A_BATCH)
     return not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | OSError | MemoryError)
@@ -81,7 +81,7 @@ TAKES_NO_WRITES = (
     "role (`alter role <role> set default_transaction_read_only = off`)"
 )
 CANCELLED_BY_STANDBY = (
-    "the standby had to replay changes of what was read: try again; if it happens often, raise its "
+    "the standby had to replay changes to data that the query was reading: try again; if it happens often, raise its "
     "max_standby_streaming_delay, set hot_standby_feedback, or read from the primary"
 )
 
@@ -91,7 +91,7 @@ REFUSED = "the server answered and refused: check database, role and password"
 
 
 def from_postgres(error: psycopg.Error) -> PgChangeError | None:
-    """The error of this tree that a driver's error stands for; None where it is a user's own SQL that failed."""
+    """Return our error for an error of psycopg; None if a user's own SQL failed."""
     state = error.sqlstate or ""
     kind = BY_SQLSTATE.get(state)
     if (
@@ -110,8 +110,11 @@ def from_postgres(error: psycopg.Error) -> PgChangeError | None:
 
 
 def _is_standby_conflict(error: psycopg.Error) -> bool:
-    """Whether a standby cancelled a statement, or ended a session, because of what it replays. Its text has any language;
-    the same SQLSTATE from elsewhere in PostgreSQL is a conflict of two serializable transactions."""
+    """Whether a standby cancelled a statement or ended a session because of a conflict with replay.
+
+    The text of the error may be in any language. Therefore its source file is checked: from other files the same SQLSTATE
+    is a conflict of two serializable transactions.
+    """
     return error.sqlstate == "40001" and error.diag.source_file == "postgres.c"
 
 
@@ -133,7 +136,7 @@ def _advice(kind: type[PgChangeError], message: str) -> str | None:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Turn the driver's errors about our own statements into this tree."""
+    """Turn psycopg's errors of our own statements into our errors."""
     try:
         yield
     except psycopg.Error as error:
@@ -142,5 +145,5 @@ def translated() -> Iterator[None]:
             raise
         raise ours from error
     except psycopg.Rollback as error:
-        # What undoes a block in silence comes through where the connection was lost meanwhile.
+        # psycopg raises Rollback here if the connection was lost inside the block.
         raise ServerUnavailable(f"the connection was lost: {ADVICE[ServerUnavailable]}") from error

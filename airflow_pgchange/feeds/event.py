@@ -1,4 +1,4 @@
-"""The event log: events with payloads, to each group those that its subscriptions choose."""
+"""The feed of the event log: each group gets the events that its subscriptions choose."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from airflow_pgchange.feeds.schemas import our_schema
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 FEW = 250
-"""Events that PostgreSQL may collect before it sends the first."""
+"""Up to this number of events, PostgreSQL may collect all before it sends the first."""
 
 our_schema(
     "pgmb",
@@ -33,8 +33,9 @@ our_schema(
 class EventFeed(OfferedFeed):
     """The events of one group, exactly once and in the order of dispatch, each with the subscriptions that chose it.
 
-    A group that has results in another database than its subscriptions keeps its cursor there. Claims and looks at the
-    lag dispatch what is published, so no other process is needed. Raises InvalidArgument for an invalid group name.
+    The group's cursor is kept with the results, also if they are in another database than the subscriptions. Claims and
+    queries of the lag dispatch published events, so no other process is needed. Raises InvalidArgument for an invalid
+    group name.
     """
 
     kind: ClassVar[str] = "event"
@@ -65,7 +66,7 @@ class EventFeed(OfferedFeed):
         if part.count <= FEW:
             function, arguments = "pgmb.some_events", [*arguments, alone]
         else:
-            # Where each dispatch is of one subscription no order has to be made.
+            # If each dispatch belongs to one subscription, the events need not be sorted.
             function = "pgmb.events_alone" if alone else "pgmb.events_shared"
         return call(function, *arguments)
 
@@ -82,5 +83,5 @@ class EventFeed(OfferedFeed):
 
 
 def published_at(event_id: str) -> datetime:
-    """The time in an event's id: when it was published, or was to be delivered."""
+    """Return the time in an event's id: of its publication, or of its planned delivery."""
     return EPOCH + timedelta(microseconds=int(event_id[2:15], 16))

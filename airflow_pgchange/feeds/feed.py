@@ -1,9 +1,10 @@
 """The contract of a feed: frozen values that build queries and read rows, and do no I/O.
 
-``lag`` tells how far a consumer is behind, ``claim`` takes its next batch, ``partitions`` reads that, ``ack`` records it.
-A query that a feed builds is complete, without parameters, and returns one row with one JSON column. ``results`` is the
-database where results go, ``source`` the one that holds the changes, and ``progress`` the one of the two that holds the
-consumer's lock and progress.
+``lag`` returns how far a consumer is behind, ``claim`` its next batch, ``partitions`` reads a batch, and ``ack`` records
+it as processed. A query that a feed builds has no parameters, and returns one row with one JSON column.
+
+Each docstring begins with the database that answers the query. ``results`` is the database of the results, ``source`` the
+database of the changes, and ``progress`` the one of these two that holds the consumer's lock and progress.
 """
 
 from __future__ import annotations
@@ -29,121 +30,129 @@ Kind = TypeVar("Kind", bound=type[Any])
 Ask = Callable[[sql.Composed], Any]
 Position = Mapping[str, Any]
 Goal = Mapping[str, Any]
-"""What a consumer should come to: a point of its feed."""
+"""A point of a feed that a consumer is to reach."""
 BEGINNING = "beginning"
 """The start of a consumer before all that the source has."""
 NOWHERE: Position = {}
-"""The position of a consumer that has not begun: everything there ever was is before it."""
+"""The position of a consumer that has not begun: it has processed no change."""
 
 
 @runtime_checkable
 class Watched(Protocol):
-    """What triggers and sensors ask of everything that can be waited for."""
+    """The contract of everything that triggers and sensors can wait for."""
 
     kind: ClassVar[str]
     progress: ClassVar[Literal["results", "source"]]
     """Where the consumer's lock and progress are kept."""
     covers: ClassVar[str | None]
-    """The kind of which it waits for every consumer; None where it waits for one, or for none."""
+    """The kind of feed of which it watches every consumer; None if it watches one consumer, or none."""
 
     @property
     def name(self) -> str:
-        """The consumer and what it reads, for people: in messages, logs and metrics."""
+        """The name of the consumer in messages, logs and metrics."""
 
     def position(self) -> sql.Composed:
-        """progress: the consumer's progress, or null where it has none yet."""
+        """progress: the consumer's position, or null if it has not begun."""
 
     def lag(self, position: Position, upto: int) -> sql.Composed:
-        """source, any server: the fields of ``Lag``. Its cost grows with ``upto``, not with backlog or history."""
+        """source, any server: the fields of ``Lag``. The cost grows with ``upto``, and not with the backlog or the
+        history."""
 
     def locked(self) -> sql.Composed:
-        """progress: whether any transaction holds the consumer's lock, without taking it."""
+        """progress: whether a transaction holds the consumer's lock. Does not take the lock."""
 
 
 @runtime_checkable
 class Shared(Protocol):
-    """What a kind of feeds can do besides: tell of many of it for less than by ``lag`` of each."""
+    """The contract of a kind of feed that can return the lag of many feeds in one query, which costs less than one for
+    each."""
 
     @classmethod
     def lags(cls, asked: Sequence[tuple[Any, Position, int]]) -> sql.Composed:
-        """source, any server: an array of the ``lag`` of each, in their order; it fails where one of those does."""
+        """source, any server: an array with the ``lag`` of each feed, in order. It fails if one of them fails."""
 
 
 @runtime_checkable
 class Feed(Watched, Protocol):
-    """What the consumer transaction and Spark ask of every feed besides."""
+    """The contract of a feed that can be consumed."""
 
     schema_version: ClassVar[int]
     """The version of the SQL that the feed's queries call."""
     sharded: ClassVar[bool]
-    """Whether the changes are of shards, whose numbers begin the ends of a batch's slices."""
+    """Whether each change belongs to a shard. The ends of a batch's slices then begin with the shard's number."""
     columns: ClassVar[tuple[tuple[str, str], ...]]
-    """Name and PostgreSQL type of what ``partitions`` selects; ``id`` is first."""
+    """The names and PostgreSQL types of the columns that ``partitions`` selects. ``id`` is first."""
     names: ClassVar[Names]
-    """How status names its consumers."""
+    """The form of the names of its consumers in status."""
 
     @classmethod
     def named(cls, ask: Ask, *parts: str) -> Self:
-        """The feed of the consumer that ``names`` read so; ``ask`` is answered by the database of the changes, where the
-        name does not say all: of one that can be moved it does."""
+        """Return the feed of the consumer with these parts of a name.
+
+        ``ask`` queries the database of the changes, if the name does not contain all fields. For a feed that can be
+        moved it contains all of them.
+        """
 
     @classmethod
     def of_status(cls, feed: Mapping[str, Any]) -> Self:
-        """The feed of a consumer, by the column ``feed`` of its row of ``pgchange.status()``."""
+        """Return the feed of a consumer, given the column ``feed`` of its row in ``pgchange.status()``."""
 
     def register(self) -> sql.Composed:
-        """progress: make this consumer's progress if it is not there yet; in a transaction of its own."""
+        """progress: create this consumer's progress unless it exists. Needs a transaction of its own."""
 
     def lock(self) -> sql.Composed:
-        """progress: true if this transaction now holds the consumer's lock, false if another does."""
+        """progress: take the consumer's lock; false if another transaction holds it."""
 
     def choose(self, position: Position, limit: int) -> sql.Composed | None:
-        """source, a standby: the next batch as it can be read there, or None for a feed that reads the primary only."""
+        """source, a standby: the next batch that can be read there. None for a feed that reads only the primary."""
 
     def claim(
         self, position: Position, limit: int, choice: Mapping[str, Any] | None, max_attempts: int | None
     ) -> sql.Composed:
-        """source, primary: record and return the next batch, or the one in work again; null where nothing is ready. One
-        that has failed ``max_attempts`` times is refused, uncounted."""
+        """source, primary: record and return the next batch, or the batch in work once more; null if nothing is ready.
+
+        A batch that has failed ``max_attempts`` times is refused, which does not count as an attempt.
+        """
 
     def changes(self, batch: Batch, part: Slice) -> sql.Composed:
-        """source, any server: the function call that returns the changes of a slice of the batch, in order: what
-        ``partitions`` selects from."""
+        """source, any server: the function call that returns the changes of a slice of the batch, in order.
+        ``partitions`` selects from it."""
 
     def change(self, row: Mapping[str, Any]) -> Change:
-        """The change that a row of a partition is."""
+        """Return the change in a row of a partition."""
 
     def point(self) -> sql.Composed:
-        """source, primary: everything that is committed now, as a goal."""
+        """source, primary: the goal of a consumer that has processed everything that is committed now."""
 
     def passed(self, position: Position, goal: Goal) -> sql.Composed:
-        """source, primary: ``{passed, goal}``: whether a consumer at ``position`` has come to the goal, and the goal to
-        ask with the next time, when it is cheaper."""
+        """source, primary: ``{passed, goal}``: whether a consumer at ``position`` has reached the goal, and the goal for
+        the next query, which makes that query cheaper."""
 
     def ack(self, batch: Batch) -> sql.Composed:
-        """progress: record the batch as processed; a ``StaleClaim`` if the progress is not where the claim found it."""
+        """progress: record the batch as processed. Raises StaleClaim if the position has changed since the claim."""
 
     def in_work(self, position: Position) -> sql.Composed:
-        """source, primary: the batch that was claimed and not acked, as its row of ``claim`` with the ``error`` of its
-        last attempt; null where there is none."""
+        """source, primary: the batch that was claimed and not acked, as the claim returned it, with the ``error`` of its
+        last attempt; null if there is none."""
 
     def note_failure(self, batch: Batch, error: str) -> sql.Composed:
-        """source, primary: note what this attempt on the batch failed on."""
+        """source, primary: store the error of this attempt on the batch."""
 
     def skip(self, row: Mapping[str, Any], reason: str) -> sql.Composed:
-        """progress: go on behind a batch that ``in_work`` returned, which becomes a dead letter; its number."""
+        """progress: make a batch that ``in_work`` returned a dead letter, move past it, and return the letter's
+        number."""
 
 
 @runtime_checkable
 class OfTables(Feed, Protocol):
-    """What a feed can do besides whose changes are those of tables: it names them."""
+    """The contract of a feed whose changes are changes of tables: it can list the tables."""
 
     def tables(self) -> sql.Composed:
-        """source, any server: ``[[schema, name], ...]`` of the tables whose changes come. A right more may be needed."""
+        """source, any server: ``[[schema, name], ...]`` of the tables. The role may need a further right."""
 
 
 def lags(asked: Sequence[tuple[Watched, Position, int]]) -> sql.Composed:
-    """source, any server: an array of the ``lag`` of each of some feeds of a kind, in their order; one query for all."""
+    """source, any server: an array with the ``lag`` of each of these feeds of one kind, in order, by one query."""
     kind = type(asked[0][0])
     if issubclass(kind, Shared):
         return kind.lags(asked)
@@ -151,8 +160,10 @@ def lags(asked: Sequence[tuple[Watched, Position, int]]) -> sql.Composed:
 
 
 def partitions(feed: Feed, batch: Batch, n: int, shard: int | None = None) -> list[Partition]:
-    """At most ``n`` queries for the feed's columns, for any server of the source, that together return exactly the batch,
-    in order; or what it has of one shard. Raises InvalidArgument for a shard of a feed that has none."""
+    """Return at most ``n`` queries that together return exactly the batch, or one shard of it, in order.
+
+    They select the feed's columns, on any server of the source. Raises InvalidArgument if the feed has no shards.
+    """
     if shard is not None and not feed.sharded:
         raise InvalidArgument(f"{feed.name}: {feed.kind} feeds have no shards: leave out shard={shard}")
     slices = [part for part in batch.slices if shard is None or part.upto[0] == shard]
@@ -165,34 +176,37 @@ def partitions(feed: Feed, batch: Batch, n: int, shard: int | None = None) -> li
 
 
 def shards(feed: Feed, batch: Batch) -> list[int]:
-    """The shards that the batch has changes of, sorted; none of a feed without shards."""
+    """Return the shards of the batch's changes, sorted. Empty for a feed without shards."""
     return sorted({part.upto[0] for part in batch.slices}) if feed.sharded else []
 
 
 @runtime_checkable
 class Movable(Feed, Protocol):
-    """What a feed can do besides whose progress is kept with the results: its consumers can be moved."""
+    """The contract of a feed whose progress is kept with the results: its consumers can be moved."""
 
     @property
     def start(self) -> datetime | str | Mapping[str, Any]:
         """Where a new consumer starts: ``"beginning"``, ``"now"``, a time or a point."""
 
     def mark(self) -> sql.Composed:
-        """source, primary: what it knows of the consumer's last claim; null where that is nothing."""
+        """source, primary: the mark of the consumer's last claim; null if there is none."""
 
     def adopt_mark(self, mark: Mapping[str, Any] | None) -> sql.Composed:
-        """results: go on from a ``mark``; the guarantee from here on, ``exactly once`` or ``at least once``."""
+        """results: continue from a ``mark``. Returns the guarantee from then on: ``exactly once`` or ``at least
+        once``."""
 
     def point_at(self, at: datetime | str | None) -> sql.Composed:
-        """source, primary: the point behind all that is there now, or was before a time. Raises InvalidArgument for a
-        time where the feed has none."""
+        """source, primary: the point after all changes that exist now, or that existed before a time. Raises
+        InvalidArgument for a time if the feed has no times."""
 
     def note_move(self, position: Position, point: Any) -> sql.Composed:
-        """source, primary: note a move from a position to a point that ``point_at`` returned, or with None to the
-        beginning, as a claim notes a batch; the version for ``move_to``."""
+        """source, primary: record a move, as a claim records a batch, and return the version for ``move_to``.
+
+        ``point`` is the result of ``point_at``, or None for the beginning.
+        """
 
     def move_to(self, point: Any, version: int) -> sql.Composed:
-        """results: go on from the point of a move that ``note_move`` noted."""
+        """results: continue from the point of a move that ``note_move`` has recorded."""
 
     def note_start(self, position: Position, point: Any) -> sql.Composed:
         """source, primary: note the point at which a new consumer starts; the version for ``start_at``, or null if the
@@ -202,30 +216,31 @@ class Movable(Feed, Protocol):
         """results: put a new consumer at the point that ``note_start`` noted; false if it is not new."""
 
     def known(self) -> sql.Composed:
-        """source, primary: whether it knows of the consumer, whose progress may be elsewhere."""
+        """source, primary: whether it has a record of the consumer, whose progress may be in another database."""
 
     def forget(self) -> sql.Composed:
-        """results, and source if it is another and knows of it: forget the consumer, its claim and its dead letters."""
+        """results, and also source if that is another database with a record of the consumer: delete the consumer, its
+        claim and its dead letters."""
 
 
 def progress_at(feed: Watched, results: T, source: T) -> T:
-    """The one of the two databases, or whatever stands for them, that holds the consumer's lock and progress."""
+    """Return ``results`` or ``source``, whichever holds the consumer's lock and progress."""
     return results if feed.progress == "results" else source
 
 
 CONDITIONS = ("min_changes", "max_age")
-"""The fields of an asset's URI that say when the asset is updated. No feed has fields of these names."""
+"""The fields of an asset's URI that define when the asset is updated. A feed must not have fields with these names."""
 ENTRY_POINTS = "airflow_pgchange.feeds"
-"""The group of entry points by which other packages name the classes of their feeds."""
+"""The group of entry points by which other packages register their classes of feeds."""
 
 _kinds: dict[str, type[Any]] = {}
 
 
 def kind_of_feed(feed: Kind) -> Kind:
-    """The decorator of a class of feeds: what status, the command line, assets and triggers find by its ``kind``.
+    """Register a class of feeds by its ``kind``, for status, the command line, assets and triggers. Use as a decorator.
 
-    Raises InvalidArgument for names that begin with no prefix, or with that of another kind, and for a field of
-    ``CONDITIONS``.
+    Raises InvalidArgument if the names of its consumers have no prefix, or the prefix of another kind, and if the class
+    has a field of ``CONDITIONS``.
     """
     if taken := set(CONDITIONS) & set(getattr(feed, "__dataclass_fields__", ())):
         raise InvalidArgument(
@@ -253,13 +268,13 @@ def _check_prefix(kind: str, prefix: str) -> None:
 
 
 def kinds() -> Mapping[str, type[Any]]:
-    """Every kind of feed by its name, those of other packages too."""
+    """Return every kind of feed by its name, including those of other packages."""
     from_other_packages()
     return _kinds
 
 
 def is_prefix(prefix: str) -> bool:
-    """Whether the names of consumers of some kind begin so."""
+    """Whether this is the prefix of the consumers' names of some kind."""
     return any(hasattr(kind, "names") and kind.names.prefix == prefix for kind in kinds().values())
 
 
@@ -285,7 +300,7 @@ def to_json(feed: Watched) -> dict[str, Any]:
 
 
 def from_json(data: Mapping[str, Any]) -> Watched:
-    """The feed that ``to_json`` wrote. Raises InvalidArgument for an unknown kind or field."""
+    """Return the feed that ``to_json`` wrote. Raises InvalidArgument for an unknown kind or field."""
     given = dict(data)
     kind = kinds().get(str(given.pop("kind", "")))
     if kind is None:
@@ -300,9 +315,10 @@ def from_json(data: Mapping[str, Any]) -> Watched:
 
 
 def to_uri(feed: Watched, server: str, conditions: Mapping[str, Any] | None = None) -> str:
-    """The feed as an asset URI, ``pgchange://<server>/<kind>?...``; ``server`` is the name of a connection.
+    """Return the feed as an asset URI, ``pgchange://<server>/<kind>?...``; ``server`` is the name of a connection.
 
-    ``conditions`` are those of ``CONDITIONS`` that are not the defaults: assets that differ in them are different assets.
+    ``conditions`` are the values of ``CONDITIONS`` that are not the defaults. Assets with different conditions are
+    different assets.
     """
     given = {**identity(feed), **(conditions or {})}
     query = {key: json.dumps(value) for key, value in sorted(given.items())}
@@ -310,8 +326,8 @@ def to_uri(feed: Watched, server: str, conditions: Mapping[str, Any] | None = No
 
 
 def from_uri(uri: str) -> tuple[Watched, str]:
-    """The feed and the connection's name that ``to_uri`` wrote, without the conditions. Raises InvalidArgument for any
-    other."""
+    """Return the feed and the connection's name in a URI that ``to_uri`` wrote, without the conditions. Raises
+    InvalidArgument for any other URI."""
     try:
         parts = urlsplit(uri)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""psycopg's connections, watched while they wait for the server; those that are not for the event loop also at rest."""
+"""Connections of psycopg that are watched while they wait for the server. Synchronous ones are also watched at rest."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from airflow_pgchange.feeds.line import Deadlines, Line
 from airflow_pgchange.feeds.witness import SESSION
 
 CHECK = "client_connection_check_interval"
-"""Some systems cannot look for the end of a connection while a statement runs: there PostgreSQL refuses this setting."""
+"""PostgreSQL refuses this setting on systems that cannot detect the end of a connection while a statement runs."""
 IDLE = "idle_in_transaction_session_timeout"
 LESSER = """
     case when pg_catalog.current_setting({name})::interval > interval '0'
           and pg_catalog.current_setting({name})::interval < {value}::interval
          then pg_catalog.current_setting({name}) else {value} end
 """
-"""The shorter one of our timeout and the one that the database's owner has set."""
+"""The shorter of our timeout and the timeout that the owner of the database has set."""
 OPENED = f"extract(epoch from pg_catalog.clock_timestamp())::float8, {SESSION}"
-"""What a line is to know of its session."""
+"""The columns that identify the session of a line."""
 REFUSED = (psycopg.errors.InvalidParameterValue, psycopg.errors.InsufficientPrivilege)
-"""Somebody may have revoked what the query calls. Then the session stays unknown, as behind a pooler."""
+"""The right to call a function of the query may have been revoked. Then the session stays unknown, as behind a pooler."""
 HEARTBEAT_NAME = "airflow_pgchange heartbeat"
 ADOPTED: WeakKeyDictionary[psycopg.Connection[Any], Line] = WeakKeyDictionary()
 
 
 class Connection(psycopg.Connection[Any]):
-    """A connection that ends, with OperationalError, if the server gives no sign of life. It is sent heartbeats."""
+    """A connection that ends with OperationalError if the server gives no sign of life. Heartbeats are sent on it."""
 
     line: Line | None = None
 
@@ -46,7 +46,7 @@ class Connection(psycopg.Connection[Any]):
         deadlines = silence.deadlines(conninfo)
         if deadlines is None:
             return
-        # Before the first statement: that may be the first without an answer.
+        # Watch before the first statement, because already this statement may get no answer.
         self.line = _watched(self, conninfo, deadlines, self)
         settings = {IDLE: _milliseconds(deadlines.server), **settings_of(deadlines)}
         for query in _guards(self.info, settings):
@@ -63,14 +63,14 @@ class Connection(psycopg.Connection[Any]):
         if self.line is None:
             super().close()
             return
-        # Not while a heartbeat uses libpq's connection.
+        # The mutex prevents closing while a heartbeat uses libpq's connection.
         with self.line.mutex:
             self.line.close()
             super().close()
 
 
 class AsyncConnection(psycopg.AsyncConnection[Any]):
-    """The same for the event loop. It is sent no heartbeats, so that it is watched while it waits, and not at rest."""
+    """The same for an event loop. No heartbeats are sent on it, so it is watched only while it waits."""
 
     line: Line | None = None
 
@@ -106,15 +106,18 @@ class AsyncConnection(psycopg.AsyncConnection[Any]):
 
 
 def _noted(line: Line, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-    """A generator of psycopg's, noting on the line when it waits. While it runs it may compute for long, as
-    ``executemany`` does with the parameters that a caller's iterator makes: then the server waits for us."""
+    """Wrap a generator of psycopg, and tell the line when it waits for the server.
+
+    The generator may also compute for long, as in ``executemany`` with the parameters of a caller's iterator. Then the
+    server waits for us, and the line must not count this time.
+    """
     try:
         wanted = next(gen)
         while True:
             if line.waiting_since is None:
                 line.wait()
             ready = yield wanted
-            # psycopg also goes on now and then without a sign of the server.
+            # psycopg also resumes the generator now and then without a sign of the server.
             if ready:
                 line.rest()
             wanted = gen.send(ready)
@@ -125,7 +128,7 @@ def _noted(line: Line, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any
 def _waited(
     line: Line, wait: Callable[..., Any], gen: Generator[Any, Any, Any], *args: Any, **kwargs: Any
 ) -> Any:
-    """Have psycopg wait. Raises OperationalError with the reason where the heartbeat has ended the connection."""
+    """Let psycopg wait. If the heartbeat has ended the connection, raise OperationalError with its reason."""
     try:
         return wait(_noted(line, gen), *args, **kwargs)
     except psycopg.OperationalError as error:
@@ -138,14 +141,14 @@ def _waited(
 
 @contextmanager
 def adopted(connection: psycopg.Connection[Any]) -> Iterator[None]:
-    """Watch a connection that somebody else has opened until the block ends. Its server may have settings of its own."""
+    """Watch a connection that the caller has opened until the block ends. The settings of its session are not changed."""
     conninfo = None if isinstance(connection, Connection) or connection.closed else _dsn(connection.info)
     deadlines = None if conninfo is None else silence.deadlines(conninfo)
     if conninfo is None or deadlines is None or connection in ADOPTED:
         yield
         return
     line = ADOPTED[connection] = _watched(connection, conninfo, deadlines, connection)
-    # Its class has no line.
+    # The class of the connection knows no line, so replace its method.
     vars(connection)["wait"] = partial(_waited, line, partial(type(connection).wait, connection))
     try:
         if connection.autocommit and connection.info.transaction_status == TransactionStatus.IDLE:
@@ -153,7 +156,7 @@ def adopted(connection: psycopg.Connection[Any]) -> Iterator[None]:
                 learn(line, cursor.execute(_guards(connection.info, {})[0]).fetchone())
         yield
     finally:
-        # Under the lock no heartbeat waits for its answer, which the caller's next statement would meet.
+        # While we hold the lock no heartbeat is open, whose answer the caller's next statement would get.
         with connection.lock:
             line.close()
             del ADOPTED[connection], vars(connection)["wait"]
@@ -165,7 +168,7 @@ def _dsn(info: psycopg.ConnectionInfo) -> str:
 
 
 def _deliver_notifications(connection: psycopg.Connection[Any]) -> None:
-    """Hand to psycopg the notifications that came with a heartbeat's answer.
+    """Pass to psycopg the notifications that came with a heartbeat's answer.
 
     libpq keeps them, and psycopg looks for them only after the server has sent something else.
     """
@@ -177,32 +180,32 @@ def _deliver_notifications(connection: psycopg.Connection[Any]) -> None:
 
 
 def is_at_work(connection: psycopg.Connection[Any]) -> bool:
-    """Whether a statement runs on a connection, a heartbeat not counted."""
+    """Whether a statement other than a heartbeat runs on a connection."""
     line = connection.line if isinstance(connection, Connection) else ADOPTED.get(connection)
     active = connection.info.transaction_status == TransactionStatus.ACTIVE
     return active and (line is None or not line.is_beating)
 
 
 def server_patience(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> str:
-    """For how long a server may keep a transaction whose client sends nothing: a value for PostgreSQL's settings;
-    ``0``, which is for ever, for a connection that is not watched."""
+    """How long a server may keep a transaction whose client sends nothing, as a value for a setting of PostgreSQL. It is
+    ``0``, for ever, for a connection that is not watched."""
     line = connection.line if isinstance(connection, Connection | AsyncConnection) else None
     return "0" if line is None else _milliseconds(line.deadlines.server)
 
 
 def session_patience(connection: psycopg.Connection[Any]) -> str:
-    """The same for a session, which is sent heartbeats outside of transactions only if it is known."""
+    """The same for a session. Outside of transactions heartbeats are sent only if the session is known."""
     line = connection.line if isinstance(connection, Connection) else None
     return "0" if line is None or line.pid is None else server_patience(connection)
 
 
 def address_of(conninfo: str, deadlines: Deadlines) -> str:
-    """The connection string of another connection to the same server."""
+    """Return the connection string for a second connection to the same server."""
     return make_conninfo(
         silence.for_libpq(conninfo),
         target_session_attrs="any",
         application_name=HEARTBEAT_NAME,
-        # A witness has a deadline of its own.
+        # The deadline of the witness is shorter, and ends a connection attempt.
         connect_timeout=max(2, round(2 * deadlines.timeout)),
     )
 
@@ -228,7 +231,7 @@ def _watched(
 
 
 def settings_of(deadlines: Deadlines) -> dict[str, str]:
-    """Settings by which a server notices that its client is gone, also while a statement runs."""
+    """Return the settings by which a server detects that its client is gone, also while a statement runs."""
     return {
         "tcp_keepalives_idle": str(max(1, round(deadlines.timeout / 2))),
         "tcp_keepalives_interval": str(max(1, round(deadlines.timeout / 6))),
@@ -238,8 +241,11 @@ def settings_of(deadlines: Deadlines) -> dict[str, str]:
 
 
 def _guards(info: psycopg.ConnectionInfo, settings: Mapping[str, str]) -> list[sql.Composed]:
-    """Queries that make settings for the session, and return the server's time and the session; each is for a server
-    that refuses those before it. Behind a pooler the session is not ours: they set nothing there, and return no row."""
+    """Return queries that apply settings to the session, and return the server's time and the session.
+
+    If the server refuses the first, the second is tried. Behind a pooler the session is shared: there the queries set
+    nothing, and return no row.
+    """
     query = sql.SQL("select {} where pg_catalog.pg_backend_pid() = {}")
     each = {
         name: sql.SQL("pg_catalog.set_config({name}, {value}, false)").format(
@@ -255,7 +261,7 @@ def _guards(info: psycopg.ConnectionInfo, settings: Mapping[str, str]) -> list[s
 
 
 def learn(line: Line, row: Any, *, is_own: bool = True) -> None:
-    """Note the session of a line, as a query for ``OPENED`` found it, or None. ``is_own``: it is no pooler's."""
+    """Store the session of a line, given the row of a query for ``OPENED``, or None. ``is_own``: no pooler shares it."""
     if row is not None:
         line.opened_at, line.pid, line.server = row[0], row[1], row[2:5]
         line.has_session = is_own

@@ -1,9 +1,9 @@
-"""Noticing a server that is gone although nothing says so: no FIN, no RST, and a proxy may still answer keepalives.
+"""Detect a server that is gone without a FIN or RST, even if a proxy still answers keepalives.
 
-One thread of this process watches all connections. An idle connection is sent an empty query now and then. A busy one
-cannot be asked, so a second connection to the same address (``witness.py``) proves that the server is there and still
-works on the statement. A connection without such proof is cut: its socket is shut down, so that the thread that waits
-on it goes on at once, with an error.
+One thread of this process watches all connections. It sends an empty query on an idle connection now and then. A busy
+connection cannot take a query, so a second connection to the same address (``witness.py``) checks that the server is
+there and still works on the statement. A connection without such proof is cut: its socket is shut down, so that the
+thread that waits on it gets an error at once.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from airflow_pgchange.feeds.line import Line
 from airflow_pgchange.feeds.witness import Found, Server, Witness
 
 HEARTBEAT = b"/* airflow_pgchange: heartbeat */"
-"""An empty query: it takes no snapshot, and is answered in a failed transaction, too."""
+"""An empty query. It takes no snapshot, and works in a failed transaction, too."""
 FIRST_LOOK, LONGEST_LOOK = 0.0005, 0.05
-"""Seconds between two looks for the answer to a heartbeat, which holds the connection's lock."""
+"""The first and the longest pause between two checks for the answer to a heartbeat, in seconds. They are short because
+the heartbeat holds the connection's lock."""
 LINGER = 5.0
-"""Seconds that the thread stays when there is nothing to watch."""
+"""Seconds after which the thread ends if there is nothing to watch."""
 AGAIN = 1.0
-"""Seconds until heartbeats begin anew after a failure of ours."""
+"""Seconds until heartbeats are started again after an unexpected error."""
 ENDS = ("FATAL", "PANIC")
 CAN_ASK = (TransactionStatus.IDLE, TransactionStatus.INTRANS, TransactionStatus.INERROR)
 
@@ -40,14 +41,14 @@ log = logging.getLogger(__name__)
 
 
 class Watch:
-    """The thread that watches, started when there is something to watch."""
+    """The thread that watches connections. It is started when there is something to watch."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Begin with nothing: in a forked process its parent's thread is not there, and its connections are not its
-        own."""
+        """Reset the state. A forked process has no copy of its parent's thread, and must not use the parent's
+        connections."""
         self._changed = threading.Lock()
         self._lines: WeakSet[Line] = WeakSet()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -63,7 +64,7 @@ class Watch:
         with self._changed:
             self._lines.add(line)
             if not self._running:
-                # Raises if the system has no thread to give: the next line tries again.
+                # This raises if the system can start no thread. The next line then tries again.
                 threading.Thread(target=self._run, name="pgchange-heartbeat", daemon=True).start()
                 self._running = True
             elif self._loop is not None and line.deadlines.tick < self._rest:
@@ -74,8 +75,8 @@ class Watch:
             try:
                 asyncio.run(self._work())
             except Exception:
-                # Without heartbeats servers would end healthy work.
-                log.exception("the heartbeat of connections failed, and begins anew")
+                # Start again: without heartbeats servers would end healthy transactions.
+                log.exception("the heartbeat of connections failed, and is started again")
                 self._witnesses, self._tasks, self._endings = {}, {}, set()
                 time.sleep(AGAIN)
             else:
@@ -88,12 +89,13 @@ class Watch:
         try:
             await self._go_on()
         except Exception:
-            # The loop is closed now, and cannot be woken.
+            # The loop closes now, so it must not be woken any more.
             with self._changed:
                 self._loop = None
             raise
         finally:
-            # The end of the loop would cancel a heartbeat between its query and the answer, and release its connection.
+            # Wait for the heartbeats: the end of the loop would cancel one between its query and the answer, and
+            # release its connection.
             if self._tasks:
                 await asyncio.wait(self._tasks.values())
 
@@ -114,8 +116,10 @@ class Watch:
             self._wake.clear()
 
     async def _look_at_all(self) -> float:
-        """Begin a look at each line; returns the seconds until the next, infinite if there are no lines. Keeps no
-        reference to them: a line lives as long as its connection."""
+        """Start a check of each line, and return the seconds until the next check; infinite if there are no lines.
+
+        It keeps no reference to a line, because a line lives as long as its connection.
+        """
         with self._changed:
             lines = [line for line in self._lines if line.is_open]
         self._tasks = {line: task for line, task in self._tasks.items() if not task.done()}
@@ -132,7 +136,7 @@ class Watch:
             await self._witnesses.pop(address).close()
 
     async def _look(self, line: Line) -> None:
-        """Ask for proof of life if it is due, and cut the line if none comes."""
+        """Check a line for a sign of life if that is due, and cut it if there is none."""
         try:
             line.look()
             if not line.is_open:
@@ -159,7 +163,7 @@ class Watch:
         found = await witness.look(
             line.pid, line.server, opened_at=line.opened_at, within=deadlines.answer, settled=deadlines.doubt
         )
-        # The answer to the statement may have come meanwhile.
+        # Check again, because the answer to the statement may have come in the meantime.
         least = {Found.SILENCE: deadlines.doubt, Found.AT_REST: deadlines.quiet, Found.AT_WORK: math.inf}
         if line.quiet_for() >= least[found]:
             line.cut()
@@ -171,14 +175,14 @@ async def _beat(line: Line) -> None:
     if connection is None or not connection.lock.acquire(blocking=False):
         return
     try:
-        # The pauses count, not the clock: this process may be stopped for a while.
+        # Add up the pauses instead of reading the clock, because this process may have been stopped for a while.
         waited, pause = 0.0, FIRST_LOOK
         if not _send(line, connection):
             return
         while not _answered(line, connection):
             if waited >= line.deadlines.answer:
                 line.cut()
-                # libpq is to know, too.
+                # Let libpq notice the end, too.
                 _answered(line, connection)
                 return
             await asyncio.sleep(pause)
@@ -199,7 +203,7 @@ def _send(line: Line, connection: psycopg.Connection[Any]) -> bool:
             not line.is_open
             or pgconn.transaction_status not in CAN_ASK
             or pgconn.pipeline_status != PipelineStatus.OFF
-            # A pooler would have to lend a session for it, and may have none for long.
+            # A pooler would have to assign a session to the heartbeat, and may have none for a long time.
             or (line.pid is None and pgconn.transaction_status == TransactionStatus.IDLE)
         ):
             return False
@@ -222,15 +226,17 @@ def _answered(line: Line, connection: psycopg.Connection[Any]) -> bool:
                 return True
             if result.status == ExecStatus.FATAL_ERROR:
                 error = error_from_result(result)
-                # Any other error is an answer, such as of a heartbeat that somebody cancelled.
+                # Any other error is an answer, for example if somebody cancelled the heartbeat.
                 if error.diag.severity_nonlocalized in ENDS:
                     raise error
         return False
 
 
 async def _end_session(line: Line, pid: int, server: Server) -> None:
-    """End the session of a line that was cut, in case the server can be reached again by a new connection: else it may
-    hold its locks until its own timeouts. Best effort."""
+    """End the session of a line that was cut, if a new connection reaches the server again. Best effort.
+
+    Otherwise the session may hold its locks until the server's own timeouts.
+    """
     ends = time.monotonic() + line.deadlines.timeout
     while time.monotonic() < ends:
         with suppress(psycopg.Error, TimeoutError, OSError):

@@ -1,4 +1,4 @@
-"""A watched connection: when its server was last heard of, and by when it must be heard of again."""
+"""A watched connection: the last sign of life of its server, and the deadlines for the next."""
 
 from __future__ import annotations
 
@@ -20,54 +20,54 @@ from airflow_pgchange.feeds.witness import Server
 
 PROGRESS = struct.Struct("=QQ")
 PROGRESS_AT = 120
-"""Where Linux's ``tcp_info`` has the bytes that the peer has acknowledged, and those that were received from it."""
+"""The offset in Linux's ``tcp_info`` of the counts of bytes that the peer has acknowledged and sent."""
 
 
 @dataclass(frozen=True)
 class Deadlines:
-    """By when a server must prove that it is there, in seconds: parts of ``timeout``, so that a silence is noticed
-    before that has passed, whenever it begins between two looks."""
+    """The deadlines for signs of life, in seconds. They are parts of ``timeout``, so that a silence is detected before
+    ``timeout`` has passed, no matter when it begins between two checks."""
 
     timeout: float
 
     @property
     def tick(self) -> float:
-        """Between two looks at a connection."""
+        """The time between two checks of a connection."""
         return self.timeout / 12
 
     @property
     def beat(self) -> float:
-        """Between two heartbeats on an idle connection."""
+        """The time between two heartbeats on an idle connection."""
         return self.timeout / 6
 
     @property
     def doubt(self) -> float:
-        """How long a statement may be quiet until another connection asks what it is at."""
+        """How long a statement may be without a sign of life until the witness is asked."""
         return self.timeout / 4
 
     @property
     def answer(self) -> float:
-        """How long the answer to a heartbeat may take, or to that question."""
+        """How long the answer to a heartbeat, or of the witness, may take."""
         return self.timeout * 5 / 12
 
     @property
     def quiet(self) -> float:
-        """How long a statement must be quiet to be given up if the server says that it does not work on it."""
+        """How long a statement must be without a sign of life to be given up if the server does not work on it."""
         return self.timeout * 2 / 3
 
     @property
     def server(self) -> float:
-        """How long the server keeps a transaction of a client that sends nothing. A client whose heartbeat cannot run,
-        as one call holds Python's global interpreter lock, has the difference to ``beat`` for that."""
+        """How long the server keeps a transaction whose client sends nothing. If a call holds Python's global interpreter
+        lock, the heartbeat cannot run. Such a call may last for the difference to ``beat``."""
         return self.timeout * 7 / 4
 
 
 class Line:
-    """A socket to a server. ``address`` is the connection string of another connection to the same server.
+    """A socket to a server. ``address`` is the connection string for a second connection to the same server.
 
-    ``pid`` is the server's process, and ``opened_at`` a time by the server's clock when it was there, in seconds of the
-    epoch. ``pid`` and ``server`` are None where the session is not known, as behind a pooler. If ``has_session``, it
-    is nobody else's, too.
+    ``pid`` is the process id of the session, and ``opened_at`` a time at which it existed, in seconds of the epoch by the
+    server's clock. ``pid`` and ``server`` are None if the session is not known, as behind a pooler. ``has_session``: the
+    session is known, and is not shared.
     """
 
     def __init__(
@@ -100,16 +100,16 @@ class Line:
         self._moved_at = self.heard_at
 
     def wait(self) -> None:
-        """Somebody waits for the server from now on."""
+        """Note that a thread or task waits for the server from now on."""
         self.waiting_since = time.monotonic()
 
     def rest(self) -> None:
-        """Nobody waits any more: the server has answered, or the connection has ended."""
+        """Note that the wait is over: the server has answered, or the connection has ended."""
         self.waiting_since = None
         self.hear()
 
     def look(self) -> None:
-        """Close the line if nobody has its connection any more."""
+        """Close the line if its connection is closed or was garbage-collected."""
         if self._connection is None:
             return
         connection = self._connection()
@@ -117,7 +117,7 @@ class Line:
             self.close()
 
     def hear(self) -> None:
-        """The server has answered."""
+        """Note a sign of life."""
         self.heard_at = time.monotonic()
 
     def idle_connection(self) -> psycopg.Connection[Any] | None:
@@ -125,9 +125,9 @@ class Line:
         return None if self._connection is None else self._connection()
 
     def quiet_for(self) -> float:
-        """Seconds for which somebody has been waiting while no byte came, and none of ours was taken.
+        """Return the seconds of waiting in which the server has neither sent nor acknowledged a byte.
 
-        0 if bytes came that were not read yet: then this process is busy, as with a blocked event loop.
+        0 if received bytes were not read yet: then this process is busy, as with a blocked event loop.
         """
         since, now = self.waiting_since, time.monotonic()
         if since is None or self._has_unread():
@@ -155,18 +155,19 @@ class Line:
         self.error = self.error or error
 
     def close(self) -> None:
-        """Watch it no more."""
+        """Stop watching the connection."""
         self.is_open = False
 
     def _has_unread(self) -> bool:
-        """Whether bytes of the server, or the end of the connection, wait to be read."""
+        """Whether received bytes, or the end of the connection, were not read yet."""
         with suppress(OSError), socket_of(self._fd, self._inode) as same:
             same.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
             return True
         return False
 
     def _bytes(self) -> tuple[int, int]:
-        """Bytes that the peer has acknowledged and sent; always the same if the system does not tell."""
+        """Return the counts of bytes that the peer has acknowledged and sent. Constant if the system does not provide
+        them."""
         with suppress(OSError, AttributeError, struct.error):
             try:
                 with socket_of(self._fd, self._inode) as same:
@@ -180,8 +181,8 @@ class Line:
 
 @contextmanager
 def socket_of(fd: int, inode: int) -> Iterator[socket.socket]:
-    """A socket by a number of its own, so that it cannot become another one meanwhile. Raises ConnectionAbortedError
-    if ``fd`` is not this socket any more, as the connection was closed."""
+    """Yield the socket with a duplicated descriptor, which cannot be reused for another file during the block. Raises
+    ConnectionAbortedError if ``fd`` is not this socket any more, because the connection was closed."""
     copy = os.dup(fd)
     try:
         if os.fstat(copy).st_ino != inode:

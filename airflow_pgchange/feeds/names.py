@@ -1,4 +1,4 @@
-"""How people name consumers: as status shows them, by their kind and what that calls them by."""
+"""The names of consumers as status shows them, such as ``commits:delays/0``."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import re
 from dataclasses import dataclass
 
 TEXT = ".+"
-"""Any text, also with slashes: a name has one such part, or two where the other one has none."""
+"""The pattern of any text, also with slashes. A name may have only one such part."""
 WORD = "[^/]+"
-"""Any text, whose slashes and percent signs are written ``%2F`` and ``%25``: it ends where a slash is."""
+"""The pattern of a text without a slash. Slashes and percent signs in it are written ``%2F`` and ``%25``."""
 NUMBER = "0|[1-9][0-9]{0,18}"
-"""A number as SQL and Python write it, so that a consumer has one name."""
+"""The pattern of a number without leading zeros, so that a consumer has only one name."""
 PREFIX = re.compile("[^:{}]+:")
 
 
 @dataclass(frozen=True)
 class Names:
-    """The names of one kind of feed. ``form`` is a format. ``parts`` are patterns of the parts that it takes, each
-    ``TEXT``, ``WORD`` or ``NUMBER``.
+    """The form of the names of one kind of feed.
 
-    ``form`` begins with a word and a colon, its prefix, which no other kind has. ``example`` is such a name. ``instead``:
-    what to do where consumers of the kind cannot be moved.
+    ``form`` is a format, which begins with the prefix of the kind: a word and a colon. ``parts`` are the patterns of the
+    values in it, each ``TEXT``, ``WORD`` or ``NUMBER``. ``example`` is such a name. ``instead`` is the advice if
+    consumers of the kind cannot be moved.
     """
 
     form: str
@@ -30,11 +30,11 @@ class Names:
 
     @property
     def prefix(self) -> str:
-        """How all of them begin; no other kind's do."""
+        """The prefix of these names, which no other kind has."""
         return self.form.partition("{")[0]
 
     def of(self, *parts: object) -> str:
-        """The name of a consumer."""
+        """Return the name of a consumer."""
         shown = [
             _written(str(part)) if pattern == WORD else part
             for part, pattern in zip(parts, self.parts, strict=True)
@@ -42,7 +42,7 @@ class Names:
         return self.form.format(*shown)
 
     def read(self, name: str) -> tuple[str, ...] | None:
-        """What is filled in, as text; None where the name is none of these."""
+        """Return the parts of a name as text; None if the name has another form."""
         pattern = re.escape(self.form).replace(r"\{\}", "{}").format(*(f"({part})" for part in self.parts))
         match = re.fullmatch(pattern, name, re.DOTALL)
         if match is None:
@@ -55,7 +55,7 @@ class Names:
 
 
 def prefix_of(name: str) -> str:
-    """The prefix of a consumer's name, by which its kind is found; empty where it has none."""
+    """Return the prefix of a consumer's name, which identifies its kind. Empty if there is none."""
     found = PREFIX.match(name)
     return "" if found is None else found[0]
 

@@ -1,4 +1,4 @@
-"""What is the same for feeds: calls of the functions of their schemas."""
+"""Base classes of feeds, whose queries call the functions of a schema."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from airflow_pgchange.feeds.starting import Start, check_start
 
 
 class SchemaFeed:
-    """A feed by its schema, whose functions do what is asked of a consumer.
+    """A feed whose queries call the functions of a schema.
 
-    A subclass is a frozen dataclass, whose fields name the consumer, and says what else it is. Its progress is
-    kept with the changes, unless it says otherwise.
+    A subclass is a frozen dataclass, whose fields name the consumer. It sets the other class variables. Its progress is
+    kept with the changes, unless it sets ``progress``.
     """
 
     kind: ClassVar[str]
     schema: ClassVar[str]
     prefix: ClassVar[str] = ""
-    """How the names of these functions begin, where the schema has others of their names."""
+    """A prefix of the names of these functions, if the schema has other functions with the same names."""
     progress: ClassVar[Literal["results", "source"]] = "source"
     covers: ClassVar[str | None] = None
     schema_version: ClassVar[int] = 1
     sharded: ClassVar[bool] = False
     names: ClassVar[Names]
     sql_words: ClassVar[Mapping[str, str]] = {}
-    """Fields that SQL calls by a word of the manual, by that word."""
+    """The fields that have another name in SQL, by that name."""
 
     @classmethod
     def of_status(cls, feed: Mapping[str, Any]) -> Self:
@@ -51,7 +51,7 @@ class SchemaFeed:
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """What the consumer's name is made of, and what the functions know it by."""
+        """The parts of the consumer's name, which are also the first arguments of the functions."""
         return tuple(identity(self).values())
 
     def register(self) -> sql.Composed:
@@ -87,7 +87,7 @@ class SchemaFeed:
         return self._select("skip", row, reason)
 
     def _select(self, function: str, *arguments: Any) -> sql.Composed:
-        """The call of a function of the schema that is about the consumer."""
+        """Return the call of a function of the schema with the consumer as its first arguments."""
         return select(f"{self.schema}.{self.prefix}{function}", *self.parts, *arguments)
 
 

@@ -1,6 +1,6 @@
-"""Points in a feed: has a consumer processed all that was there at some moment?
+"""Points in a feed: whether a consumer has processed everything that existed at some moment.
 
-Asked of the source's primary: a standby may not have what the point is about.
+The queries need the primary of the source, because a standby may lack changes before the point.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from airflow_pgchange.feeds.queries import ask
 
 
 def point(source: psycopg.Connection[Any], feed: Feed) -> dict[str, Any]:
-    """Everything of the feed that is committed now, as plain JSON."""
+    """Return the point after everything of the feed that is committed now, as JSON."""
     taken: dict[str, Any] = ask(source, feed.point())
     return taken
 
@@ -22,8 +22,10 @@ def point(source: psycopg.Connection[Any], feed: Feed) -> dict[str, Any]:
 def has_passed(
     results: psycopg.Connection[Any], source: psycopg.Connection[Any], feed: Feed, goal: Goal
 ) -> tuple[bool, dict[str, Any], bool]:
-    """Whether the consumer has come to the goal; the goal to ask with the next time, when it is cheaper; and whether the
-    consumer has begun."""
+    """Return whether the consumer has reached the goal, the goal for the next query, and whether the consumer has begun.
+
+    The returned goal makes the next query cheaper.
+    """
     position = ask(progress_at(feed, results, source), feed.position())
     answer = ask(source, feed.passed(position or NOWHERE, goal))
     return answer["passed"], answer["goal"], position is not None

@@ -1,4 +1,4 @@
-"""What an attempt on a batch is at: how long each phase of it takes, and a line now and then for people."""
+"""The progress of an attempt on a batch: the duration of each phase, and log lines about the current step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar, get_args
 
 EVERY = 5.0
-"""Seconds: what is over sooner needs no word, and what lasts needs one so often."""
+"""Seconds between two log lines about a step. An attempt that is shorter has none."""
 
 Phase = Literal["claim", "start", "process", "merge", "ack"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
@@ -20,7 +20,7 @@ Item = TypeVar("Item")
 
 @dataclass
 class Count:
-    """How many changes of so many were read, by the time that it is printed."""
+    """How many changes of a batch were read. The number is current whenever it is printed."""
 
     total: int
     read: int = 0
@@ -30,7 +30,7 @@ class Count:
 
 
 class Progress:
-    """The phases of one attempt, and the step that it is at, which is said only inside of ``told``."""
+    """The phases of one attempt, and its current step, which is logged only inside of ``told``."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -44,33 +44,33 @@ class Progress:
         self._quiet_until = self._due = 0.0
 
     def begin(self, phase: Phase, since: float | None = None) -> None:
-        """End the phase before, and begin one, or go on with it: now, or at another time of the same clock."""
+        """End the current phase, and begin or continue ``phase``: now, or at the time ``since`` of the same clock."""
         now = self._clock() if since is None else since
         self._ended = self._until(now)
         self._phase, self._since = phase, now
 
     @property
     def seconds(self) -> dict[str, float]:
-        """How long each phase took, and the one that lasts until now."""
+        """The duration of each phase. The current phase counts until now."""
         took = self._until(self._clock())
         return {phase: took[phase] for phase in PHASES if phase in took}
 
     def at(self, step: str, how_far: object) -> None:
-        """Note the step, and how far it is, which is printed when it is said."""
+        """Set the step, and how far it is. ``how_far`` is turned into text when it is logged."""
         with self._lock:
             new = step != self._step
             self._step, self._how_far = step, how_far
             self._tell(new)
 
     def again(self) -> None:
-        """Say how far the step is, if it was last said long enough ago."""
+        """Log how far the step is, if the last log line is old enough."""
         with self._lock:
             self._tell(new=False)
 
     @contextmanager
     def told(self, say: Callable[[str], None]) -> Iterator[None]:
-        """While the block runs, ``say`` what it is at: nothing for ``EVERY`` seconds, then each step as it begins, and
-        one that lasts every ``EVERY`` seconds."""
+        """Call ``say`` with the progress while the block runs: not in the first ``EVERY`` seconds, then when a step
+        begins, and every ``EVERY`` seconds while it lasts."""
         self._quiet_until = self._due = self._clock() + EVERY
         self._say = say
         ended = threading.Event()
@@ -89,7 +89,7 @@ class Progress:
             self._say = None
 
     def counted(self, changes: Generator[Item, None, None], total: int) -> Generator[Item, None, None]:
-        """The same changes, which are counted as they are read."""
+        """Yield the changes, and count them as they are read."""
         count = Count(total)
         with closing(changes):
             self.at("reading", count)

@@ -1,4 +1,4 @@
-"""Queries: calls of our SQL functions, built as complete statements without parameters, and asked in one place."""
+"""Build calls of our SQL functions as statements without parameters, and execute them."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ Query = LiteralString | sql.SQL | sql.Composed
 
 
 def call(function: str, *arguments: Any) -> sql.Composed:
-    """``schema.function(...)``, as an expression; a mapping becomes jsonb."""
+    """Return ``schema.function(...)`` as an expression. A mapping among the arguments becomes jsonb."""
     return sql.SQL("{}({})").format(
         sql.Identifier(*function.split(".")), sql.SQL(", ").join(map(_literal, arguments))
     )
 
 
 def select(function: str, *arguments: Any) -> sql.Composed:
-    """``select schema.function(...)``: one row with one column."""
+    """Return ``select schema.function(...)``, which has one row with one column."""
     return sql.SQL("select {}").format(call(function, *arguments))
 
 
 def together(queries: Sequence[sql.Composed]) -> sql.Composed:
-    """The values of queries that return JSON, as an array: one statement costs both sides less than many."""
+    """Return one query for an array with the values of queries that return JSON. One statement costs less than many."""
     each = [sql.SQL("({})::jsonb").format(query) for query in queries]
     return sql.SQL("select array[{}]").format(sql.SQL(", ").join(each))
 
@@ -41,7 +41,7 @@ def together(queries: Sequence[sql.Composed]) -> sql.Composed:
 def ask(
     connection: psycopg.Connection[Any], query: Query, values: Sequence[Any] | Mapping[str, Any] | None = None
 ) -> Any:
-    """The value of a query that returns one row with one column, None where it returns no row."""
+    """Execute a query that returns one row with one column, and return its value; None if there is no row."""
     found = rows(connection, query, values)
     return found[0][0] if found else None
 
@@ -49,8 +49,10 @@ def ask(
 async def ask_all(
     connection: psycopg.AsyncConnection[Any], queries: Sequence[sql.Composed], **settings: str
 ) -> list[Any]:
-    """The value of each query, None where it returns no row; one round trip, and all fail if one does. The
-    settings are for these queries alone."""
+    """Execute queries in one round trip, and return the value of each; None for a query without a row.
+
+    All fail if one fails. ``settings`` apply only to these queries.
+    """
     if not queries:
         return []
     set_local = sql.SQL("set local {} = {}")
@@ -76,7 +78,7 @@ async def ask_all(
 def rows(
     connection: psycopg.Connection[Any], query: Query, values: Sequence[Any] | Mapping[str, Any] | None = None
 ) -> list[tuple[Any, ...]]:
-    """What a query returns, as tuples: a connection of the user's may make dicts or objects of its rows."""
+    """Execute a query and return its rows as tuples, whatever the row factory of a user's connection is."""
     with _explained(connection), connection.cursor(row_factory=tuple_row) as cursor:
         return cursor.execute(query, values).fetchall()
 
@@ -84,14 +86,14 @@ def rows(
 def records(
     connection: psycopg.Connection[Any], query: Query, values: Sequence[Any] | Mapping[str, Any] | None = None
 ) -> list[dict[str, Any]]:
-    """The same, as dicts by the names of the columns."""
+    """Execute a query and return its rows as dicts."""
     with _explained(connection), connection.cursor(row_factory=dict_row) as cursor:
         return cursor.execute(query, values).fetchall()
 
 
 @contextmanager
 def warned(connection: psycopg.Connection[Any], warn: Callable[[str], None]) -> Iterator[None]:
-    """``warn`` is told what the server warns of in the block."""
+    """Call ``warn`` with each warning that the server sends in the block."""
 
     def told(notice: psycopg.errors.Diagnostic) -> None:
         if notice.severity_nonlocalized == "WARNING":
@@ -106,8 +108,11 @@ def warned(connection: psycopg.Connection[Any], warn: Callable[[str], None]) -> 
 
 @contextmanager
 def _explained(connection: psycopg.Connection[Any]) -> Iterator[None]:
-    """The driver's errors as ours; of what is not here because the server cannot hold it, that it cannot. Raises
-    InvalidArgument for a text that PostgreSQL cannot hold, such as bytes of a command line that are not UTF-8."""
+    """Turn psycopg's errors into ours.
+
+    If a schema is missing because the server lacks an extension, the error says so. Raises InvalidArgument for a text
+    that PostgreSQL cannot store, such as bytes of a command line that are not UTF-8.
+    """
     try:
         with translated():
             yield
@@ -117,7 +122,7 @@ def _explained(connection: psycopg.Connection[Any]) -> Iterator[None]:
             f"the database was not asked, as a text holds {unfit!a:.30}, which is no character: write it in UTF-8"
         ) from None
     except psycopg.DataError as error:
-        # The driver raises this also for an answer that it cannot read: only the text tells them apart.
+        # psycopg raises DataError also for an answer that it cannot read. Only the text distinguishes the two.
         if "cannot contain NUL" not in str(error):
             raise
         raise InvalidArgument(f"the database was not asked: {error}") from error
@@ -129,7 +134,7 @@ def _explained(connection: psycopg.Connection[Any]) -> Iterator[None]:
 
 
 def _needed(session: psycopg.ConnectionInfo, error: SchemaMissing) -> str | None:
-    """The extension without which the schema that is missed cannot be, while the session still answers."""
+    """Return the extension that the missing schema needs, or None. Also None if the session cannot take a query now."""
     if session.transaction_status != TransactionStatus.IDLE:
         return None
     return EXTENSIONS.get(schema_in(str(error)) or "")

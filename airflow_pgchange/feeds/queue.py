@@ -1,4 +1,4 @@
-"""Message queues: the messages of a queue, each to one worker of a consumer."""
+"""The feed of message queues: each message goes to one worker of a consumer."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ our_schema(
 @kind_of_feed
 @dataclass(frozen=True)
 class QueueFeed(SchemaFeed):
-    """The messages of a queue that one of its consumers receives, without any order but what ``consume_after`` asks for.
+    """The messages that one consumer of a queue receives. Their order is not defined, except by ``consume_after``.
 
-    Up to 64 workers may have batches of one consumer at once; what one of them has, the others and who consumes by SQL
-    skip, and ``mbus.take`` waits for. A batch is the same when it is tried again, unless a message of it was taken
-    meanwhile. Exactly once for results in the queue's database, at least once elsewhere.
+    Up to 64 workers of one consumer may have batches at once. Messages in a batch are skipped by the other workers and by
+    consumers in SQL; ``mbus.take`` waits for them. A retry gets the same batch, unless a message of it was taken in the
+    meantime. Exactly once for results in the queue's database, at least once elsewhere.
 
-    A change's ``id`` is the message's iid, its ``data`` has ``data``, ``properties`` and ``headers``: JSON objects of
-    texts or nulls, as hstore is. Raises InvalidArgument for an empty name.
+    A change's ``id`` is the message's iid. Its ``data`` has ``data``, ``properties`` and ``headers``, which are JSON
+    objects of texts or nulls, like an hstore. Raises InvalidArgument for an empty name.
     """
 
     kind: ClassVar[str] = "queue"
@@ -73,7 +73,7 @@ class QueueFeed(SchemaFeed):
                 raise InvalidArgument(f"{name} must be the name of a {noun}, not {value!r}")
 
     def register(self) -> sql.Composed:
-        # A consumer is made with its queue, or by its owner: its position is there.
+        # A consumer is created with its queue, or by the queue's owner, so its position exists already.
         return self.position()
 
     def lock(self) -> sql.Composed:

@@ -1,4 +1,4 @@
-"""Reading a batch back, wherever it is read: in Python, in a Spark driver or in an executor."""
+"""Read a batch: in Python, in a Spark driver or in an executor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.feeds.tables import table_identifier
 
 STANDBY_PATIENCE = 60.0
-"""Seconds that a reader waits for a standby to replay what the batch needs."""
+"""Seconds that a reader waits until a standby has replayed the changes of the batch."""
 
 
 CURRENT = "select {wanted} from ({changes}) q left join {table} t on {key} = q.id"
@@ -42,10 +42,11 @@ def current_rows(
     tube: str | None = None,
     named: bool = False,
 ) -> Partition:
-    """The rows of ``table`` that a partition's changes name, as they are now: one row for each change.
+    """Return a query for the current rows of ``table`` that a partition's changes name: one row for each change.
 
-    A change whose row is gone has NULL in ``key`` and in every other column, so that the count still holds; ``named``
-    puts the change's id before them, as ``pgchange_id``. ``tube``: as gone counts what its predicate does not hold for.
+    A change whose row is gone has NULL in ``key`` and in every other column, so the count stays right. ``named`` adds the
+    change's id as the first column, ``pgchange_id``. With ``tube``, a row for which the tube's predicate is false counts
+    as gone.
     """
     names = None if columns is None else dict.fromkeys([key, *columns])
     wanted: list[sql.Composable] = (
@@ -65,7 +66,7 @@ def current_rows(
 
 
 def check_whole(connection: psycopg.Connection[Any], table: str) -> None:
-    """Raise PermissionDenied where row security hides rows of ``table``, which would count as gone."""
+    """Raise PermissionDenied if row security hides rows of ``table``, because hidden rows would count as gone."""
     query = sql.SQL("select pg_catalog.row_security_active({}::regclass)")
     if ask(connection, query.format(table_identifier(table).as_string(None))):
         raise PermissionDenied(
@@ -75,7 +76,7 @@ def check_whole(connection: psycopg.Connection[Any], table: str) -> None:
 
 
 def caught_up(connection: psycopg.Connection[Any], lsn: str | None) -> None:
-    """Return once this server can read everything up to ``lsn``; BatchIncomplete where it lags for too long."""
+    """Wait until this server has replayed ``lsn``. Raises BatchIncomplete if that takes too long."""
     if lsn is None:
         return
     replayed = sql.SQL(
@@ -93,15 +94,15 @@ def caught_up(connection: psycopg.Connection[Any], lsn: str | None) -> None:
 
 @contextmanager
 def connected(source: str, lsn: str | None) -> Iterator[psycopg.Connection[Any]]:
-    """A connection to a server of ``source`` that has replayed ``lsn``: it knows the tables, attachments and rows of the
-    batch. Raises BatchIncomplete where a standby lags for too long."""
+    """Open a connection to a server of ``source`` that has replayed ``lsn``, and so has the rows of the batch. Raises
+    BatchIncomplete if a standby lags for too long."""
     with connect(source) as connection:
         caught_up(connection, lsn)
         yield connection
 
 
 def expect(partition: Partition, found: int) -> None:
-    """Raise BatchIncomplete unless a partition's reader found exactly the changes that the claim counted."""
+    """Raise BatchIncomplete unless a partition's reader found as many changes as the claim had counted."""
     if found != partition.count:
         raise BatchIncomplete(
             f"a partition of the batch has {partition.count} changes, its reader found {found}: "
@@ -110,8 +111,8 @@ def expect(partition: Partition, found: int) -> None:
 
 
 def changes(connection: psycopg.Connection[Any], feed: Feed, batch: Batch) -> Generator[Change, None, None]:
-    """The batch's changes in order, streamed; raises BatchIncomplete after the last if any is missing, UnsupportedType
-    for one with bytes that are no text."""
+    """Stream the batch's changes in order. Raises BatchIncomplete after the last change if any is missing,
+    UnsupportedType for a change with bytes that are not valid text."""
     last: int | str = "none"
     with translated(), _bytes_named(lambda: f"{feed.name}: the change after {last}"):
         caught_up(connection, batch.lsn)
@@ -132,8 +133,8 @@ def _bytes_named(change: Callable[[], str]) -> Iterator[None]:
         yield
     except errors.CharacterNotInRepertoire as error:
         raise UnsupportedType(
-            f"{change()} holds bytes that are no text ({error.diag.message_primary}), as a database in SQL_ASCII takes "
-            "them: mend it there"
+            f"{change()} has bytes that are not valid text ({error.diag.message_primary}), which a database in SQL_ASCII "
+            "accepts: correct them there"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Trying again until it works. A session that waited for a lock instead would hold a snapshot all the while."""
+"""Retry until an attempt succeeds. A session that waited for a lock instead would hold a snapshot while it waits."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import TypeVar
 from psycopg import errors
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
-"""Seconds between two tries."""
+"""The first and the longest pause between two attempts, in seconds."""
 DEADLOCK_TRIES = 5
 
 Result = TypeVar("Result")
 
 
 def succeeds(attempt: Callable[[], bool], timeout: float | None) -> bool:
-    """Whether an attempt succeeds: the first, which is made at once, or one within ``timeout``, None: whenever."""
+    """Retry ``attempt`` until it succeeds or ``timeout`` has passed, and return whether it succeeded. None: no
+    timeout."""
     ends = math.inf if timeout is None else time.monotonic() + timeout
     pause = FIRST_PAUSE
     while not attempt():
@@ -30,8 +31,10 @@ def succeeds(attempt: Callable[[], bool], timeout: float | None) -> bool:
 
 
 def past_deadlocks(work: Callable[[], Result]) -> Result:
-    """What ``work`` returns, done anew where PostgreSQL ends it to let others out of a deadlock: that may be one who only
-    waited behind them. It must be a transaction or a savepoint of its own. Raises the last of DEADLOCK_TRIES such errors.
+    """Call ``work`` and return its result. Retry if PostgreSQL cancels it to resolve a deadlock.
+
+    PostgreSQL may also cancel a transaction that only waits behind the deadlock. ``work`` must be a transaction or a
+    savepoint of its own. After DEADLOCK_TRIES attempts the last error is raised.
     """
     for attempt in range(1, DEADLOCK_TRIES):
         try:

@@ -1,4 +1,4 @@
-"""Our schemas, as errors speak of them: each is told of where its feed or its tables are."""
+"""Our schemas, for the advice in errors. Each is registered in the module of its feed or its tables."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import re
 from airflow_pgchange.feeds.extensions import EXTENSIONS
 
 GRANTS: dict[str, str] = {}
-"""Who needs which grant, by the name of the schema or the function that PostgreSQL has in its error."""
+"""The advice about grants, by the name of the schema or function in an error of PostgreSQL."""
 REVOKED = (
     "PostgreSQL lets every role call it, but that was revoked on this server: let a superuser run `grant execute on "
     "function pg_catalog.{} to <role>` for this role and for the owner of our schemas"
 )
-"""Advice for a function of PostgreSQL that may not be called, because some managed services revoke it."""
+"""The advice for a function of PostgreSQL that may not be called. Some managed services revoke the right to call it."""
 SCHEMAS: set[str] = set()
 NAMED = re.compile(r'\b(\w+)"?[." ]')
 
 
 def our_schema(name: str, *, grants: str, extension: str | None = None) -> None:
-    """Tell of a schema: who needs which of its grants, and the extension that a server must have for it."""
+    """Register a schema, with the advice about its grants and the extension that it needs."""
     SCHEMAS.add(name)
     GRANTS[name] = grants
     if extension is not None:
@@ -26,7 +26,7 @@ def our_schema(name: str, *, grants: str, extension: str | None = None) -> None:
 
 
 def schema_in(message: str) -> str | None:
-    """The first of our schemas that a message of PostgreSQL names."""
+    """Return the first of our schemas in a message of PostgreSQL."""
     return next((name for name in NAMED.findall(message) if name in SCHEMAS), None)
 
 

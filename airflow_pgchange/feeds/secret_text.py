@@ -1,4 +1,4 @@
-"""How a secret may be written in a text: as it is, quoted, escaped, or several of these one around the other."""
+"""Find a secret in a text in any notation: as it is, quoted, escaped, or several of these nested."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from html.entities import codepoint2name
 
 DEEPEST = 16
-"""So many backslashes before a character are taken for escapes: four quotations one around the other."""
+"""Up to this number of backslashes before a character count as escapes, which is four nested quotations."""
 LETTERS = {"\n": "n", "\t": "t", "\r": "r", "\b": "b", "\f": "f"}
-"""By which JSON and Python escape a control character, behind a backslash."""
+"""The letters that stand for a control character after a backslash, in JSON and Python."""
 
 
 BACKSLASH = r"(?i:\\|%(?:25){0,3}5c|&#92;|&#x5c;)"
@@ -18,19 +18,20 @@ ESCAPED = BACKSLASH + rf"{{1,{DEEPEST}}}"
 
 
 def any_of(secrets: Iterable[str]) -> re.Pattern[str] | None:
-    """A pattern for each of these secrets, however it is written; None where there are none."""
+    """Return a pattern that matches each of these secrets in any notation; None if there are no secrets."""
     known = sorted({secret for secret in secrets if secret}, key=len, reverse=True)
-    # As it is in any case, also where it looks like something escaped.
+    # Always match the secret as it is, too, because it may itself look like an escaped text.
     patterns = [f"{re.escape(secret)}|{_written(secret)}" for secret in known]
     return re.compile("|".join(patterns)) if patterns else None
 
 
 def _written(secret: str) -> str:
-    """A pattern of characters with backslashes before them: those of the secret, and those that escape."""
+    """Return a pattern for the secret, whose characters may have further backslashes before them."""
     parts: list[str] = []
     for run, character in re.findall(r"(\\*)([^\\]?)", secret, re.DOTALL):
         if run or (parts and not _is_plain(character)):
-            # Bounded, and at the beginning of a run only, as a text may have millions of backslashes in a row.
+            # The number is bounded, and a match begins at the start of a run only, because a text may have millions of
+            # backslashes in a row.
             parts += [] if parts else [RUN_BEGINS]
             parts.append(BACKSLASH + f"{{{len(run)},{DEEPEST * max(1, len(run))}}}")
         parts.append(_character(character))
@@ -43,7 +44,7 @@ def _is_plain(character: str) -> bool:
 
 
 def _character(character: str) -> str:
-    """A character as it is, or as some notation has it behind the backslash that is matched before."""
+    """Return a pattern for a character as it is, or as a notation writes it after the backslash."""
     if _is_plain(character):
         return character
     code, encoded = ord(character), character.encode("utf-8", "surrogatepass")
@@ -63,7 +64,7 @@ def _character(character: str) -> str:
     if character == " ":
         ways.append(r"\+|(?i:%(?:25){0,3}2b)")
     if character in "'\"":
-        # Doubled in SQL and CSV. In a shell the quotation ends before an apostrophe, which is quoted otherwise.
+        # SQL and CSV double a quote. A shell ends the quotation before an apostrophe, and quotes that separately.
         ways[:0] = [re.escape("'\"'\"'"), character * 2]
     if code in codepoint2name:
         ways.append(f"&{codepoint2name[code]};")

@@ -1,4 +1,4 @@
-"""How long a server may give no sign of life: the connection option ``tcp_user_timeout``, and what follows from it."""
+"""How long a server may give no sign of life: the connection option ``tcp_user_timeout``, and values derived from it."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from airflow_pgchange.feeds.line import Deadlines
 
 OPTION = "tcp_user_timeout"
 TIMEOUT = 60.0
-"""Seconds, where the connection string says nothing else."""
+"""The default of the option, in seconds."""
 KEEPALIVES = 3
 CONNECT_WITHIN = 10
-"""Seconds."""
+"""The longest timeout of a connection attempt, in seconds."""
 
 
 def options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Defaults for libpq by which the system notices a peer that acknowledges nothing."""
+    """Return defaults for libpq by which the operating system detects a peer that acknowledges nothing."""
     timeout = _timeout(given)
     known = TIMEOUT if timeout is None else timeout
     return {
         OPTION: int(known * 1000),
-        # libpq waits for no less than 2 seconds.
+        # The shortest timeout that libpq uses is 2 seconds.
         "connect_timeout": max(2, min(CONNECT_WITHIN, round(known / 6))),
         "keepalives_idle": max(1, round(known / 2)),
         "keepalives_interval": max(1, round(known / 6)),
@@ -33,14 +33,17 @@ def options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def deadlines(conninfo: str) -> Deadlines | None:
-    """The deadlines of a connection; None where it says that a server may be silent for ever, as ``0`` does."""
+    """Return the deadlines of a connection; None if the option is ``0``, so that a server may be silent for ever."""
     timeout = _timeout(conninfo_to_dict(conninfo))
     return None if timeout is None else Deadlines(timeout)
 
 
 def for_libpq(conninfo: str) -> str:
-    """``conninfo`` without the option. The kernel would also end a connection whose other side is there and takes no
-    bytes for so long, as a server may while a table is locked, or a client that reads slowly."""
+    """Return ``conninfo`` without the option, which must not reach the kernel.
+
+    The kernel would also end a connection to a healthy peer that accepts no bytes for this time. A server does so while a
+    table is locked, and a client that reads slowly does so, too.
+    """
     given = conninfo_to_dict(conninfo)
     given.pop(OPTION, None)
     return make_conninfo("", **given)

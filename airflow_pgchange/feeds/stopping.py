@@ -1,4 +1,4 @@
-"""Asking something that takes its time to stop."""
+"""Ask a long operation to stop."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 
 
 class Stop:
-    """Whether somebody asked to stop: from another thread, or from a signal's handler, where an Event could deadlock.
+    """A request to stop. Call it to learn whether somebody has asked.
 
-    A copy, as Airflow makes of a task, is one of its own that nobody has asked.
+    The request can come from another thread or from a signal handler, in which a threading.Event could deadlock. Airflow
+    copies tasks: a copy is a new object without a request.
     """
 
     def __init__(self) -> None:
@@ -24,12 +25,12 @@ class Stop:
         return Stop()
 
     def ask(self) -> None:
-        """Ask to stop: whoever rests goes on at once."""
+        """Ask to stop, and end a ``rest`` at once."""
         self._asked = True
         self._told.put(None)
 
     def rest(self, seconds: float) -> None:
-        """Rest for so long, or until somebody asks to stop."""
+        """Sleep for some seconds, or until somebody asks to stop."""
         if not self._asked and seconds > 0:
             with suppress(Empty):
                 self._told.get(timeout=seconds)

@@ -12,14 +12,14 @@ from airflow_pgchange.errors import InvalidArgument
 
 _PART = r'"(?:[^"]|"")+"|[^".][^.]*'
 NAME = re.compile(rf"(?:({_PART})\.)?({_PART})")
-"""Groups: the schema, and the name."""
+"""The pattern of a table's name. Its groups are the schema and the name."""
 
 
 def table_parts(table: str) -> tuple[str, ...]:
-    """Schema and name, or only the name, that ``schema.table`` or ``table`` means.
+    """Return the schema and the name in ``schema.table``, or only the name in ``table``.
 
-    A part in double quotes may hold anything, as in SQL; one without is taken as it stands, whatever its letters. Raises
-    InvalidArgument for anything else.
+    A part in double quotes may contain any character, as in SQL. A part without quotes keeps its capital letters. Raises
+    InvalidArgument for another text.
     """
     match = NAME.fullmatch(table)
     if match is None:
@@ -28,13 +28,13 @@ def table_parts(table: str) -> tuple[str, ...]:
 
 
 def table_identifier(table: str) -> sql.Identifier:
-    """The same as an identifier; raises InvalidArgument."""
+    """Return the name of a table as an identifier. Raises InvalidArgument."""
     return sql.Identifier(*table_parts(table))
 
 
 @contextmanager
 def found(table: str) -> Iterator[None]:
-    """Raises InvalidArgument, with the name, where a statement about a table finds none."""
+    """Raise InvalidArgument with the table's name if a statement in the block does not find the table."""
     try:
         yield
     except (errors.UndefinedTable, errors.InvalidSchemaName) as error:
@@ -42,14 +42,14 @@ def found(table: str) -> Iterator[None]:
 
 
 def quoted(name: str) -> str:
-    """A name as a part that ``table_parts`` understands."""
+    """Return a name in the form that ``table_parts`` reads, in quotes if needed."""
     if "." not in name and not name.startswith('"'):
         return name
     return '"' + name.replace('"', '""') + '"'
 
 
 def named(template: str, tube: str, table: str) -> str:
-    """``template`` with ``{tube}`` and ``{table}`` filled in. Raises InvalidArgument where it holds other fields."""
+    """Fill in ``{tube}`` and ``{table}`` in ``template``. Raises InvalidArgument if it has other fields."""
     try:
         return template.format(tube=quoted(tube), table=quoted(table))
     except (KeyError, IndexError, ValueError) as error:

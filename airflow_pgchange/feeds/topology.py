@@ -1,4 +1,4 @@
-"""Topology: what changed in the catalogue of a cluster, in the order of commit."""
+"""The feed of a cluster's topology: the changes of its catalogue, in the order of commit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ our_schema(
 @kind_of_feed
 @dataclass(frozen=True)
 class TopologyFeed(OfferedFeed):
-    """The events of a catalogue behind a consumer's (term, index), exactly once per consumer and in their order.
+    """The events of a catalogue after a consumer's (term, index), exactly once per consumer and in order.
 
     A change's ``id`` is ``term/index``, its ``data`` the event: ``op``, ``map`` and what changed. Raises
     InvalidArgument for an empty name.

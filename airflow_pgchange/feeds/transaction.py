@@ -1,4 +1,4 @@
-"""The consumer transaction: lock, claim, process, write, ack, commit, all or nothing."""
+"""The consumer transaction: lock, claim, process, write, ack and commit one batch, all or nothing."""
 
 from __future__ import annotations
 
@@ -37,20 +37,23 @@ PING_EVERY = 10.0
 
 
 class ConsumerTransaction:
-    """One batch of one feed, processed exactly once if its results are written through ``connection``.
+    """A transaction for one batch of one feed. Results that are written through ``connection`` are exactly once.
 
-    Use it as a context manager. While the batch is processed the transaction holds the consumer's advisory lock and
-    nothing else: no transaction id, no snapshot, no relation lock. It commits when the block ends after ``ack``, and
-    rolls back in every other case; a block that ends without having acked its batch raises BatchNotFinished.
-    Of a feed whose progress is at its source, results elsewhere are committed first: at least once.
+    Use it as a context manager. While the batch is processed, the transaction holds only the consumer's advisory lock: no
+    transaction id, no snapshot, no relation lock. It commits if the block ends after ``ack``, and otherwise rolls back. A
+    block that ends without acking its batch raises BatchNotFinished. If the feed keeps its progress at the source, and
+    the results are in another database, the results commit first. They are then at least once.
 
-    ``results`` and ``source`` are libpq connection strings; ``source`` may name several servers of one group.
-    ``busy_timeout`` is how long to wait for another holder of the lock: 0 for none, None for as long as it takes.
-    ``stopped`` tells that the caller wants no more: the wait ends, and nothing of a batch is kept; raises Stopped.
-    What the block fails on is noted with the claim, for ``give_up``; ``hide`` takes secrets out of it that are not ours.
-    ``run`` says who works, for people who look at the batches of the last days.
-    ``progress`` knows what it is at.
-    A new consumer is registered, and starts where its feed says; with ``register=False`` UnknownConsumer is raised.
+    - ``results``, ``source``: libpq connection strings. ``source`` may name several servers of one group.
+    - ``busy_timeout``: how long to wait for the lock; 0: not at all, None: as long as it takes.
+    - ``stopped``: returns True if the caller wants to stop. The wait then ends, or the batch is rolled back, with
+      Stopped.
+    - ``hide``: removes secrets from the error of the block, besides those of the connection strings. The error is stored
+      with the claim, for ``give_up``.
+    - ``run``: the name of the run, for people who look at recent batches.
+    - ``register``: register a new consumer, which starts where its feed says; False: raise UnknownConsumer instead.
+
+    The attribute ``progress`` has the current phase and step.
     """
 
     def __init__(
@@ -90,9 +93,10 @@ class ConsumerTransaction:
                 else self._reader
             )
             for connection in {self._reader, self._claims}:
-                # What reads a batch that was published in many partitions is compiled for longer than it runs.
+                # Turn JIT off: with many partitions it takes longer to compile the query of a batch than to run it.
                 keep_open(connection, jit="off", **self._told)
-            # Left in the opposite order: results are committed first, so nothing is ever lost between the two.
+            # The exit stack unwinds in reverse order, so results commit before the progress of the source. A crash
+            # between the two repeats a batch, and never loses it.
             self._keeper = opened.enter_context(
                 connect(progress_at(self.feed, self._results, self._source), primary=True)
             )
@@ -121,7 +125,7 @@ class ConsumerTransaction:
     def _end(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # An exception from outside, such as a timeout, leaves its statement running, which would keep the lock.
+        # After an exception from outside, such as a timeout, a statement may still run. It would keep the lock.
         self.cancel()
         unfinished = kind is None and self.batch is not None and not self._acked
         if unfinished:
@@ -137,12 +141,11 @@ class ConsumerTransaction:
             raise error
 
     def claim(self, limit: int = BATCH_LIMIT, max_attempts: int | None = None) -> Batch | None:
-        """The next batch of at most ``limit`` changes, or the one that was claimed and never acked; None if nothing is
-        ready.
+        """Return the next batch of at most ``limit`` changes, or None if nothing is ready.
 
-        Raises ConsumerBusy where another transaction holds the lock, TransactionNotClean where this one has written,
-        UnknownConsumer where the consumer was dropped while this one waited, BatchGivenUp where the batch has failed
-        ``max_attempts`` times.
+        A batch that was claimed and not acked is returned again. Raises ConsumerBusy if another transaction holds the
+        lock, TransactionNotClean if this transaction has written, UnknownConsumer if the consumer was dropped while this
+        transaction waited, BatchGivenUp if the batch has failed ``max_attempts`` times.
         """
         if limit < 1:
             raise InvalidArgument(f"limit must be at least 1 change, not {limit}")
@@ -150,7 +153,7 @@ class ConsumerTransaction:
             raise ConsumerBusy(f"{self.feed.name} is at work in another transaction")
         if self.batch is not None:
             raise BatchNotFinished(
-                f"{self.feed.name}: one batch a transaction; ack this one and open another"
+                f"{self.feed.name}: a transaction has one batch: ack it, and claim the next in another transaction"
             )
         self.progress.begin("claim")
         with translated():
@@ -164,9 +167,11 @@ class ConsumerTransaction:
         return self.batch
 
     def give_up(self, reason: str, batch_id: str | None = None) -> int:
-        """Make the batch that was claimed and never acked a dead letter, with what its last attempt failed on, and go on
-        behind it, once the block ends; none but ``batch_id`` where that is given. Returns the letter's number, or raises
-        BatchNotFinished where there is no such batch."""
+        """Make the batch that was claimed and not acked a dead letter, and return the letter's number.
+
+        The letter has the error of the last attempt. The consumer moves past the batch when the block ends. With
+        ``batch_id`` no other batch is given up. Raises BatchNotFinished if there is no such batch.
+        """
         if self.busy:
             raise ConsumerBusy(f"{self.feed.name} is at work in another transaction")
         if self.batch is not None:
@@ -178,17 +183,17 @@ class ConsumerTransaction:
             return int(ask(self._keeper, self.feed.skip(row, reason)))
 
     def changes(self) -> Iterator[Change]:
-        """The claimed batch's changes in order, streamed from the source; asked for again, from the beginning."""
+        """Stream the claimed batch's changes from the source, in order. Each call begins with the first change."""
         self._close_stream()
         batch = self._claimed()
         self._stream = self.progress.counted(reading.changes(self._reader, self.feed, batch), batch.count)
         return self._stream
 
     def ack(self, write: Callable[[psycopg.Connection[Any]], object] | None = None) -> None:
-        """Record the batch as processed, together with what ``write`` does on the connection it is given.
+        """Call ``write`` with the connection, and record the batch as processed.
 
-        Both happen in a savepoint and are tried again after a deadlock, so ``write`` may be called more than once.
-        Raises StaleClaim where the consumer was moved meanwhile.
+        Both happen in a savepoint and are retried after a deadlock, so ``write`` may be called more than once. Raises
+        StaleClaim if the consumer was moved in the meantime.
         """
         batch = self._claimed()
 
@@ -203,15 +208,17 @@ class ConsumerTransaction:
                 self.progress.begin("ack")
                 with translated():
                     self._keeper.execute(self.feed.ack(worked))
-                # Not behind the block: it swallows a psycopg.Rollback that ``write`` raises.
+                # Set this inside the block. After it, a psycopg.Rollback that ``write`` raised would go unnoticed.
                 self._acked = True
 
         past_deadlocks(write_and_ack)
 
     @contextmanager
     def kept_alive(self, on_lost: Callable[[], None], poll_interval: Seconds = PING_EVERY) -> Iterator[None]:
-        """Ping the connection every ``poll_interval`` while the block runs elsewhere; ``on_lost`` is called, once, if it
-        is gone, and the block's end raises ConnectionLost."""
+        """Ping the connection every ``poll_interval`` while the block does work that does not use it.
+
+        If the connection is lost, ``on_lost`` is called once, and the end of the block raises ConnectionLost.
+        """
         rest = seconds("poll_interval", poll_interval)
         done, lost = threading.Event(), threading.Event()
 
@@ -237,7 +244,7 @@ class ConsumerTransaction:
                 )
 
     def ping(self) -> None:
-        """Raise ConnectionLost unless the transaction is still there. Leaves no snapshot behind."""
+        """Raise ConnectionLost if the transaction was lost. Keeps no snapshot."""
         try:
             for connection in {self._keeper, self.connection}:
                 connection.execute("select 1")
@@ -245,19 +252,20 @@ class ConsumerTransaction:
             raise ConnectionLost(f"{self.feed.name}: {str(error).strip()}") from error
 
     def cancel(self) -> None:
-        """End the statements that run on the transaction; from another thread, or from a signal's handler."""
+        """Cancel the running statements of the transaction. Can be called from another thread or a signal handler."""
         for connection in {self._keeper, self.connection}:
             cancel(connection)
 
     def _note(self, error: BaseException | None) -> None:
-        """With nothing held any more: a transaction at its ack may have locked what is written here."""
+        """Store the error with the claim. Called after the transaction ended, because its ack may have locked the
+        claim."""
         if self.batch is not None and isinstance(error, Exception) and not isinstance(error, Stopped):
             told = error_text.described(error, (self._results, self._source))
             batch = replace(self.batch, seconds=self.progress.seconds)
             error_text.note(self.feed, self._source, batch, told, self._hide)
 
     def _close_stream(self) -> None:
-        """A stream that was not read to its end would keep the lock of its connection."""
+        """Close the stream of changes: if it was not read to its end, it holds psycopg's lock on the connection."""
         if self._stream is not None:
             self._stream.close()
 
@@ -267,7 +275,7 @@ class ConsumerTransaction:
         return self.batch
 
     def _try_lock(self) -> bool:
-        """In a savepoint, so that nothing of a lock that consists of several stays behind."""
+        """Try to take the lock, in a savepoint: if a lock consists of several, a part of them must not stay."""
         with self._keeper.transaction() as savepoint:
             if ask(self._keeper, self.feed.lock()):
                 return True
@@ -277,16 +285,16 @@ class ConsumerTransaction:
 
     def _stop_if_asked(self) -> None:
         if self._stopped():
-            raise Stopped(f"{self.feed.name}: stopped before the batch was committed; nothing of it was kept")
+            raise Stopped(f"{self.feed.name}: stopped before the batch was committed, so it was rolled back")
 
     def _read_position(self) -> dict[str, Any]:
-        """Read inside a savepoint that is rolled back: no relation lock and no snapshot stays behind."""
+        """Read the position in a savepoint that is rolled back, so that no relation lock and no snapshot is kept."""
         with self._keeper.transaction(force_rollback=True):
             if ask(self._keeper, sql.SQL("select pg_catalog.pg_current_xact_id_if_assigned() is not null")):
                 raise TransactionNotClean(f"{self.feed.name}: claim before the transaction writes anything")
             position: dict[str, Any] | None = ask(self._keeper, self.feed.position())
         if position is None:
-            # What else may have become of it, such as another number of workers, the feed's own query tells.
+            # The feed's own query raises a more exact error, if there is one, such as for another number of workers.
             ask(self._reader, self.feed.lag(NOWHERE, 1))
             raise UnknownConsumer(
                 f"{self.feed.name} was dropped, or given up before it began, while this transaction waited: open another"

@@ -1,4 +1,4 @@
-"""Tubes: ids that were touched in tables, each to be read anew and replayed by one worker."""
+"""The feed of tubes: ids that were touched in tables. One worker reads each row again and replays it."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ our_schema(
 @kind_of_feed
 @dataclass(frozen=True)
 class TubeFeed(SchemaFeed):
-    """The touched ids of a worker's shards, each once a batch and never in two batches at once.
+    """The touched ids of a worker's shards. An id is at most once in a batch, and never in two batches at once.
 
-    Worker ``worker`` of ``workers``, numbered from 0, has the shards whose number leaves that remainder. Incremental
-    pods come before those of a backfill, each kind in the order of seq; a pod is deleted when all its ids are done.
-    Progress is kept where the tube is: exactly once for results in the same database, at least once elsewhere. Raises
-    InvalidArgument for an empty name, and for a worker that is none of so many.
+    Workers are numbered from 0. A worker has the shards with ``shard % workers == worker``. Incremental pods come before
+    the pods of a backfill, both in the order of seq. A pod is deleted when all its ids are processed. Progress is kept in
+    the tube's database: exactly once for results there, at least once elsewhere. Raises InvalidArgument for an empty name
+    and for an invalid number of a worker.
     """
 
     kind: ClassVar[str] = "tube"
@@ -88,7 +88,7 @@ class TubeFeed(SchemaFeed):
 
     @property
     def share(self) -> tuple[str, int, int]:
-        """What is the worker's of the tube, as its functions take it."""
+        """The tube, the number of workers and the worker: the first arguments of the tube's functions."""
         return self.tube, self.workers, self.worker
 
     def register(self) -> sql.Composed:
@@ -110,7 +110,7 @@ class TubeFeed(SchemaFeed):
         return Change(id=row["id"], position=str(row["seq"]), created_at=row["touched_at"], data=data)
 
     def attached(self) -> sql.Composed:
-        """source, any server: what touches this worker's shards, as ``Attached.all`` takes it."""
+        """source, any server: the tables attached to this worker's shards, for ``Attached.all``."""
         return select("tube.attached_to", *self.share)
 
     def tables(self) -> sql.Composed:
@@ -133,11 +133,11 @@ class TubeFeed(SchemaFeed):
 @kind_of_feed
 @dataclass(frozen=True)
 class AllTubes:
-    """Every worker of every tube of a database, to wait for: ready is what is ready for workers that are not at work.
+    """Every worker of every tube of a database, for triggers and sensors. Ready changes of idle workers count as ready.
 
-    Tubes that are made later are among them. A worker whose batch has just failed, or its control pods where it has
-    nothing else to do, is not, for half a minute, and longer each time that it fails again, up to five minutes: so it
-    neither runs again and again nor keeps the others waiting.
+    Tubes that are created later are included. A worker whose batch has just failed does not count for half a minute, and
+    for longer after each further failure, up to five minutes. The same holds for failed control pods if the worker has
+    nothing else to do. So a failing worker is not started again and again, and does not keep the others waiting.
     """
 
     kind: ClassVar[str] = "tubes"

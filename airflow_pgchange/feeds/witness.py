@@ -11,40 +11,42 @@ from typing import Any
 import psycopg
 
 LOCK_TIMEOUT = "set lock_timeout = '1s'"
-"""A lock on a system catalogue must not look like silence."""
+"""A wait for a lock on a system catalogue must not count as silence."""
 SESSION = """
     pg_catalog.pg_backend_pid(), extract(epoch from pg_catalog.pg_postmaster_start_time())::float8,
     pg_catalog.host(pg_catalog.inet_server_addr()), pg_catalog.inet_server_port()
 """
-"""A session's process, and its server: since when it runs, and where. psycopg does not read times in every style."""
+"""The process id of a session, and the start time and address of its server. The time is a number, because psycopg cannot
+read times in every date style."""
 STATE = """
     select a.state, extract(epoch from clock_timestamp() - a.state_change)::float8
     from pg_catalog.pg_stat_get_activity(%s) as a
 """
 AT_REST = ("idle", "idle in transaction", "idle in transaction (aborted)")
 SLICES = 10
-"""The wait is cut into so many. If this process is stopped, it loses one of them at most, not the whole wait."""
+"""The number of slices of the wait. If this process is stopped meanwhile, that uses up one slice, and not the whole
+wait."""
 
 
 Server = tuple[float, str | None, int | None]
 
 
 class Found(Enum):
-    """The result of a witness's look."""
+    """The result of a check by a witness."""
 
     SILENCE = auto()
     """Nothing came from the server."""
     AT_REST = auto()
     """The session has finished its statement, never got it, or has ended."""
     AT_WORK = auto()
-    """The session works on its statement; or the server answered and did not say."""
+    """The session works on its statement, or the server has answered without telling the state."""
 
 
 class Witness:
-    """Asks the server at ``address``, a connection string.
+    """A second connection to the server at ``address``, a connection string.
 
-    An answer of any kind proves that the server is there, a refusal too. Behind a pooler a query may wait for a session
-    to become free, so that there the answer to the login is the proof.
+    Any answer, even a refusal, proves that the server is there. Behind a pooler a query may wait until a session is free,
+    so there the answer to the login is the proof.
     """
 
     def __init__(self, address: str) -> None:
@@ -58,15 +60,15 @@ class Witness:
     async def look(
         self, pid: int | None, server: Server | None, *, opened_at: float, within: float, settled: float
     ) -> Found:
-        """Look at session ``pid`` of ``server``; None: whether anything answers. A session is at rest if it has been for
-        ``settled`` seconds."""
+        """Check session ``pid`` of ``server``; None: check only whether the server answers. A session counts as at rest
+        after it was so for ``settled`` seconds."""
         silences = self._silences
         async with self._asking:
             if self._silences > silences:
                 return Found.SILENCE
             if self._connection is None and time.monotonic() < self._login_at:
                 return Found.AT_WORK
-            # Not at each look, where each takes a login: servers log those, and poolers count them.
+            # If each check needs a login, do not log in at every check: servers log logins, and poolers limit them.
             self._login_at = time.monotonic() + within / 2
             self._greeted = False
             state = asyncio.create_task(self._state(pid, server, opened_at, settled))
@@ -89,7 +91,7 @@ class Witness:
                 return Found.AT_WORK
 
     async def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         connection, self._connection = self._connection, None
         if connection is not None:
             with suppress(psycopg.Error, OSError):
@@ -112,10 +114,10 @@ class Witness:
         cursor = await self._connection.execute(f"select {SESSION}")
         ours, *there = await cursor.fetchone() or (None,)
         if ours == self._connection.info.backend_pid and there[1:] == [*server[1:]] and there[0] > opened_at:
-            # The server was started anew, and its sessions ended.
+            # The server was restarted, which has ended its sessions.
             return Found.AT_REST
         if ours != self._connection.info.backend_pid or there != [*server]:
-            # A pooler, which has sessions of others for us, or a load balancer, which has another server.
+            # This is a pooler, which assigns shared sessions, or a load balancer, which chose another server.
             await self.close()
             return Found.AT_WORK
         cursor = await self._connection.execute(STATE, [pid])

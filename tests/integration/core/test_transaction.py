@@ -363,7 +363,7 @@ def test_a_second_batch_needs_a_second_transaction(db, connect):
     with ConsumerTransaction(FEED, db) as consumer:
         consumer.claim(1)
         consumer.ack()
-        with pytest.raises(BatchNotFinished, match="one batch a transaction"):
+        with pytest.raises(BatchNotFinished, match="a transaction has one batch"):
             consumer.claim(1)
     assert drain(db) == expected[1:]
 
