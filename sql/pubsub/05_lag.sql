@@ -1,18 +1,19 @@
 -- What waits for a position, and whether it has come to a point. Nothing here writes; all of it works on a standby.
 
--- How many commits are unread, exact up to max_changes; beyond, the distance of the queue's numbers, which counts other branches'
--- commits too.
+-- How many commits are unread, exact up to max_changes. Beyond that it is an estimate: the numbers of the queue count the commits of
+-- all branches, so the rest of the way to the branch's latest commit is taken to be as thick with its commits as the way so far.
 -- Without settings of its own, so that the plan of a look takes it in.
 create function pubsub.count_unread(branch_id bigint, at jsonb, upto pg_snapshot, low_txid xid8, max_changes integer)
 returns table (counted bigint, exact boolean, age double precision)
 language sql stable as $$
-    select case when f.counted <= count_unread.max_changes then f.counted else greatest(f.counted, 1 - f.first_id + coalesce((
-               select q.id from revision.commit_queue as q
+    select case when f.counted <= count_unread.max_changes then f.counted else f.counted + greatest(0, coalesce((
+               select ((q.id - f.last_id)::double precision * f.counted / (f.last_id - f.first_id + 1))::bigint
+               from revision.commit_queue as q
                where q.branch_id = count_unread.branch_id order by q.branch_id desc, q.txid desc, q.id desc limit 1), 0)) end,
            f.counted <= count_unread.max_changes,
            extract(epoch from pg_catalog.clock_timestamp() - f.oldest)
     from (
-        select count(*) as counted, min(u.id) as first_id, min(u.created_at) as oldest
+        select count(*) as counted, min(u.id) as first_id, max(u.id) as last_id, min(u.created_at) as oldest
         from (
             select r.id, r.created_at
             from pubsub.cursor_of(count_unread.at) as c

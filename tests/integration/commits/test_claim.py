@@ -193,6 +193,24 @@ def test_lag_counts_exactly_up_to_the_number_asked_about(db, connect):
     assert lag(connection, connection, FEED, 10).ready == 0
 
 
+@pytest.mark.parametrize("others", [0, 9])
+def test_more_than_is_counted_is_an_estimate_within_a_factor_of_two_beside_other_branches(connect, others):
+    connection = connect()
+    (branch,) = connection.execute(
+        "insert into revision.branch (type) values ('stable') returning id"
+    ).fetchone()
+    feed = CommitFeed("test", branch)
+    for _ in range(100):
+        connection.execute(
+            "insert into revision.commit (branch_id)"
+            " select case when n > 30 then 0 else %s end from generate_series(1, 30 + 30 * %s) as n",
+            [branch, others],
+        )
+    found = lag(connection, connection, feed, 1000)
+    assert not found.ready_exact
+    assert 1500 <= found.ready <= 6000
+
+
 def test_lag_reads_no_more_than_the_number_asked_about(connect):
     connection = connect()
     commits(connection, 3000)
