@@ -170,7 +170,8 @@ class PermissionDenied(Permanent):
 
 
 class ServerUnavailable(PgChangeError):
-    """PostgreSQL cannot be reached, or ended the connection. Check host, port and server, then try again."""
+    """PostgreSQL or Spark cannot be reached, or PostgreSQL ended the connection. Check host, port and server, then try
+    again."""
 
 
 class AirflowUnavailable(PgChangeError):

@@ -116,6 +116,7 @@ class SparkBatchOperator(FeedOperator, SparkSubmitOperator):
         # Airflow pushes the link only when the task ends. Push it now, so that it works while Spark runs.
         if (ui := ui_of(self.conn_id)) and "ti" in context:
             context["ti"].xcom_push(UI.xcom_key, ui)
+        self._arguments.check(self, self._environment())
         try:
             done = FeedOperator.execute(self, context)
             self._finish_serving()
@@ -181,7 +182,6 @@ class SparkBatchOperator(FeedOperator, SparkSubmitOperator):
             self._submission = self._submission_of(arguments, environment, folder, context)
             self._submission.run(application)
         else:
-            spark_connect.refuse_arguments(self.conn_id, self._arguments.given_for_a_driver(self))
             asked = spark_connect.application(self, application, arguments, server, environment)
             self._running = fork_client.start(asked, spark_connect.keeper())
             self._running.wait(self.log.info)
@@ -196,7 +196,13 @@ class SparkBatchOperator(FeedOperator, SparkSubmitOperator):
         handed = submit.environment(
             batch, feed_of(self.feed), results, source, manifest, cluster=self._cluster()
         )
-        return {**os.environ, **(self.env_vars or {}), **handed}
+        return {**self._environment(), **handed}
+
+    def _environment(self) -> dict[str, str]:
+        """The environment of the application. What pip installs beside this Python, such as spark-submit, is found."""
+        given = {**os.environ, **(self.env_vars or {})}
+        path = os.pathsep.join((given.get("PATH", os.defpath), str(Path(sys.executable).parent)))
+        return {**given, "PATH": path}
 
     def _submission_of(
         self, arguments: list[Any] | None, environment: dict[str, str], folder: Path, context: Context
@@ -206,14 +212,11 @@ class SparkBatchOperator(FeedOperator, SparkSubmitOperator):
         hook = self._arguments.hook(
             self, context, properties=properties, py_files=py_files, application_args=arguments
         )
-        path = os.pathsep.join((environment.get("PATH", os.defpath), str(Path(sys.executable).parent)))
         # A job that is killed cannot clean up, so its temporary files go into the batch's folder, which is deleted.
         options = " ".join(
             filter(None, (environment.get("SPARK_SUBMIT_OPTS"), f'-Djava.io.tmpdir="{folder}"'))
         )
-        return Submission(
-            hook, {**self._arguments.python(), **environment, "PATH": path, "SPARK_SUBMIT_OPTS": options}
-        )
+        return Submission(hook, {**self._arguments.python(), **environment, "SPARK_SUBMIT_OPTS": options})
 
     def _cluster(self) -> Cluster | None:
         if self.catalogue_conn_id is None:

@@ -14,6 +14,7 @@ from airflow.sdk import BaseHook, conf
 from airflow.sdk.exceptions import AirflowException
 
 from airflow_pgchange.errors import ExtraMissing, InvalidArgument
+from airflow_pgchange.operators.spark_checks import check_server, check_submission, is_server, master_of
 
 try:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
@@ -94,7 +95,7 @@ class SparkArguments:
         """The Airflow connection to Spark."""
         return str(self._of_the_hook["conn_id"])
 
-    def given_for_a_driver(self, operator: SparkSubmitOperator) -> list[str]:
+    def _given_for_a_driver(self, operator: SparkSubmitOperator) -> list[str]:
         """Return the names of the operator's arguments that only a driver of its own can use."""
         kept = self._of_the_hook
         return [name for name in OF_A_DRIVER if (kept[name] if name in kept else getattr(operator, name))]
@@ -140,10 +141,11 @@ class SparkArguments:
     def python(self) -> dict[str, str]:
         """Return the environment variables that make the driver, and local executors, use this Python."""
         own = {"PYSPARK_DRIVER_PYTHON": sys.executable}
-        return {**own, "PYSPARK_PYTHON": sys.executable} if _is_local(self._spark_connection()) else own
+        is_local = master_of(self.connection()).startswith("local")
+        return {**own, "PYSPARK_PYTHON": sys.executable} if is_local else own
 
     def _check_client_mode(self, properties: Mapping[Any, Any]) -> None:
-        connection = self._spark_connection()
+        connection = self.connection()
         extra = {} if connection is None else connection.extra_dejson
         mode = (
             self._of_the_hook["deploy_mode"]
@@ -160,17 +162,22 @@ class SparkArguments:
                 f"{' and '.join(given)} needs deploy mode 'cluster', which is not supported: leave it out"
             )
 
-    def _spark_connection(self) -> Connection | None:
+    def check(self, operator: SparkSubmitOperator, environment: Mapping[str, str]) -> None:
+        """Check, before a batch is claimed, that Spark can run an application.
+
+        Raises InvalidArgument for what a person has to set right in the task or on this worker, ServerUnavailable if no
+        server accepts a connection.
+        """
+        connection = self.connection()
+        if connection is not None and is_server(connection):
+            check_server(connection, self._given_for_a_driver(operator))
+        else:
+            check_submission(self.conn_id, connection, self._of_the_hook["spark_binary"], environment)
+
+    def connection(self) -> Connection | None:
+        """The connection to Spark; None if Airflow has none of this name."""
         try:
             return BaseHook.get_connection(self.conn_id)
         except AirflowException:
             # The hook then submits to YARN.
             return None
-
-
-def _is_local(connection: Connection | None) -> bool:
-    """Whether the master that Spark's hook makes of a connection is ``local``, such as ``local[2]``."""
-    if connection is None:
-        return False
-    is_master = connection.conn_type == "spark" and not connection.port
-    return ((connection.host if is_master else connection.conn_type) or "").startswith("local")

@@ -13,7 +13,7 @@ from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.comms import CommsDecoder
 from airflow.sdk.log import mask_secret
 
-from airflow_pgchange.errors import ExtraMissing, InvalidArgument
+from airflow_pgchange.errors import ExtraMissing
 from airflow_pgchange.spark.fork_client import Application
 
 try:
@@ -37,24 +37,11 @@ def server_of(spark_conn_id: str) -> str | None:
         return None
     if connection.conn_type != SparkConnectHook.conn_type:
         return None
-    if not connection.host:
-        raise InvalidArgument(
-            f"the connection {spark_conn_id} has no host: give it the host of the Spark Connect server"
-        )
     server = SparkConnectHook(spark_conn_id).get_connection_url()
     # Airflow masks the token only as it is. The connection string has it in quoted form.
     for secret in filter(None, (connection.password, quote(connection.password or ""))):
         mask_secret(secret)
     return server
-
-
-def refuse_arguments(spark_conn_id: str, given: Sequence[str]) -> None:
-    """Raise InvalidArgument if arguments were given that concern a driver."""
-    if given:
-        raise InvalidArgument(
-            f"{', '.join(given)}: the connection {spark_conn_id} is a Spark Connect server, which already runs, so these "
-            "arguments have no effect: leave them out, or use a connection of type spark"
-        )
 
 
 def application(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -74,7 +75,7 @@ MASTERS = {
             "spark.executor.instances": "4",
         },
     ),
-    "standalone": ({"host": "spark://127.0.0.1", "port": 1}, {"spark.master": "spark://127.0.0.1:1"}),
+    "standalone": ({"host": "spark://127.0.0.1"}, {}),
 }
 
 
@@ -87,7 +88,11 @@ def pytest_generate_tests(metafunc):
 def test_a_driver_for_a_cluster_starts_here_with_what_the_operator_was_given(parsed, tmp_path, master):
     """Seconds: a JVM starts."""
     connection, settings = MASTERS[master]
-    seen = parsed(connection)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        if master == "standalone":
+            connection = {**connection, "port": listening.getsockname()[1]}
+            settings = {"spark.master": f"spark://127.0.0.1:{connection['port']}"}
+        seen = parsed(connection)
     expected = {
         **settings,
         "spark.submit.deployMode": "client",
