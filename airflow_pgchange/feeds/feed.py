@@ -208,6 +208,9 @@ class Movable(Feed, Protocol):
     def move_to(self, point: Any, version: int) -> sql.Composed:
         """results: continue from the point of a move that ``note_move`` has recorded."""
 
+    def consumer_names(self) -> sql.Composed:
+        """source: a row for each consumer of this kind that has claimed or was moved, with its name."""
+
     def note_start(self, position: Position, point: Any) -> sql.Composed:
         """source, primary: note the point at which a new consumer starts; the version for ``start_at``, or null if the
         consumer is not new."""

@@ -138,6 +138,9 @@ class OfferedFeed(SchemaFeed):
     def move_to(self, point: Any, version: int) -> sql.Composed:
         return self._select("move_consumer", point, version)
 
+    def consumer_names(self) -> sql.Composed:
+        return select(f"{self.schema}.consumer_names")
+
     def note_start(self, position: Position, point: Any) -> sql.Composed:
         return self._select("note_start", position, point)
 

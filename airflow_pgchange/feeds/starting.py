@@ -9,7 +9,6 @@ from difflib import get_close_matches
 from typing import Any
 
 import psycopg
-from psycopg import sql
 
 from airflow_pgchange.errors import InvalidArgument, UnknownConsumer
 from airflow_pgchange.feeds.batch import Lag
@@ -59,7 +58,7 @@ def start(
     if is_new and not register:
         raise UnknownConsumer(
             f"{feed.name} is not registered here, and consumers do not register by themselves: check its name, or run "
-            f"`airflow pgchange register`{_similar(keeper, feed)}"
+            f"`airflow pgchange register`{_similar(source, feed)}"
         )
     with keeper.transaction():
         ask(keeper, feed.register())
@@ -75,7 +74,7 @@ def start(
             feed.name,
             at,
             _counted(lag),
-            _similar(keeper, feed) if is_new else "",
+            _similar(source, feed) if is_new else "",
         )
 
 
@@ -91,7 +90,7 @@ def outlook(
     if at == BEGINNING:
         with read_only(source):
             ready = f": changes ready: {_counted(Lag(**ask(source, feed.lag(NOWHERE, COUNTED))))}"
-    return f"starts at {at}{ready}{_similar(keeper, feed)}"
+    return f"starts at {at}{ready}{_similar(source, feed)}"
 
 
 def _counted(lag: Lag) -> str:
@@ -109,9 +108,10 @@ def _place(keeper: psycopg.Connection[Any], source: psycopg.Connection[Any], fee
     return version is not None and bool(ask(keeper, feed.start_at(point, version)))
 
 
-def _similar(keeper: psycopg.Connection[Any], feed: Feed) -> str:
+def _similar(source: psycopg.Connection[Any], feed: Feed) -> str:
     """A consumer of the same kind with a similar name, if there is one: the new name may be a typing error."""
-    query = sql.SQL("select consumer from pgchange.status(0, {})").format(feed.kind)
-    known = [name for (name,) in rows(keeper, query) if name != feed.name]
+    if not isinstance(feed, Movable):
+        return ""
+    known = [name for (name,) in rows(source, feed.consumer_names()) if name != feed.name]
     similar = get_close_matches(feed.name, known, n=1, cutoff=0.8)
     return f". A consumer of a similar name exists: {similar[0]}" if similar else ""

@@ -204,6 +204,12 @@ $$, 'Move a consumer to a point that point() of the source gave, or to the begin
     'what lies behind comes, again if need be. Where the changes are in another database, note_move() there gives the version. Dead '
     'letters that lie behind it are void: what they stand for comes by itself.');
 
+    perform pgchange.add_offer('position', 'consumer_names', '', 'setof text', 'stable', true, 'consumer', $$
+begin
+    return query select c.consumer from pgchange.claim as c where c.kind = %3$L;
+end
+$$, 'In the database of the changes: the names of the consumers that have claimed or were moved, as status shows them.');
+
     perform pgchange.add_offer('position', 'note_start', '%1$s, "position" jsonb, point jsonb', 'bigint', 'volatile', true, 'consumer', $$
 begin
     if coalesce(("position" ->> 'version')::bigint, 0) > 0 or pgchange.has_claimed(%3$L, %1$I.name_of(%2$s)) then
