@@ -6,6 +6,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import asdict
+from textwrap import shorten
 from typing import Any
 
 from airflow_pgchange.admin import consumers, watching
@@ -56,5 +57,10 @@ def _brief(row: Mapping[str, Any]) -> dict[str, Any]:
         "batch": "" if row["batch_id"] is None else f"{row['batch_id']}, attempt {row['attempt']}",
         "progress": "" if row["updated_at"] is None else f"{row['updated_at']:%Y-%m-%d %H:%M:%S}",
         "held back by": row.get("held_back_by") or "",
-        "why behind": row["why"] or "",
+        "why behind": _short(row),
     }
+
+
+def _short(row: Mapping[str, Any]) -> str:
+    """Why a consumer is behind, short enough for a line of the table; ``--output json`` and ``health`` tell the whole."""
+    return shorten((row["why"] or "").replace(f" at batch {row['batch_id']}", ""), 40, placeholder=" ...")

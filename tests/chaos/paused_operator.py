@@ -71,8 +71,8 @@ if given["separately"]:
 else:
     spark.merge = stopping_at("merged", spark.merge)
 spark.read_manifest = stopping_at("ended", spark.read_manifest, before=True)
-spark.SparkBatchOperator._prepare = stopping_at(  # type: ignore[method-assign]
-    "claimed", spark.SparkBatchOperator._prepare, before=True
+spark.SparkBatchOperator._submission_of = stopping_at(  # type: ignore[method-assign]
+    "claimed", spark.SparkBatchOperator._submission_of, before=True
 )
 spark_connect.application = stopping_at("claimed", spark_connect.application, before=True)
 

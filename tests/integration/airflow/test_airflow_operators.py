@@ -341,7 +341,7 @@ def test_a_task_that_is_killed_while_it_waits_for_a_batch_ends(conn_id: str) -> 
     task = operator(conn_id, until="1 h")
     killer = threading.Timer(0.3, task.on_kill)
     killer.start()
-    with pytest.raises(Stopped, match="waited for a batch"):
+    with pytest.raises(Stopped, match="stopped while waiting for a batch"):
         run(task)
     killer.join()
 

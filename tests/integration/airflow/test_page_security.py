@@ -119,6 +119,8 @@ def test_what_no_database_can_take_or_should_keep_is_refused_and_not_repeated(pe
 
 def test_a_number_or_name_that_no_database_can_take_is_not_there(people: People) -> None:
     op = people("op")
+    # Until the database has answered, the page does not know which consumers are there.
+    page.overview(op)
     for path in (
         f"{AIRLINE}/letters/{HUGE}",
         f"{AIRLINE}/sagas/{HUGE}",

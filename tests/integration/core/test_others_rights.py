@@ -47,6 +47,7 @@ OWNED = {
     "pgmb.pushed_table": "tbl",
     "pgmb.push_fault": "tbl",
     "pgchange.letter": "consumer",
+    "pgchange.lag_limit": "address",
 }
 """Whose rows concern a table or a tube of somebody, by the column that says of which."""
 SHARED = {
@@ -105,6 +106,8 @@ def admin(connect, role):
         "select tube.backfill_begin('theirs', 'item', 'id');"
         "insert into pgchange.letter (kind, consumer, address, content, changes, reason, attempts)"
         """ values ('tube', 'tube:theirs/0', '{"tube": "theirs", "worker": 0}', '{}', 1, 'why', 1);"""
+        "insert into pgchange.lag_limit (kind, address, max_changes)"
+        """ values ('tube', '{"tube": "theirs", "worker": 0}', 1);"""
         "reset role"
     )
     return connection
