@@ -141,6 +141,9 @@ def drain(found: Replicasets, name: str) -> list[int]:
     return [id for ids in iter(lambda: consume(found, name), []) for id in ids]
 
 
+@pytest.mark.release(
+    "every run kills a primary under a read in test_spark_routing.py, and promotes a standby in test_servers.py"
+)
 def test_a_primary_that_is_killed_under_load_is_replaced_and_nothing_is_lost(
     cluster_of_two: Replicasets, db: str
 ) -> None:

@@ -117,6 +117,8 @@ def _of(*names: str) -> pytest.MarkDecorator:
 each = _of(*FEEDS)
 each_movable = _of("commit", "event", "topology", "diary")
 """The feeds whose progress is a position, kept with the results."""
+each_note_of_a_move = _of("commit", "event")
+"""A feed of each function that notes a move: the event log has its own."""
 each_claim = _of("commit", "tube", "queue")
 """A feed of each claim: commits, events, the topology and the diary have the same one."""
 
@@ -582,7 +584,7 @@ def test_a_consumer_that_is_further_behind_than_it_may_be_is_a_finding_that_says
     assert row["why"] is None
 
 
-@each
+@each_claim
 def test_how_far_a_consumer_may_be_behind_can_be_set(
     feed: Feed, fill: Callable[[Any], Any], connect: Connect
 ) -> None:
@@ -607,7 +609,7 @@ WATCHED = """
 """
 
 
-@each
+@each_claim
 def test_a_consumer_at_which_its_watcher_looks_no_more_is_a_finding_while_changes_are_ready(
     feed: Feed, fill: Callable[[Any], Any], connect: Connect
 ) -> None:
@@ -630,20 +632,19 @@ def test_a_consumer_at_which_its_watcher_looks_no_more_is_a_finding_while_change
 
 
 @each_movable
-@pytest.mark.parametrize("elsewhere", [False, True])
 def test_a_new_consumer_starts_where_its_feed_says_and_only_once(
     feed: Any,
     fill: Callable[[Any], Any],
-    elsewhere: bool,
     db: str,
     other_db: str,
     connect_to: Any,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A consumer that starts now gets what comes later, and goes on there when its batch fails."""
-    connection, results = connect_to(db), other_db if elsewhere else db
+    """A consumer that starts now gets what comes later, and goes on there when its batch fails. Its results are in
+    another database than the changes."""
+    connection, results = connect_to(db), other_db
     fill(connection)
-    if elsewhere and feed.kind == "diary":
+    if feed.kind == "diary":
         _diary(connect_to(other_db))
     late = replace(feed, start="now")
     caplog.set_level(logging.INFO, starting.__name__)
@@ -676,7 +677,7 @@ def test_a_consumers_rights_are_enough_to_start(
     assert len(all_of(feed, consumer.conninfo)) > 0
 
 
-@each_movable
+@each_note_of_a_move
 def test_a_consumer_is_registered_by_hand_once(
     feed: Any, fill: Callable[[Any], Any], db: str, connect: Connect
 ) -> None:
@@ -703,7 +704,7 @@ def test_a_new_consumer_with_the_name_of_another_but_for_a_letter_is_told(
     ]
 
 
-@each_movable
+@each_note_of_a_move
 def test_a_consumer_that_has_claimed_is_not_new(
     feed: Any, fill: Callable[[Any], Any], db: str, connect: Connect
 ) -> None:
@@ -715,7 +716,7 @@ def test_a_consumer_that_has_claimed_is_not_new(
     assert len(all_of(replace(feed, start="now"), db)) >= batch.count
 
 
-@each_movable
+@each_note_of_a_move
 def test_a_start_that_was_noted_and_not_taken_is_noted_again(
     feed: Any, fill: Callable[[Any], Any], db: str, connect: Connect
 ) -> None:
@@ -727,7 +728,7 @@ def test_a_start_that_was_noted_and_not_taken_is_noted_again(
     assert all_of(late, db) == []
 
 
-@each
+@_of("commit", "tube")
 def test_an_unknown_consumer_is_refused_where_none_registers_by_itself(
     feed: Feed, fill: Callable[[Any], Any], db: str, connect: Connect
 ) -> None:
