@@ -166,7 +166,7 @@ class SparkBatchOperator(FeedOperator, SparkSubmitOperator):
         try:
             with transaction.kept_alive(self._end_job, self.ping_every):
                 if not serving.has_begun:
-                    server = spark_connect.server_of(self.conn_id)
+                    server = spark_connect.server_of(self._arguments.connection())
                     serving.begin(lambda: self._run(server, environment, serving.folder, context))
                 serving.wait()
         finally:

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from airflow.sdk import BaseHook
-from airflow.sdk.exceptions import AirflowException
 from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.comms import CommsDecoder
 from airflow.sdk.log import mask_secret
 
 from airflow_pgchange.errors import ExtraMissing
+from airflow_pgchange.operators.spark_checks import is_server
 from airflow_pgchange.spark.fork_client import Application
 
 try:
@@ -25,19 +24,15 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+    from airflow.sdk import Connection
 
 
-def server_of(spark_conn_id: str) -> str | None:
+def server_of(connection: Connection | None) -> str | None:
     """Return the connection string of a Spark Connect server, which is a secret; None for a connection of another
     type."""
-    try:
-        connection = BaseHook.get_connection(spark_conn_id)
-    except AirflowException:
-        # Without a connection Spark's hook submits to YARN.
+    if connection is None or not is_server(connection):
         return None
-    if connection.conn_type != SparkConnectHook.conn_type:
-        return None
-    server = SparkConnectHook(spark_conn_id).get_connection_url()
+    server = SparkConnectHook(connection.conn_id).get_connection_url()
     # Airflow masks the token only as it is. The connection string has it in quoted form.
     for secret in filter(None, (connection.password, quote(connection.password or ""))):
         mask_secret(secret)
