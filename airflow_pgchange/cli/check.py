@@ -31,7 +31,7 @@ from airflow_pgchange.plugins.watched_assets import Clash, WatchedAsset, clashes
 Naming = dict[Place, dict[Watched | None, set[str]]]
 """Of each place the feeds that are named there, and by which DAGs; None: its connections are named without a feed."""
 Starts = dict[tuple[Place, str], dict[str, set[str]]]
-"""Of each consumer at a place the starts that tasks give it, each with the DAGs of these tasks."""
+"""The starts of each consumer at a place. Each start has the DAGs whose tasks give it."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def starts_of(named: Mapping[str, Iterable[Named]]) -> Starts:
 def _told(
     place: Place, feeds: Mapping[Watched | None, set[str]], found: Sequence[Clash], starts: Starts
 ) -> Iterator[tuple[str, set[str], str, str]]:
-    """Of each feed its name, the DAGs that name it, where its consumer starts if it is new, and what is wrong with it."""
+    """Yield for each feed its name, the DAGs that name it, the start of its consumer if this is new, and what is wrong."""
     ordered = sorted(feeds.items(), key=lambda item: "" if item[0] is None else item[0].name)
     known: list[str] = []
     told: list[tuple[str | None, str | None]] = []

@@ -289,7 +289,7 @@ def from_other_packages() -> None:
 
 
 def identity(feed: object) -> dict[str, Any]:
-    """The fields that make the feed equal to another one, by name."""
+    """Return the fields that identify the feed, by name: those that a comparison of two feeds looks at."""
     return {each.name: getattr(feed, each.name) for each in fields(feed) if each.compare}  # type: ignore[arg-type]
 
 

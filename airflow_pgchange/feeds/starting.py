@@ -62,7 +62,7 @@ def start(
         )
     with keeper.transaction():
         ask(keeper, feed.register())
-        # Whoever holds the lock has begun the consumer, or begins it now.
+        # If another transaction holds the lock, it has placed the consumer already, or is placing it now.
         placed = bool(ask(keeper, feed.lock())) and _place(keeper, source, feed)
         # This fails if what the feed names does not exist. Otherwise a misspelt name would register a new consumer.
         position = ask(keeper, feed.position())

@@ -1,4 +1,4 @@
-"""What a Spark application needs, looked at before a batch is claimed: the connection, the programs, the server."""
+"""Checks of the connection, the programs and the server that a Spark application needs, before a batch is claimed."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ def _named(place: Place, feed: Watched | None, claims: bool = False) -> Named:
 
 
 def _feed(feed: Any) -> Watched | None:
-    """A feed as Airflow has serialized it; None where that is none. A start that is a template is left out."""
+    """Read a feed that Airflow has serialized. Return None if it is no feed. A start that is a template is left out."""
     try:
         given = unwrapped(feed)
         if isinstance(given, Mapping) and "{{" in str(given.get("start")):
