@@ -85,7 +85,7 @@ def starts_of(named: Mapping[str, Iterable[Named]]) -> Starts:
 def _told(
     place: Place, feeds: Mapping[Watched | None, set[str]], found: Sequence[Clash], starts: Starts
 ) -> Iterator[tuple[str, set[str], str, str]]:
-    """Yield for each feed its name, the DAGs that name it, the start of its consumer if this is new, and what is wrong."""
+    """Yield for each feed its name, its DAGs, the start of its consumer if this is new, and what is wrong."""
     ordered = sorted(feeds.items(), key=lambda item: "" if item[0] is None else item[0].name)
     known: list[str] = []
     told: list[tuple[str | None, str | None]] = []

@@ -1,4 +1,4 @@
-"""Checks of the connection, the programs and the server that a Spark application needs, before a batch is claimed."""
+"""Checks of the connection, the programs and the server that a Spark application needs, made before a claim."""
 
 from __future__ import annotations
 
