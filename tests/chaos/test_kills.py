@@ -14,7 +14,7 @@ from tests.chaos.harness import FULL
 NASTIEST = (("operator", "staging"), ("operator", "acked"), ("PostgreSQL", "merged"))
 """While a driver is at work, and right before a commit."""
 OTHERS = pytest.mark.release(
-    "every run kills an operator at two steps and PostgreSQL at another, and an executor in test_spark_cluster.py"
+    "every run kills an operator at two steps and PostgreSQL at another; Spark tries the tasks of an executor again"
 )
 CASES = [
     pytest.param(victim, step, apart, marks=[] if (victim, step) in NASTIEST and not apart else [OTHERS])
