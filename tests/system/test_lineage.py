@@ -45,7 +45,9 @@ select tube.tube_ensure_exists('copies'), tube.tube_table_ensure_attached('copie
 insert into plane values (1, 'N1'), (2, 'N2');
 """
 
-pytestmark = pytest.mark.release("every run asks the operators for what they tell, and only how it is sent is left")
+pytestmark = pytest.mark.release(
+    "every run asks the operators for what they tell, and only how it is sent is left"
+)
 
 
 @dataclass(frozen=True)

@@ -209,7 +209,9 @@ with batch_job() as job:
 """
 
 
-@pytest.mark.release("Spark itself tries the tasks of an executor again; every run tries a task of its staging again")
+@pytest.mark.release(
+    "Spark itself tries the tasks of an executor again; every run tries a task of its staging again"
+)
 def test_an_executor_that_is_killed_loses_and_doubles_nothing(spark_cluster, movements, db, tmp_path):
     """A minute: a cluster starts, and the executor that is killed has to be missed and replaced."""
     connection, feed = movements
