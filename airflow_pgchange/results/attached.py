@@ -1,4 +1,4 @@
-"""The tables that touch a tube, and their copies."""
+"""The tables that are attached to a tube, and the names of their copies."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ _RIGHTS = """
 
 @dataclass(frozen=True)
 class Attached:
-    """A table that touches a tube.
+    """A table that is attached to a tube.
 
-    ``shared``: a copy that is called like the table is one of several tables' rows, for another of this name touches the
-    tube too, or did under another shard: such a copy has a column ``shard``, and its key is (shard, id). ``twin`` is the
-    other table with this name and this shard, whose rows no copy could tell apart. ``keeper`` owns the tube's pods.
+    ``shared``: a copy with the table's name holds the rows of several tables, because another table of this name is
+    attached too, or was under another shard. Such a copy has a column ``shard``, and its key is (shard, id). ``twin`` is
+    the other table with this name and this shard: a copy could not tell their rows apart. ``keeper`` is the owner of the
+    tube's pods.
     """
 
     tube: str
@@ -50,7 +51,7 @@ class Attached:
 
     @classmethod
     def all(cls, tube: str, rows: Iterable[Mapping[str, Any]]) -> list[Attached]:
-        """What ``TubeFeed.attached`` tells."""
+        """Make them of the rows of the query ``TubeFeed.attached``."""
         return [cls(tube, **row) for row in rows]
 
     @property
@@ -59,11 +60,11 @@ class Attached:
 
     @property
     def table(self) -> str:
-        """As ``schema.table``, in quotes where that is needed."""
+        """The table as ``schema.table``, quoted where needed."""
         return f"{quoted(self.schema)}.{quoted(self.name)}"
 
     def copy(self, template: str) -> str:
-        """The name of its copy; raises InvalidArgument where its twin's rows would be in it."""
+        """Return the name of the copy. Raises InvalidArgument if the copy would also hold the rows of the twin."""
         if self.twin is not None and "{table}" in template:
             raise InvalidArgument(
                 f"{self.table} and {self.twin} both touch tube {self.tube} under shard {self.shard}, so a copy could not "
@@ -72,11 +73,12 @@ class Attached:
         return named(template, self.tube, self.name)
 
     def copy_in(self, results: psycopg.Connection[Any], template: str) -> str:
-        """The same, of a copy to be written. Who makes a tube chooses the schema where that is filled in: so that names
-        only what the tube's keeper may write too, and what runs no code but of ``results``'s role or a superuser.
+        """Return the name of the copy, checked for writing.
 
-        Raises PermissionDenied for any other. Of a schema that the DAG's author wrote, as in ``copies.{table}``, nothing
-        is asked: it is there for copies.
+        With ``{tube}`` as the schema, the maker of the tube chooses which table is written. So the tube's keeper must
+        have the right to write that table, and the table must belong to the role of ``results`` or to a superuser:
+        triggers of another owner would run with this role's rights. Raises PermissionDenied otherwise. A schema that the
+        DAG's author wrote, as in ``copies.{table}``, is not checked.
         """
         copy = self.copy(template)
         schema = NAME.fullmatch(template)

@@ -1,4 +1,4 @@
-"""What a Spark application uses: ``with batch_job() as job``, or ``for job in batch_jobs()``."""
+"""The interface for Spark applications: ``with batch_job() as job``, or ``for job in batch_jobs()``."""
 
 from __future__ import annotations
 
@@ -38,14 +38,15 @@ from airflow_pgchange.spark.source import NAME, data_source, prepare
 from airflow_pgchange.spark.types import staging_types
 
 SMALL = 50_000
-"""Changes below which the driver reads a batch itself, and rows up to which it stages its results: a data source costs
-seconds to start. Beside a warm server, on two cores that others used too, the driver took of the time of executors, in
-the first batch of a session and in the second: at 5,000 changes 0.27 and 1.01, at 20,000 0.27 and 0.66, at 50,000 0.28
-and 0.73, at 100,000 0.37 and 1.21 (``python -m tests.benchmarks spark_start``)."""
+"""Below this number of changes the driver reads a batch itself, and up to this number of rows it stages the results.
+
+A data source on the executors takes seconds to start. Measured with ``python -m tests.benchmarks spark_start`` beside a
+warm server: the driver's time as a part of the executors' time, in the first and in the second batch of a session, was
+0.27 and 1.01 at 5,000 changes, 0.27 and 0.66 at 20,000, 0.28 and 0.73 at 50,000, 0.37 and 1.21 at 100,000."""
 
 
 class Job:
-    """One batch, in a Spark session. Made by ``batch_job`` and ``batch_jobs``."""
+    """One batch in a Spark session. ``batch_job`` and ``batch_jobs`` make jobs."""
 
     def __init__(
         self,
@@ -69,10 +70,11 @@ class Job:
             )
 
     def attached(self) -> list[Attached]:
-        """The tables that touch the tube, in the shards that this batch has changes of; only of a tube's batch.
+        """Return the tables that are attached to the tube, in the shards of which this batch has changes.
 
-        One that was detached is not among them, though ids of it may be in the batch: nobody keeps its copy any more, and
-        when it is attached again it needs a backfill.
+        A table that was detached is left out, although the batch may still have ids of it. Its copy is no longer kept up
+        to date, so the table needs a backfill when it is attached again. Raises InvalidArgument for a batch of another
+        kind of feed.
         """
         feed = self.feed
         if not isinstance(feed, TubeFeed):
@@ -81,32 +83,33 @@ class Job:
         return [attached for attached in self._attached_to(feed) if attached.shard in of_batch]
 
     def shards(self) -> list[int]:
-        """The shards that the batch has changes of, for feeds that have shards."""
+        """Return the shards of which the batch has changes, for feeds that have shards."""
         return shards(self.feed, self.batch)
 
     def changes(self, shard: int | None = None) -> DataFrame:
-        """The batch's changes, one row each, in the feed's own columns; ``id`` is the key of the row that changed.
+        """Return the changes of the batch: a row for each, in the feed's columns. ``id`` is the key of the changed row.
 
-        ``shard``, here and below: only those of one shard.
+        Here and below, ``shard`` selects the changes of one shard.
         """
         return self._frame(Wanted(shard=shard))
 
     def payloads(self, schema: str | StructType) -> DataFrame:
-        """The batch's events with their payloads as columns: ``event_id``, ``topic``, and the fields of ``schema``.
+        """Return the events with their payloads as columns: ``event_id``, ``topic`` and the fields of ``schema``.
 
-        The schema is Spark's, or its DDL such as ``"carrier string, delay int"``. A field that a payload lacks is null;
-        a payload that does not fit fails what reads the frame, with the event's id. Within a field of fields Spark takes
-        a number that is too large for a ``float`` or ``double`` as infinity. Take the payload as JSON from ``changes()``
-        where it has no schema. Only of an event log's batch; raises InvalidArgument.
+        ``schema`` is a Spark schema or its DDL, such as ``"carrier string, delay int"``. A field that is missing in a
+        payload is null. A payload that does not fit the schema fails the action that reads the frame, with the event's
+        id. Inside nested fields Spark reads a number that is too large for a ``float`` or ``double`` as infinity. If
+        payloads have no schema, take them as JSON from ``changes()``. Raises InvalidArgument for a batch of another kind
+        of feed.
         """
         if not isinstance(self.feed, EventFeed):
             raise InvalidArgument(f"{self.feed.name} is a {self.feed.kind} feed: only events have payloads")
         return columns_of_payloads(self.changes(), schema)
 
     def messages(self) -> DataFrame:
-        """The batch's messages: ``id`` (the iid), ``data``, ``properties`` and ``headers`` as maps of text, ``added``.
+        """Return the messages: ``id`` (the iid), ``data``, ``properties`` and ``headers`` as maps of text, ``added``.
 
-        A null in a message is a null in its map. Only of a queue's batch; raises InvalidArgument.
+        A null in a message is a null in its map. Raises InvalidArgument for a batch of another kind of feed.
         """
         if not isinstance(self.feed, QueueFeed):
             raise InvalidArgument(f"{self.feed.name} is a {self.feed.kind} feed: only queues have messages")
@@ -120,16 +123,16 @@ class Job:
         *,
         shard: int | None = None,
     ) -> DataFrame:
-        """The rows of ``table`` that the changes name, as they are now: one for each change, none where it is gone.
+        """Return the current rows of ``table`` that the changes name: a row for each change, none if the row is gone.
 
-        ``key`` is the column that holds the changes' ids, and is always among the columns. A row that was changed twice
-        comes twice; so does one whose commit was approved twice. Of a large batch the frame is lazy and is read again
-        each time it is used: ``cache()`` what is used twice. Raises UnsupportedType for a column, by name, that cannot
-        be read exactly; ``columns`` leaves it out. Raises PermissionDenied where row security hides rows.
+        ``key`` is the column with the ids of the changes. It is always among the columns. A row that was changed twice,
+        or whose commit was approved twice, comes twice. The frame of a large batch is lazy: each action reads it again,
+        so ``cache()`` a frame that is used twice. Raises UnsupportedType, with the column's name, if a column cannot be
+        read exactly; ``columns`` can leave that column out. Raises PermissionDenied if row security hides rows.
 
-        Of an ``Attached`` the key and the shard are known, and a row for which the tube's predicate does not hold counts
-        as gone; one for which it fails does not. The predicate runs with the rights of the table's owner, who grants the
-        source's role ``execute`` on it.
+        For an ``Attached``, the key and the shard are known. A row for which the tube's predicate is false counts as
+        gone; a row for which the predicate fails does not. The predicate runs with the rights of the table's owner, who
+        grants ``execute`` on it to the role of the source's connection.
         """
         return self._frame(Wanted.of(table, key, shard, columns=columns))
 
@@ -144,13 +147,14 @@ class Job:
         shard: int | None = None,
         timeout: Seconds = PATIENCE,
     ) -> DataFrame:
-        """``rows`` of a table that is spread over a cluster: each range of buckets is read from the master that the
-        cluster's catalogue names, which is asked again where a read fails or the range has another owner by then; what
-        was read of it is thrown away first, so that no row comes twice.
+        """Return ``rows`` of a table that is spread over a cluster, each range of buckets read from its own master.
 
-        ``bucket`` is the table's rule, an SQL expression over a row such as ``"account_id % 3000"``, always the same for
-        one row. Raises InvalidArgument for buckets that nobody owns and where the operator was given no catalogue;
-        BatchIncomplete once a range could not be read for ``timeout``.
+        The cluster's catalogue names the masters. If a read fails, or the range has another owner by then, the rows read
+        so far are thrown away and the catalogue is asked again, so no row comes twice.
+
+        ``bucket`` is the table's rule: an SQL expression over a row, such as ``"account_id % 3000"``, that never changes
+        for a row. Raises InvalidArgument for buckets without an owner, and if the operator has no catalogue. Raises
+        BatchIncomplete if a range could not be read for ``timeout``.
         """
         chosen = None if columns is None else tuple(columns)
         return self._frame(
@@ -158,7 +162,7 @@ class Job:
         )
 
     def gone(self, table: str | Attached, key: str | None = None, *, shard: int | None = None) -> DataFrame:
-        """The changes whose row is not in ``table`` any more: their ids, in the column ``id``. ``Attached``: as above."""
+        """Return the ids, in the column ``id``, of the changes whose row is no longer in ``table``."""
         return self._frame(Wanted.of(table, key, shard, which="gone"))
 
     def mirror(
@@ -170,17 +174,17 @@ class Job:
         key: str | None = None,
         shard: int | None = None,
     ) -> None:
-        """Bring the copy of a table up to date: what ``merge`` in mode ``mirror`` does with its ``rows``, which are read
-        and staged together with the ids that have none any more.
+        """Bring the copy of a table up to date: ``merge`` in mode ``mirror`` with the table's ``rows``.
 
-        Of an ``Attached``, ``{tube}`` and ``{table}`` in ``into`` stand for the names of the tube and of the table. What
-        the copy generates itself is left out. A shared copy is of several tables' rows, or was before the others were
-        dropped: it has a column ``shard``, and its key is (shard, id).
+        The rows are read and staged together with the ids that have no row any more. For an ``Attached``, ``{tube}`` and
+        ``{table}`` in ``into`` stand for the names of the tube and of the table. Columns that the copy generates are left
+        out. A shared copy holds the rows of several tables, or did before the others were dropped: it has a column
+        ``shard``, and its key is (shard, id).
 
-        Raises MergeRefused where the copy lacks a column of the table. Raises InvalidArgument where a shared copy lacks
-        that column or key, and where another table has the same name and shard, so that no copy could tell their rows
-        apart. Raises PermissionDenied where what is filled in names a table that the owner of the tube's pods may not
-        write, or whose owner could have code run here.
+        Raises MergeRefused if the copy lacks a column of the table. Raises InvalidArgument if a shared copy lacks that
+        column or key, or if another table has the same name and shard, so that a copy could not tell their rows apart.
+        Raises PermissionDenied if ``into``, filled in, names a table that the owner of the tube's pods may not write, or
+        a table whose owner could run code with this role's rights.
         """
         if isinstance(table, Attached) and (key is not None or shard is not None):
             raise InvalidArgument(
@@ -209,16 +213,22 @@ class Job:
         *,
         shard: int | None = None,
     ) -> None:
-        """Stage ``frame`` now, for the operator to merge into the table ``into`` in the consumer transaction.
+        """Stage ``frame`` now. The operator merges it into the table ``into`` in the consumer transaction.
 
-        ``add``: numbers are summed for each key and added to what is there; right only over rows that never change,
-        such as a commit's own. ``replace``: a row for each key, inserted or overwritten. ``mirror``: ``key`` is the id
-        that changes name, behind other columns of theirs if there are any, such as ``["shard", "id"]``; rows are inserted
-        or overwritten, and ids of the batch (with ``shard``, of that shard) that the frame lacks are deleted.
-        ``append``: rows are inserted. Only the frame's columns are written, rounded to the target's scale as in any
-        insert, but for keys and for what is added: a sum that is rounded where a batch ends depends on where that is, and
-        only the last digits of a ``double precision`` may. ``mode`` is a ``Mode`` or its name. Raises InvalidArgument for
-        another name, and MergeRefused, before any work is done, if the frame does not fit or the block has ended.
+        ``mode`` is a ``Mode`` or its name:
+
+        - ``add`` sums numbers for each key and adds them to the target's. It is right only for rows that never change,
+          such as those of a commit queue.
+        - ``replace`` inserts or overwrites a row for each key.
+        - ``mirror`` inserts or overwrites rows, and deletes the ids of the batch (with ``shard``, of that shard) that the
+          frame lacks. ``key`` is the id that changes name, behind their other columns if there are any, such as
+          ``["shard", "id"]``.
+        - ``append`` inserts rows.
+
+        Only the frame's columns are written. Values are rounded to the target's scale, as in any insert; keys and added
+        numbers are not, because a sum of rounded parts would depend on where batches end. Only the last digits of a
+        ``double precision`` may differ. Raises InvalidArgument for an unknown mode. Raises MergeRefused, before any work
+        is done, if the frame does not fit or the block has ended.
         """
         keys, chosen = (key,) if isinstance(key, str) else tuple(key), Mode.of(mode)
 
@@ -239,7 +249,7 @@ class Job:
         *,
         copied: Copied | None = None,
     ) -> None:
-        """Stage ``rows``, which are asked for once it is known that what is ``shown`` of them fits."""
+        """Check that the schema of ``shown`` fits the target, then call ``rows`` and stage what it returns."""
         if self.ended:
             raise MergeRefused(f"{into}: the batch_job() block has ended without this: merge inside it")
         results, columns = self._request.results, staging_types(shown.schema)
@@ -286,22 +296,23 @@ class Job:
 
 @contextmanager
 def batch_job() -> Iterator[Job]:
-    """The batch that the operator handed to this application, in a Spark session.
+    """Work on the batch that the operator handed to this application, in a Spark session.
 
-    What is merged in the block counts only if the block ends without an error and the operator's transaction commits.
-    This process ends when the operator does. Raises InvalidArgument where no batch was handed over, VersionsDiffer where
-    Spark is installed in two versions over each other, or the server that the session is on has another.
+    Merges of the block count only if the block ends without an error and the operator's transaction commits. This
+    process ends when the operator does. Raises InvalidArgument if no batch was handed over. Raises VersionsDiffer if
+    Spark's parts have different versions here, or if the Spark Connect server has another version.
     """
     with _worked(_first()) as job:
         yield job
 
 
 def batch_jobs() -> Iterator[Job]:
-    """The operator's batches, one after another, in one process and one Spark session: ``for job in batch_jobs():``.
+    """Work on the operator's batches one after another: ``for job in batch_jobs():``.
 
-    The body is to each batch what a ``batch_job()`` block is; when it has ended the operator commits, and claims the next
-    one, as long as its ``max_batches`` and ``until`` allow. A body that is left by ``break`` has not processed its batch.
-    What a body leaves cached, or sets in the session, the next batch finds there. Raises what ``batch_job`` does.
+    All are worked on in one process and one Spark session. The body works on a batch as a ``batch_job()`` block does.
+    When the body has ended, the operator commits and claims the next batch, as long as its ``max_batches`` and ``until``
+    allow. A body that is left by ``break`` has not processed its batch. Cached frames and settings of the session stay
+    for the next batch. Raises the errors of ``batch_job``.
     """
     taken: Request | None = _first()
     while taken is not None:
