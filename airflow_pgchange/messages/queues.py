@@ -15,17 +15,17 @@ from airflow_pgchange.feeds.checks import Seconds, seconds, shown, span
 from airflow_pgchange.feeds.queries import ask, call, rows, select
 
 Texts = Mapping[str, str | None]
-"""What an hstore holds."""
+"""The contents of an hstore: texts or None by name."""
 DAY = timedelta(days=1)
 REPLY_TO, REPLY_IID, IN_REPLY_TO = "reply_to", "reply_iid", "in_reply_to"
-"""The properties by which a request names the queue and the iid of its answer, and an answer its request."""
+"""Properties of messages: a request names the queue and the iid of its answer, and an answer names its request."""
 
 TEMPORARY = "temp."
-"""How the names of temporary queues begin."""
+"""The prefix of the names of temporary queues."""
 
 
 def as_hstore(values: Texts) -> str:
-    """A mapping of texts or None as PostgreSQL reads an hstore. Raises InvalidArgument for anything else."""
+    """Return a mapping of texts or None as the text of an hstore. Raises InvalidArgument for other values."""
     for key, value in values.items():
         if not isinstance(key, str) or not isinstance(value, str | None):
             raise InvalidArgument(
@@ -42,8 +42,11 @@ def _quoted(text: str) -> str:
 
 @dataclass(frozen=True)
 class Message:
-    """What is posted. ``after``: the iids of messages that must be received before it. It is delivered after ``delay``,
-    and not once ``expiry`` has passed."""
+    """A message to post.
+
+    ``after`` are the iids of messages that must be received before this message. The message is delivered after ``delay``
+    (seconds or a timedelta), and is no longer delivered when ``expiry`` has passed.
+    """
 
     data: Texts
     properties: Texts | None = None
@@ -64,7 +67,7 @@ class Message:
 def post(
     connection: psycopg.Connection[Any], queue_name: str, message: Message, iid: str | None = None
 ) -> str:
-    """Post a message to a queue, in the transaction of ``connection``; returns its iid, which is ``iid`` if given."""
+    """Post a message to a queue, in the transaction of ``connection``. Return its iid, which is ``iid`` if given."""
     at = "(pg_catalog.clock_timestamp() operator(pg_catalog.+) {}::pg_catalog.interval)::pg_catalog.timestamp"
     texts = (message.data, message.stored_headers(), message.properties)
     arguments: list[sql.Composable] = [
@@ -80,12 +83,12 @@ def post(
 
 
 def temporary_queue(connection: psycopg.Connection[Any]) -> str:
-    """Make a queue that lives as long as the session of ``connection``, not behind a pooler that shares sessions."""
+    """Make a queue that lives as long as the session of ``connection``. It needs a session that no pooler shares."""
     return str(ask(connection, select("mbus.create_temporary_queue")))
 
 
 def new_iid(connection: psycopg.Connection[Any], queue_name: str) -> str:
-    """An iid for a message that is to be posted to a queue."""
+    """Return a new iid for a message that will be posted to a queue."""
     return str(ask(connection, select("mbus.get_iid", queue_name)))
 
 
@@ -96,10 +99,10 @@ def request(
     reply_queue: str,
     reply_iid: str | None = None,
 ) -> str:
-    """Post a message that asks for an answer in a queue; returns its iid.
+    """Post a message that asks for an answer in a queue. Return the message's iid.
 
-    In a temporary queue the answer is whatever ``consume`` finds. In any other it has the iid ``reply_iid``, is there for
-    ``take``, and nobody may consume from that queue.
+    In a temporary queue, ``consume`` receives the answer. In any other queue the answer has the iid ``reply_iid`` and
+    ``take`` receives it; no consumer may consume from that queue.
     """
     wanted = {REPLY_TO: reply_queue} if reply_iid is None else {REPLY_TO: reply_queue, REPLY_IID: reply_iid}
     return post(connection, queue_name, replace(message, properties={**(message.properties or {}), **wanted}))
@@ -113,11 +116,11 @@ def answer(
     *,
     expiry: Seconds | None = DAY,
 ) -> str | None:
-    """Post the answer to a request, given its iid and properties; returns its iid.
+    """Post the answer to a request, given the request's iid and properties. Return the answer's iid.
 
-    None where the request wants no answer, has one already, or waited in a temporary queue that is gone: who handles it
-    can do nothing about that. It is posted to the queue that the request names, with the rights of ``connection``. One
-    that nobody takes is deleted after its ``expiry``.
+    Returns None if the request wants no answer, has an answer already, or waited in a temporary queue that is gone: the
+    handler cannot do anything about that. The answer is posted to the queue that the request names, with the rights of
+    ``connection``. An answer that nobody takes is deleted after its ``expiry``.
     """
     wanted = properties or {}
     queue = wanted.get(REPLY_TO)
@@ -136,12 +139,12 @@ def answer(
 
 
 def take(connection: psycopg.Connection[Any], iid: str) -> dict[str, str | None] | None:
-    """Receive a message by its iid, for all its consumers; its data, None where it is not there."""
+    """Receive a message by its iid, for all its consumers. Return its data, or None if there is no such message."""
     return _data(connection, call("mbus.take", iid))
 
 
 def consume(connection: psycopg.Connection[Any], queue_name: str) -> dict[str, str | None] | None:
-    """Receive a message of a queue, also of a temporary one; its data, None where there is none."""
+    """Receive a message of a queue, which may be temporary. Return its data, or None if there is no message."""
     return _data(connection, call("mbus.consume", queue_name))
 
 

@@ -1,4 +1,4 @@
-"""Staged results into their targets, inside the consumer transaction."""
+"""Merge staged results into their targets, inside the consumer transaction."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Staged", "merge", "read_manifest", "validate", "write_manifest"]
 
 COMMA = sql.SQL(", ")
 Which = Literal["is not true", "is not null", "is true"]
-"""What ``TOUCHED`` is."""
+"""The condition on the column ``TOUCHED``."""
 STRINGS = ("character", "bit")
 
 
@@ -32,11 +32,11 @@ def merge(
     manifest: Sequence[Staged],
     at: Callable[[str, str], None] = lambda step, how_far: None,
 ) -> None:
-    """Apply what this attempt on the batch staged, in the order of the manifest, and drop its staging tables.
+    """Apply the results that this attempt on the batch staged, in the manifest's order, and drop the staging tables.
 
-    Only rows of the winners count, and all of them must be there. Keys are written in their order, so that
-    two merges rarely deadlock. ``at`` is told of each before it is merged. Raises MergeRefused; the caller's
-    transaction is then to be rolled back.
+    Only the rows of winning tasks count, and all of them must be there. Rows are written in the order of their keys, so
+    that two merges rarely deadlock. ``at`` is called with each target before its merge. Raises MergeRefused; the caller
+    must then roll back the transaction.
     """
     for staged in manifest:
         if (staged.batch_id, staged.attempt) != (batch.id, batch.attempt):
@@ -75,7 +75,10 @@ def _write(
     *,
     exactly: bool = False,
 ) -> bool:
-    """Write; False where fewer rows were written than staged. ``exactly`` raises MergeRefused then, and finds which."""
+    """Write the rows. Return False if fewer rows were written than staged.
+
+    ``exactly`` then raises MergeRefused instead, with the row that is missing.
+    """
     if staged.behaviour.needs_key:
         _check_keys(connection, staged, target, kinds)
     if kinds.ids:
@@ -86,7 +89,7 @@ def _write(
         kept_out.insert(connection, staged, target, query, selected)
     else:
         written = connection.execute(query).rowcount
-        # A trigger may have kept rows out, the first of two among them.
+        # If a trigger kept out the first of two rows with one key, the server did not refuse the second.
         if staged.behaviour.one_row_a_key and written != most:
             _check_once(connection, staged, target)
         if written < most and kept_out.are_missing(connection, staged, target, selected, written):
@@ -97,7 +100,7 @@ def _write(
 
 def _insert(staged: Staged, target: Target) -> sql.Composed:
     key, values = _key(staged), _values(staged)
-    # An identity that the target always makes is the source's where it is the key.
+    # Overriding: if the key is an identity that is always generated, the source's values are written.
     query = sql.SQL("insert into {} as t ({}) overriding system value {}").format(
         target.identifier, COMMA.join([*key, *values]), _selected(staged, target)
     )
@@ -122,8 +125,11 @@ def _selected(staged: Staged, target: Target) -> sql.Composed:
 
 
 def _rows(staged: Staged, target: Target, which: Which = "is not true") -> sql.Composed:
-    """The winners' rows in the types of the target; of a mirror also, under the ids of the batch that its key can hold,
-    those that are known to stand there and the ids alone ("is not null"), or the latter ("is true")."""
+    """Select the rows of winning tasks, cast to the target's types.
+
+    A mirror has rows of three kinds, by ``TOUCHED``: rows read without the ids of the batch (null), rows read together
+    with them (false), and ids without a row (true). Ids that the target's key cannot hold are left out.
+    """
     columns = COMMA.join(
         sql.SQL("{0}::{1} as {0}").format(sql.Identifier(name), sql.SQL(target.columns[name].type))
         for name, _ in staged.columns
@@ -136,7 +142,7 @@ def _rows(staged: Staged, target: Target, which: Which = "is not true") -> sql.C
 
 
 def _is_held(staged: Staged, target: Target) -> sql.Composable:
-    """Whether the target's key can hold an id that was touched: one that it cannot hold is of another table."""
+    """Whether the target's key can hold a touched id. An id that it cannot hold belongs to another table."""
     bits = BITS.get(target.columns[staged.key[-1]].type)
     if bits is None:
         return sql.SQL("true")
@@ -147,12 +153,12 @@ def _is_held(staged: Staged, target: Target) -> sql.Composable:
 
 @dataclass(frozen=True)
 class _Kinds:
-    """Numbers of rows of the winners."""
+    """Numbers of rows of winning tasks."""
 
     of_no_id: int
-    """Of a mirror, not known to stand under an id of the batch."""
+    """Rows of a mirror that may not belong to an id of the batch."""
     ids: int
-    """An id of the batch alone."""
+    """Ids of the batch without a row."""
     without_key: int
 
 
@@ -224,7 +230,7 @@ def _check_keys(connection: psycopg.Connection[Any], staged: Staged, target: Tar
 
 
 def _check_once(connection: psycopg.Connection[Any], staged: Staged, target: Target) -> None:
-    """Where a row is overwritten the server itself refuses to do that twice, and only then is it asked which one."""
+    """Raise MergeRefused with the key if one comes twice. Called when the server refused to overwrite a row twice."""
     twice = _first(
         connection, staged, target, "select {key} from ({rows}) s group by {key} having count(*) > 1 limit 1"
     )
@@ -242,7 +248,7 @@ def _first(
     query: LiteralString,
     *others: sql.Composable,
 ) -> str | None:
-    """A key that a query over the staged rows finds."""
+    """Return the first key that a query over the staged rows finds, as text."""
     key, rows = COMMA.join(_key(staged)), _rows(staged, target)
     found = connection.execute(sql.SQL(query).format(*others, key=key, rows=rows)).fetchone()
     if found is None:
@@ -251,7 +257,7 @@ def _first(
 
 
 def _delete_gone(connection: psycopg.Connection[Any], staged: Staged, target: Target) -> None:
-    """Delete the rows of ids that the batch touched and that have no row any more; locked in order first."""
+    """Delete the rows of touched ids that are gone at the source. Rows are locked in the order of keys first."""
     query = sql.SQL(
         "with gone as materialized (select {0} from {1} where ({0}) in ({2}) order by {0} for update) "
         "delete from {1} where ({0}) in (select {0} from gone)"
@@ -260,7 +266,7 @@ def _delete_gone(connection: psycopg.Connection[Any], staged: Staged, target: Ta
 
 
 def _gone(staged: Staged, target: Target) -> sql.Composed:
-    """The keys that the batch touched and that have no row any more."""
+    """Select the touched keys that have no row any more."""
     return sql.SQL("select {0} from ({1}) s except select {0} from ({2}) s").format(
         COMMA.join(_key(staged)), _rows(staged, target, "is true"), _rows(staged, target)
     )
