@@ -393,6 +393,7 @@ def handle_tours(example: Example, connection: psycopg.Connection[Any]) -> None:
 
 
 @pytest.mark.hstore
+@pytest.mark.release("every run books a tour by this DAG, and tests of sagas undo their steps in many orders")
 def test_tour_booking_books_nothing_where_an_offer_is_booked_up(
     example: Example, airline: psycopg.Connection[Any]
 ) -> None:

@@ -414,6 +414,9 @@ def test_a_person_sees_who_is_a_master_and_who_owns_which_buckets(
         expect(moving).to_contain_text("r1-i2")
 
 
+@pytest.mark.release(
+    "every run opens these views, and what makes them readable is in the parts that all views share"
+)
 def test_each_view_can_be_read_by_all(ledger: str, url: str, browser: Page) -> None:
     """Seconds: a server and a browser are started, and each view is gone through."""
     with psycopg.connect(ledger, autocommit=True) as connection:

@@ -28,6 +28,9 @@ from tests.quick_spark import JAVA, QUICK
 from tests.spark_session import track
 from tests.suite.processes import runs
 
+pytestmark = pytest.mark.release(
+    "a cluster takes a minute; every run has the executors of a Connect server, on which the same secrets are looked for"
+)
 SECRET = "hunter2-of-the-airline"
 CHANGES = SMALL + 5_000
 PATIENCE = 600.0
@@ -209,9 +212,6 @@ with batch_job() as job:
 """
 
 
-@pytest.mark.release(
-    "Spark itself tries the tasks of an executor again; every run tries a task of its staging again"
-)
 def test_an_executor_that_is_killed_loses_and_doubles_nothing(spark_cluster, movements, db, tmp_path):
     """A minute: a cluster starts, and the executor that is killed has to be missed and replaced."""
     connection, feed = movements
@@ -285,7 +285,6 @@ with batch_job() as job:
 """
 
 
-@pytest.mark.release("every run kills an operator while its driver is at work, in tests/chaos/test_kills.py")
 def test_a_killed_operator_leaves_no_jvm_no_driver_and_no_worker_behind(movements, db, tmp_path):
     """Half a minute: a driver on the cluster has to be at work before its operator is killed."""
     _, feed = movements

@@ -22,7 +22,7 @@ from tests.spark_server import wait_until
 from tests.system.test_spark_cluster import executors, staged_rows
 
 pytestmark = pytest.mark.release(
-    "every run kills an executor in test_spark_cluster.py, and cuts off a Connect server in test_spark_connect_ends.py"
+    "every run cuts off a Connect server in test_spark_connect_ends.py; Spark tries the tasks of an executor again"
 )
 
 CHANGES = SMALL + 1_000

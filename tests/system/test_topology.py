@@ -21,6 +21,9 @@ from tests.replicasets import BUCKETS, RULE, Replicasets, replicasets, standbys_
 from tests.spark_session import batch_of, track
 from tests.waiting import sleeps, until
 
+pytestmark = pytest.mark.release(
+    "every run kills a primary under a read in test_spark_routing.py, and promotes a standby in test_servers.py"
+)
 CALLBACK = Path(__file__).parents[2] / "dags" / "patroni" / "set_master.sh"
 IDS = range(1, BUCKETS + 1)
 SLOW = "create view slow as select id, cents, pg_sleep(0.001)::text as slept from account where id <= 3000"
@@ -141,9 +144,6 @@ def drain(found: Replicasets, name: str) -> list[int]:
     return [id for ids in iter(lambda: consume(found, name), []) for id in ids]
 
 
-@pytest.mark.release(
-    "every run kills a primary under a read in test_spark_routing.py, and promotes a standby in test_servers.py"
-)
 def test_a_primary_that_is_killed_under_load_is_replaced_and_nothing_is_lost(
     cluster_of_two: Replicasets, db: str
 ) -> None:
