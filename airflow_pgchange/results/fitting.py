@@ -141,9 +141,13 @@ def _check_column(target: Target, name: str, kind: str, behaviour: Behaviour, *,
             f"`{alter.as_string(None)}`"
         )
     if not _fits(kind, column.type):
+        alter = sql.SQL("alter table {} alter column {} type {} using {}::{}").format(
+            target.identifier, sql.Identifier(name), sql.SQL(kind), sql.Identifier(name), sql.SQL(kind)
+        )
+        instead = f", or run `{alter.as_string(None)}`" if behaviour.copies_rows else ""
         raise MergeRefused(
             f'{target.name}: "{name}" comes as {kind} and its column is {column.type}: cast it in Spark, '
-            "so that nothing is lost unseen"
+            f"so that nothing is lost unseen{instead}"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -21,6 +22,8 @@ from airflow_pgchange.feeds.queue import QueueFeed
 from airflow_pgchange.feeds.reading import connected
 from airflow_pgchange.feeds.tube import TubeFeed
 from airflow_pgchange.results.attached import Attached
+from airflow_pgchange.results.compared import columns_of_frame, columns_of_table
+from airflow_pgchange.results.evolving import Source, evolve
 from airflow_pgchange.results.merge import validate, write_manifest
 from airflow_pgchange.results.modes import Mode
 from airflow_pgchange.results.staging import TOUCHED, Copied, Staged, create
@@ -173,6 +176,7 @@ class Job:
         *,
         key: str | None = None,
         shard: int | None = None,
+        evolve: bool = False,
     ) -> None:
         """Bring the copy of a table up to date: ``merge`` in mode ``mirror`` with the table's ``rows``.
 
@@ -180,6 +184,10 @@ class Job:
         ``{table}`` in ``into`` stand for the names of the tube and of the table. Columns that the copy generates are left
         out. A shared copy holds the rows of several tables, or did before the others were dropped: it has a column
         ``shard``, and its key is (shard, id).
+
+        ``evolve``: the copy follows the table first, in a short transaction of its own. It gets the table's new columns
+        that may be null and have no default, and its longer strings and wider numbers. Any other change is refused with
+        the statement for it. The role of the results must own the copy.
 
         Raises MergeRefused if the copy lacks a column of the table. Raises InvalidArgument if a shared copy lacks that
         column or key, or if another table has the same name and shard, so that a copy could not tell their rows apart.
@@ -201,8 +209,10 @@ class Job:
         copied = None
         if not isinstance(table, str):
             copied = Copied(*table.parts, tuple(name for name in frame.columns if name != TOUCHED))
-            frame, keys = as_copied(frame, table, target)
-        self._stage(copy, keys, Mode.MIRROR, frame.drop(TOUCHED), lambda: frame, copied=copied)
+            frame, keys = as_copied(frame, table, target, evolve=evolve)
+        shown = frame.drop(TOUCHED)
+        source = self._source(wanted.table or copy, shown) if evolve else None
+        self._stage(copy, keys, Mode.MIRROR, shown, lambda: frame, copied=copied, source=source)
 
     def merge(
         self,
@@ -212,6 +222,7 @@ class Job:
         mode: Mode | str,
         *,
         shard: int | None = None,
+        evolve: bool = False,
     ) -> None:
         """Stage ``frame`` now. The operator merges it into the table ``into`` in the consumer transaction.
 
@@ -229,6 +240,9 @@ class Job:
         numbers are not, because a sum of rounded parts would depend on where batches end. Only the last digits of a
         ``double precision`` may differ. Raises InvalidArgument for an unknown mode. Raises MergeRefused, before any work
         is done, if the frame does not fit or the block has ended.
+
+        ``evolve``: the target first gets the frame's new columns and the digits of its decimals, in a short transaction
+        of its own. The role of the results must own it.
         """
         keys, chosen = (key,) if isinstance(key, str) else tuple(key), Mode.of(mode)
 
@@ -237,7 +251,9 @@ class Job:
                 return frame
             return with_touched(frame, self.changes(shard), into, keys)
 
-        self._stage(into, keys, chosen, frame, marked_rows)
+        types = staging_types(frame.schema) if evolve else {}
+        source = Source("the frame", columns_of_frame(types)) if evolve else None
+        self._stage(into, keys, chosen, frame, marked_rows, source=source)
 
     def _stage(
         self,
@@ -248,13 +264,19 @@ class Job:
         rows: Callable[[], DataFrame],
         *,
         copied: Copied | None = None,
+        source: Source | None = None,
     ) -> None:
-        """Check that the schema of ``shown`` fits the target, then call ``rows`` and stage what it returns."""
+        """Check that the schema of ``shown`` fits the target, then call ``rows`` and stage what it returns.
+
+        The target follows the columns of ``source`` first, if there is one.
+        """
         if self.ended:
             raise MergeRefused(f"{into}: the batch_job() block has ended without this: merge inside it")
         results, columns = self._request.results, staging_types(shown.schema)
         with connect(results, primary=True) as connection:
-            validate(connection, into, keys, mode, columns)
+            fit = partial(validate, connection, into, keys, mode, columns)
+            if statements := evolve(connection, into, source, fit):
+                self._note(f"altered {into}, whose old rows need a backfill", "; ".join(statements))
             table = create(connection, self.batch, into, list(columns.items()))
         frame, target = rows(), Rows(into, keys)
         self._note("staging", into)
@@ -275,6 +297,11 @@ class Job:
         )
         self.staged.append(staged)
         self._note(f"staged {into}", f"{staged.rows:,} rows")
+
+    def _source(self, table: str, frame: DataFrame) -> Source:
+        """The columns of a table as its database declares them, as far as a frame has them."""
+        with connected(self._request.source, self.batch.lsn) as connection:
+            return Source(table, columns_of_table(connection, table, frame.columns))
 
     def _is_small(self) -> bool:
         return self.batch.count < SMALL

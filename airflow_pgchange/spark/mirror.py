@@ -20,21 +20,24 @@ SHARD = "shard"
 """The column of a copy of several tables' rows that says which table a row is of."""
 
 
-def as_copied(frame: DataFrame, attached: Attached, copy: Target) -> tuple[DataFrame, tuple[str, ...]]:
+def as_copied(
+    frame: DataFrame, attached: Attached, copy: Target, *, evolve: bool
+) -> tuple[DataFrame, tuple[str, ...]]:
     """The rows of an attached table as its copy has them, and the key that they have there.
 
-    Raises MergeRefused where the copy lacks a column of them, InvalidArgument where it is shared and lacks the column or
-    the key of the shards, or the table has a column of that name itself.
+    Raises MergeRefused where the copy lacks a column of them, unless it is to ``evolve``; InvalidArgument where it is
+    shared and lacks the column or the key of the shards, or the table has a column of that name itself.
     """
     types = staging_types(frame.drop(TOUCHED).schema)
-    if lacking := [name for name in types if name not in copy.columns]:
+    if not evolve and (lacking := [name for name in types if name not in copy.columns]):
         added = sql.SQL(", ").join(
             sql.SQL("add column {} {}").format(sql.Identifier(name), sql.SQL(types[name])) for name in lacking
         )
         alter = sql.SQL("alter table {} {}").format(copy.identifier, added).as_string(None)
         raise MergeRefused(
             f"{copy.name} lacks columns of {attached.table}: run `{alter}`, and backfill the table if they "
-            "are to hold what was there before; or choose what to copy with columns="
+            "are to hold what was there before; or choose what to copy with columns=; or let the copy follow its source "
+            "with evolve=True"
         )
     if not attached.shared and not copy.is_of_shards(SHARD, attached.id_column):
         return frame, (attached.id_column,)

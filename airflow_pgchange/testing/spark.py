@@ -14,6 +14,8 @@ from airflow_pgchange.feeds.connections import begun, connect
 from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.feeds.tube import TubeFeed
 from airflow_pgchange.results.attached import Attached
+from airflow_pgchange.results.compared import columns_of_frame
+from airflow_pgchange.results.evolving import Source
 from airflow_pgchange.results.merge import merge
 from airflow_pgchange.results.modes import Mode
 from airflow_pgchange.results.staging import TOUCHED, Copied
@@ -96,9 +98,10 @@ class GivenJob(Job):
         *,
         key: str | None = None,
         shard: int | None = None,
+        evolve: bool = False,
     ) -> None:
         if self._request.results:
-            super().mirror(table, into, columns, key=key, shard=shard)
+            super().mirror(table, into, columns, key=key, shard=shard, evolve=evolve)
             return
         wanted = Wanted.of(table, key, shard, columns=columns, which="every")
         assert wanted.key is not None
@@ -115,9 +118,10 @@ class GivenJob(Job):
         rows: Callable[[], DataFrame],
         *,
         copied: Copied | None = None,
+        source: Source | None = None,
     ) -> None:
         if self._request.results:
-            super()._stage(into, keys, mode, shown, rows, copied=copied)
+            super()._stage(into, keys, mode, shown, rows, copied=copied, source=source)
             return
         staging_types(shown.schema)
         if missing := [name for name in keys if name not in shown.columns]:
@@ -130,6 +134,10 @@ class GivenJob(Job):
         touched = frame.where(f.col(TOUCHED)).select(*keys).distinct()
         gone = touched.join(there.select(*keys), list(keys), "left_anti")
         self.merged.append(Merged(into, keys, mode, there, gone))
+
+    def _source(self, table: str, frame: DataFrame) -> Source:
+        """The table is a frame of the test, which declares no lengths and no defaults."""
+        return Source(table, columns_of_frame(staging_types(frame.schema)))
 
     def _frame(self, wanted: Wanted) -> DataFrame:
         changes = self._changes

@@ -13,10 +13,11 @@ from pathlib import Path
 import pyspark
 import pytest
 
+from airflow_pgchange.feeds import TubeFeed
 from airflow_pgchange.spark.job import SMALL, Job
 from airflow_pgchange.spark.package import EXECUTOR_PACKAGES
 from tests import airflow_home
-from tests.readme import ROOT, blocks, track_payments
+from tests.readme import ROOT, blocks, statements, track_payments
 from tests.spark_session import batch_of
 from tests.suite.parsing import syntax
 from tests.suite.processes import said_with
@@ -54,6 +55,20 @@ def test_the_function_of_a_dag_adds_each_payment(db, connect, page: str, block: 
         task.python_callable(job, **arguments)
     balances = connection.execute("select account, cents from public.balance order by account").fetchall()
     assert balances == ADDED[page]
+
+
+def test_the_copy_of_the_guide_follows_its_table(db, connect, monkeypatch) -> None:
+    """Seconds where the worker's Spark session starts with it."""
+    connection = connect()
+    for statement in statements(blocks("sql", "docs/tubes.md")[0]):
+        connection.execute(statement)
+    connection.execute(
+        "alter table public.customer add born date; insert into public.customer values (1, 'ann', '1990-01-01')"
+    )
+    with batch_of(TubeFeed("copies"), db) as job:
+        monkeypatch.setattr("airflow_pgchange.batch_jobs", lambda: [job])
+        exec(blocks("python", PAGE)[3], {})
+    assert connection.execute("select born::text from copies.customer").fetchall() == [("1990-01-01",)]
 
 
 @pytest.mark.parametrize("block", [0, 2], ids=["one batch", "batch after batch"])

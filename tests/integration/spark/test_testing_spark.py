@@ -166,7 +166,7 @@ def test_results_are_merged_into_postgresql_as_the_operator_does(
     connection: psycopg.Connection[Any] = connect()
     connection.execute(
         "create table balance (account text primary key, cents bigint); insert into balance values ('ann', 1);"
-        "create table copy (id bigint primary key, account text, cents bigint); insert into copy values (9, 'x', 0)"
+        "create table copy (id bigint primary key, account text); insert into copy values (9, 'x')"
     )
     monkeypatch.setenv("AIRFLOW_CONN_SHOP", uri(db))
     tables = {"payment": spark.createDataFrame(PAYMENTS, SCHEMA)}
@@ -174,7 +174,7 @@ def test_results_are_merged_into_postgresql_as_the_operator_does(
     def work(job: Job) -> None:
         sums = job.rows("payment", key="id").groupBy("account").agg({"cents": "sum"}).toDF("account", "cents")
         job.merge(sums, into="balance", key="account", mode="add")
-        job.mirror("payment", into="copy", key="id")
+        job.mirror("payment", into="copy", key="id", evolve=True)
 
     done = run_spark_once(
         work, [1, 2, 3, 9], feed=COMMITS, spark=spark, tables=tables, postgres_conn_id="shop"

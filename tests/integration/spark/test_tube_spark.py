@@ -61,6 +61,20 @@ def test_a_mirror_follows_inserts_updates_deletes_and_changed_keys(db, planes, p
         assert same(planes)
 
 
+def test_a_mirror_follows_the_columns_of_its_table_and_a_merge_those_of_its_frame(db, planes, path):
+    planes.execute("alter table plane add seats numeric(5,1); insert into plane values (1, 'a', 12.5)")
+    with batch_of(FEED, db) as job:
+        job.mirror("plane", "mirror", key="id", evolve=True)
+    assert same(planes)
+    planes.execute("alter table plane alter seats type numeric(6,1), add crew int; update plane set crew = 3")
+    with batch_of(FEED, db) as job:
+        job.merge(job.rows("plane", key="id"), into="mirror", key="id", mode="mirror", evolve=True)
+    assert same(planes)
+    assert planes.execute(
+        "select format_type(atttypid, atttypmod) from pg_attribute where attrelid = 'mirror'::regclass and attnum > 2"
+    ).fetchall() == [("numeric(6,1)",), ("integer",)]
+
+
 def test_an_id_that_a_tables_mirror_cannot_hold_is_of_another_table(db, planes, path):
     planes.execute(
         "create table mirror_small (id smallint primary key, tail text); insert into mirror_small values (7, 'old');"
