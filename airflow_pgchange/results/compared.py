@@ -85,10 +85,13 @@ cross join lateral (
     union all
     select 'index', x.relname
     from pg_catalog.pg_index as i join pg_catalog.pg_class as x on x.oid = i.indexrelid
-    where i.indrelid = t.oid and (i.indpred is not null or i.indexprs is not null) and exists (
-        select from pg_catalog.pg_depend as d
-        where d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass and d.objid = i.indexrelid
-          and d.refclassid = d.classid and d.refobjid = t.oid and d.refobjsubid = a.attnum)
+    where i.indrelid = t.oid
+      -- Of plain columns PostgreSQL keeps the index of a table, but not those of partitions.
+      and (i.indpred is not null or i.indexprs is not null or not i.indisvalid or x.relkind = 'I' or x.relispartition)
+      and (a.attnum = any (i.indkey::smallint[]) or exists (
+          select from pg_catalog.pg_depend as d
+          where d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass and d.objid = i.indexrelid
+            and d.refclassid = d.classid and d.refobjid = t.oid and d.refobjsubid = a.attnum))
 ) as o(kind, name)
 order by 1, 2
 """
