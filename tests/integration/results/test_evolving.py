@@ -266,32 +266,27 @@ def test_a_table_that_is_in_use_is_not_waited_for(results, shared_db, monkeypatc
     assert follow(results) == ['alter table "copies"."t" add column if not exists "x" integer']
 
 
-def test_a_role_must_own_the_table_and_trust_the_type(db, connect, role):
-    owner, other = connect(), role("other")
-    owner.execute(
-        "create table public.t (id bigint); create schema copies; create table copies.t (id bigint);"
-        f'grant usage, create on schema public, copies to "{other.name}"'
+@pytest.fixture
+def keeper(results):
+    """The role that owns ``copies.t``, and another without rights on it."""
+    results.execute(
+        "create table public.t (id bigint); create table copies.t (id bigint); create role keeper; create role other;"
+        "grant usage, create on schema copies to keeper; grant usage on schema copies to other;"
+        "alter table copies.t owner to keeper; create domain public.theirs as text; alter domain theirs owner to other"
     )
-    with psycopg.connect(other.conninfo, autocommit=True) as theirs:
-        theirs.execute("create domain public.theirs as text")
-    owner.execute("alter table public.t add x public.theirs")
-    with (
-        feed_connect(db) as results,
-        pytest.raises(MergeRefused, match=f"public.theirs, which belongs to {other.name}"),
+    yield results
+    results.execute("reset role; drop owned by keeper, other; drop role keeper, other")
+
+
+def test_a_role_must_own_the_table_and_trust_the_type(keeper):
+    keeper.execute("alter table public.t add x public.theirs; set role keeper")
+    with pytest.raises(MergeRefused, match=r'"x" has the type public\.theirs, which belongs to other'):
+        follow(keeper)
+    keeper.execute("reset role; alter table public.t drop x, add y int; set role other")
+    with pytest.raises(
+        PermissionDenied,
+        match=r"does not own copies\.t .*owner keeper run `alter table .* grant keeper to other",
     ):
-        # A superuser has every role.
-        results.execute(
-            "create role keeper; grant create, usage on schema copies to keeper; alter table copies.t owner to keeper"
-        )
-        results.execute("set role keeper")
-        follow(results)
-    owner.execute("alter table public.t drop x, add y int")
-    with feed_connect(other.conninfo) as results:
-        with pytest.raises(
-            PermissionDenied,
-            match=r"does not own copies\.t .*owner keeper run `alter table .* grant keeper to",
-        ):
-            follow(results)
-        owner.execute(f'grant keeper to "{other.name}"')
-        assert follow(results) == ['alter table "copies"."t" add column if not exists "y" integer']
-    owner.execute("drop owned by keeper; drop role keeper")
+        follow(keeper)
+    keeper.execute("reset role; grant keeper to other; set role other")
+    assert follow(keeper) == ['alter table "copies"."t" add column if not exists "y" integer']
