@@ -11,16 +11,9 @@ create function revision.key_attribute(known revision.tracked) returns pg_attrib
 language sql stable as $$
     select a
     from pg_attribute as a
-    join pg_class as c on c.oid = a.attrelid
-    cross join lateral (
-        select exists (
-            select from pg_index as i
-            where i.indrelid = a.attrelid and i.indisunique and i.indisvalid and i.indpred is null
-              and a.attnum = any (i.indkey::smallint[]) and (i.indnkeyatts = 1 or c.relkind = 'p'))
-    ) as u(is_unique)
     where a.attrelid = known.tbl and a.attnum > 0 and not a.attisdropped
       and (a.attname = known.commit_id or a.attnum = known.key_number)
-    order by u.is_unique desc, (a.attnum = known.key_number) = (known.key_of = known.tbl::oid) desc
+    order by pgchange.is_unique(known.tbl, a.attnum) desc, (a.attnum = known.key_number) = (known.key_of = known.tbl::oid) desc
     limit 1
 $$;
 
@@ -44,14 +37,11 @@ create function revision.key_trouble(known revision.tracked) returns text
 language sql stable as $$
     select case
         when k.attname is null then format('its key column %I was dropped, and its rows go to revision.fault', known.commit_id)
-        when k.atttypid not in ('bigint'::regtype, 'integer'::regtype)
-            then format('its key column %I is %s now, and has to be bigint or integer', k.attname, format_type(k.atttypid, k.atttypmod))
+        when not pgchange.is_integer(k.atttypid)
+            then format('its key column %I is %s now, and has to be bigint, integer or smallint', k.attname, format_type(k.atttypid, k.atttypmod))
         when not k.attnotnull
             then format('its key column %I may be null now, and a row without a key goes to revision.fault instead of the queue', k.attname)
-        when not exists (
-            select from pg_index as i join pg_class as c on c.oid = i.indrelid
-            where i.indrelid = known.tbl and i.indisunique and i.indisvalid and i.indpred is null
-              and k.attnum = any (i.indkey::smallint[]) and (i.indnkeyatts = 1 or c.relkind = 'p'))
+        when not pgchange.is_unique(known.tbl, k.attnum)
             then format('its key column %I is not unique any more, and two rows with one key are the same commit', k.attname)
     end
     from (select (revision.key_attribute(known)).*) as k
@@ -137,29 +127,23 @@ declare
         select a from pg_attribute as a
         where a.attrelid = tbl and a.attname = commit_id and a.attnum > 0 and not a.attisdropped
     );
+    other constant text := pgchange.key_hint(tbl, 'as in revision.track(tbl, commit_id => ...)');
 begin
     perform pgchange.check_capturable(tbl, 'track', 'revision', 'pubsub');
     perform pgchange.check_captured_once(tbl, 'revision', 'commit_queue');
     if key is null then
-        perform pgchange.refuse(
-            format('%s has no column %I', tbl, commit_id), 'name its key: revision.track(tbl, commit_id => ...)');
+        perform pgchange.refuse(format('%s has no column %I', tbl, commit_id), other);
     end if;
-    if key.atttypid not in ('bigint'::regtype, 'integer'::regtype) then
+    if not pgchange.is_integer(key.atttypid) then
         perform pgchange.refuse(
-            format('column %I of %s is %s', commit_id, tbl, format_type(key.atttypid, key.atttypmod)),
-            'the key must be bigint or integer');
+            format('column %I of %s is %s, and the key is bigint, integer or smallint', commit_id, tbl,
+                   format_type(key.atttypid, key.atttypmod)), other);
     end if;
     if not key.attnotnull then
-        perform pgchange.refuse(format('column %I of %s may be null', commit_id, tbl), 'add not null, or a primary key');
+        perform pgchange.refuse(format('column %I of %s may be null', commit_id, tbl), other);
     end if;
-    if not exists (
-        select from pg_index as i
-        where i.indrelid = tbl and i.indisunique and i.indisvalid and i.indpred is null
-          and key.attnum = any (i.indkey::smallint[])
-          and (i.indnkeyatts = 1 or class.relkind = 'p')
-    ) then
-        perform pgchange.refuse(
-            format('column %I of %s is not unique', commit_id, tbl), 'add a primary key or a unique index on it');
+    if not pgchange.is_unique(tbl, key.attnum) then
+        perform pgchange.refuse(format('column %I of %s is not unique', commit_id, tbl), other);
     end if;
     perform pgchange.check_code(tbl);
     if not (

@@ -203,7 +203,7 @@ begin
 end
 $$;
 
-create function revision.track(tbl regclass, commit_id name default 'id', branch_id text default null) returns bigint
+create function revision.track(tbl regclass, commit_id name default null, branch_id text default null) returns bigint
 language plpgsql as $$
 declare
     known revision.tracked;
@@ -212,6 +212,7 @@ declare
     function text;
     ceiling bigint;
 begin
+    commit_id := coalesce(commit_id, revision.key_column(tbl), pgchange.default_key(tbl));
     perform revision.check_trackable(tbl, commit_id);
     -- If two sessions track the same table at once, the second finds it tracked.
     perform pg_advisory_xact_lock(hashtextextended('pgchange track ' || tbl::oid, 0));
@@ -242,7 +243,7 @@ begin
     perform revision.place_function(tbl, commit_id, branch, expression, function);
     perform revision.place_triggers(tbl, function);
     -- A transaction with a snapshot from before the lock does not see all that was written before it.
-    execute format('select coalesce(max(%I), -9223372036854775808) from %s', commit_id, tbl) into ceiling;
+    execute format('select coalesce(max(%I)::bigint, -9223372036854775808) from %s', commit_id, tbl) into ceiling;
     if current_setting('transaction_isolation') in ('repeatable read', 'serializable') then
         ceiling := 9223372036854775807;
     end if;
@@ -251,7 +252,7 @@ begin
 end
 $$;
 comment on function revision.track(regclass, name, text) is
-    'Make each row inserted into tbl a commit, named by its key commit_id. Its branch is one of the table''s own, which is '
+    'Make each row inserted into tbl a commit, named by its key commit_id, which is the primary key unless it is given. Its branch is one of the table''s own, which is '
     'returned; or the one whose number branch_id is; or what branch_id, an SQL expression over the row, says (then null is '
     'returned, and a row for which it is null goes nowhere). The expression runs with the rights of the table''s owner. '
     'Calling it again mends the capture: new partitions, a renamed key.';

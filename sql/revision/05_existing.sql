@@ -37,7 +37,7 @@ begin
     if known.expression is not null or row_security_active(known.tbl) or not exists (
         select from pg_class as c
         join pg_attribute as a on a.attrelid = c.oid and a.attname = revision.key_column(c.oid)
-        where c.oid = known.tbl and c.relkind in ('r', 'p') and a.atttypid in ('bigint'::regtype, 'integer'::regtype)
+        where c.oid = known.tbl and c.relkind in ('r', 'p') and pgchange.is_integer(a.atttypid)
     ) then
         raise insufficient_privilege using
             message = format('what reads %s runs with the rights of its owner, %I, and no others', known.tbl, owner_name),

@@ -132,7 +132,7 @@ create function tube.id_trouble(attached tube.attachment) returns text
 language sql stable as $$
     select case
         when k.attname is null then format('its column of ids, %I, was dropped, and its changes are lost', attached.id_column)
-        when k.atttypid not in ('bigint'::regtype, 'integer'::regtype, 'smallint'::regtype)
+        when not pgchange.is_integer(k.atttypid)
             then format('its column of ids, %I, is %s now, and has to be bigint, integer or smallint', k.attname,
                         format_type(k.atttypid, k.atttypmod))
         when not k.attnotnull

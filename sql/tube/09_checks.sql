@@ -19,16 +19,15 @@ declare
         select a from pg_attribute as a
         where a.attrelid = tbl and a.attname = id_column and a.attnum > 0 and not a.attisdropped
     );
+    other constant text := pgchange.key_hint(tbl, 'as in tube.tube_table_ensure_attached(..., id_column => ...)');
 begin
     if key is null then
-        perform pgchange.refuse(
-            format('%s has no column %I', tbl, id_column),
-            'name the column of its ids: tube.tube_table_ensure_attached(..., id_column => ...)');
+        perform pgchange.refuse(format('%s has no column %I', tbl, id_column), other);
     end if;
-    if key.atttypid not in ('bigint'::regtype, 'integer'::regtype, 'smallint'::regtype) then
+    if not pgchange.is_integer(key.atttypid) then
         perform pgchange.refuse(
-            format('column %I of %s is %s', id_column, tbl, format_type(key.atttypid, key.atttypmod)),
-            'ids are bigint, integer or smallint');
+            format('column %I of %s is %s, and ids are bigint, integer or smallint', id_column, tbl,
+                   format_type(key.atttypid, key.atttypmod)), other);
     end if;
     if key.attgenerated = 'v' then
         perform pgchange.refuse(

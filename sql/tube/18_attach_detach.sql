@@ -37,7 +37,7 @@ begin
     perform tube.check_parents(tbl);
     wanted := (
         known.name, tbl, coalesce(shard, before.shard, tube.inferred_shard(tbl)),
-        coalesce(id_column, tube.id_column(tbl, known.name), before.id_column, 'id'), 0,
+        coalesce(id_column, tube.id_column(tbl, known.name), before.id_column, pgchange.default_key(tbl)), 0,
         case when agreed or before.tube is null then known.predicate else before.predicate end,
         case when before.token is null or tube.is_anothers(before)
              then left(md5(concat(tube, tbl::oid, clock_timestamp(), random())), 12) else before.token end, now(), tbl::oid);
@@ -86,7 +86,7 @@ language sql as $$
 $$;
 comment on function tube.tube_table_ensure_attached(text, regclass, integer, name) is
     'Let a table touch a tube: each of its inserts, updates, deletes and truncates from now on, under a shard (given, or the '
-    'trailing digits of its schema''s name or of its own), by the ids in id_column (id), if the tube''s predicate holds. Again, it '
+    'trailing digits of its schema''s name or of its own), by the ids in id_column (the primary key), if the tube''s predicate holds. Again, it '
     'mends the capture, takes the tube''s predicate of now, and changes what is given; another shard when no worker is at work.';
 
 -- Take the capture off tables, null meaning of all tubes or tables, once nobody uses them nor what is beside.

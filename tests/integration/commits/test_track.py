@@ -66,7 +66,9 @@ def test_a_branch_that_does_not_exist_is_refused(ledger):
         ("create table t (id text primary key)", "'t'", "is text"),
         ("create table t (id bigint)", "'t'", "may be null"),
         ("create table t (id bigint not null)", "'t'", "not unique"),
-        ("create table t (a bigint primary key)", "'t'", "no column id"),
+        ("create table t (a bigint)", "'t'", "no column id"),
+        ("create table t (a bigint not null unique, b bigint)", "'t'", "name another column, a, as in revision.track"),
+        ("create table t (a text primary key, b int not null unique)", "'t'", "name another column, b, as in revision.track"),
         ("create table t (id bigint primary key)", "'t', branch_id => 'nonsense'", "gives no branch"),
         ("create table t (id bigint primary key)", "'t', branch_id => '''x'''", "gives no branch"),
         ("create table t (id bigint primary key)", "'t', branch_id => 'count(*)'", "gives no branch"),
@@ -80,6 +82,23 @@ def test_what_does_not_fit_is_refused_at_once_with_the_reason(shared, ddl, call,
         error = refused(shared, call)
     assert error.sqlstate == CANNOT_TRACK
     assert says in str(error)
+
+
+@pytest.mark.parametrize("type", ["smallint", "integer", "bigint", "percent"])
+def test_the_key_is_the_primary_key_whatever_it_is_called_and_of_any_integer_type(shared, type):
+    with shared.transaction(force_rollback=True):
+        shared.execute(
+            "create domain score as smallint check (value >= 0); create domain percent as score check (value <= 100);"
+            f"create table t (id text, no {type} primary key); insert into t values ('a', 7)"
+        )
+        shared.execute("select revision.track('t')")
+        shared.execute("insert into t values ('b', 8)")
+        assert [commit for commit, _ in queued(shared)] == [8]
+        shared.execute("select revision.enqueue_chunk('t', 10)")
+        assert [commit for commit, _ in queued(shared)] == [8, 7]
+        assert shared.execute("select count(*) from pgchange.health() as h where h::text ~ 'key column'").fetchone() == (0,)
+        shared.execute("alter table t rename no to number; select revision.track('t')")
+        assert shared.execute("select commit_id from revision.tracked").fetchone() == ("number",)
 
 
 def test_a_partitioned_table_is_captured_through_the_parent_and_through_its_partitions(connect):

@@ -27,7 +27,7 @@ def asked(shared):
     make_item(shared)
     shared.execute("create table plain (id bigint primary key)")
     shared.execute("create table texts (id text primary key)")
-    shared.execute("create table nameless (a bigint primary key)")
+    shared.execute("create table nameless (a bigint)")
     shared.execute("create view seen as select 1::bigint as id")
     shared.execute("create temporary table passing (id bigint primary key)")
     shared.execute("create table whole (id bigint not null) partition by range (id)")
