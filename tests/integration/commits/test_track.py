@@ -67,8 +67,16 @@ def test_a_branch_that_does_not_exist_is_refused(ledger):
         ("create table t (id bigint)", "'t'", "may be null"),
         ("create table t (id bigint not null)", "'t'", "not unique"),
         ("create table t (a bigint)", "'t'", "no column id"),
-        ("create table t (a bigint not null unique, b bigint)", "'t'", "name another column, a, as in revision.track"),
-        ("create table t (a text primary key, b int not null unique)", "'t'", "name another column, b, as in revision.track"),
+        (
+            "create table t (a bigint not null unique, b bigint)",
+            "'t'",
+            "name another column, a, as in revision.track",
+        ),
+        (
+            "create table t (a text primary key, b int not null unique)",
+            "'t'",
+            "name another column, b, as in revision.track",
+        ),
         ("create table t (id bigint primary key)", "'t', branch_id => 'nonsense'", "gives no branch"),
         ("create table t (id bigint primary key)", "'t', branch_id => '''x'''", "gives no branch"),
         ("create table t (id bigint primary key)", "'t', branch_id => 'count(*)'", "gives no branch"),
@@ -96,7 +104,9 @@ def test_the_key_is_the_primary_key_whatever_it_is_called_and_of_any_integer_typ
         assert [commit for commit, _ in queued(shared)] == [8]
         shared.execute("select revision.enqueue_chunk('t', 10)")
         assert [commit for commit, _ in queued(shared)] == [8, 7]
-        assert shared.execute("select count(*) from pgchange.health() as h where h::text ~ 'key column'").fetchone() == (0,)
+        assert shared.execute(
+            "select count(*) from pgchange.health() as h where h::text ~ 'key column'"
+        ).fetchone() == (0,)
         shared.execute("alter table t rename no to number; select revision.track('t')")
         assert shared.execute("select commit_id from revision.tracked").fetchone() == ("number",)
 
