@@ -265,6 +265,13 @@ def test_who_holds_a_partition_is_found_without_looking_through_all_that_is_unre
     assert min(pages() for _ in range(3)) <= few + 50
 
 
+def test_an_event_that_is_not_dispatched_holds_its_own_partition_and_no_later_one(log):
+    (id,) = publish(log)
+    holds = "select pgmb.holder_since('pgmb.events', '{}', 'pm9', '1:1:')".format
+    assert one(log, holds(id)) == "not all in it is dispatched"
+    assert one(log, holds(one(log, "select pgmb.create_event_id(clock_timestamp(), 0)"))) is None
+
+
 @pytest.mark.parametrize("payload", ["{}", '{"ids": null}', '{"ids": 5}', "[]", "null", '{"ids": [null, 3]}'])
 def test_a_retry_event_that_names_nothing_troubles_nobody(log, payload):
     (subscription,) = log.execute("select id from pgmb.subscriptions").fetchone()

@@ -277,6 +277,17 @@ def test_of_all_tubes_pods_do_not_wait_for_control_pods_that_fail(failing):
     assert all_tubes(failing).ready > 0
 
 
+def test_who_may_only_touch_a_tube_sees_that_its_control_pods_fail(failing, role, connect_to):
+    toucher = role("toucher")
+    failing.execute(f"select tube.grant_consumer('{toucher.name}'); grant insert on q to {toucher.name}")
+    told = (
+        connect_to(toucher.conninfo)
+        .execute("select told from tube.health(1) as h(s, l, c, told, call)")
+        .fetchall()
+    )
+    assert ["control pods have failed" in line for (line,) in told] == [True]
+
+
 @pytest.mark.parametrize("by_hand", [False, True])
 def test_control_pods_that_fail_again_behind_a_batch_are_counted_on(failing, db, by_hand):
     touch(failing, 1)
