@@ -24,6 +24,7 @@ from airflow_pgchange.operators import (
     TubeAttachOperator,
     TubeBackfillOperator,
     TubeGarbageCollectOperator,
+    TubeRecomputeOperator,
     TubeTouchOperator,
 )
 from airflow_pgchange.operators.batch import BatchOperator
@@ -196,6 +197,13 @@ ARGUMENTS: dict[Callable[..., BaseOperator], dict[str, Any]] = {
         **WHERE,
     },
     TubeGarbageCollectOperator: {**COLLECT, "downstream": nothing},
+    TubeRecomputeOperator: {
+        **FEED,
+        "feed": TUBE,
+        "query": "select id from plane where id = any(%(ids)s)",
+        "into": "report",
+        "key": "id",
+    },
     TubeTouchOperator: {"tube": ["q"], "query": "select 1", "shard": 0, "op": "B", **WHERE},
     ConsumerSensor: {"feed": COMMITS, **BOTH, **SENSOR},
 }

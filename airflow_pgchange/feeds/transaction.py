@@ -189,6 +189,15 @@ class ConsumerTransaction:
         self._stream = self.progress.counted(reading.changes(self._reader, self.feed, batch), batch.count)
         return self._stream
 
+    @property
+    def reader(self) -> psycopg.Connection[Any]:
+        """The connection on which to read tables of the source: after ``changes`` its server has what the batch changed.
+
+        It is the connection of the results if these are in the same database, so that reads and writes are one
+        transaction.
+        """
+        return self.connection if self._source == self._results else self._reader
+
     def ack(self, write: Callable[[psycopg.Connection[Any]], object] | None = None) -> None:
         """Call ``write`` with the connection, and record the batch as processed.
 

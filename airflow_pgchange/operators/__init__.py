@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from airflow_pgchange.operators.tube.attach import TubeAttachOperator, TubeTouchOperator
     from airflow_pgchange.operators.tube.backfill import TubeBackfillOperator
     from airflow_pgchange.operators.tube.control_pods import TubeGarbageCollectOperator
+    from airflow_pgchange.operators.tube.recompute import TubeRecomputeOperator
 else:
     __getattr__, __dir__ = lazily(
         __name__,
@@ -37,6 +38,7 @@ else:
             "tube.attach": ["TubeAttachOperator", "TubeTouchOperator"],
             "tube.backfill": ["TubeBackfillOperator"],
             "tube.control_pods": ["TubeGarbageCollectOperator"],
+            "tube.recompute": ["TubeRecomputeOperator"],
         },
     )
 
@@ -57,5 +59,6 @@ __all__ = [
     "TubeAttachOperator",
     "TubeBackfillOperator",
     "TubeGarbageCollectOperator",
+    "TubeRecomputeOperator",
     "TubeTouchOperator",
 ]

@@ -146,8 +146,8 @@ def _check_column(target: Target, name: str, kind: str, behaviour: Behaviour, *,
         )
         instead = f", or run `{alter.as_string(None)}`" if behaviour.copies_rows else ""
         raise MergeRefused(
-            f'{target.name}: "{name}" comes as {kind} and its column is {column.type}: cast it in Spark, '
-            f"so that nothing is lost unseen{instead}"
+            f'{target.name}: "{name}" comes as {kind} and its column is {column.type}: cast it where it is '
+            f"computed, so that nothing is lost unseen{instead}"
         )
 
 

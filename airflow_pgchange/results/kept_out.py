@@ -18,7 +18,7 @@ from airflow_pgchange.results.target import Column, Target
 AND, COMMA = sql.SQL(" and "), sql.SQL(", ")
 KEPT_OUT = (
     "a trigger or a rule of the table kept {them} out: nothing was written: take it off, merge into a table that takes "
-    "all rows, or leave such rows out in Spark"
+    "all rows, or leave such rows out before"
 )
 KEPT_IN = (
     "a trigger or a rule of the table kept {them}: nothing was written: take it off, and let a trigger after delete note "

@@ -49,8 +49,8 @@ def check_cut(connection: psycopg.Connection[Any], staged: Staged, target: Targe
         cut = first_lossy(connection, staged, target, name)
         if cut is not None:
             raise MergeRefused(
-                f'{staged.target}: {cut} in "{name}" would be cut: the column is {kind}: shorten it in Spark before '
-                "merging, or make the column text"
+                f'{staged.target}: {cut} in "{name}" would be cut: the column is {kind}: shorten it where it is '
+                "computed, or make the column text"
             )
 
 

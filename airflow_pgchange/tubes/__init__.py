@@ -4,6 +4,7 @@ from airflow_pgchange.tubes.attachment import attach, attached, ensure, touch
 from airflow_pgchange.tubes.backfills import BackfillProgress, ask_backfill, backfill, backfill_chunks
 from airflow_pgchange.tubes.control_pods import Control, Downstream, work_off
 from airflow_pgchange.tubes.copies import TableDownstream
+from airflow_pgchange.tubes.reports import recompute
 from airflow_pgchange.tubes.worker_feeds import ready, workers
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "backfill_chunks",
     "ensure",
     "ready",
+    "recompute",
     "touch",
     "work_off",
     "workers",

@@ -1,4 +1,4 @@
-"""Tables that are copies, as the downstream of a tube: what they hold and their source no longer has."""
+"""Tables that are copies or reports, as the downstream of a tube: the ids that they have to look at again."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from airflow_pgchange.errors import InvalidArgument, MergeRefused, Refused
 from airflow_pgchange.feeds.connections import both
 from airflow_pgchange.feeds.errors import translated
 from airflow_pgchange.feeds.queries import ask, rows
+from airflow_pgchange.feeds.reading import check_whole
 from airflow_pgchange.feeds.tables import table_identifier, table_parts
 from airflow_pgchange.feeds.tube import TubeFeed
 from airflow_pgchange.results.attached import Attached
@@ -21,7 +22,9 @@ from airflow_pgchange.tubes.control_pods import Control
 
 SHARD = "shard"
 LOOKED_AT = 10_000
-"""Ids of a copy that are compared with the source in one go."""
+"""Ids that are compared in one go."""
+
+TRUE = sql.SQL("true")
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,10 @@ class TableDownstream:
     ``key`` is the copy's column of ids, by default called as the source's. A copy of several tables' rows has a column
     ``shard``, as ``Job.mirror`` keeps it. The predicate runs with the rights of the source table's owner,
     who grants the source's role ``execute`` on it.
+
+    If several tables touch the tube under one shard, a table without ``{table}`` in its name is a report of them all.
+    Behind a truncate the ids that only the other tables have are then returned too, because without the truncated rows
+    the report may have rows for them.
 
     Raises Refused for control pods that it can do nothing about: of a table that is not attached, or has no copy, and
     users' own. Raises InvalidArgument where two tables' rows in a copy cannot be told apart, PermissionDenied where row
@@ -48,17 +55,24 @@ class TableDownstream:
         if control.type not in ("backfill_end", "truncate"):
             raise Refused(f"a table cannot do what control pods of type {control.type!r} ask for")
         with translated(), both(self.results, self.source) as (results, source):
-            attached, shares = self._attached(source, control)
+            attached, others = self._attached(source, control)
             copy = attached.copy_in(results, self.table)
             key = self.key or attached.id_column
             target = _looked_up(results, copy)
+            beside = [other for other in others if other.shard == attached.shard]
+            shares = attached.shared if "{table}" in self.table else len(beside) < len(others)
             is_shared = shares or target.is_of_shards(SHARD, key)
             self._check(target, key, is_shared)
-            for ids in self._held(results, copy, key, attached.shard if is_shared else None):
+            of_shard = _compared(SHARD, "=", attached.shard) if is_shared else TRUE
+            for ids in _pages(results, copy, key, of_shard):
                 yield from _absent(source, attached, ids)
+            for other in beside if control.type == "truncate" else ():
+                check_whole(source, other.table)
+                for ids in _pages(source, other.table, other.id_column, TRUE):
+                    yield from _absent(source, attached, _new(results, copy, key, of_shard, ids))
 
-    def _attached(self, source: psycopg.Connection[Any], control: Control) -> tuple[Attached, bool]:
-        """The table that a control pod names, and whether its copy is of other tables' rows too."""
+    def _attached(self, source: psycopg.Connection[Any], control: Control) -> tuple[Attached, list[Attached]]:
+        """Return the table that a control pod names, and the other tables whose rows are in the same copy or report."""
         every = Attached.all(self.feed.tube, ask(source, TubeFeed(self.feed.tube).attached()))
         try:
             parts = table_parts(control.table)
@@ -70,42 +84,13 @@ class TableDownstream:
                 f"no table {control.table} is attached to tube {self.feed.tube}: what its copy held is there still; a "
                 "backfill of the table, when it is attached again or under its name of today, puts that right"
             )
-        if "{table}" in self.table:
-            return found, found.shared
-        others = [each for each in every if each is not found]
-        for other in others:
-            if other.shard == found.shard:
-                raise InvalidArgument(
-                    f"{found.table} and {other.table} both touch tube {self.feed.tube} under shard {found.shard}, so "
-                    f"{self.table} cannot tell their rows apart: give each a copy of its own, as {{tube}}.{{table}} does"
-                )
-        return found, bool(others)
+        return found, [] if "{table}" in self.table else [each for each in every if each is not found]
 
     def _check(self, copy: Target, key: str, is_shared: bool) -> None:
         if key not in copy.columns:
             raise InvalidArgument(f"{copy.name} has no column {key}: say what its column of ids is called")
         if is_shared:
             copy.check_shards(SHARD, key)
-
-    def _held(
-        self, results: psycopg.Connection[Any], copy: str, key: str, shard: int | None
-    ) -> Iterator[list[int]]:
-        query = sql.SQL("select {key} from {copy} where {shard} and {after} order by {key} limit {limit}")
-        of_shard = sql.SQL("true") if shard is None else _compared(SHARD, "=", shard)
-        after: sql.Composable = sql.SQL("true")
-        while True:
-            page = query.format(
-                key=sql.Identifier(key),
-                copy=table_identifier(copy),
-                shard=of_shard,
-                after=after,
-                limit=LOOKED_AT,
-            )
-            ids = [held for (held,) in rows(results, page)]
-            if not ids:
-                return
-            yield ids
-            after = _compared(key, ">", ids[-1])
 
 
 def _looked_up(results: psycopg.Connection[Any], copy: str) -> Target:
@@ -117,6 +102,36 @@ def _looked_up(results: psycopg.Connection[Any], copy: str) -> Target:
 
 def _compared(column: str, operator: str, value: int) -> sql.Composed:
     return sql.SQL("{} " + operator + " {}").format(sql.Identifier(column), value)
+
+
+def _pages(
+    connection: psycopg.Connection[Any], table: str, key: str, where: sql.Composable
+) -> Iterator[list[int]]:
+    """Yield the ids in a table, in their order."""
+    query = sql.SQL(
+        "select distinct {key} from {table} where {where} and {after} order by {key} limit {limit}"
+    )
+    after: sql.Composable = sql.SQL("{} is not null").format(sql.Identifier(key))
+    while True:
+        page = query.format(
+            key=sql.Identifier(key), table=table_identifier(table), where=where, after=after, limit=LOOKED_AT
+        )
+        ids = [held for (held,) in rows(connection, page)]
+        if not ids:
+            return
+        yield ids
+        after = _compared(key, ">", ids[-1])
+
+
+def _new(
+    results: psycopg.Connection[Any], copy: str, key: str, where: sql.Composable, ids: list[int]
+) -> list[int]:
+    """Return those of the ids that a copy does not hold."""
+    query = sql.SQL(
+        "select w.id from unnest({ids}::bigint[]) as w(id) "
+        "where not exists (select from {copy} where {key} = w.id and {where})"
+    ).format(ids=ids, copy=table_identifier(copy), key=sql.Identifier(key), where=where)
+    return [new for (new,) in rows(results, query)]
 
 
 def _absent(source: psycopg.Connection[Any], attached: Attached, ids: list[int]) -> list[int]:

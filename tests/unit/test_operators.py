@@ -18,7 +18,7 @@ from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.events import Handler
 from airflow_pgchange.feeds.draining import Plan
 from airflow_pgchange.feeds.stopping import Stop
-from airflow_pgchange.operators import TubeAttachOperator, TubeTouchOperator
+from airflow_pgchange.operators import TubeAttachOperator, TubeRecomputeOperator, TubeTouchOperator
 from airflow_pgchange.operators.batch import BatchOperator
 from airflow_pgchange.operators.feed import FeedOperator
 from airflow_pgchange.operators.handlers import EventHandlersOperator
@@ -176,14 +176,17 @@ def test_a_batch_is_of_the_same_size_by_an_operator_and_by_the_library():
     assert plain.limit == Plan(COMMITS, "").limit == 100_000
 
 
-@pytest.mark.parametrize(("kind", "name"), [(TubeTouchOperator, "query"), (TubeAttachOperator, "predicate")])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(TubeTouchOperator, "query"), (TubeRecomputeOperator, "query"), (TubeAttachOperator, "predicate")],
+)
 def test_sql_can_be_in_a_file_that_is_a_template(tmp_path: Path, kind: Any, name: str) -> None:
-    (tmp_path / "given.sql").write_text("select {{ params.n }}")
+    (tmp_path / "given.sql").write_text("select {{ params.n }} -- %(ids)s")
     with DAG("files", template_searchpath=str(tmp_path)):
         task = kind(task_id="task", **{**ARGUMENTS[kind], name: "given.sql"})
     task.resolve_template_files()
     task.render_template_fields({"params": {"n": 7}})
-    assert getattr(task, name) == "select 7"
+    assert getattr(task, name) == "select 7 -- %(ids)s"
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""Operators that only tubes need: attach tables, touch ids, backfill, and process control pods."""
+"""Operators that only tubes need: attach tables, touch ids, backfill, recompute reports, and process control pods."""

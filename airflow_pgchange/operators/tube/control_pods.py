@@ -38,11 +38,12 @@ def _downstream(name: str, value: Any) -> str | _Given:
     return _Given(value) if callable(value) else value
 
 
-def _tube_feed(name: str, value: Any) -> Mapping[str, Any]:
+def tube_feed(name: str, value: Any) -> Mapping[str, Any]:
+    """Return the JSON of a TubeFeed. Raises InvalidArgument for another feed."""
     feed = feed_of(value)
     if not isinstance(feed, TubeFeed):
         raise InvalidArgument(
-            f"{feed.name} is a {feed.kind} feed, and only tubes have control pods: give a TubeFeed"
+            f"{name}: {feed.name} is a {feed.kind} feed, and not of a tube: give a TubeFeed"
         )
     return to_json(feed)
 
@@ -61,11 +62,11 @@ class TubeGarbageCollectOperator(CheckedArguments, BaseOperator):
     ``busy_timeout``, Stopped if the task is killed.
 
     :param feed: the worker's feed, or its JSON (templated)
-    :param downstream: the table that is the copy, as ``schema.table``, in which ``{tube}`` and ``{table}`` stand for the
-        names of the tube and of the copied table (templated). Or a callable that takes a
+    :param downstream: the table that is the copy or the report, as ``schema.table``. In the name of a copy ``{tube}`` and
+        ``{table}`` stand for the names of the tube and of the copied table (templated). Or a callable that takes a
         ``airflow_pgchange.tubes.Control`` and returns the ids that it holds and that may be gone. A callable also gets
         control pods of other types, and carries them out itself. With a table they are deleted
-    :param key: the copy's column of ids; default: the name of the source's column (templated)
+    :param key: the column of ids in that table; default: the name of the source's column (templated)
     :param backfill_timeout: how long scheduled backfills may take in a run; the next run continues a longer one
         (templated)
     :param postgres_conn_id: the database of the downstream table
@@ -80,7 +81,7 @@ class TubeGarbageCollectOperator(CheckedArguments, BaseOperator):
         "postgres_conn_id",
         "source_conn_id",
         "busy_timeout",
-        feed=_tube_feed,
+        feed=tube_feed,
         downstream=_downstream,
     )
     template_fields: Sequence[str] = tuple(arguments)

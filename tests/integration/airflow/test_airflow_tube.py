@@ -19,6 +19,7 @@ from airflow_pgchange.operators import (
     TubeAttachOperator,
     TubeBackfillOperator,
     TubeGarbageCollectOperator,
+    TubeRecomputeOperator,
     TubeTouchOperator,
 )
 from airflow_pgchange.tubes import Control
@@ -220,6 +221,34 @@ def test_a_truncated_table_is_forgotten_downstream(
     assert run(collect(conn_id))["touched"] == ROWS
     replay(db)
     assert tube.execute("select count(*) from mirror").fetchone() == (0,)
+
+
+def test_a_report_of_two_tables_is_recomputed_behind_writes_a_backfill_and_a_truncate(
+    tube: psycopg.Connection[Any], conn_id: str
+) -> None:
+    tube.execute("create table flight (no bigint primary key, plane bigint); create index on flight (plane)")
+    tube.execute("create table flown (plane bigint primary key, flights bigint)")
+    tubes.attach(tube, "q", "public.flight", shard=0, key="plane")
+    tube.execute("insert into flight values (1, 7), (2, 7), (3, 8)")
+    query = """
+        select p.id as plane, count(f.no) as flights from plane as p left join flight as f on f.plane = p.id
+        where p.id = any(%(ids)s) group by 1
+    """
+    recompute = TubeRecomputeOperator(
+        task_id="recompute", feed=FEED, query=query, into="flown", key="plane", postgres_conn_id=conn_id
+    )
+    report = {"downstream": "flown", "key": "plane"}
+    assert run(recompute)["changes"] == 2
+    assert tube.execute("table flown order by 1").fetchall() == [(7, 2), (8, 1)]
+    run(backfill(conn_id))
+    assert [run(each)["batches"] for each in (recompute, recompute)] == [1, 0]
+    assert run(collect(conn_id, **report))["controls"] == 2
+    assert tube.execute("select sum(flights), count(*) from flown").fetchone() == (3, ROWS)
+    tube.execute("truncate flight")
+    assert run(collect(conn_id, **report)) == {"controls": 1, "touched": ROWS, "given_up": 0}
+    run(recompute)
+    assert tube.execute("select sum(flights), count(*) from flown").fetchone() == (0, ROWS)
+    assert controls(tube) == []
 
 
 def test_a_callable_names_what_it_holds(tube: psycopg.Connection[Any], conn_id: str) -> None:
