@@ -1,7 +1,7 @@
 """Housekeeping in every database that has our schemas, for all kinds of feeds.
 
 It makes partitions ahead and drops old ones, dispatches events and expires subscriptions, puts missing triggers back,
-forgets old sagas, and lists in its log what needs a person, with what to do.
+forgets old sagas, drops old dead letters if you say how old, and lists in its log what needs a person, with what to do.
 
 Name the databases in ``pgchange_maintenance(databases=[...])``, when you trigger it, or in the variable
 ``pgchange_databases`` (a JSON list of connection ids). Without any it is ``airline``.
@@ -22,6 +22,7 @@ def pgchange_maintenance(
     schedule: str = "*/10 * * * *",
     retention: str | None = None,
     saga_retention: str | None = "30 days",
+    letter_retention: str | None = None,
 ) -> DAG:
     with DAG(
         dag_id,
@@ -52,6 +53,12 @@ def pgchange_maintenance(
                 title="Sagas to keep",
                 description="Such as 30 days; sagas that ended longer ago are forgotten. Empty: none is forgotten",
             ),
+            "letter_retention": Param(
+                letter_retention,
+                type=["null", "string"],
+                title="Dead letters to keep",
+                description="Such as 90 days; letters that were given up longer ago are dropped. Empty: none is dropped",
+            ),
         },
     ) as made:
 
@@ -64,6 +71,7 @@ def pgchange_maintenance(
             task_id="maintain",
             retention="{{ params.retention or '' }}",
             saga_retention="{{ params.saga_retention or '' }}",
+            letter_retention="{{ params.letter_retention or '' }}",
             map_index_template="{{ task.postgres_conn_id }}",
         ).expand(postgres_conn_id=named())
     return made

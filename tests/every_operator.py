@@ -137,6 +137,7 @@ ARGUMENTS: dict[Callable[..., BaseOperator], dict[str, Any]] = {
         "ahead": 3,
         "retention": "30 days",
         "saga_retention": timedelta(days=7),
+        "letter_retention": timedelta(days=90),
         **WHERE,
     },
     PostMessageOperator: MESSAGE,

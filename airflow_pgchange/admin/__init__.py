@@ -14,7 +14,15 @@ if TYPE_CHECKING:
         trim_commit_queue,
     )
     from airflow_pgchange.admin.consumers import status
-    from airflow_pgchange.admin.dead_letters import Letter, drop_letters, letter_content, letters, redrive
+    from airflow_pgchange.admin.dead_letters import (
+        ErasedLetter,
+        Letter,
+        drop_letters,
+        erase_letters,
+        letter_content,
+        letters,
+        redrive,
+    )
     from airflow_pgchange.admin.health import Finding, findings
     from airflow_pgchange.admin.maintenance import Report, maintain
     from airflow_pgchange.admin.schema import install, uninstall, upgrade
@@ -33,8 +41,10 @@ else:
             ],
             "consumers": ["status"],
             "dead_letters": [
+                "ErasedLetter",
                 "Letter",
                 "drop_letters",
+                "erase_letters",
                 "letter_content",
                 "letters",
                 "redrive",
@@ -47,12 +57,14 @@ else:
     )
 
 __all__ = [
+    "ErasedLetter",
     "Finding",
     "Installed",
     "Letter",
     "Report",
     "drop_consumer",
     "drop_letters",
+    "erase_letters",
     "findings",
     "install",
     "letter_content",

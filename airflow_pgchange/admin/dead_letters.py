@@ -53,6 +53,15 @@ class Letter:
     hindrance: str | None
 
 
+@dataclass(frozen=True)
+class ErasedLetter:
+    """A letter from which a key was erased. ``erased`` is how many of its changes went: 0 if only its error or reason had
+    the key."""
+
+    id: int
+    erased: int
+
+
 def letters(
     connection: psycopg.Connection[Any],
     source: psycopg.Connection[Any] | None = None,
@@ -136,6 +145,19 @@ def drop_letters(
         return list(ids)
     query = sql.SQL("select pgchange.drop_letters(null, {}, {})")
     return [number for (number,) in rows(connection, query.format(consumer, span("older_than", older_than)))]
+
+
+def erase_letters(
+    connection: psycopg.Connection[Any], key: str, *, field: str | None = None, consumer: str | None = None
+) -> list[ErasedLetter]:
+    """Erase from letters, or from those of a consumer, what belongs to one key. Return the letters that were changed.
+
+    ``key`` is the iid of a message, the id of an event, or an id in a tube. With ``field`` it is the value of that field
+    in a message's properties or data, or in the payload of an event or a touch; ``customer.id`` names a field in a field.
+    Raises PermissionDenied if this role may see one of the letters but not drop it, InvalidArgument.
+    """
+    query = sql.SQL("select letter, erased from pgchange.erase_letters({}, {}, {})")
+    return [ErasedLetter(*found) for found in rows(connection, query.format(key, field, consumer))]
 
 
 def _send(connection: psycopg.Connection[Any], source: psycopg.Connection[Any] | None, number: int) -> None:

@@ -13,7 +13,7 @@ from psycopg import sql
 from airflow_pgchange.admin import by_hand, health, versions
 from airflow_pgchange.errors import ConsumerBusy, InvalidArgument, PgChangeError, ServerUnavailable
 from airflow_pgchange.events.dispatch import dispatch
-from airflow_pgchange.feeds.checks import Seconds
+from airflow_pgchange.feeds.checks import Seconds, span
 from airflow_pgchange.feeds.connections import kept_open
 from airflow_pgchange.feeds.errors import translated
 from airflow_pgchange.feeds.queries import ask, call, rows
@@ -72,13 +72,15 @@ def maintain(
     ahead: int = 2,
     retention: Seconds | None = None,
     saga_retention: Seconds | None = None,
+    letter_retention: Seconds | None = None,
 ) -> Report:
     """Look after one database: whichever of our systems it holds, each step in a transaction of its own.
 
     Partitions: ``ahead`` of ``width`` transactions each. ``retention``: trim history that is older than that
     and that every consumer has processed; None trims nothing. ``saga_retention``: forget sagas that
-    ended longer ago; None forgets none. No step waits long for a lock: what is busy is postponed to the next time, and
-    said.
+    ended longer ago; None forgets none. ``letter_retention``: drop the dead letters that were given up longer ago, that
+    are not on their way, and that the role may drop; None drops none. No step waits long for a lock: what is busy is
+    postponed to the next time, and said.
     """
     report = Report()
     with kept_open(connection):
@@ -94,7 +96,14 @@ def maintain(
                 report.attention.append(
                     f"schema {state.system} was installed from other files than this package's, under the same version"
                 )
-        for system, step in _steps(connection, width, ahead, retention, saga_retention):
+        for system, step in _steps(
+            connection,
+            width,
+            ahead,
+            retention=retention,
+            saga_retention=saga_retention,
+            letter_retention=letter_retention,
+        ):
             if system in held:
                 report.add(report.done, step)
         for system, (find, mend) in CAPTURES.items():
@@ -111,8 +120,10 @@ def _steps(
     connection: psycopg.Connection[Any],
     width: int,
     ahead: int,
+    *,
     retention: Seconds | None,
     saga_retention: Seconds | None,
+    letter_retention: Seconds | None,
 ) -> Iterator[tuple[str, Callable[[], list[str]]]]:
     """What is done, in order, each with the system that it is about."""
     yield "revision", partial(_lines, connection, "revision.maintain_partitions", width, ahead)
@@ -131,6 +142,9 @@ def _steps(
     yield "mbus", partial(queues.roll_back_overdue, connection)
     if saga_retention is not None:
         yield "mbus", partial(queues.forget_sagas, connection, saga_retention)
+    if letter_retention is not None:
+        kept_for = span("letter_retention", letter_retention)
+        yield "core", partial(_all_lines, connection, "pgchange.expire_letters", kept_for)
     for step in ("trim_batches", "trim_watchers", "drop_leftovers"):
         yield "core", partial(_all_lines, connection, f"pgchange.{step}")
 

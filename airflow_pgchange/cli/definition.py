@@ -58,6 +58,10 @@ OF_CONSUMER = _arg(
     "--consumer", help="letters of this consumer, as status names it: commits:delays/0, tube:copies/0"
 )
 OLDER_THAN = _arg("--older-than", help="letters given up longer ago, such as '7 days'")
+KEY = _arg("key", help="the iid of a message, the id of an event or of a row, or the value of a field")
+FIELD = _arg(
+    "--field", help="the field of a payload, or of a message, that has this value, such as customer.id"
+)
 YES = _arg("-y", "--yes", action="store_true", help="do not ask")
 
 DAG_FILES = _arg(
@@ -119,6 +123,15 @@ def _letters() -> GroupCommand:
                 LETTERS,
                 OF_CONSUMER,
                 OLDER_THAN,
+                YES,
+            ),
+            _command(
+                "letters.erase",
+                "Erase from letters what they hold of one key, and keep the rest",
+                *WHERE,
+                KEY,
+                FIELD,
+                OF_CONSUMER,
                 YES,
             ),
         ),

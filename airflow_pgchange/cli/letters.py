@@ -42,6 +42,18 @@ def drop(args: Namespace) -> Rows:
         ]
 
 
+@command("No letter holds this key.")
+def erase(args: Namespace) -> Rows:
+    with database(args) as connection:
+        confirm(args, "What letters hold of this key will be gone, and is not sent again with them.")
+        return [
+            {"letter": letter.id, "erased": letter.erased}
+            for letter in dead_letters.erase_letters(
+                connection, args.key, field=args.field, consumer=args.consumer
+            )
+        ]
+
+
 def _chosen(args: Namespace) -> dict[str, Any]:
     return {"ids": args.ids, "consumer": args.consumer, "older_than": args.older_than}
 

@@ -32,9 +32,13 @@ class MaintenanceOperator(CheckedArguments, BaseOperator):
     :param retention: trim history that is older than this, such as ``30 days``, once every consumer has processed it;
         default: nothing is trimmed (templated)
     :param saga_retention: delete sagas that ended longer ago than this; default: none is deleted (templated)
+    :param letter_retention: drop dead letters that were given up longer ago than this, such as ``90 days``, and are not
+        on their way. The role must have the right to drop them; default: none is dropped (templated)
     """
 
-    arguments = checks("postgres_conn_id", "width", "ahead", "retention", "saga_retention")
+    arguments = checks(
+        "postgres_conn_id", "width", "ahead", "retention", "saga_retention", "letter_retention"
+    )
     template_fields: Sequence[str] = tuple(arguments)
 
     def __init__(
@@ -45,6 +49,7 @@ class MaintenanceOperator(CheckedArguments, BaseOperator):
         ahead: Number = 2,
         retention: Seconds | None = None,
         saga_retention: Seconds | None = None,
+        letter_retention: Seconds | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -53,6 +58,7 @@ class MaintenanceOperator(CheckedArguments, BaseOperator):
         self.ahead: Any = ahead
         self.retention = retention
         self.saga_retention = saga_retention
+        self.letter_retention = letter_retention
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Return ``{done: [lines], attention: [lines]}``. If a step fails, the others still run, and the task then
@@ -64,6 +70,7 @@ class MaintenanceOperator(CheckedArguments, BaseOperator):
                 ahead=self.ahead,
                 retention=self.retention,
                 saga_retention=self.saga_retention,
+                letter_retention=self.letter_retention,
             )
         for line in report.done:
             self.log.info("%s", line)

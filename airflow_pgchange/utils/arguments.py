@@ -181,6 +181,7 @@ CHECKS: Mapping[str, Check] = {
     "expiry": maybe(seconds),
     "retention": maybe(seconds),
     "saga_retention": maybe(seconds),
+    "letter_retention": maybe(seconds),
     "older_than": maybe(seconds),
     "max_age": maybe(seconds),
     "until": until,

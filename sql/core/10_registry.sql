@@ -16,7 +16,8 @@ comment on table pgchange.registered is
     'batches at a time. For its dead letters a kind brings letter_rights(address jsonb) text[], which of see and keep the caller '
     'may do; check_letter(address jsonb, content jsonb), which raises why one cannot be sent again, as far as this database '
     'knows; and redrive(letter bigint), which deletes the letter as it sends it, or sets on_its_way and has its consumer delete '
-    'it; and letter_content(address jsonb, content jsonb) jsonb, where what a letter holds is not in itself. letters_elsewhere: what letters stand for may lie in another database than they do.';
+    'it; and letter_content(address jsonb, content jsonb) jsonb, where what a letter holds is not in itself; and erase_letter(letter '
+    'bigint, key text, field text) bigint, where letters hold more than bounds, which erases a key and returns how many changes went. letters_elsewhere: what letters stand for may lie in another database than they do.';
 
 create table pgchange.letter (
     id bigint generated always as identity primary key,

@@ -242,3 +242,40 @@ $$;
 comment on function pgchange.drop_letters(bigint, text, interval) is
     'Forget one letter, or those of a consumer or older than an age; returns their numbers. What they stand for is gone. One '
     'that is on its way is taken back; where its batch is in work, that is rolled back.';
+
+create function pgchange.expire_letters(retention interval, most integer default 1000) returns setof text
+language plpgsql volatile as $$
+declare
+    -- A constant: of an expression PostgreSQL would not look at the age before row security has asked for the rights on each letter.
+    expired constant timestamptz := clock_timestamp() - retention;
+    gone bigint;
+    kept bigint;
+begin
+    if retention is null or retention < interval '0' then
+        raise invalid_parameter_value using message = format('letters cannot be kept for %s', coalesce(retention::text, 'no time')),
+            hint = 'write it as interval ''90 days''';
+    end if;
+    with old as (
+        select l.id from pgchange.letter as l
+        where l.given_up_at < expired and not l.on_its_way
+        order by l.id limit most for update skip locked
+    ), dropped as (
+        delete from pgchange.letter as l using old as o where l.id = o.id returning l.id
+    )
+    select count(*) into gone from dropped;
+    if gone > 0 then
+        return next format('letters: dropped %s that were given up before %s', gone, expired::timestamptz(0));
+    end if;
+    if gone = most then
+        return next 'left older letters to the next time';
+        return;
+    end if;
+    select count(*) into kept from pgchange.letter as l where l.given_up_at < expired and not l.on_its_way;
+    if kept > 0 then
+        return next format('kept %s older letters: somebody is working on them, or this role may see them but not drop them', kept);
+    end if;
+end
+$$;
+comment on function pgchange.expire_letters(interval, integer) is
+    'Drop letters that were given up longer ago, of those that the caller may drop, as many as that at once; a line for what was '
+    'done. One that is on its way stays.';

@@ -31,11 +31,13 @@ select pgchange.add_role(
     includes => 'pgchange.viewer',
     objects => array[
         'select, insert (kind, consumer, address, content, changes, reason, error, attempts, batch_id), delete on pgchange.letter',
+        'update (content, changes, error, reason) on pgchange.letter',
         'select, insert, update on pgchange.lag_limit'
     ],
     functions => $$
         has_letter_right chosen_letters check_letter_choice letter_gone check_letter check_sendable keeps_letter check_letter_keeper
-        letter_hindrance letters letter_content redrive drop_letters write_letter letters_health limit_lag
+        letter_hindrance letters letter_content redrive drop_letters expire_letters erase_letters field_is names_key write_letter letters_health
+        limit_lag
     $$);
 
 select pgchange.add_role(

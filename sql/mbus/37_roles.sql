@@ -15,10 +15,10 @@ select pgchange.add_role(
 
 select pgchange.add_role(
     'mbus', 'admin', told =>
-    'Let a role see, send again and drop the dead letters of the queues that it may consume from.',
+    'Let a role see, send again, erase and drop the dead letters of the queues that it may consume from.',
     includes => 'pgchange.admin',
     functions => $$
-        letter_rights check_letter letter_content redrive
+        letter_rights check_letter letter_content redrive erase_letter
     $$);
 
 select pgchange.close_schema('mbus', types => 'qt_model picked obstacle', unpinned => $$

@@ -116,7 +116,7 @@ select pgchange.add_role(
         'select on pgmb.claims, pgmb.fault, pgmb.condition, pgmb.unread_events, pgmb.published, pgmb.dispatcher'
     ],
     functions => $$
-        dispatcher_now undispatched skip note_move replay_faults check_letter redrive
+        dispatcher_now undispatched skip note_move replay_faults check_letter redrive events_without erase_letter
     $$);
 
 alter table pgmb.pushed_table enable row level security;

@@ -92,7 +92,11 @@ def test_drop_asks_first_and_forgets(db: str, connection: psycopg.Connection[Any
     letter, _ = give_up(connection, db)
     with pytest.raises(SystemExit, match="--yes"):
         pgchange("drop", str(letter), "--dsn", db)
-    assert only(connection).id == letter
+    with pytest.raises(SystemExit, match="--yes"):
+        pgchange("erase", "parsed", "--dsn", db)
+    assert (only(connection).id, only(connection).reason) == (letter, "cannot be parsed")
+    erased = pgchange("erase", "parsed", "--field", "n", "--consumer", "commits:test/0", "--dsn", db, "--yes")
+    assert (erased, only(connection).reason) == ([{"letter": letter, "erased": 0}], "erased")
     assert pgchange("drop", "--older-than", "0 s", "--dsn", db, "--yes") == [
         {"letter": letter, "state": "dropped"}
     ]

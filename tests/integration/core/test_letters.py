@@ -410,3 +410,30 @@ def test_letters_that_are_sent_in_one_moment_come_by_their_numbers(db, connectio
     ).fetchone()
     connection.execute(f"update {letters} set sent_at = now()")
     assert drain(db) == [*a, *b]
+
+
+def test_old_letters_are_dropped_by_maintenance_in_slices_but_not_on_their_way(db, connection):
+    letters = [give_up(connection, db, 1)[0] for _ in range(4)]
+    connection.execute(
+        "update pgchange.letter set given_up_at = now() - interval '91 days' where id <> %s", [letters[3]]
+    )
+    dead_letters.redrive(connection, ids=[letters[0]])
+    assert maintain(connection).done == []
+    assert [line for (line,) in connection.execute("select pgchange.expire_letters('90 days', 1)")][1:] == [
+        "left older letters to the next time"
+    ]
+    (line,) = maintain(connection, letter_retention="90 days").done
+    assert line.startswith("letters: dropped 1 that were given up before ")
+    assert [letter.id for letter in dead_letters.letters(connection)] == [letters[0], letters[3]]
+
+
+def test_of_a_letter_that_holds_bounds_alone_only_its_texts_are_erased(db, connection):
+    letter, _ = give_up(connection, db)
+    connection.execute(
+        "update pgchange.letter set error = 'Key (mail)=(ann@x.org) is there', reason = 'ann@x.organic'"
+    )
+    before = dead_letters.letter_content(connection, letter)
+    assert dead_letters.erase_letters(connection, "ann@x.org") == [dead_letters.ErasedLetter(letter, 0)]
+    assert dead_letters.erase_letters(connection, "ann@x.org") == []
+    assert (only(connection).error, only(connection).reason) == ("erased", "ann@x.organic")
+    assert dead_letters.letter_content(connection, letter) == before

@@ -121,6 +121,25 @@ def test_who_may_only_look_changes_nothing(session, admin, does):
     assert touched(admin) == []
 
 
+def test_who_may_only_look_erases_nothing_and_no_letter_expires_for_it(session, admin):
+    looking = session("tube.grant_consumer", "pubsub.grant_admin", on_pods=["select", "insert"])
+    with pytest.raises(PermissionDenied, match="nothing was erased: this role may see letter 2"):
+        dead_letters.erase_letters(looking, "1")
+    assert dead_letters.erase_letters(looking, "parsed", consumer="commits:test/0") == [
+        dead_letters.ErasedLetter(1, 0)
+    ]
+    said = [line for (line,) in looking.execute("select pgchange.expire_letters('0')")]
+    assert said[0].startswith("letters: dropped 1 ")
+    assert said[1].startswith("kept 1 older letters: ")
+    assert kinds(admin) == ["tube"]
+
+
+def test_who_keeps_a_tube_erases_from_its_letters_and_from_no_other(session, admin):
+    keeping = session("tube.grant_consumer", on_pods=["select", "delete"])
+    assert dead_letters.erase_letters(keeping, "1") == [dead_letters.ErasedLetter(2, 1)]
+    assert kinds(admin) == ["commit"]
+
+
 @pytest.mark.parametrize("does", [dead_letters.redrive, dead_letters.drop_letters])
 def test_a_letter_that_is_not_ones_own_is_unknown(session, admin, does):
     with pytest.raises(UnknownLetter):
@@ -211,7 +230,17 @@ def test_nonsense_is_refused_and_changes_nothing(unchanged, does, chosen, says):
 
 
 @pytest.mark.parametrize(
-    "call", ["pgchange.redrive()", "pgchange.drop_letters()", "pgchange.drop_letters(1, 'commits:test/0')"]
+    "call",
+    [
+        "pgchange.redrive()",
+        "pgchange.drop_letters()",
+        "pgchange.drop_letters(1, 'commits:test/0')",
+        "pgchange.erase_letters('')",
+        "pgchange.erase_letters('1', '')",
+        "pgchange.erase_letters('1', of_consumer => '')",
+        "pgchange.expire_letters('-1 day')",
+        "pgchange.expire_letters(null)",
+    ],
 )
 def test_nonsense_in_sql_is_refused(unchanged, call):
     with pytest.raises(psycopg.errors.InvalidParameterValue):

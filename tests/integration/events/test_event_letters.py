@@ -140,3 +140,32 @@ def test_a_batch_whose_cursor_is_in_another_database_is_not_skipped_here(db, oth
     with pytest.raises(psycopg.Error, match="in another database") as refused:
         connection.execute("select pgmb.skip_batch('g', 'no use')")
     assert "airflow pgchange skip events:g" in refused.value.diag.message_hint
+
+
+def test_events_of_a_key_are_erased_from_letters_and_the_others_come_again(db, connection):
+    events = [
+        Event("t", {"n": n, "customer": {"id": f"c{n}"}, "flat.id": n}, metadata={"by": f"u{n}"})
+        for n in range(5)
+    ]
+    ids = publish(connection, events, returning=True)
+    given_up(db)
+    (letter,) = dead_letters.letters(connection)
+    for key, field in [(ids[0], None), ("c1", "customer.id"), ("2", "flat.id"), ("u3", "by")]:
+        assert dead_letters.erase_letters(connection, key, field=field) == [
+            dead_letters.ErasedLetter(letter.id, 1)
+        ]
+        assert dead_letters.erase_letters(connection, key, field=field) == []
+    assert dead_letters.letters(connection)[0].changes == 1
+    dead_letters.redrive(connection, ids=[letter.id])
+    assert [n for n, _ in work(db)] == [4]
+
+
+def test_a_letter_without_events_left_is_dropped(db, connection):
+    publish(connection, numbers(0, 2))
+    given_up(db)
+    (letter,) = dead_letters.letters(connection)
+    connection.execute(
+        """update pgchange.letter set content = jsonb_set(content, '{events,1,payload,n}', '0')"""
+    )
+    assert dead_letters.erase_letters(connection, "0", field="n") == [dead_letters.ErasedLetter(letter.id, 2)]
+    assert dead_letters.letters(connection) == []

@@ -264,3 +264,31 @@ def test_a_skip_that_meets_an_ack_is_refused_as_the_batch_is_at_work(db, connect
         skipper.rollback()
         acked.result()
     assert connection.execute("select count(*) from mbus.dmq").fetchone() == (0,)
+
+
+def test_messages_of_a_key_are_erased_from_letters_and_the_others_come_again(db, connection):
+    iids = queues.fill(connection, range(4))
+    connection.execute("select mbus.post_q('n=>4'::hstore, properties => 'who=>ann'::hstore)")
+    given_up(db)
+    (letter,) = dead_letters.letters(connection)
+    for key, field in [(iids[0], None), ("1", "n"), ("ann", "who")]:
+        assert dead_letters.erase_letters(connection, key, field=field) == [
+            dead_letters.ErasedLetter(letter.id, 1)
+        ]
+        assert dead_letters.erase_letters(connection, key, field=field) == []
+    assert dead_letters.letters(connection)[0].changes == 2
+    assert dead_letters.letter_content(connection, letter.id)["messages"] == 2
+    assert dead_letters.erase_letters(connection, "2", field="n", consumer="queue:q/default") != []
+    dead_letters.redrive(connection, ids=[letter.id])
+    assert work(db) == ["3"]
+
+
+def test_a_letter_without_messages_left_is_dropped(db, connection):
+    queues.fill(connection, [7, 7])
+    given_up(db)
+    (letter,) = dead_letters.letters(connection)
+    assert dead_letters.erase_letters(connection, "7", field="n") == [dead_letters.ErasedLetter(letter.id, 2)]
+    assert (dead_letters.letters(connection), queues.one(connection, "select count(*) from mbus.dmq")) == (
+        [],
+        0,
+    )

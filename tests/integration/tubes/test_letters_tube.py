@@ -146,3 +146,29 @@ def test_a_failure_behind_the_ack_is_noted_too(db, item):
         raise ValueError("late")
     by_hand.skip_batch(item, item, FEED, "why")
     assert only(item).error == "ValueError: late"
+
+
+def test_an_id_is_erased_from_letters_and_the_others_come_again(item):
+    item.execute(
+        """select tube.touch('q', 3, '{1,2}', 'T', '{"who": {"mail": "ann"}}'), tube.touch('q', 4, '{1}', 'D'),
+                  tube.touch('q', 5, '{7,8}', 'T', '{"who": {"mail": "bob"}}')"""
+    )
+    letter = give_up(item)
+    assert dead_letters.erase_letters(item, "1") == [dead_letters.ErasedLetter(letter, 2)]
+    assert dead_letters.erase_letters(item, "bob", field="who.mail") == [dead_letters.ErasedLetter(letter, 2)]
+    assert dead_letters.erase_letters(item, "1") == []
+    assert "bob" not in str(dead_letters.letter_content(item, letter))
+    assert only(item).changes == 1
+    dead_letters.redrive(item, ids=[letter])
+    assert touches(item) == [(3, "T", [2], {"who": {"mail": "ann"}})]
+
+
+def test_a_letter_of_which_nothing_is_left_is_dropped(item):
+    item.execute("select tube.touch('q', 3, '{1}', 'T')")
+    assert dead_letters.erase_letters(item, "1", consumer="tube:q/0") == []
+    letter = give_up(item)
+    assert dead_letters.erase_letters(item, "1", consumer="tube:other/0") == []
+    assert dead_letters.erase_letters(item, "1", consumer="tube:q/0") == [
+        dead_letters.ErasedLetter(letter, 1)
+    ]
+    assert dead_letters.letters(item) == []

@@ -1,0 +1,60 @@
+-- Erasing from letters what belongs to one key, such as the data of a person who asked for that.
+
+-- Whether a JSON object has a value, as text, in a field. A field within a field is named by both, with a dot.
+create function pgchange.field_is(held jsonb, field text, key text) returns boolean
+language sql immutable as $$
+    select coalesce(key in (held ->> field, held #>> string_to_array(field, '.')), false)
+$$;
+
+-- Whether a key stands in a text, and not as a part of a longer word.
+create function pgchange.names_key(words text, key text) returns boolean
+language sql immutable as $$
+    select coalesce(words ~ ('(^|\W)' || regexp_replace(key, '([.\\+*?\[\^\]$(){}=!<>|:#-])', '\\\1', 'g') || '(\W|$)'), false)
+$$;
+
+create function pgchange.erase_letters(key text, field text default null, of_consumer text default null)
+returns table (letter bigint, erased bigint)
+language plpgsql volatile as $$
+declare
+    chosen record;
+    not_kept bigint;
+begin
+    if coalesce(key, '') = '' or field = '' then
+        raise invalid_parameter_value using message = 'nothing can be erased from letters without a key, or by a field without a name',
+            hint = 'give the id of a message, an event or a row, or a value and the field that has it';
+    end if;
+    select min(l.id) into not_kept
+    from pgchange.chosen_letters(null, of_consumer, null) as f(id) join pgchange.letter as l on l.id = f.id
+    where not pgchange.has_letter_right('keep', l.kind, l.address);
+    if not_kept is not null then
+        raise insufficient_privilege using
+            message = format('nothing was erased: this role may see letter %s, but not change it', not_kept),
+            hint = 'erase as a role that may drop all letters, or those of one consumer by of_consumer: the guide to roles says what that needs';
+    end if;
+    for chosen in
+        select l.id, r.schema
+        from pgchange.chosen_letters(null, of_consumer, null) as f(id)
+        join pgchange.letter as l on l.id = f.id join pgchange.registered as r using (kind)
+        order by l.id
+    loop
+        letter := chosen.id;
+        erased := 0;
+        -- A letter of a kind without this function holds the bounds of its batch alone.
+        if to_regprocedure(format('%I.erase_letter(bigint, text, text)', chosen.schema)) is not null and pgchange.ours(chosen.schema) then
+            execute format('select %I.erase_letter($1, $2, $3)', chosen.schema) into erased using letter, key, field;
+        end if;
+        update pgchange.letter as l set
+            error = case when pgchange.names_key(l.error, key) then 'erased' else l.error end,
+            reason = case when pgchange.names_key(l.reason, key) then 'erased' else l.reason end
+        where l.id = chosen.id and (pgchange.names_key(l.error, key) or pgchange.names_key(l.reason, key));
+        if found or erased > 0 then
+            return next;
+        end if;
+    end loop;
+end
+$$;
+comment on function pgchange.erase_letters(text, text, text) is
+    'Erase from letters, or from those of a consumer, what belongs to a key, and return the letters that were changed with the number '
+    'of changes erased from each. Without a field the key is the id of a message, an event or a row; else it is the value of that field '
+    'in a message''s properties or data, or in an event''s or a touch''s payload. An error or a reason that has the key is replaced. A '
+    'letter of which nothing is left is dropped.';

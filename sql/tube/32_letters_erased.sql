@@ -1,0 +1,56 @@
+-- Erasing ids from dead letters of tubes.
+
+-- The ids of a touch without those of a key: the id itself, or, with a field, all if the payload has the key in it.
+create function tube.ids_without(touch jsonb, key text, field text) returns jsonb
+language sql immutable as $$
+    select case
+        when field is null then (
+            select coalesce(jsonb_agg(i.id order by i.n), '[]')
+            from jsonb_array_elements(touch -> 'ids') with ordinality as i(id, n)
+            where i.id #>> '{}' <> key)
+        when pgchange.field_is(touch -> 'payload', field, key) then '[]'
+        else touch -> 'ids' end
+$$;
+
+-- The touches of a letter without what belongs to a key; one without ids goes, with its payload.
+create function tube.touches_without(touches jsonb, key text, field text) returns jsonb
+language sql immutable as $$
+    select coalesce(jsonb_agg(t.touch || jsonb_build_object('ids', left_over.ids) order by t.n), '[]')
+    from jsonb_array_elements(touches) with ordinality as t(touch, n)
+    cross join lateral tube.ids_without(t.touch, key, field) as left_over(ids)
+    where left_over.ids <> '[]'
+$$;
+
+-- How many ids touches have.
+create function tube.ids_in(touches jsonb) returns bigint
+language sql immutable as $$
+    select coalesce(sum(jsonb_array_length(t.touch -> 'ids')), 0)::bigint from jsonb_array_elements(touches) as t(touch)
+$$;
+
+-- Erase a key from a dead letter, and return how many ids went; a letter without ids goes, too.
+create function tube.erase_letter(letter bigint, key text, field text) returns bigint
+language plpgsql volatile as $$
+declare
+    touches jsonb;
+    kept jsonb;
+    erased bigint;
+begin
+    select l.content -> 'touches' into touches
+    from pgchange.letter as l
+    where l.id = letter and l.kind = 'tube' and tube.touches_without(l.content -> 'touches', key, field) <> l.content -> 'touches'
+    for update;
+    if not found then
+        return 0;
+    end if;
+    kept := tube.touches_without(touches, key, field);
+    erased := tube.ids_in(touches) - tube.ids_in(kept);
+    if kept = '[]' then
+        delete from pgchange.letter as l where l.id = letter;
+    else
+        update pgchange.letter as l set
+            content = l.content || jsonb_build_object('touches', kept), changes = greatest(l.changes - erased, 0)
+        where l.id = letter;
+    end if;
+    return erased;
+end
+$$;
