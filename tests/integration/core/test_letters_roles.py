@@ -22,6 +22,7 @@ from airflow_pgchange.feeds.draining import drain
 from tests.commits import FEED, commits
 from tests.conftest import database
 from tests.letters import Poison, give_up, plan
+from tests.readme import blocks, statements
 from tests.suite.clusters import TEMPLATE
 from tests.tubes import claim, make, one, touched
 
@@ -245,6 +246,13 @@ def test_nonsense_is_refused_and_changes_nothing(unchanged, does, chosen, says):
 def test_nonsense_in_sql_is_refused(unchanged, call):
     with pytest.raises(psycopg.errors.InvalidParameterValue):
         unchanged.execute(f"select {call}")
+    assert kinds(unchanged) == ["commit", "tube"]
+
+
+def test_the_examples_of_the_guide_leave_letters_of_other_keys(unchanged):
+    (example,) = blocks("sql", "docs/dead-letters.md")
+    for statement in statements(example):
+        assert unchanged.execute(statement).fetchall() == []
     assert kinds(unchanged) == ["commit", "tube"]
 
 
