@@ -25,6 +25,7 @@ __all__ = [
     "Permanent",
     "PermissionDenied",
     "PgChangeError",
+    "PoisonousChange",
     "PublisherFull",
     "Refused",
     "SchemaMissing",
@@ -113,6 +114,14 @@ class BatchGivenUp(Permanent):
     """A batch has failed ``max_attempts`` times and is not tried again. Nothing was lost.
 
     Correct the cause, or make it a dead letter with ``airflow pgchange skip``.
+    """
+
+
+class PoisonousChange(BatchGivenUp):
+    """A change has failed alone ``max_attempts`` times, by an error of its own.
+
+    An operator with ``on_give_up="bisect"`` makes it a dead letter and goes on. Otherwise correct the cause, or make it a
+    dead letter with ``airflow pgchange skip``.
     """
 
 

@@ -82,6 +82,30 @@ class Batch:
     oldest: str | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def parts_of(self) -> tuple[str, ...]:
+        """The ids of the batches of which this batch is a part, the whole batch first; empty for a whole batch.
+
+        A batch that failed by its own content is split into parts. A sink outside PostgreSQL that has recorded one of
+        these ids as done has all changes of this batch, so it skips the batch.
+        """
+        return tuple(self._split.get("parts_of", ()))
+
+    @property
+    def is_part(self) -> bool:
+        """Whether this is a part of a batch that is being split. The batch of a dead letter is not."""
+        return bool(self.parts_of) and "letter" not in self.bounds
+
+    @property
+    def is_last_part(self) -> bool:
+        """Whether no other part of the same whole batch follows; also true for a whole batch."""
+        return "letter" in self.bounds or not self._split.get("rest")
+
+    @property
+    def _split(self) -> Mapping[str, Any]:
+        split: Mapping[str, Any] = self.bounds.get("split", {})
+        return split
+
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "slices": [asdict(part) for part in self.slices], "bounds": dict(self.bounds)}
 

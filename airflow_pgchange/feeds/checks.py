@@ -37,8 +37,9 @@ EVENTS_LIMIT = 1_000
 
 OnBusy = Literal["wait", "skip", "fail"]
 """What to do while another transaction works on a feed."""
-OnGiveUp = Literal["fail", "dead_letter"]
-"""What to do with a batch that has failed ``max_attempts`` times."""
+OnGiveUp = Literal["bisect", "fail", "dead_letter"]
+"""What to do with a batch that has failed ``max_attempts`` times: split it until the bad change is alone, fail, or make
+the whole batch a dead letter."""
 
 
 def check_count(name: str, value: int) -> None:

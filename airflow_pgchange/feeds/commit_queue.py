@@ -99,6 +99,13 @@ class CommitFeed(OfferedFeed):
             "claim", position, limit, self.in_order, self.accept_trimmed, choice, max_attempts
         )
 
+    def claim_or_split(
+        self, position: Position, limit: int, choice: Mapping[str, Any] | None, max_attempts: int
+    ) -> sql.Composed:
+        return self._select(
+            "claim", position, limit, self.in_order, self.accept_trimmed, choice, max_attempts, "bisect"
+        )
+
     def changes(self, batch: Batch, part: Slice) -> sql.Composed:
         return call("pubsub.changes", self.branch, batch.bounds, *part.after, *part.upto)
 

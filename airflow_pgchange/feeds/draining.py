@@ -1,5 +1,5 @@
-"""Process one batch of a feed after another, each in a transaction of its own, and give up batches that fail too
-often."""
+"""Process one batch of a feed after another, each in a transaction of its own, and split or give up batches that fail
+too often."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg
 
-from airflow_pgchange.errors import BatchGivenUp, ConsumerBusy, PgChangeError, Stopped
+from airflow_pgchange.errors import BatchGivenUp, ConsumerBusy, PgChangeError, PoisonousChange, Stopped
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.checks import (
     BATCH_LIMIT,
@@ -26,7 +26,7 @@ from airflow_pgchange.feeds.checks import (
     patience,
 )
 from airflow_pgchange.feeds.checks import until as checked_until
-from airflow_pgchange.feeds.feed import Feed
+from airflow_pgchange.feeds.feed import Feed, Splitting
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
 
 SHOWN_BATCHES = 20
@@ -48,8 +48,10 @@ class Plan:
     - ``on_busy``: if another transaction works on the feed: wait for it (``busy_timeout``; None: as long as it takes),
       skip, or fail.
     - ``max_attempts``: the number of failures after which a batch is not tried again; None: always try again.
-    - ``on_give_up``: then fail, until a person has corrected the cause or given up the batch; or make the batch a dead
-      letter and continue.
+    - ``on_give_up``: then, ``bisect``: split a batch that fails by its own content, until the bad change is alone and
+      becomes a dead letter. ``fail``, until a person has corrected the cause or given up the batch. ``dead_letter``: make
+      the whole batch a dead letter and continue. A feed that does not implement ``Splitting`` fails in place of
+      ``bisect``.
     - ``hide``: removes further secrets from the text of an error.
     - ``run``: the name of the run, for people.
     - ``register``: whether a new consumer is registered.
@@ -65,7 +67,7 @@ class Plan:
     on_busy: OnBusy = "wait"
     busy_timeout: Seconds | None = None
     max_attempts: int | None = None
-    on_give_up: OnGiveUp = "fail"
+    on_give_up: OnGiveUp = "bisect"
     hide: Callable[[str], str] = lambda text: text
     run: str | None = None
     register: bool = True
@@ -83,6 +85,13 @@ class Plan:
         patience("idle_timeout", self.idle_timeout)
 
     @property
+    def splits(self) -> bool:
+        """Whether a batch that fails by its own content is split."""
+        return (
+            self.on_give_up == "bisect" and self.max_attempts is not None and isinstance(self.feed, Splitting)
+        )
+
+    @property
     def reason(self) -> str:
         return f"tried as often as max_attempts={self.max_attempts} allows"
 
@@ -90,7 +99,8 @@ class Plan:
 @dataclass(frozen=True)
 class Drained:
     """The batches that were processed and committed. ``busy``: it ended because another transaction worked on the feed.
-    ``letters``: the dead letters of batches that were given up."""
+    ``letters``: the dead letters of batches that were given up. ``splits``: the ids of the batches that were split, or of
+    which parts were processed, and ``extra_attempts``: the number of attempts on their parts."""
 
     batches: int = 0
     changes: int = 0
@@ -98,6 +108,18 @@ class Drained:
     seconds: float = 0.0
     busy: bool = False
     letters: tuple[int, ...] = ()
+    splits: tuple[str, ...] = ()
+    extra_attempts: int = 0
+
+    def and_tried(self, batch: Batch) -> Drained:
+        if not batch.is_part:
+            return self
+        whole = batch.parts_of[:1]
+        return replace(
+            self,
+            splits=self.splits if self.splits[-1:] == whole else (*self.splits, *whole),
+            extra_attempts=self.extra_attempts + 1,
+        )
 
     def and_then(self, batch: Batch) -> Drained:
         return replace(
@@ -116,16 +138,22 @@ class Drained:
             "seconds": round(self.seconds, 3),
             "busy": self.busy,
             "letters": list(self.letters[-SHOWN_BATCHES:]),
+            "splits": list(self.splits[-SHOWN_BATCHES:]),
+            "extra_attempts": self.extra_attempts,
         }
 
 
 @dataclass(frozen=True)
 class _Step:
-    """The outcome of one transaction: the batch that was ``tried``, and the dead ``letter`` if it was given up."""
+    """The outcome of one transaction: the batch that was ``tried``, and the dead ``letter`` if it was given up.
+
+    ``failed``: the batch was rolled back, and the run goes on with it, or with its parts.
+    """
 
     tried: Batch | None = None
     letter: int | None = None
     busy: bool = False
+    failed: bool = False
 
 
 def drain(
@@ -141,14 +169,23 @@ def drain(
     ``given_up`` is called with the number of each dead letter. Raises ConsumerBusy (``on_busy="fail"``), BatchGivenUp
     (``on_give_up="fail"``), Stopped, and the errors of ``process``. After an error the current batch is rolled back, and
     earlier batches stay committed. If a batch becomes a dead letter, its last error is logged and not raised.
+
+    A batch that is split counts as one of ``max_batches``, and its parts are finished in the same run: an error of a part
+    is logged and not raised, unless the cause is outside the batch.
     """
     began = time.monotonic()
     ends, idle = _times(plan, began)
     done, tried, idle_since = Drained(), 0, math.inf
+    failed: Batch | None = None
     while plan.max_batches is None or tried < plan.max_batches:
         started = time.monotonic()
         step = _step(plan, process, stopped)
         done = replace(done, busy=step.busy)
+        if step.tried is not None:
+            done = done.and_tried(step.tried)
+        if step.failed:
+            failed = step.tried
+            continue
         if step.letter is not None:
             done = replace(done, letters=(*done.letters, step.letter))
             given_up(step.letter)
@@ -168,7 +205,12 @@ def drain(
             time.sleep(min(LOOK_EVERY, max(0.0, min(ends, idle_since + idle) - now)))
             if stopped():
                 raise Stopped(f"{plan.feed.name}: stopped while waiting for a batch")
-        tried += step.tried is not None
+        # If the attempt before this step failed, this step has made its batch a dead letter, or has claimed a part of it.
+        ended = step.tried or failed
+        failed = None
+        if ended is not None and not ended.is_last_part:
+            continue
+        tried += ended is not None
         if time.monotonic() >= ends:
             break
     return replace(done, seconds=time.monotonic() - began)
@@ -195,16 +237,19 @@ def _step(
                     f"{plan.feed.name} is at work in another transaction: wait for it, or say on_busy='skip'"
                 )
             try:
-                batch = transaction.claim(plan.limit, plan.max_attempts)
-            except BatchGivenUp:
-                if plan.on_give_up == "fail":
+                batch = transaction.claim(plan.limit, plan.max_attempts, split=plan.splits)
+            except BatchGivenUp as error:
+                if plan.on_give_up != "dead_letter" and not isinstance(error, PoisonousChange):
                     raise
                 return _Step(letter=transaction.give_up(plan.reason))
             if batch is not None:
                 process(transaction, batch)
     except Stopped:
         raise
-    except Exception:
+    except Exception as error:
+        if batch is not None and goes_on(plan, batch) and transaction.blames_batch(error) and not stopped():
+            log.exception("%s: attempt %d on batch %s failed", plan.feed.name, batch.attempt, batch.id)
+            return _Step(tried=batch, failed=True)
         letter = None if batch is None else _given_up(plan, batch, stopped)
         if letter is None:
             raise
@@ -228,10 +273,18 @@ def _opened(plan: Plan, stopped: Callable[[], bool]) -> ConsumerTransaction:
     )
 
 
+def goes_on(plan: Plan, batch: Batch) -> bool:
+    """Whether a run goes on after an error of the batch itself, because the next claim splits the batch, makes it a dead
+    letter, or returns a part once more."""
+    if not plan.splits or plan.max_attempts is None:
+        return False
+    return batch.is_part or batch.attempt >= plan.max_attempts
+
+
 def _given_up(plan: Plan, batch: Batch, stopped: Callable[[], bool]) -> int | None:
     """Give up a batch whose last attempt has failed, and return its dead letter. None if the batch is tried again, if
     another worker has finished it, or if it could not be given up now. In the last case the next claim gives it up."""
-    if plan.on_give_up == "fail" or plan.max_attempts is None or batch.attempt < plan.max_attempts:
+    if plan.on_give_up != "dead_letter" or plan.max_attempts is None or batch.attempt < plan.max_attempts:
         return None
     log.exception("%s: the last attempt on batch %s failed", plan.feed.name, batch.id)
     try:

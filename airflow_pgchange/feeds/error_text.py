@@ -15,7 +15,7 @@ from psycopg.conninfo import conninfo_to_dict
 from airflow_pgchange.errors import PgChangeError
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.connections import connect
-from airflow_pgchange.feeds.feed import Feed
+from airflow_pgchange.feeds.feed import Feed, Splitting
 from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.feeds.secret_text import any_of
 
@@ -56,14 +56,20 @@ def without_secrets(text: str, conninfos: Iterable[str]) -> str:
     return IN_URL.sub(rf"\1{HIDDEN}\2", NAMED.sub(rf"\1{HIDDEN}", text))
 
 
-def note(feed: Feed, source: str, batch: Batch, text: str, hide: Callable[[str], str]) -> None:
-    """Store the error of the attempt on ``batch``. If that fails, only log it, because the task has failed already."""
+def note(
+    feed: Feed, source: str, batch: Batch, text: str, *, hide: Callable[[str], str], of_batch: bool
+) -> None:
+    """Store the error of the attempt on ``batch``, and whether the batch itself may have caused it. If that fails, only
+    log it, because the task has failed already."""
     kept = hide(text)[:LONGEST]
+    query = (
+        feed.blame(batch, kept, of_batch) if isinstance(feed, Splitting) else feed.note_failure(batch, kept)
+    )
     try:
         with connect(source, primary=True) as connection, connection.transaction():
             for setting in ("statement_timeout", "lock_timeout"):
                 connection.execute(sql.SQL("set local {} = {}").format(sql.Identifier(setting), PATIENCE))
-            ask(connection, feed.note_failure(batch, kept))
+            ask(connection, query)
     except (PgChangeError, psycopg.Error) as error:
         log.warning("%s: the error of batch %s could not be stored: %s", feed.name, batch.id, error)
 

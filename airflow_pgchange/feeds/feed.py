@@ -144,6 +144,23 @@ class Feed(Watched, Protocol):
 
 
 @runtime_checkable
+class Splitting(Feed, Protocol):
+    """The contract of a feed that can split a batch which fails by its own content, until the bad change is alone."""
+
+    def claim_or_split(
+        self, position: Position, limit: int, choice: Mapping[str, Any] | None, max_attempts: int
+    ) -> sql.Composed:
+        """source, primary: as ``claim``, but split a batch that has failed ``max_attempts`` times by its own content, and
+        return its first half. The other parts come before other changes.
+
+        Raises PoisonousChange for a single change. Attempts that an outage ended do not count.
+        """
+
+    def blame(self, batch: Batch, error: str, of_batch: bool) -> sql.Composed:
+        """source, primary: as ``note_failure``, and store whether the batch itself may have caused the error."""
+
+
+@runtime_checkable
 class OfTables(Feed, Protocol):
     """The contract of a feed whose changes are changes of tables: it can list the tables."""
 

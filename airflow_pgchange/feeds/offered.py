@@ -109,6 +109,14 @@ class OfferedFeed(SchemaFeed):
     def __post_init__(self) -> None:
         check_start(self.start)
 
+    def claim_or_split(
+        self, position: Position, limit: int, choice: Mapping[str, Any] | None, max_attempts: int
+    ) -> sql.Composed:
+        return self._select("claim", position, limit, max_attempts, "bisect")
+
+    def blame(self, batch: Batch, error: str, of_batch: bool) -> sql.Composed:
+        return self._select("note_failure", batch.to_json(), error, of_batch)
+
     def lag(self, position: Position, upto: int) -> sql.Composed:
         return select(f"{self.schema}.lag", position, upto)
 

@@ -26,8 +26,8 @@ from airflow_pgchange.feeds import error_text, reading
 from airflow_pgchange.feeds.batch import Batch, Change
 from airflow_pgchange.feeds.checks import BATCH_LIMIT, Seconds, patience, seconds
 from airflow_pgchange.feeds.connections import begun, cancel, connect, keep_open
-from airflow_pgchange.feeds.errors import translated
-from airflow_pgchange.feeds.feed import NOWHERE, Feed, progress_at
+from airflow_pgchange.feeds.errors import is_of_the_batch, translated
+from airflow_pgchange.feeds.feed import NOWHERE, Feed, Splitting, progress_at
 from airflow_pgchange.feeds.progress import Progress
 from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.feeds.retrying import past_deadlocks, succeeds
@@ -53,7 +53,8 @@ class ConsumerTransaction:
     - ``run``: the name of the run, for people who look at recent batches.
     - ``register``: register a new consumer, which starts where its feed says; False: raise UnknownConsumer instead.
 
-    The attribute ``progress`` has the current phase and step.
+    The attribute ``progress`` has the current phase and step. Set ``is_outage`` before an error leaves the block that
+    looks like an error of the batch, but was caused by a lost server: a batch is never split because of an outage.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class ConsumerTransaction:
         self.feed = feed
         self.batch: Batch | None = None
         self.busy = False
+        self.is_outage = False
         self.progress = Progress()
         self._results = results
         self._source = source or results
@@ -140,12 +142,19 @@ class ConsumerTransaction:
         if unfinished and error is not None:
             raise error
 
-    def claim(self, limit: int = BATCH_LIMIT, max_attempts: int | None = None) -> Batch | None:
+    def claim(
+        self, limit: int = BATCH_LIMIT, max_attempts: int | None = None, *, split: bool = False
+    ) -> Batch | None:
         """Return the next batch of at most ``limit`` changes, or None if nothing is ready.
 
         A batch that was claimed and not acked is returned again. Raises ConsumerBusy if another transaction holds the
         lock, TransactionNotClean if this transaction has written, UnknownConsumer if the consumer was dropped while this
         transaction waited, BatchGivenUp if the batch has failed ``max_attempts`` times.
+
+        With ``split``, a batch that has failed ``max_attempts`` times by its own content is split, and its first half is
+        returned. Its other parts come next. PoisonousChange is raised for a change that has failed alone so often, and
+        BatchGivenUp only if no attempt failed by the content, or if ten changes of the whole batch are dead letters. A
+        feed that does not implement ``Splitting`` does not split.
         """
         if limit < 1:
             raise InvalidArgument(f"limit must be at least 1 change, not {limit}")
@@ -160,7 +169,10 @@ class ConsumerTransaction:
             position = self._read_position()
             choose = self.feed.choose(position, limit) if self._on_standby else None
             choice = None if choose is None else ask(self._reader, choose)
-            claim = self.feed.claim(position, limit, choice, max_attempts)
+            if split and max_attempts is not None and isinstance(self.feed, Splitting):
+                claim = self.feed.claim_or_split(position, limit, choice, max_attempts)
+            else:
+                claim = self.feed.claim(position, limit, choice, max_attempts)
             row = past_deadlocks(lambda: ask(self._claims, claim))
         self.progress.begin("process")
         self.batch = None if row is None else Batch.from_json({**row, "feed": self.feed.name})
@@ -271,7 +283,13 @@ class ConsumerTransaction:
         if self.batch is not None and isinstance(error, Exception) and not isinstance(error, Stopped):
             told = error_text.described(error, (self._results, self._source))
             batch = replace(self.batch, seconds=self.progress.seconds)
-            error_text.note(self.feed, self._source, batch, told, self._hide)
+            error_text.note(
+                self.feed, self._source, batch, told, hide=self._hide, of_batch=self.blames_batch(error)
+            )
+
+    def blames_batch(self, error: Exception) -> bool:
+        """Whether the content of the batch may have caused the error of the block."""
+        return not self.is_outage and is_of_the_batch(error)
 
     def _close_stream(self) -> None:
         """Close the stream of changes: if it was not read to its end, it holds psycopg's lock on the connection."""

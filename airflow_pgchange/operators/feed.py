@@ -20,7 +20,7 @@ from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.checks import BATCH_LIMIT, OnBusy, OnGiveUp, Seconds, Until, check_give_up
 from airflow_pgchange.feeds.connections import both
 from airflow_pgchange.feeds.consumer_state import lag
-from airflow_pgchange.feeds.draining import Drained, Plan, drain
+from airflow_pgchange.feeds.draining import Drained, Plan, drain, goes_on
 from airflow_pgchange.feeds.error_text import described
 from airflow_pgchange.feeds.errors import is_of_the_batch
 from airflow_pgchange.feeds.feed import Feed
@@ -73,8 +73,10 @@ class FeedOperator(CheckedArguments, BaseOperator):
     :param on_busy: if another run works on this feed: ``wait`` for it, ``skip`` the task, or ``fail``
     :param busy_timeout: how long ``wait`` waits for the other run; None: as long as it takes
     :param max_attempts: the number of failures after which a batch is not tried again; None: always try again
-    :param on_give_up: what is done with such a batch: ``fail`` the task until a person has corrected the cause or skipped
-        the batch; or ``dead_letter``: make it a dead letter with its last error, and continue with the next batch
+    :param on_give_up: what is done with such a batch. ``bisect``: if the batch itself caused an error, halve it until the
+        bad change is alone, make that change a dead letter with its last error, and continue; an outage never halves a
+        batch, and batches of tubes and queues fail instead. ``fail`` the task until a person has corrected the cause or
+        skipped the batch. ``dead_letter``: make the whole batch a dead letter with its last error, and continue
     :param skip_if_empty: skip the task if nothing is ready; otherwise it succeeds with zero batches
     """
 
@@ -108,7 +110,7 @@ class FeedOperator(CheckedArguments, BaseOperator):
         on_busy: OnBusy = "wait",
         busy_timeout: Seconds | None = None,
         max_attempts: Number | None = None,
-        on_give_up: OnGiveUp = "fail",
+        on_give_up: OnGiveUp = "bisect",
         skip_if_empty: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -136,10 +138,11 @@ class FeedOperator(CheckedArguments, BaseOperator):
         raise NotImplementedError
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Return ``{feed, batches, changes, batch_ids, seconds, busy, letters}``, with the ids of the last twenty
-        batches.
+        """Return ``{feed, batches, changes, batch_ids, seconds, busy, letters, splits, extra_attempts}``, with the ids of
+        the last twenty batches.
 
-        ``letters`` are the numbers of the dead letters that batches of this run became.
+        ``letters`` are the numbers of the dead letters that batches of this run became, ``splits`` the ids of the batches
+        that were split, and ``extra_attempts`` is the number of attempts on their parts.
         """
         feed = feed_of(self.feed)
         plan = replace(self._plan(feed), run=_run(context))
@@ -149,12 +152,13 @@ class FeedOperator(CheckedArguments, BaseOperator):
         def process(transaction: ConsumerTransaction, batch: Batch) -> None:
             self._transaction = transaction
             self.log.info(
-                "%s: batch %s, attempt %d, %d changes since %s",
+                "%s: batch %s, attempt %d, %d changes since %s%s",
                 feed.name,
                 batch.id,
                 batch.attempt,
                 batch.count,
                 batch.oldest,
+                f", part of batch {batch.parts_of[0]}" if batch.is_part else "",
             )
             try:
                 with transaction.progress.told(partial(self.log.info, "%s: %s", feed.name)):
@@ -166,7 +170,8 @@ class FeedOperator(CheckedArguments, BaseOperator):
                     raise Stopped(
                         f"{feed.name}: the task was killed, and its batch was rolled back"
                     ) from error
-                self._tell_of_failure(plan, batch, error)
+                if not (goes_on(plan, batch) and transaction.blames_batch(error)):
+                    self._tell_of_failure(plan, batch, error)
                 raise
 
         def committed(batch: Batch, seconds: float) -> None:
@@ -278,10 +283,13 @@ class FeedOperator(CheckedArguments, BaseOperator):
         if not drained.batches and self.skip_if_empty:
             raise AirflowSkipException(f"{feed.name}: nothing is ready")
         self.log.info(
-            "%s: %d changes, batches: %d, %.1f s",
+            "%s: %d changes, batches: %d, %.1f s%s",
             feed.name,
             drained.changes,
             drained.batches,
             drained.seconds,
+            f"; {drained.extra_attempts} attempts on parts of {len(drained.splits)} batches that were split"
+            if drained.splits
+            else "",
         )
         return {"feed": feed.name, **drained.summary()}

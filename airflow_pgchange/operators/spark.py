@@ -21,7 +21,7 @@ from airflow_pgchange.operators.spark_arguments import SparkArguments
 from airflow_pgchange.operators.spark_submission import Submission
 from airflow_pgchange.operators.spark_ui import SparkUiLink, ui_of
 from airflow_pgchange.results.merge import Staged, merge, read_manifest
-from airflow_pgchange.spark import fork_client, submit
+from airflow_pgchange.spark import blame, fork_client, submit
 from airflow_pgchange.spark.installed import check_versions
 from airflow_pgchange.spark.notes import Notes
 from airflow_pgchange.spark.serving import Serving
@@ -160,6 +160,8 @@ class SparkBatchOperator(FeedOperator, SparkSubmitOperator):
         notes = Notes(manifest)
         progress.at("Spark", notes)
         environment = self._hand_over(batch, manifest)
+        # An application that ends in any other way than by an error of its batch may have lost a server.
+        transaction.is_outage = True
         # on_kill may have been called before self._serving was set.
         if self._stop():
             serving.stop()
@@ -169,6 +171,10 @@ class SparkBatchOperator(FeedOperator, SparkSubmitOperator):
                     server = spark_connect.server_of(self._arguments.connection())
                     serving.begin(lambda: self._run(server, environment, serving.folder, context))
                 serving.wait()
+            transaction.is_outage = False
+        except Exception:
+            transaction.is_outage = not blame.is_noted(manifest)
+            raise
         finally:
             if (began := notes.began) is not None:
                 progress.begin("process", began)

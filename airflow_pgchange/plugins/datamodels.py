@@ -132,6 +132,7 @@ class Attempt(BaseModel):
     acked_at: datetime | None
     failed_at: datetime | None
     skipped_at: datetime | None
+    split_at: datetime | None
     seconds: dict[str, float]
     run: Run | None = Field(
         description="Which task made it, where that is known and the user may read its DAG"

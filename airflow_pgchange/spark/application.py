@@ -8,7 +8,6 @@ import os
 import runpy
 import sys
 import time
-import traceback
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from uuid import uuid4
@@ -73,8 +72,8 @@ def run(application: Application, log: int) -> int:
         code = 0
     except SystemExit as end:
         code = _code_of(end)
-    except BaseException:  # noqa: BLE001
-        traceback.print_exc()
+    except BaseException as error:  # noqa: BLE001
+        sys.excepthook(type(error), error, error.__traceback__)
         code = 1
     logging.shutdown()
     sys.stdout.flush()

@@ -28,7 +28,7 @@ from airflow_pgchange.results.merge import validate, write_manifest
 from airflow_pgchange.results.modes import Mode
 from airflow_pgchange.results.staging import TOUCHED, Copied, Staged, create
 from airflow_pgchange.results.target import look_up
-from airflow_pgchange.spark import request, session, sink
+from airflow_pgchange.spark import blame, request, session, sink
 from airflow_pgchange.spark.installed import check_versions
 from airflow_pgchange.spark.mirror import as_copied, marked, with_touched
 from airflow_pgchange.spark.misfits import Rows
@@ -357,6 +357,7 @@ def _first() -> Request:
 @contextmanager
 def _worked(taken: Request) -> Iterator[Job]:
     spark, notes = session.opened(), Notes(taken.manifest)
+    blame.note_errors(taken.manifest)
     notes.add("reading", f"{taken.batch.count:,} changes")
     job = Job(spark, taken, notes.add)
     with session.followed(spark, notes.add):

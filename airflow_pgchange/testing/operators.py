@@ -11,7 +11,9 @@ import psycopg
 
 from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds.batch import Batch
+from airflow_pgchange.feeds.errors import is_of_the_batch
 from airflow_pgchange.feeds.event import EventFeed
+from airflow_pgchange.feeds.feed import Splitting
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.operators.batch import BatchOperator
 from airflow_pgchange.operators.handlers import EventHandlersOperator
@@ -29,7 +31,8 @@ class BatchRun:
 
     ``statements`` are the statements that would be committed with the batch. There are none if they were executed in
     PostgreSQL. ``failures`` are the failed calls of handlers; these do not fail the task. ``dead_letter`` is the error of
-    the last attempt of a task with ``on_give_up="dead_letter"``: the batch would become a dead letter.
+    the last attempt of a task with ``on_give_up="dead_letter"``, or with ``"bisect"`` and one change: the batch would
+    become a dead letter.
     """
 
     batch: Batch
@@ -90,9 +93,12 @@ def run_batch_once(
             with GivenTransaction(found, batch, given, results) as transaction:
                 operator.process_batch(transaction, batch, known)  # type: ignore[arg-type]
         except Exception as error:
-            if operator.on_give_up == "fail" or attempt < operator.max_attempts:
+            if operator.max_attempts is None or attempt < operator.max_attempts:
                 raise
-            return BatchRun(batch, dead_letter=error)
+            splits = isinstance(found, Splitting) and batch.count == 1 and is_of_the_batch(error)
+            if operator.on_give_up == "dead_letter" or (operator.on_give_up == "bisect" and splits):
+                return BatchRun(batch, dead_letter=error)
+            raise
         statements = tuple(results.statements) if isinstance(results, RecordedConnection) else ()
     return BatchRun(batch, statements)
 

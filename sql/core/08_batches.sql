@@ -10,6 +10,7 @@ create table pgchange.batch (
     acked_at timestamptz,
     failed_at timestamptz,
     skipped_at timestamptz,
+    split_at timestamptz,
     error text,
     seconds jsonb,
     number bigint not null,
@@ -20,7 +21,8 @@ create table pgchange.batch (
 ) with (fillfactor = 70);
 comment on table pgchange.batch is
     'The attempts on batches of the last days, by the name of their consumer. claimed_at and failed_at are noted where the changes '
-    'are, acked_at and skipped_at where the progress is; seconds is how long each phase took, as far as whoever worked tells. '
+    'are, as split_at is, when the batch was split into parts that are batches of their own; acked_at and skipped_at where the progress '
+    'is; seconds is how long each phase took, as far as whoever worked tells. '
     'number counts a consumer''s, so that all but the last of them are found without a look at these. run is who made the attempt, as '
     'the setting pgchange.run of the session that claimed says: of a task in Airflow its DAG, run, task, map index and try, each '
     'percent-encoded, with a slash between.';
@@ -49,7 +51,8 @@ begin
     values (kind, consumer, (batch ->> 'id')::uuid, (batch ->> 'attempt')::integer, pgchange.next_number(kind, consumer),
             (batch ->> 'count')::bigint, pg_catalog.clock_timestamp())
     on conflict on constraint batch_pkey do update set
-        claimed_at = excluded.claimed_at, acked_at = null, failed_at = null, skipped_at = null, error = null, seconds = null,
+        claimed_at = excluded.claimed_at, acked_at = null, failed_at = null, skipped_at = null, split_at = null, error = null,
+        seconds = null,
         number = excluded.number, noted_at = excluded.noted_at, run = excluded.run;
 end
 $$;
@@ -62,6 +65,16 @@ begin
         failed_at = pg_catalog.clock_timestamp(), error = note_failed.error, seconds = note_failed.batch -> 'seconds'
     where b.kind = note_failed.kind and b.consumer = note_failed.consumer
       and b.batch_id = (note_failed.batch ->> 'id')::uuid and b.attempt = (note_failed.batch ->> 'attempt')::integer;
+end
+$$;
+
+-- Note that a batch ended because it was split, at its last attempt.
+create function pgchange.note_split(kind text, consumer text, batch_id uuid, attempt integer) returns void
+language plpgsql as $$
+begin
+    update pgchange.batch as b set split_at = pg_catalog.clock_timestamp()
+    where b.kind = note_split.kind and b.consumer = note_split.consumer and b.batch_id = note_split.batch_id
+      and b.attempt = note_split.attempt;
 end
 $$;
 

@@ -9,6 +9,8 @@ create table pgchange.claim (
     from_version bigint not null,
     batch_id uuid,
     attempt integer not null,
+    failures integer not null default 0,
+    outages integer not null default 0,
     error text,
     batch jsonb,
     after jsonb not null,
@@ -23,7 +25,8 @@ comment on table pgchange.claim is
     'status shows it, address what its feed knows it by. after is the position before it, at from_version, upto the one behind it: '
     'the same where the batch is a dead letter that is sent again. source is the place that they belong to; '
     'elsewhere, that the consumer''s progress is kept in another database, so that this row tells how far it has come. error is what the last '
-    'attempt failed on, if it could say so.';
+    'attempt failed on, if it could say so. failures is how many attempts failed by an error of the batch itself, outages how many '
+    'by another one, such as a lost server; of an attempt whose process died neither is known.';
 
 -- The processes that hold an advisory lock of this database.
 create function pgchange.who_locks(key bigint) returns setof integer
@@ -145,11 +148,34 @@ begin
 end
 $$;
 
--- The batch of a claim once more, with the attempt counted; refused after max_attempts of them, uncounted.
-create function pgchange.claim_again(mark pgchange.claim, max_attempts integer) returns jsonb
+-- Raise an error for a change that has failed alone as often as it may, so that its consumer can make it a dead letter. Any other
+-- batch is refused by check_attempts().
+create function pgchange.check_poison(mark pgchange.claim, max_attempts integer) returns void
+language plpgsql immutable as $$
+begin
+    if mark.failures > 0 and mark.attempt - mark.outages >= max_attempts
+       and (mark.batch ->> 'count' = '1' or mark.batch -> 'bounds' ? 'letter')
+    then
+        raise exception using errcode = 'PC014',
+            message = format('batch %s of %s failed at each of its attempts and cannot be split any more, at attempt %s', mark.batch_id,
+                             mark.consumer, mark.attempt),
+            hint = format('mend what it fails on and raise max_attempts, or give it up: airflow pgchange skip %s',
+                          pgchange.shell_quoted(mark.consumer));
+    end if;
+end
+$$;
+
+-- The batch of a claim once more, with the attempt counted; refused after max_attempts of them, uncounted. If such batches are
+-- split, attempts that an outage ended are not among them, and a change that failed alone is refused by an error of its own.
+create function pgchange.claim_again(mark pgchange.claim, max_attempts integer, on_give_up text) returns jsonb
 language plpgsql as $$
 begin
-    perform pgchange.check_attempts(mark.consumer, mark.batch_id::text, mark.attempt, max_attempts);
+    if on_give_up = 'bisect' then
+        perform pgchange.check_poison(mark, max_attempts);
+    end if;
+    if on_give_up is null or mark.attempt - mark.outages >= max_attempts then
+        perform pgchange.check_attempts(mark.consumer, mark.batch_id::text, mark.attempt, max_attempts);
+    end if;
     update pgchange.claim as c set attempt = c.attempt + 1, claimed_at = clock_timestamp()
     where c.kind = mark.kind and c.consumer = mark.consumer
     returning c.attempt into mark.attempt;
@@ -185,8 +211,8 @@ begin
         coalesce("position" ->> 'database', '') <> source)
     on conflict on constraint claim_pkey do update set
         version = excluded.version, from_version = excluded.from_version, batch_id = excluded.batch_id,
-        attempt = excluded.attempt, error = null, batch = excluded.batch, after = excluded.after, upto = excluded.upto,
-        source = excluded.source, elsewhere = excluded.elsewhere, claimed_at = excluded.claimed_at
+        attempt = excluded.attempt, failures = 0, outages = 0, error = null, batch = excluded.batch, after = excluded.after,
+        upto = excluded.upto, source = excluded.source, elsewhere = excluded.elsewhere, claimed_at = excluded.claimed_at
     returning c.* into made;
     if batch is not null then
         perform pgchange.note_claim(kind, consumer, made.batch);
@@ -213,11 +239,16 @@ language sql stable as $$
         'attempt', mark.attempt, 'error', mark.error, 'elsewhere', mark.elsewhere)
 $$;
 
--- Note at the source what the attempt on a batch failed on, for its dead letter.
-create function pgchange.note_failure(kind text, consumer text, batch jsonb, error text) returns void
+-- Note at the source what the attempt on a batch failed on, for its dead letter, and whether the batch itself may have caused it; null
+-- if that is not known.
+create function pgchange.note_failure(kind text, consumer text, batch jsonb, error text, of_batch boolean) returns void
 language plpgsql as $$
 begin
-    update pgchange.claim as c set error = note_failure.error
+    update pgchange.claim as c set
+        error = note_failure.error,
+        -- An attempt that is noted twice fails once.
+        failures = c.failures + (of_batch is true and c.failures + c.outages < c.attempt)::integer,
+        outages = c.outages + (of_batch is false and c.failures + c.outages < c.attempt)::integer
     where c.kind = note_failure.kind and c.consumer = note_failure.consumer
       and c.version = (note_failure.batch ->> 'version')::bigint and c.attempt = (note_failure.batch ->> 'attempt')::integer;
     if found then

@@ -21,7 +21,8 @@ begin
         'Delete the progress of the consumer; true if it was in this database.');
     perform pgchange.add_hook(
         'position', 'choose', '%1$s, "position" jsonb, max_changes integer%2$s', 'jsonb',
-        'Return the next batch after a position, with its count, slices, oldest and bounds {after, upto}; null if nothing is ready.');
+        'Return the next batch after a position, with its count, slices, oldest and bounds {after, upto}; null if nothing is ready. '
+        'If the position has within, the bounds of a batch that begins there, return the first changes of that batch.');
     perform pgchange.add_hook(
         'position', 'covers', 'at jsonb, upto jsonb', 'boolean',
         'Return whether a consumer at one place has processed all that lies before another.');
@@ -88,11 +89,14 @@ end
 $$, 'At the source: the batch that a position has not acked yet, with its attempts, the error of the last one and whether the '
     'progress is in another database; or null.');
 
-    perform pgchange.add_offer('position', 'note_failure', '%1$s, batch jsonb, error text', 'void', 'volatile', true, 'consumer', $$
+    perform pgchange.add_offer(
+        'position', 'note_failure', '%1$s, batch jsonb, error text, of_batch boolean default null', 'void', 'volatile', true,
+        'consumer', $$
 begin
-    perform pgchange.note_failure(%3$L, %1$I.name_of(%2$s), batch, error);
+    perform pgchange.note_failure(%3$L, %1$I.name_of(%2$s), batch, error, of_batch);
 end
-$$, 'Note at the source what the attempt on a batch failed on, for its dead letter.');
+$$, 'Note at the source what the attempt on a batch failed on, for its dead letter. of_batch: whether the batch itself may have caused '
+    'the error, so that the batch may be split; false for an outage, null if that is not known.');
 
     perform pgchange.add_offer('position', 'is_known', '%1$s', 'boolean', 'stable', true, 'admin', $$
 begin
@@ -120,34 +124,54 @@ end
 $$, 'The recorded batch of a consumer, as a retry gets it.');
 
     perform pgchange.add_offer(
-        'position', 'claim', '%1$s, "position" jsonb, max_changes integer%2$s, max_attempts integer default null', 'jsonb', 'volatile', true,
-        'consumer', $$
+        'position', 'claim',
+        '%1$s, "position" jsonb, max_changes integer%2$s, max_attempts integer default null, on_give_up text default null', 'jsonb',
+        'volatile', true, 'consumer', $$
 declare
     here constant text := %1$I.check_position(%2$s, "position");
+    consumer_name constant text := %1$I.name_of(%2$s);
     mark pgchange.claim;
+    split jsonb;
     batch jsonb;
 begin
     perform pgchange.check_claim(max_changes);
+    if on_give_up is not null then
+        perform pgchange.check_on_give_up(on_give_up);
+    end if;
     mark := %1$I.pending(%2$s, "position");
+    if mark.version is null then
+        split := pgchange.parts_left(%3$L, consumer_name, ("position" ->> 'version')::bigint);
+    elsif on_give_up = 'bisect' then
+        split := pgchange.halves(mark, max_attempts);
+    end if;
+    if split is not null then
+        batch := %1$I.choose_part(%2$s, "position", max_changes, split%8$s);
+    end if;
     if mark.version is not null then
-        batch := pgchange.claim_again(mark, max_attempts);
-        if batch -> 'bounds' ? 'letter' then
-            perform %1$I.letter_batch(%2$s, "position");
+        if batch is null then
+            batch := pgchange.claim_again(mark, max_attempts, on_give_up);
+            if batch -> 'bounds' ? 'letter' then
+                perform %1$I.letter_batch(%2$s, "position");
+            end if;
+            return %1$I.again(%2$s, batch);
         end if;
-        return %1$I.again(%2$s, batch);
+        perform pgchange.note_split(%3$L, consumer_name, mark.batch_id, mark.attempt);
     end if;
-    batch := coalesce(%1$I.letter_batch(%2$s, "position"), %1$I.choose(%2$s, "position", max_changes%8$s));
-    if batch is not null then
-        -- A restored source can take its new place while a batch is chosen: then the batch says it.
-        mark := pgchange.record(
-            %3$L, %1$I.name_of(%2$s), %1$I.address(%2$s), "position", %1$I.at("position"),
-            coalesce(batch -> 'bounds' -> 'at', batch -> 'bounds' -> 'upto'), coalesce(batch -> 'bounds' ->> 'source', here), batch);
+    batch := coalesce(batch, %1$I.letter_batch(%2$s, "position"), %1$I.choose(%2$s, "position", max_changes%8$s));
+    if batch is null then
+        return null;
     end if;
+    -- A restored source can take its new place while a batch is chosen: then the batch says it.
+    mark := pgchange.record(
+        %3$L, consumer_name, %1$I.address(%2$s), "position", %1$I.at("position"),
+        coalesce(batch -> 'bounds' -> 'at', batch -> 'bounds' -> 'upto'), coalesce(batch -> 'bounds' ->> 'source', here), batch);
     return mark.batch;
 end
 $$, 'Record and return the next batch of a consumer. If the consumer claimed a batch and never acked it, return that batch again, with '
-    'the attempt counted. If a dead letter is to be sent again, its batch comes next. Null if nothing is ready. Call it on the primary of '
-    'the source, in a transaction of its own, holding the lock.');
+    'the attempt counted. If a dead letter is to be sent again, its batch comes next. Null if nothing is ready. With on_give_up bisect, '
+    'a batch that has failed max_attempts times by its own content is split, and its first half returned; the other parts come before '
+    'all else, and a change that fails alone is refused by the SQLSTATE PC014. Call it on the primary of the source, in a transaction of '
+    'its own, holding the lock.');
 
     perform pgchange.add_offer('position', 'advance', '%1$s, batch jsonb', 'bigint', 'volatile', false, null, $$
 declare

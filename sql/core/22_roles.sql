@@ -70,5 +70,5 @@ create policy kept on pgchange.lag_limit using (pgchange.has_letter_right('keep'
 
 select pgchange.close_schema('pgchange', types => 'consumer_status finding', unpinned => $$
         check_attempts check_claimed check_known check_position check_version close_schema fits in_work is_named lock_briefly next_number
-        note_claim note_end note_failed refuse_stale settings
+        note_claim note_end note_failed parts_left refuse_stale settings
     $$);

@@ -89,7 +89,8 @@ end
 $$;
 
 -- The next batch for a position as this server sees it, or null: slices of about equal counts, the bounds that find the same changes
--- again, and the place behind it. Read in an order that the index gives whatever the statistics say.
+-- again, and the place behind it. If the position has within, the bounds of a batch, only what that batch saw is chosen. Read in an
+-- order that the index gives whatever the statistics say.
 create function pubsub.choose(branch_id bigint, "position" jsonb, max_changes integer, in_order boolean) returns jsonb
 language plpgsql volatile
 set plan_cache_mode = force_generic_plan
@@ -100,7 +101,7 @@ set enable_bitmapscan = off
 set max_parallel_workers_per_gather = 0
 as $$
 declare
-    upto pg_snapshot := pubsub.current_snapshot();
+    upto pg_snapshot := coalesce(("position" -> 'within' ->> 'visible')::pg_snapshot, pubsub.current_snapshot());
     at record := pubsub.cursor_of("position");
     only_txid xid8;
     step integer := greatest(10000, ceil(max_changes / 256.0));

@@ -49,7 +49,8 @@ begin
 end
 $$;
 
--- The next batch for a consumer, or the one that another server has chosen for it; refused behind history that was trimmed.
+-- The next batch for a consumer, or the one that another server has chosen for it; refused behind history that was trimmed. A part of a
+-- batch in work is always chosen here: the other server does not know the batch.
 -- Without a search_path of its own: a claim waits for this.
 create function pubsub.choose(
     consumer_id text, branch_id bigint, "position" jsonb, max_changes integer, in_order boolean, accept_trimmed boolean, choice jsonb
@@ -60,6 +61,6 @@ begin
     if not accept_trimmed then
         perform pubsub.check_history(consumer_id, branch_id, "position");
     end if;
-    return coalesce(choice, pubsub.choose(branch_id, "position", max_changes, in_order));
+    return coalesce(case when not "position" ? 'within' then choice end, pubsub.choose(branch_id, "position", max_changes, in_order));
 end
 $$;

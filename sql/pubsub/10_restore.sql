@@ -118,8 +118,9 @@ begin
     update pubsub.watermark as w set snapshot = a.snapshot, partial_txid = null, partial_id = null
     from arrived as a
     where a.place = 'watermark' and a.consumer = pubsub.name_of(w.consumer_id, w.branch_id);
-    -- A batch in work is given up as such: its commits come in a new one.
+    -- A batch in work is given up as such: its commits come in a new one. So is a split: its end is a snapshot of the old cluster.
     update pgchange.claim as c set
+        batch = c.batch #- '{bounds,split}',
         after = pubsub.at(jsonb_build_object('snapshot', a.snapshot)),
         upto = pubsub.at(jsonb_build_object('snapshot', m.snapshot)),
         from_version = case when c.from_version = (

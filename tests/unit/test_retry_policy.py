@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -14,6 +16,7 @@ from airflow_pgchange import errors
 from airflow_pgchange.feeds.errors import is_of_the_batch
 from airflow_pgchange.operators.batch import BatchOperator
 from airflow_pgchange.sensors.feed import unless_error
+from airflow_pgchange.spark import blame
 from airflow_pgchange.utils.retry_policy import UnlessPermanent
 from tests.every_operator import ARGUMENTS, COMMITS, nothing
 
@@ -24,6 +27,7 @@ PERMANENT = {
     "InvalidArgument",
     "LetterRefused",
     "PermissionDenied",
+    "PoisonousChange",
     "SchemaMissing",
     "SchemaVersionMismatch",
     "SourceLostTail",
@@ -94,3 +98,37 @@ def test_a_deferred_sensor_tries_again_what_its_trigger_says(event: Any, raised:
 )
 def test_a_batch_is_blamed_for_what_may_be_in_it_alone(error: Exception, of_the_batch: bool) -> None:
     assert is_of_the_batch(error) is of_the_batch
+
+
+class SparkError(Exception):
+    """As Spark raises it: the text quotes the error of an executor."""
+
+
+@pytest.mark.parametrize(
+    ("error", "of_the_batch"),
+    [
+        (ValueError("no such currency"), True),
+        (SparkError("Job aborted due to stage failure: ValueError: no such currency"), True),
+        (SparkError("Job aborted due to stage failure: psycopg.OperationalError: connection failed"), False),
+        (SparkError("Job aborted due to stage failure: ExecutorLostFailure (executor 1 exited)"), False),
+        (errors.ServerUnavailable("gone"), False),
+        (KeyboardInterrupt(), False),
+        (SystemExit(1), False),
+    ],
+)
+def test_an_application_notes_an_error_of_its_batch_and_no_outage(
+    error: BaseException, of_the_batch: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[BaseException] = []
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: shown.append(error))
+    first, second = tmp_path / "manifest-1.json", tmp_path / "manifest-2.json"
+    blame.note_errors(first)
+    blame.note_errors(second)
+    sys.excepthook(type(error), error, None)
+    assert (shown, blame.is_noted(first), blame.is_noted(second)) == ([error], False, of_the_batch)
+
+
+def test_an_error_that_an_outage_caused_is_an_outage() -> None:
+    error = ValueError("no rate")
+    error.__cause__ = errors.ServerUnavailable("gone")
+    assert not blame.is_of_the_content(error)

@@ -147,7 +147,22 @@ def test_the_last_attempt_of_a_task_that_gives_up_is_a_dead_letter() -> None:
     last = run_batch_once(giving_up, [1], attempt=3)
     assert (repr(last.dead_letter), last.statements) == ("ValueError(3)", ())
     with pytest.raises(ValueError, match="3"):
-        run_batch_once(batches(fail, max_attempts=3), [1], attempt=3)
+        run_batch_once(batches(fail, max_attempts=3, on_give_up="fail"), [1], attempt=3)
+
+
+def test_the_last_attempt_on_a_single_change_is_a_dead_letter_and_on_several_an_error() -> None:
+    def fail(batch: Any, changes: Any, connection: Any) -> None:
+        raise error
+
+    giving_up, error = batches(fail, max_attempts=3), Exception("bad")
+    with pytest.raises(Exception, match="bad"):
+        run_batch_once(giving_up, [1], attempt=2)
+    assert run_batch_once(giving_up, [1], attempt=3).dead_letter is error
+    with pytest.raises(Exception, match="bad"):
+        run_batch_once(giving_up, [1, 2], attempt=3)
+    error = ConnectionResetError("bad")
+    with pytest.raises(ConnectionResetError):
+        run_batch_once(giving_up, [1], attempt=3)
 
 
 def test_a_batch_has_no_more_changes_than_the_task_takes() -> None:

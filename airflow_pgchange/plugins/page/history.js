@@ -26,6 +26,7 @@ const end = (attempt, consumer) => {
   if (isInWork(attempt, consumer)) return ["in work", null];
   if (attempt.acked_at) return ["committed", attempt.acked_at];
   if (attempt.skipped_at) return ["skipped", attempt.skipped_at];
+  if (attempt.split_at) return ["split", attempt.split_at];
   if (attempt.failed_at) return ["failed", attempt.failed_at];
   return ["no end", null];
 };

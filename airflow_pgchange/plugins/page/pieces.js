@@ -30,6 +30,7 @@ export const LOOKS = {
   committed: ["green", "✔"],
   failed: ["red", "✖"],
   skipped: ["orange", "■"],
+  split: ["orange", "◫"],
   "no end": ["gray", "…"],
   scheduled: ["gray", "…"],
   running: ["blue", "▸"],

@@ -269,7 +269,29 @@ def test_a_tubes_letter_is_looked_for_where_the_tube_is(
     assert f"letters redrive {only(source).id} --postgres-conn-id tubes" in capsys.readouterr().out
 
 
-def test_by_default_a_task_fails_on_a_batch_that_failed_as_often_as_it_may(
+def test_by_default_a_task_makes_the_bad_change_alone_a_letter_and_says_so(
+    db: str, conn_id: str, connection: psycopg.Connection[Any]
+) -> None:
+    ids = commits(connection, 3)
+    done = []
+
+    def process(batch: Batch, changes: Iterator[Change], connection: psycopg.Connection[Any]) -> None:
+        found = [change.id for change in changes]
+        if ids[1] in found:
+            raise ValueError("cannot parse it")
+        done.extend(found)
+
+    task = BatchOperator(
+        task_id="audit", postgres_conn_id=conn_id, feed=FEED, process=process, max_attempts=2
+    )
+    with pytest.raises(ValueError, match="cannot parse it"):
+        run(task)
+    told = run(task)
+    assert (done, told["letters"]) == ([ids[0], ids[2]], [only(connection).id])
+    assert (len(told["splits"]), told["extra_attempts"]) == (1, 6)
+
+
+def test_a_task_fails_on_a_batch_that_failed_as_often_as_it_may_if_it_is_to_fail(
     db: str, conn_id: str, connection: psycopg.Connection[Any]
 ) -> None:
     commits(connection)

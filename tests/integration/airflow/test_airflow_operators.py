@@ -171,7 +171,11 @@ def test_giving_a_batch_up_is_offered_once_it_has_failed_often(
         with pytest.raises(ZeroDivisionError):
             run(
                 operator(
-                    conn_id, process=failing(ZeroDivisionError()), feed=YEARLY, max_attempts=max_attempts
+                    conn_id,
+                    process=failing(ZeroDivisionError()),
+                    feed=YEARLY,
+                    max_attempts=max_attempts,
+                    on_give_up="fail",
                 )
             )
         offered.append(GIVE_UP in capsys.readouterr().out)
@@ -202,9 +206,9 @@ def test_a_batch_that_failed_as_often_as_it_may_is_not_tried_again(
     write(1)
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
-            run(operator(conn_id, process=fail, max_attempts=2))
+            run(operator(conn_id, process=fail, max_attempts=2, on_give_up="fail"))
     with pytest.raises(BatchGivenUp, match=r"failed, at attempt 2.*airflow pgchange skip"):
-        run(operator(conn_id, max_attempts=2))
+        run(operator(conn_id, max_attempts=2, on_give_up="fail"))
 
 
 def test_one_run_takes_as_many_batches_as_it_may(

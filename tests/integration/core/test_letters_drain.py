@@ -45,7 +45,7 @@ def test_a_batch_whose_last_try_was_killed_is_given_up_by_the_next_run_which_goe
     assert only(connection).changes == len(poison)
 
 
-def test_by_default_a_batch_that_failed_as_often_as_it_may_stays_and_fails(db, connection):
+def test_a_batch_that_failed_as_often_as_it_may_stays_and_fails_if_it_is_to_fail(db, connection):
     ids = commits(connection, 2)
     given = plan(db, on_give_up="fail")
     with pytest.raises(Poison):
@@ -136,7 +136,7 @@ def test_an_error_that_arrives_after_its_batch_was_acked_is_not_written_on_the_n
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"on_give_up": "drop"}, "fail, dead_letter"),
+        ({"on_give_up": "drop"}, "bisect, fail, dead_letter"),
         ({"on_give_up": "dead_letter", "max_attempts": None}, "max_attempts"),
     ],
 )

@@ -1,0 +1,449 @@
+"""A batch that fails by its own content is split until the bad change is alone: of every feed by position."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from airflow_pgchange.admin import by_hand, dead_letters
+from airflow_pgchange.errors import BatchGivenUp, ServerUnavailable
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, EventFeed, TopologyFeed
+from airflow_pgchange.feeds.draining import Drained, Plan, drain
+from airflow_pgchange.feeds.offered import OfferedFeed
+from airflow_pgchange.feeds.queries import ask
+from tests import commits
+from tests.events import publish, subscribe
+from tests.ledger import Connect
+from tests.letters import Poison
+from tests.sixth_feed.diary import DiaryFeed
+
+pytestmark = pytest.mark.usefixtures("few_sessions")
+
+DIARY = Path(__file__).parents[2] / "sixth_feed" / "diary.sql"
+N = 8
+"""The changes of a batch."""
+ATTEMPTS = 2
+"""``max_attempts``."""
+
+Connection = psycopg.Connection[Any]
+
+
+def _by_statements(query: str) -> Callable[[Connection], None]:
+    def write(connection: Connection) -> None:
+        for _ in range(N):
+            connection.execute(query)
+
+    return write
+
+
+def _diary(connection: Connection) -> None:
+    with connection.transaction():
+        connection.execute(DIARY.read_bytes(), prepare=False)
+
+
+def _commits(connection: Connection) -> None:
+    """Halves begin and end within transactions."""
+    for n in (3, 4, 1):
+        commits.commits(connection, n)
+
+
+FEEDS: dict[str, tuple[OfferedFeed, Callable[[Connection], Any], Callable[[Connection], Any]]] = {
+    "commit": (
+        CommitFeed("c", 0),
+        lambda connection: None,
+        _by_statements("insert into revision.commit default values"),
+    ),
+    "commits of few transactions": (CommitFeed("c", 0), lambda connection: None, _commits),
+    "event": (
+        EventFeed("g"),
+        lambda connection: subscribe(connection, "g"),
+        lambda connection: publish(connection, *"t" * N),
+    ),
+    "topology": (
+        TopologyFeed("c"),
+        lambda connection: None,
+        _by_statements("select topology.add_replicaset('r' || count(*) + 1) from topology._pico_replicaset"),
+    ),
+    "diary": (DiaryFeed("ann"), _diary, _by_statements("insert into diary.line (words) values ('one')")),
+}
+
+each = pytest.mark.parametrize(
+    ("feed", "make", "write"), [pytest.param(*given, id=name) for name, given in FEEDS.items()]
+)
+one_of_each = pytest.mark.parametrize(
+    ("feed", "make", "write"),
+    [
+        pytest.param(
+            *given,
+            id=name,
+            marks=[]
+            if name == "commits of few transactions"
+            else [pytest.mark.release("all feeds by position have the same claim, which one of them shows")],
+        )
+        for name, given in FEEDS.items()
+    ],
+)
+places_of_bad_changes = pytest.mark.parametrize(
+    "places",
+    [
+        {0, N - 1},
+        pytest.param({3}, marks=pytest.mark.release("the first and the last change are in every run")),
+        pytest.param({1, 6}, marks=pytest.mark.release("two other changes are in every run")),
+    ],
+    ids=str,
+)
+"""Each is the places of one or more changes in a batch."""
+
+
+class Work:
+    """A consumer's work: what it processed and how often, and which of the changes are bad."""
+
+    def __init__(self, feed: OfferedFeed, db: str, **plan: Any) -> None:
+        self.plan = Plan(feed, db, **{"limit": N, "max_batches": None, "max_attempts": ATTEMPTS, **plan})
+        self.bad: set[Any] = set()
+        self.places: Iterable[int] = ()
+        self.error: Exception = Poison("bad")
+        self.tries: list[tuple[str, int, list[Any]]] = []
+        self.done: list[Any] = []
+
+    def process(self, transaction: ConsumerTransaction, batch: Any) -> None:
+        ids = [change.id for change in transaction.changes()]
+        self.tries.append((batch.id, batch.attempt, ids))
+        self.bad |= {ids[place] for place in self.places}
+        self.places = ()
+        if self.bad & set(ids):
+            raise self.error
+        transaction.ack()
+        self.done += ids
+
+    def run(self) -> Drained:
+        return drain(self.plan, self.process)
+
+    def run_to_the_end(self) -> Drained:
+        """As Airflow does: a task that fails is tried again."""
+        for _ in range(100):
+            with suppress(Poison):
+                return self.run()
+        raise AssertionError("the task fails without end")
+
+
+def fresh(feed: OfferedFeed, make: Any, write: Any, db: str, connection: Connection, **plan: Any) -> Work:
+    """A consumer with one batch of changes before it."""
+    make(connection)
+    Work(feed, db).run()
+    write(connection)
+    return Work(feed, db, **plan)
+
+
+def bound(poisons: int) -> int:
+    """The most attempts on a batch and its parts."""
+    return ATTEMPTS * (1 + poisons * 2 * math.ceil(math.log2(N)))
+
+
+def split_at(connection: Connection, feed: OfferedFeed) -> list[str]:
+    """The ids of the batches that were split, the first first."""
+    query = "select batch_id::text from pgchange.batches(%s) where split_at is not null order by split_at"
+    return [row[0] for row in connection.execute(query, [feed.name]).fetchall()]
+
+
+@each
+@places_of_bad_changes
+def test_only_the_bad_changes_become_dead_letters(
+    feed: OfferedFeed, make: Any, write: Any, places: set[int], db: str, connect: Connect
+) -> None:
+    connection = connect()
+    work = fresh(feed, make, write, db, connection)
+    work.places = places
+    drained = work.run_to_the_end()
+    whole, _, ids = work.tries[0]
+    assert work.done == [each for each in ids if each not in work.bad]
+    letters = dead_letters.letters(connection)
+    assert [letter.changes for letter in letters] == [1] * len(places)
+    assert {letter.error for letter in letters} == {"tests.letters.Poison: bad"}
+    assert list(drained.letters) == [letter.id for letter in letters]
+    alone = [tried for tried in work.tries if len(tried[2]) == 1 and work.bad & set(tried[2])]
+    assert [attempt for _, attempt, _ in alone] == [1, 2] * len(places)
+    assert len(work.tries) <= bound(len(places))
+    assert drained.splits == (whole,)
+    assert drained.extra_attempts == len(work.tries) - ATTEMPTS
+    halved = {batch for batch, _, tried in work.tries if work.bad & set(tried) and len(tried) > 1}
+    assert set(split_at(connection, feed)) == halved
+    assert split_at(connection, feed)[0] == whole
+    # Sent again, each letter is the same change.
+    again = Work(feed, db, max_attempts=None)
+    dead_letters.redrive(connection, consumer=feed.name)
+    again.run()
+    if feed.kind != "event":
+        assert set(again.done) == work.bad
+    assert len(again.done) == len(work.bad)
+
+
+@one_of_each
+def test_a_part_names_the_batches_of_which_it_is_a_part(
+    feed: OfferedFeed, make: Any, write: Any, db: str, connect: Connect
+) -> None:
+    """A sink elsewhere that has recorded one of them as done has the part, too."""
+    work = fresh(feed, make, write, db, connect())
+    work.places = {2}
+    held: dict[str, set[Any]] = {}
+    within: list[tuple[str, ...]] = []
+
+    def process(transaction: ConsumerTransaction, batch: Any) -> None:
+        held.setdefault(batch.id, {change.id for change in transaction.changes()})
+        within.append(batch.parts_of)
+        for outer in batch.parts_of:
+            assert held[batch.id] < held[outer]
+        work.process(transaction, batch)
+
+    for _ in range(ATTEMPTS):
+        with suppress(Poison):
+            drain(work.plan, process)
+    whole = work.tries[0][0]
+    assert within[:ATTEMPTS] == [()] * ATTEMPTS
+    assert {outer[0] for outer in within[ATTEMPTS:]} == {whole}
+    assert max(map(len, within)) >= 2
+    assert within[-1] == (whole,)
+
+
+def fail_once(feed: OfferedFeed, db: str, error: Exception | None = None) -> tuple[str, list[Any]]:
+    """Claim a batch, fail, and note the error; the batch's id and its changes."""
+    error = error or Poison("bad")
+    with suppress(type(error)), ConsumerTransaction(feed, db) as consumer:
+        batch = consumer.claim(N)
+        assert batch is not None
+        found = batch.id, [change.id for change in consumer.changes()]
+        raise error
+    return found
+
+
+@one_of_each
+def test_a_kill_before_or_after_the_claim_of_a_half_changes_nothing(
+    feed: OfferedFeed, make: Any, write: Any, db: str, connect: Connect
+) -> None:
+    connection = connect()
+    work = fresh(feed, make, write, db, connection)
+    whole, ids = fail_once(feed, db)
+    position = ask(connection, feed.position())
+    in_work = ask(connection, feed.in_work(position))
+    with connection.transaction(force_rollback=True):
+        half = ask(connection, feed.claim_or_split(position, N, None, 1))
+    assert ask(connection, feed.in_work(position)) == in_work
+    assert split_at(connection, feed) == []
+    # A process that is killed after its claim notes no error.
+    again = ask(connection, feed.claim_or_split(position, N, None, 1))
+    assert (again["id"], again["bounds"], again["count"]) == (half["id"], half["bounds"], N // 2)
+    assert split_at(connection, feed) == [whole]
+    work.bad = {ids[5]}
+    work.run_to_the_end()
+    assert work.tries[0][:2] == (half["id"], 2)
+    assert work.done == [each for each in ids if each not in work.bad]
+    assert [letter.changes for letter in dead_letters.letters(connection)] == [1]
+
+
+@one_of_each
+def test_an_outage_never_halves_a_batch_and_does_not_count(
+    feed: OfferedFeed, make: Any, write: Any, db: str, connect: Connect
+) -> None:
+    connection = connect()
+    work = fresh(feed, make, write, db, connection)
+    work.places = {0}
+    for work.error in (psycopg.OperationalError("gone"), ServerUnavailable("gone"), ConnectionResetError()):
+        with pytest.raises(type(work.error)):
+            work.run()
+    work.error = Poison("bad")
+    work.run_to_the_end()
+    whole, ids = work.tries[0][0], work.tries[0][2]
+    assert [attempt for batch, attempt, _ in work.tries if batch == whole] == [1, 2, 3, 4, 5]
+    assert work.done == ids[1:]
+    write(connection)
+    for _ in range(ATTEMPTS):
+        whole, ids = fail_once(feed, db)
+    # The attempts on the whole are used up, and the outage comes while a half is processed.
+    work.bad, work.tries, work.done, work.error = {ids[-1]}, [], [], ServerUnavailable("gone")
+    for _ in range(3):
+        with pytest.raises(ServerUnavailable):
+            work.run()
+    assert split_at(connection, feed)[-1] == whole
+    assert {batch for batch, _, _ in work.tries[1:]} == {work.tries[-1][0]}
+    work.error = Poison("bad")
+    work.run_to_the_end()
+    assert work.done == ids[:-1]
+    assert [letter.changes for letter in dead_letters.letters(connection)] == [1, 1]
+
+
+@each
+@pytest.mark.release("the letter of a whole batch of commits is in every run")
+def test_a_whole_batch_is_one_letter_where_that_is_asked_for(
+    feed: OfferedFeed, make: Any, write: Any, db: str, connect: Connect
+) -> None:
+    connection = connect()
+    work = fresh(feed, make, write, db, connection, on_give_up="dead_letter")
+    work.places = {3}
+    drained = work.run_to_the_end()
+    assert work.done == []
+    assert [letter.changes for letter in dead_letters.letters(connection)] == [N]
+    assert (drained.splits, drained.extra_attempts, split_at(connection, feed)) == ((), 0, [])
+
+
+FEED, MAKE, WRITE = FEEDS["commit"]
+ONE_BY_ONE = {"feed": FEED, "make": MAKE, "write": WRITE}
+
+
+def test_without_max_attempts_a_batch_is_tried_without_end(db: str, connect: Connect) -> None:
+    work = fresh(db=db, connection=connect(), max_attempts=None, **ONE_BY_ONE)
+    work.places = {3}
+    for _ in range(5):
+        with pytest.raises(Poison):
+            work.run()
+    assert [(attempt, len(ids)) for _, attempt, ids in work.tries] == [(n, N) for n in range(1, 6)]
+
+
+def test_a_batch_whose_process_died_at_each_attempt_waits_for_a_person(db: str, connect: Connect) -> None:
+    """Nothing is known of why it died: it may have been the machine."""
+    connection = connect()
+    work = fresh(db=db, connection=connection, **ONE_BY_ONE)
+    for _ in range(ATTEMPTS):
+        ask(connection, FEED.claim(ask(connection, FEED.position()), N, None, None))
+    with pytest.raises(BatchGivenUp):
+        work.run()
+    assert dead_letters.letters(connection) == []
+
+
+def test_if_ten_changes_of_a_batch_have_failed_alone_the_rest_waits_for_a_person(
+    db: str, connect: Connect
+) -> None:
+    """An error in the code fails on each change. It must not empty the feed into dead letters."""
+    connection = connect()
+    work = fresh(db=db, connection=connection, max_attempts=1, limit=64, **ONE_BY_ONE)
+    for _ in range(7):
+        WRITE(connection)
+    work.places = range(64)
+    with pytest.raises(BatchGivenUp, match="airflow pgchange skip"):
+        work.run()
+    letters = dead_letters.letters(connection)
+    assert [letter.changes for letter in letters] == [1] * 10
+    assert len(work.tries) <= 1 + 6 + 2 * 10
+    # A person mends the code and raises max_attempts: the rest is processed in parts of the same batch.
+    work.bad = set()
+    work.plan = Plan(FEED, db, limit=64, max_batches=1, max_attempts=2)
+    drained = work.run()
+    assert (drained.splits, work.done) == ((work.tries[0][0],), work.tries[0][2][10:])
+
+
+def test_a_split_is_one_of_the_batches_of_a_run(db: str, connect: Connect) -> None:
+    connection = connect()
+    work = fresh(db=db, connection=connection, max_attempts=1, max_batches=1, **ONE_BY_ONE)
+    for places in ({2}, {N - 1}):
+        WRITE(connection)
+        work.places, work.bad, work.done = places, set(), []
+        work.run()
+        assert len(work.done) == N - 1
+
+
+def test_a_consumer_that_was_moved_gets_whole_batches_again(db: str, connect: Connect) -> None:
+    connection = connect()
+    fresh(db=db, connection=connection, **ONE_BY_ONE)
+    whole, _ = fail_once(FEED, db)
+    with ConsumerTransaction(FEED, db) as consumer:
+        half = consumer.claim(N, 1, split=True)
+        assert half is not None
+        assert half.parts_of == (whole,)
+        consumer.ack()
+    by_hand.move_consumer(connection, connection, FEED, "beginning")
+    with ConsumerTransaction(FEED, db) as consumer:
+        batch = consumer.claim(N)
+        assert batch is not None
+        assert (batch.parts_of, batch.count) == ((), N)
+        consumer.ack()
+
+
+def test_a_half_is_never_larger_than_a_batch_may_be(db: str, connect: Connect) -> None:
+    work = fresh(db=db, connection=connect(), **ONE_BY_ONE)
+    _, ids = fail_once(FEED, db)
+    work.plan = Plan(FEED, db, limit=3, max_batches=None, max_attempts=1)
+    work.run()
+    assert [len(tried) for _, _, tried in work.tries] == [3, 1, 3, 1]
+    assert work.done == ids
+
+
+def test_parts_come_before_letters_that_were_sent_again_and_before_new_changes(
+    db: str, connect: Connect
+) -> None:
+    connection = connect()
+    work = fresh(db=db, connection=connection, max_attempts=1, **ONE_BY_ONE)
+    _, first = fail_once(FEED, db)
+    by_hand.skip_batch(connection, connection, FEED, "no use")
+    WRITE(connection)
+    _, second = fail_once(FEED, db)
+    with ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(N, 1, split=True)
+        consumer.ack()
+    dead_letters.redrive(connection, consumer=FEED.name)
+    WRITE(connection)
+    work.run()
+    assert work.done[: N // 2 + N] == second[N // 2 :] + first
+    assert len(work.done) == N // 2 + N + N
+
+
+def test_where_results_are_elsewhere_the_bad_change_is_a_letter_there(
+    db: str, other_db: str, connect: Connect, connect_to: Callable[[str], Connection]
+) -> None:
+    connection = connect()
+    for n in (3, 4, 1):
+        commits.commits(connection, n)
+    work = Work(FEED, other_db, source=db)
+    work.places = {4}
+    work.run_to_the_end()
+    assert work.done == [each for each in work.tries[0][2] if each not in work.bad]
+    assert [letter.changes for letter in dead_letters.letters(connect_to(other_db))] == [1]
+    assert len(work.tries) <= bound(1) + 2 * ATTEMPTS
+
+
+@pytest.mark.parametrize(
+    "seed", [1, *(pytest.param(seed, marks=pytest.mark.release("other seeds")) for seed in range(2, 7))]
+)
+def test_of_many_changes_with_one_percent_of_bad_ones_each_other_is_processed_once_and_in_order(
+    seed: int, db: str, connect: Connect
+) -> None:
+    """Under outages before and after the ack."""
+    connection, chance = connect(), random.Random(seed)
+    feed = CommitFeed("c", 0)
+    ids: list[int] = []
+    while len(ids) < 400:
+        ids += commits.commits(connection, chance.choice((1, 1, 2, 7, 30)))
+    bad = set(chance.sample(ids, len(ids) // 100))
+    connection.execute("create table public.result (id bigint, place bigint generated always as identity)")
+
+    def process(transaction: ConsumerTransaction, batch: Any) -> None:
+        found = [change.id for change in transaction.changes()]
+        if chance.random() < 0.1:
+            raise ServerUnavailable("gone")
+        if bad & set(found):
+            raise Poison(f"bad: {min(bad & set(found))}")
+        transaction.ack(
+            lambda results: results.cursor().executemany(
+                "insert into public.result (id) values (%s)", [[each] for each in found]
+            )
+        )
+        if chance.random() < 0.1:
+            raise ServerUnavailable("gone before the commit")
+
+    plan = Plan(feed, db, limit=100, max_batches=None, max_attempts=2)
+    for _ in range(500):
+        with suppress(Poison, ServerUnavailable):
+            drain(plan, process)
+            break
+    kept = [row[0] for row in connection.execute("select id from public.result order by place").fetchall()]
+    assert kept == [each for each in ids if each not in bad]
+    letters = dead_letters.letters(connection)
+    assert sorted(letter.error or "" for letter in letters) == sorted(
+        f"tests.letters.Poison: bad: {each}" for each in bad
+    )
+    assert {letter.changes for letter in letters} == {1}
