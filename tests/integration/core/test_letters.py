@@ -372,6 +372,8 @@ def test_giving_up_is_rolled_back_with_its_transaction(db, connection):
 def test_maintenance_names_letters_that_nobody_has_looked_at(db, connection):
     give_up(connection, db)
     letter, _ = give_up(connection, db)
+    # However old they are: no retention is given.
+    connection.execute("update pgchange.letter set given_up_at = now() - interval '10 years'")
     (line,) = [line for line in maintain(connection).attention if "dead letter" in line]
     assert line.startswith("commits:test/0: 2 dead letters since ")
     dead_letters.redrive(connection, ids=[letter])
@@ -418,7 +420,6 @@ def test_old_letters_are_dropped_by_maintenance_in_slices_but_not_on_their_way(d
         "update pgchange.letter set given_up_at = now() - interval '91 days' where id <> %s", [letters[3]]
     )
     dead_letters.redrive(connection, ids=[letters[0]])
-    assert maintain(connection).done == []
     assert [line for (line,) in connection.execute("select pgchange.expire_letters('90 days', 1)")][1:] == [
         "left older letters to the next time"
     ]

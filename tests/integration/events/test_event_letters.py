@@ -158,9 +158,7 @@ def test_events_of_a_key_are_erased_from_letters_and_the_others_come_again(db, c
     assert dead_letters.letters(connection)[0].changes == 1
     dead_letters.redrive(connection, ids=[letter.id])
     assert [n for n, _ in work(db)] == [4]
-
-
-def test_a_letter_without_events_left_is_dropped(db, connection):
+    # A letter of which nothing is left is dropped.
     publish(connection, numbers(0, 2))
     given_up(db)
     (letter,) = dead_letters.letters(connection)

@@ -281,9 +281,7 @@ def test_messages_of_a_key_are_erased_from_letters_and_the_others_come_again(db,
     assert dead_letters.erase_letters(connection, "2", field="n", consumer="queue:q/default") != []
     dead_letters.redrive(connection, ids=[letter.id])
     assert work(db) == ["3"]
-
-
-def test_a_letter_without_messages_left_is_dropped(db, connection):
+    # A letter of which nothing is left is dropped.
     queues.fill(connection, [7, 7])
     given_up(db)
     (letter,) = dead_letters.letters(connection)
