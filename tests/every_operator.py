@@ -204,6 +204,7 @@ ARGUMENTS: dict[Callable[..., BaseOperator], dict[str, Any]] = {
         "query": "select id from plane where id = any(%(ids)s)",
         "into": "report",
         "key": "id",
+        "evolve": True,
     },
     TubeTouchOperator: {"tube": ["q"], "query": "select 1", "shard": 0, "op": "B", **WHERE},
     ConsumerSensor: {"feed": COMMITS, **BOTH, **SENSOR},

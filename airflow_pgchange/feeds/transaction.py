@@ -202,6 +202,11 @@ class ConsumerTransaction:
         return self._stream
 
     @property
+    def results(self) -> str:
+        """The connection string of the results. It is secret."""
+        return self._results
+
+    @property
     def reader(self) -> psycopg.Connection[Any]:
         """The connection on which to read tables of the source: after ``changes`` its server has what the batch changed.
 

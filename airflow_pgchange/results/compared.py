@@ -35,6 +35,13 @@ where a.attrelid = pg_catalog.to_regclass({{table}}) and a.attnum > 0 and not a.
 order by a.attnum
 """
 
+_QUERY = f"""
+select u.name, {_NAMED.format(type="u.type", modifier="-1")}, u.modifier
+from unnest({{names}}::text[], {{types}}::oid[], {{modifiers}}::integer[])
+    with ordinality as u(name, type, modifier, n)
+order by u.n
+"""
+
 # An array's elements and what a domain is made of are types, too: the checks of a domain run with the rights of the role
 # that writes a row.
 _COMPARED = f"""
@@ -102,7 +109,8 @@ class SourceColumn:
     """A column that a table of results is to follow. ``type`` is its type without length, and with its schema.
 
     ``filled`` says why rows that were merged before would lack the values of a new column; None if they lack none. A
-    column of a frame in Spark is not ``declared``: it has no length of strings, and often more digits than its values.
+    column of a frame or a query is not ``declared``: a frame has no length of strings, and both often have more digits
+    than their values.
     """
 
     name: str
@@ -150,6 +158,19 @@ def columns_of_frame(types: Mapping[str, str]) -> list[SourceColumn]:
         modifier = (precision << 16 | scale) + 4
         found.append(SourceColumn(name, "numeric" + kind[decimal.end() :], modifier, declared=False))
     return found
+
+
+def columns_of_query(source: psycopg.Connection[Any], query: sql.Composable) -> list[SourceColumn]:
+    """Return the columns of a query. One that is computed has no length and no precision."""
+    result = source.execute(sql.SQL("select * from ({}\n) as r limit 0").format(query)).pgresult
+    assert result is not None
+    places = range(result.nfields)
+    described = sql.SQL(_QUERY).format(
+        names=[(result.fname(place) or b"").decode() for place in places],
+        types=[result.ftype(place) for place in places],
+        modifiers=[result.fmod(place) for place in places],
+    )
+    return [SourceColumn(name, kind, size, declared=False) for name, kind, size in rows(source, described)]
 
 
 def compared(

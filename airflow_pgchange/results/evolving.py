@@ -5,6 +5,7 @@ Only changes are made for which PostgreSQL neither rewrites nor reads the table.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,8 @@ from airflow_pgchange.feeds.tables import table_identifier
 from airflow_pgchange.results.compared import Compared, SourceColumn, compared, read_again
 from airflow_pgchange.results.target import look_up
 from airflow_pgchange.results.type_changes import type_change
+
+log = logging.getLogger(__name__)
 
 LOCK_TIMEOUT = "3s"
 """How long a change waits for transactions that use the table. It is short because later transactions queue behind it."""
@@ -54,6 +57,7 @@ def evolve(
     check: Callable[[], object],
 ) -> list[str]:
     """Let ``target`` follow the columns of ``source``, if there is one, and return the statements that were run.
+    The log has them, too.
 
     The statements and ``check`` share a transaction, which is rolled back if ``check`` raises. Several workers may call
     this at once, because each compares the columns again when it has locked the table. Raises MergeRefused, before it
@@ -74,6 +78,8 @@ def evolve(
         for alteration in alterations:
             _run(results, target, alteration)
         check()
+    for alteration in alterations:
+        log.warning("%s follows %s: ran `%s`", target, source.name, alteration.statement)
     return [alteration.statement for alteration in alterations]
 
 
@@ -105,7 +111,7 @@ def _alteration(each: Compared, target: str, of: str) -> _Alteration | None:
     if change is None or each.generated:
         return None
     source = each.source
-    if not source.declared and not (change.in_place and source.type == "numeric"):
+    if not source.declared and not (change.in_place and source.modifier >= 0):
         return None
     # Without its collation the column would get the default one.
     collate = "" if each.collation is None else f" collate {each.collation}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -11,12 +12,15 @@ from psycopg import sql
 
 from airflow_pgchange.errors import InvalidArgument, MergeRefused
 from airflow_pgchange.feeds.batch import Batch
-from airflow_pgchange.feeds.connections import read_only
+from airflow_pgchange.feeds.connections import connect, read_only
 from airflow_pgchange.feeds.queries import ask, rows
 from airflow_pgchange.feeds.reading import check_whole
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
 from airflow_pgchange.feeds.tube import TubeFeed
 from airflow_pgchange.results.attached import Attached
+from airflow_pgchange.results.compared import columns_of_query
+from airflow_pgchange.results.evolving import Source
+from airflow_pgchange.results.evolving import evolve as evolve_target
 from airflow_pgchange.results.fitting import EXACT, INTEGERS
 from airflow_pgchange.results.merge import merge, validate
 from airflow_pgchange.results.modes import Mode
@@ -29,7 +33,9 @@ WRITER = 0
 COMMA = sql.SQL(", ")
 
 
-def recompute(transaction: ConsumerTransaction, query: str, into: str, key: str) -> None:
+def recompute(
+    transaction: ConsumerTransaction, query: str, into: str, key: str, *, evolve: bool = False
+) -> None:
     """Replace the rows of the batch's ids in the table ``into`` by the rows that ``query`` returns, and ack the batch.
 
     The query is SQL. It names the ids as ``%(ids)s``, an array of ``bigint``, and any other percent sign is written
@@ -47,6 +53,9 @@ def recompute(transaction: ConsumerTransaction, query: str, into: str, key: str)
     they are in two databases, the query runs where the changes are, in a transaction that only reads. A crash can then
     repeat a batch, which computes the same ids again and does no harm.
 
+    ``evolve``: the table first gets the query's new columns, its longer strings and wider numbers, in a short transaction
+    of its own. The role of the results must own it.
+
     Raises InvalidArgument for another feed than a TubeFeed, for a query without ``%(ids)s`` and for tables under several
     shards; MergeRefused if the rows do not fit into the table, or are not one row for each id; PermissionDenied if row
     security hides rows of an attached table; psycopg's own error if the query fails.
@@ -56,6 +65,12 @@ def recompute(transaction: ConsumerTransaction, query: str, into: str, key: str)
         raise InvalidArgument(f"{feed.name} is a {feed.kind} feed: only a tube has ids to recompute")
     report = Report(query, into, key)
     ids = sorted({int(change.id) for change in transaction.changes()})
+    if evolve:
+        with connect(transaction.results, primary=True) as results:
+            # The consumer's own transaction would keep its locks on what the query reads, also on the report itself.
+            report.evolve(
+                results if transaction.reader is transaction.connection else transaction.reader, results
+            )
 
     def write(results: psycopg.Connection[Any]) -> None:
         assert batch is not None
@@ -115,6 +130,12 @@ class Report:
             batch_id=batch.id,
             attempt=batch.attempt,
         )
+
+    def evolve(self, source: psycopg.Connection[Any], results: psycopg.Connection[Any]) -> None:
+        """Let the table follow the columns of the query. Raises MergeRefused, PermissionDenied, ConsumerBusy."""
+        fit = partial(validate, results, self.into, [self.key], Mode.MIRROR, self._columns(source))
+        query = Source("the query", columns_of_query(source, self._bound(source, [])))
+        evolve_target(results, self.into, query, fit)
 
     def _columns(self, source: psycopg.Connection[Any]) -> dict[str, str]:
         """Return the names of the query's columns, and the types in which they are staged."""

@@ -47,6 +47,7 @@ class TubeRecomputeOperator(SqlFromFile, FeedOperator):
     :param into: the table of the report, as ``schema.table``. The columns of the query are written to its columns of the
         same names (templated)
     :param key: the column of the ids, in the query and in the table, which needs a unique index on it (templated)
+    :param evolve: the table first gets new columns of the query, in a transaction of its own; its role must own the table
     """
 
     arguments: ClassVar[dict[str, Check]] = {
@@ -60,11 +61,14 @@ class TubeRecomputeOperator(SqlFromFile, FeedOperator):
     }
     sql_field = "query"
 
-    def __init__(self, *, feed: FeedLike, query: str, into: str, key: str, **kwargs: Any) -> None:
+    def __init__(
+        self, *, feed: FeedLike, query: str, into: str, key: str, evolve: bool = False, **kwargs: Any
+    ) -> None:
         super().__init__(feed=feed, **kwargs)
         self.query = query
         self.into = into
         self.key = key
+        self.evolve = evolve
 
     def process_batch(self, transaction: ConsumerTransaction, batch: Batch, context: Context) -> None:
-        recompute(transaction, self.query, self.into, self.key)
+        recompute(transaction, self.query, self.into, self.key, evolve=self.evolve)

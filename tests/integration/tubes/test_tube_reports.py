@@ -98,6 +98,32 @@ def shown(connection, query=SHOWN):
     return connection.execute(query).fetchall()
 
 
+def test_a_report_follows_the_columns_of_its_query(db, orders):
+    """A column that the query computes has no length, so the report keeps its own."""
+    orders.execute("alter table orders add code varchar(9); alter table total add code varchar(5)")
+    orders.execute("alter table total alter cents type numeric(9,2), alter customer type varchar(7)")
+    orders.execute("update orders set code = '123456' where id = 1")
+    query = TOTAL.replace("o.customer,", "o.customer, o.code, count(l.no) as lines,").replace(
+        "group by 1", "group by 1, o.customer || (select max(order_id) from total)"
+    )
+    with ConsumerTransaction(FEED, db) as consumer:
+        assert consumer.claim(1000) is not None
+        recompute(consumer, query, "public.total", "order_id", evolve=True)
+    assert shown(orders, "select order_id, code, cents, lines from total order by 1") == [
+        (1, "123456", 12, 2),
+        (2, None, 9, None),
+    ]
+    kinds = "select format_type(atttypid, atttypmod) from pg_attribute where attrelid = 'total'::regclass and attnum > 0"
+    assert [kind for (kind,) in shown(orders, kinds)] == [
+        "integer",
+        "character varying(7)",
+        "numeric(9,2)",
+        "text",
+        "character varying(9)",
+        "bigint",
+    ]
+
+
 def test_writes_of_every_table_are_in_the_report(db, orders):
     """A column that the query does not return stays as it is."""
     orders.execute("update total set seen = 'old'")
