@@ -12,12 +12,10 @@ from typing import Any
 import psycopg
 from airflow.dag_processing.dagbag import BundleDagBag, DagBag
 from airflow.serialization.serialized_objects import DagSerialization
-from airflow.utils.session import create_session
 from psycopg.conninfo import make_conninfo
-from sqlalchemy.exc import DBAPIError
 
 from airflow_pgchange.admin.watching import hindrance
-from airflow_pgchange.cli.common import Rows, command, conninfo_by_name
+from airflow_pgchange.cli.common import Rows, command, conninfo_by_name, metadata
 from airflow_pgchange.errors import InvalidArgument, PgChangeError
 from airflow_pgchange.feeds.connections import both as both_databases
 from airflow_pgchange.feeds.connections import keep_open
@@ -120,7 +118,8 @@ def _asked(
     why = hindrance(results, source, feed)
     if why or not isinstance(feed, Feed):
         return None, why
-    return outlook(results, source, feed, min(starts, default=BEGINNING)), None
+    found = outlook(results, source, feed, min(starts, default=BEGINNING))
+    return None if found is None else str(found), None
 
 
 def _two_starts(starts: Mapping[str, set[str]]) -> str:
@@ -146,15 +145,8 @@ def _row(place: Place | None, consumer: str, dags: set[str], new: str, why: str)
 
 
 def _parsed() -> Read:
-    try:
-        with create_session() as session:
-            parsed = ParsedDags().parsed(session)
-    except DBAPIError as error:
-        why = without_secrets(str(error.orig).strip(), ())
-        raise InvalidArgument(
-            f"Airflow's own database does not tell its DAGs: {why}; run airflow db migrate, or name DAG files: "
-            "airflow pgchange check dags"
-        ) from error
+    with metadata("run airflow db migrate, or name DAG files: airflow pgchange check dags") as session:
+        parsed = ParsedDags().parsed(session)
     return Read(
         {dag_id: dag.named for dag_id, dag in parsed.items()},
         {dag_id: dag.assets for dag_id, dag in parsed.items()},

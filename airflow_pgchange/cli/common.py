@@ -16,11 +16,15 @@ from airflow.models.connection import Connection
 from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.utils.cli import suppress_logs_and_warning
 from airflow.utils.providers_configuration_loader import providers_configuration_loaded
+from airflow.utils.session import create_session
 from psycopg.conninfo import conninfo_to_dict
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
 
 from airflow_pgchange.errors import InvalidArgument, PgChangeError
 from airflow_pgchange.feeds.connections import both as both_databases
 from airflow_pgchange.feeds.connections import connect, keep_open
+from airflow_pgchange.feeds.error_text import without_secrets
 from airflow_pgchange.hooks.pgchange import conninfo_of
 
 Rows = Sequence[Mapping[str, Any]]
@@ -88,6 +92,17 @@ def both(args: Namespace) -> Iterator[tuple[Database, Database]]:
         for connection in opened:
             keep_open(connection)
         yield opened
+
+
+@contextmanager
+def metadata(advice: str) -> Iterator[Session]:
+    """A session of Airflow's own database. Raises InvalidArgument with the advice if that does not answer."""
+    try:
+        with create_session() as session:
+            yield session
+    except DBAPIError as error:
+        why = without_secrets(str(error.orig).strip(), ())
+        raise InvalidArgument(f"Airflow's own database does not tell its DAGs: {why}; {advice}") from error
 
 
 def _conninfo(conn_id: str | None, dsn: str | None, *options: str) -> str:

@@ -4,33 +4,44 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from textwrap import shorten
 from typing import Any
 
 from airflow_pgchange.admin import consumers, watching
 from airflow_pgchange.admin.health import explained, findings
+from airflow_pgchange.admin.new_consumers import with_new
 from airflow_pgchange.cli.common import Rows, both, command
+from airflow_pgchange.cli.named_by_dags import named_by_dags
 from airflow_pgchange.errors import PgChangeError
+from airflow_pgchange.plugins.dag_reasons import DagReason
 
 
 @command("No consumer has begun here yet: the first claim makes one.")
 def status(args: Namespace) -> Rows:
+    named = named_by_dags(args, _warn)
     with both(args) as (results, source):
         rows = explained(source, consumers.status(results, source, _warn))
+        rows = with_new(results, source, rows, named.consumers)
         for one in dict.fromkeys((results, source)):
             for line in watching.blind(one):
                 _warn(line)
-    return rows if args.output == "json" else [_brief(row) for row in rows]
+    reasons = named.reasons({_key(row) for row in rows if row["why"] or row["new"]})
+    if args.output == "json":
+        return [row | {"dag_reasons": [str(one) for one in reasons.get(_key(row), ())]} for row in rows]
+    return [_brief(row, reasons.get(_key(row), ())) for row in rows]
 
 
 @command("Nothing needs a person.", bad=bool, failure=2)
 def health(args: Namespace) -> Rows:
     left_out: list[str] = []
+    named = named_by_dags(args, _warn)
     with both(args) as (results, source):
         standing = None if source is results else consumers.status(results, source, left_out.append)
         found = [asdict(one) for one in findings(results, left_out.append, standing)]
+    reasons = named.reasons({_key(one) for one in found if one["consumer"] is not None})
+    found = [one | {"told": "; ".join([one["told"], *map(str, reasons.get(_key(one), ()))])} for one in found]
     for line in left_out:
         _warn(line)
     if left_out and not found:
@@ -40,11 +51,15 @@ def health(args: Namespace) -> Rows:
     )
 
 
+def _key(row: Mapping[str, Any]) -> tuple[str, str]:
+    return row["kind"], row["consumer"]
+
+
 def _warn(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def _brief(row: Mapping[str, Any]) -> dict[str, Any]:
+def _brief(row: Mapping[str, Any], reasons: Iterable[DagReason]) -> dict[str, Any]:
     """A consumer on one line."""
     number = str(row["ready"]) if row["ready_exact"] in (True, None) else f"~{row['ready']}"
     return {
@@ -57,7 +72,7 @@ def _brief(row: Mapping[str, Any]) -> dict[str, Any]:
         "batch": "" if row["batch_id"] is None else f"{row['batch_id']}, attempt {row['attempt']}",
         "progress": "" if row["updated_at"] is None else f"{row['updated_at']:%Y-%m-%d %H:%M:%S}",
         "held back by": row.get("held_back_by") or "",
-        "why behind": _short(row),
+        "why behind": "; ".join(filter(None, [row["new"] or _short(row), *(one.told for one in reasons)])),
     }
 
 

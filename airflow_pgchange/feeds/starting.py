@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from difflib import get_close_matches
 from typing import Any
@@ -24,7 +25,7 @@ Start = datetime | str | Mapping[str, Any]
 text: behind all that was written before it. Or a point that ``airflow_pgchange.feeds.points.point`` returned."""
 NOW = "now"
 COUNTED = 1000
-"""So many changes are counted exactly for the log."""
+"""So many changes before a new consumer are counted exactly."""
 
 
 def check_start(start: Start) -> None:
@@ -38,11 +39,16 @@ def check_start(start: Start) -> None:
         time_of("start ('beginning', 'now', a time or a point)", start)
 
 
-def may_start(feed: Feed, position: Position | None) -> bool:
-    """Whether the consumer is not registered, or is registered and may not be at its start yet."""
+def may_start(source: psycopg.Connection[Any], feed: Feed, position: Position | None) -> bool:
+    """Whether the consumer is not registered, or is registered and may not be at its start yet.
+
+    A consumer that has a batch in work is not new. It is asked here, because its first batch may be tried many times.
+    """
     if position is None:
         return True
-    return isinstance(feed, Movable) and feed.start != BEGINNING and position["version"] == 0
+    if not isinstance(feed, Movable) or feed.start == BEGINNING or position["version"] > 0:
+        return False
+    return ask(source, feed.in_work(position)) is None
 
 
 def start(
@@ -70,31 +76,46 @@ def start(
     if placed or (is_new and position is not None):
         at = feed.start if isinstance(feed, Movable) and placed else BEGINNING
         log.info(
-            "%s is a new consumer, and starts at %s: changes ready: %s%s",
-            feed.name,
-            at,
-            _counted(lag),
-            _similar(source, feed) if is_new else "",
+            "%s: new consumer, %s%s", feed.name, told(str(at), lag), _similar(source, feed) if is_new else ""
         )
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """How a consumer that is not registered will start. ``lag`` is None if the start is not the beginning."""
+
+    at: str
+    lag: Lag | None
+    similar: str
+
+    def __str__(self) -> str:
+        return told(self.at, self.lag) + self.similar
 
 
 def outlook(
     results: psycopg.Connection[Any], source: psycopg.Connection[Any], feed: Feed, at: str
-) -> str | None:
-    """How a consumer that is not registered will start, if its start is ``at``, with the number of changes there; None
-    for any other consumer. ``source`` may be any server."""
+) -> Outlook | None:
+    """How a consumer that is not registered will start, if its start is ``at``; None for any other consumer. ``source``
+    may be any server."""
     keeper = progress_at(feed, results, source)
     if ask(keeper, feed.position()) is not None:
         return None
-    ready = ""
+    lag = None
     if at == BEGINNING:
         with read_only(source):
-            ready = f": changes ready: {_counted(Lag(**ask(source, feed.lag(NOWHERE, COUNTED))))}"
-    return f"starts at {at}{ready}{_similar(source, feed)}"
+            lag = Lag(**ask(source, feed.lag(NOWHERE, COUNTED)))
+    return Outlook(at, lag, _similar(source, feed))
 
 
-def _counted(lag: Lag) -> str:
-    return str(lag.ready) if lag.ready_exact else f"more than {COUNTED}"
+def told(at: str, lag: Lag | None) -> str:
+    """Where a new consumer starts, with the number of changes there, in the words of the log, ``check``, ``status`` and
+    the page."""
+    place = f"the {BEGINNING}" if at == BEGINNING else at
+    if lag is None:
+        return f"starts at {place}"
+    more = "" if lag.ready_exact else "more than "
+    number = lag.ready if lag.ready_exact else COUNTED
+    return f"starts at {place}: {more}{number:,} change{'' if number == 1 else 's'}"
 
 
 def _place(keeper: psycopg.Connection[Any], source: psycopg.Connection[Any], feed: Feed) -> bool:

@@ -102,7 +102,7 @@ class ConsumerTransaction:
             self._keeper = opened.enter_context(
                 connect(progress_at(self.feed, self._results, self._source), primary=True)
             )
-            if may_start(self.feed, ask(self._keeper, self.feed.position())):
+            if may_start(self._claims, self.feed, ask(self._keeper, self.feed.position())):
                 start(self._keeper, self._claims, self.feed, self._register)
             opened.enter_context(begun(self._keeper))
             self.busy = not succeeds(self._try_lock, self._busy_timeout)

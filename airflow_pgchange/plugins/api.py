@@ -26,8 +26,9 @@ from airflow_pgchange.plugins import (
 )
 from airflow_pgchange.plugins.access import LOOKING, VIEW, Rights, Source, check_named, reading
 from airflow_pgchange.plugins.inputs import AsciiResponse, Number, unfit
+from airflow_pgchange.plugins.letters import letter, letters
 from airflow_pgchange.plugins.overview import consumer as history_of
-from airflow_pgchange.plugins.overview import letter, letters, overview, saga, view
+from airflow_pgchange.plugins.overview import overview, saga, view
 from airflow_pgchange.plugins.places import ParsedDags, Place, Places
 from airflow_pgchange.plugins.questions import Windows
 from airflow_pgchange.plugins.room import Rooms
@@ -105,7 +106,7 @@ def build() -> FastAPI:
 
     @app.get("/connections/{connection_id:path}/letters", dependencies=reading(), tags=["looks"])
     def show_letters(connection_id: str, source: Source = None) -> datamodels.Letters:
-        """The latest dead letters of a database, with what they failed on."""
+        """The dead letters of a database, grouped by what they failed on; of each group the latest."""
         return letters(windows, Place(connection_id, source))
 
     @app.get("/connections/{connection_id:path}/letters/{number}", dependencies=reading(), tags=["looks"])

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 Answering = Literal["answers", "asked", "late", "down"]
 SHOWN = 20_000
 """Characters of what a letter or a saga holds."""
-Standing = Literal["failing", "held back", "working", "ready", "idle", "unknown"]
+Standing = Literal["failing", "held back", "working", "new", "ready", "idle", "unknown"]
 
 
 class Database(BaseModel):
@@ -29,8 +29,25 @@ class Database(BaseModel):
     may_edit: bool
 
 
+class Run(BaseModel):
+    """A try of a task in Airflow. ``map_index``: -1 where the task is not mapped."""
+
+    dag_id: str
+    run_id: str
+    task_id: str
+    map_index: int
+    try_number: int
+
+
+class DagReason(BaseModel):
+    """Why a DAG of a consumer does not process its changes, for who may read the DAG."""
+
+    told: str
+    run: Run | None = Field(description="The try that failed: Airflow has its log")
+
+
 class Consumer(BaseModel):
-    """A row of ``pgchange.status()``."""
+    """A row of ``pgchange.status()``, or of state ``new`` a consumer that DAGs name and that is not registered."""
 
     connection: str
     source: str | None = Field(description="The connection of the changes, where these are elsewhere")
@@ -51,6 +68,8 @@ class Consumer(BaseModel):
     updated_at: datetime | None
     held_back_by: str | None
     why: str | None = Field(default=None, description="Why it is behind, for who may read the connection")
+    new: str | None = Field(description="Where it starts, if DAGs name it and it has not claimed yet")
+    dag_reasons: list[DagReason]
     rate_in: float | None = Field(
         description="Changes a second that came in the last minutes, where that is known"
     )
@@ -58,6 +77,7 @@ class Consumer(BaseModel):
     trend: list[int | None] = Field(description="What was ready every two minutes of the last hour")
     movable: bool
     dags: list[str]
+    targets: list[str] = Field(description="What the tasks of these DAGs say that they write")
     may_edit: bool
 
 
@@ -73,6 +93,7 @@ class Finding(BaseModel):
     consumer: str | None
     told: str | None
     call: str | None
+    dag_reasons: list[DagReason]
 
 
 class Watcher(BaseModel):
@@ -109,16 +130,6 @@ class Sample(BaseModel):
     ready_exact: bool | None
     waiting: int | None
     oldest_seconds: float | None
-
-
-class Run(BaseModel):
-    """A try of a task in Airflow. ``map_index``: -1 where the task is not mapped."""
-
-    dag_id: str
-    run_id: str
-    task_id: str
-    map_index: int
-    try_number: int
 
 
 class Attempt(BaseModel):
@@ -164,6 +175,21 @@ class Letter(BaseModel):
     sent_at: datetime | None
     on_its_way: bool
     hindrance: str | None
+    group: str = Field(description="The group that it belongs to")
+
+
+class LetterGroup(BaseModel):
+    """Dead letters that failed on the same: the first line of their error without numbers and ids, or of the reason if no
+    error is known. ``error`` is that line of the latest of them."""
+
+    group: str
+    letters: int
+    changes: int
+    oldest: datetime
+    newest: datetime
+    error: str
+    consumers: list[str] = Field(description="The first of their consumers")
+    more_consumers: int
 
 
 POSITIONS = {"lsn", "bounds", "slices"}
@@ -193,9 +219,10 @@ class Held(BaseModel):
 
 
 class Letters(BaseModel):
-    """The latest dead letters of a database; ``all``: how many there are."""
+    """The dead letters of a database: their groups, and the latest of each group. ``all``: how many there are."""
 
     letters: list[Letter]
+    groups: list[LetterGroup]
     all: int
     trouble: str | None
 
@@ -244,6 +271,8 @@ class Done(BaseModel):
 
 def standing(row: dict[str, Any]) -> Standing:
     """One word for how a consumer stands: what a person should look at comes first."""
+    if not row["registered"]:
+        return "new"
     if row["error"] and not row["at_work"]:
         return "failing"
     if row["held_back_by"]:

@@ -57,6 +57,14 @@ class Look(Generic[T]):
     age: float | None = None
 
 
+NO_ANSWER = "the database does not answer"
+
+
+def trouble_of(look: Look[Any]) -> str | None:
+    """Why a database did not answer, or that it does not."""
+    return look.trouble or (NO_ANSWER if look.late else None)
+
+
 @dataclass
 class Line:
     """The connections to one or two databases, kept, over which one thread asks one question after another. The thread

@@ -4,30 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
 
-import psycopg
+from airflow.utils.session import create_session
 from fastapi import HTTPException
 
-from airflow_pgchange.admin import consumers, dead_letters
-from airflow_pgchange.errors import InvalidArgument, PgChangeError, UnknownConsumer, UnknownLetter
+from airflow_pgchange.admin import consumers
+from airflow_pgchange.errors import InvalidArgument, PgChangeError, UnknownConsumer
 from airflow_pgchange.plugins import datamodels, sagas
 from airflow_pgchange.plugins.access import Rights
+from airflow_pgchange.plugins.dag_reasons import DagReason, Wanted, dag_reasons
 from airflow_pgchange.plugins.history import Trend, history
-from airflow_pgchange.plugins.looks import Look
+from airflow_pgchange.plugins.looks import NO_ANSWER, Look, trouble_of
 from airflow_pgchange.plugins.places import Key, Place, Places
 from airflow_pgchange.plugins.questions import NOTHING, Row, Said, Windows
 from airflow_pgchange.plugins.views import M, View
 
-LETTERS = 200
-"""So many, the latest, are shown."""
-OF_SOURCE = ("ready", "ready_exact", "waiting", "oldest_seconds", "faults", "held_back_by", "why")
+OF_SOURCE = ("ready", "ready_exact", "waiting", "oldest_seconds", "faults", "held_back_by", "why", "new")
 """The columns of a consumer's row that only the database of its changes knows."""
-NO_ANSWER = "the database does not answer"
 
-Connections = Sequence[psycopg.Connection[Any]]
+Reasons = Mapping[Wanted, Sequence[DagReason]]
 
 
 def overview(windows: Windows, places: Places, rights: Rights) -> datamodels.Overview:
@@ -40,6 +37,7 @@ def overview(windows: Windows, places: Places, rights: Rights) -> datamodels.Ove
     for window in asked.values():
         window.ask()
     looks = {place: window.look() for place, window in asked.items()}
+    reasons = _reasons(looks, places)
     found = datamodels.Overview(
         databases=[], consumers=[], findings=[], watchers=[], paused=rights.readable(places.paused)
     )
@@ -47,34 +45,12 @@ def overview(windows: Windows, places: Places, rights: Rights) -> datamodels.Ove
         look = looks[Place(name)]
         found.databases.append(_database(name, look, rights))
         others = {place: looks[place] for place in wanted[name] if place.source is not None}
-        found.consumers += _consumers(name, look, others, places, rights)
+        found.consumers += _consumers(name, look, others, places, rights, reasons=reasons)
         found.findings += _clashes(name, places, rights)
         if look.said is not None:
-            found.findings += _findings(name, look.said, rights)
+            found.findings += _findings(name, look.said, places, rights, reasons)
             found.watchers += _watchers(name, look.said, places, rights)
     return found
-
-
-def letters(windows: Windows, place: Place) -> datamodels.Letters:
-    """The latest dead letters of a place."""
-    look = windows.asked(place, _letters)
-    said = look.said or []
-    latest = [
-        datamodels.Letter(
-            **{**asdict(letter), "batch": None if letter.batch_id is None else str(letter.batch_id)}
-        )
-        for letter in said[: -LETTERS - 1 : -1]
-    ]
-    return datamodels.Letters(letters=latest, all=len(said), trouble=_trouble(look))
-
-
-def letter(windows: Windows, place: Place, number: int) -> datamodels.Held:
-    """What a dead letter holds: nothing is kept for one that is made up."""
-    look = windows.asked(place, _held, number)
-    if look.said is not None and look.said.content is None:
-        windows.forget(place, _held, number)
-        raise HTTPException(404, f"there is no dead letter {number}: it was sent again or dropped")
-    return (look.said or datamodels.Held()).model_copy(update={"trouble": _trouble(look)})
 
 
 def consumer(
@@ -85,12 +61,12 @@ def consumer(
     status.ask()
     standing = status.look()
     said = datamodels.History(samples=[], attempts=[], trouble=None)
-    trouble = _trouble(standing)
+    trouble = trouble_of(standing)
     if standing.said is not None:
         if (kind, name) not in {(row["kind"], row["consumer"]) for row in standing.said.rows}:
             raise UnknownConsumer(f"no consumer of kind {kind} is called {name} there")
         look = windows.asked(place, history, kind, name)
-        said, trouble = look.said or said, _trouble(look)
+        said, trouble = look.said or said, trouble_of(look)
     if place.source is None and (kind, name) in _hidden(place.connection, places, rights):
         said = said.model_copy(update={"samples": []})
     may_read = rights.may("GET", place.connections)
@@ -126,26 +102,10 @@ def saga(windows: Windows, connection: str, rights: Rights, number: int, *, with
 
 def _shown(look: Look[M], connection: str, rights: Rights, asked: View[M]) -> M:
     """An answer to the question of a view, as a user may see it."""
-    said, trouble = look.said or asked.nothing, _trouble(look)
+    said, trouble = look.said or asked.nothing, trouble_of(look)
     if rights.may("GET", [connection]):
         return said.model_copy(update={"trouble": trouble})
     return asked.hidden(said).model_copy(update={"trouble": trouble and NO_ANSWER})
-
-
-def _letters(connections: Connections) -> list[dead_letters.Letter]:
-    return dead_letters.letters(*connections)
-
-
-def _held(number: int, connections: Connections) -> datamodels.Held:
-    try:
-        content = datamodels.Content.of(dead_letters.letter_content(connections[0], number))
-    except UnknownLetter:
-        return datamodels.Held()
-    return datamodels.Held(content=content.content, cut=content.cut)
-
-
-def _trouble(look: Look[Any]) -> str | None:
-    return look.trouble or (NO_ANSWER if look.late else None)
 
 
 def _database(name: str, look: Look[Said], rights: Rights) -> datamodels.Database:
@@ -170,8 +130,36 @@ def _answering(look: Look[Said]) -> datamodels.Answering:
     return "asked" if look.said is None else "answers"
 
 
+def _reasons(looks: Mapping[Place, Look[Said]], places: Places) -> Reasons:
+    """Why DAGs do not process the changes of the consumers that are behind, and of those with findings."""
+    wanted = set()
+    for place, look in looks.items():
+        said = look.said or NOTHING
+        wanted |= {
+            (place, (row["kind"], row["consumer"])) for row in said.rows if row.get("why") or row["new"]
+        }
+        found = [(one.kind, one.consumer) for one in said.findings if one.consumer is not None]
+        wanted |= {(places.home(place.connection, key), key) for key in found}
+    if not wanted:
+        return {}
+    with create_session() as session:
+        return dag_reasons(session, places, wanted)
+
+
+def _told_reasons(place: Place, key: Key, rights: Rights, reasons: Reasons) -> list[datamodels.DagReason]:
+    of_key = reasons.get((place, key), [])
+    readable = rights.readable({one.dag_id for one in of_key})
+    return [datamodels.DagReason(told=one.told, run=one.run) for one in of_key if one.dag_id in readable]
+
+
 def _consumers(
-    name: str, look: Look[Said], others: Mapping[Place, Look[Said]], places: Places, rights: Rights
+    name: str,
+    look: Look[Said],
+    others: Mapping[Place, Look[Said]],
+    places: Places,
+    rights: Rights,
+    *,
+    reasons: Reasons,
 ) -> Iterator[datamodels.Consumer]:
     """The rows of a database, those whose changes are elsewhere as that place completes them."""
     said = look.said or NOTHING
@@ -186,13 +174,25 @@ def _consumers(
     }
     for place, other in others.items():
         for row in (other.said or NOTHING).rows:
-            if (row["kind"], row["consumer"]) in rows:
+            if (row["kind"], row["consumer"]) in rows or not row["registered"]:
                 rows[row["kind"], row["consumer"]] = place, row, (other.said or NOTHING).trends
         for consumer in places.consumers[place].keys() & rows.keys():
             rows[consumer] = place, *rows[consumer][1:]
     for place, row, trends in rows.values():
         trend = trends.get((row["kind"], row["consumer"]), Trend())
-        yield _consumer(place, row, trend, places.naming(place, row["kind"], row["consumer"]), rights)
+        key = row["kind"], row["consumer"]
+        dags = rights.readable(places.naming(place, *key))
+        naming = places.consumers[place].get(key)
+        targets = set() if naming is None else {name for dag_id, name in naming.targets if dag_id in dags}
+        yield _consumer(
+            place,
+            row,
+            trend,
+            rights,
+            dags=dags,
+            targets=sorted(targets),
+            dag_reasons=_told_reasons(place, key, rights, reasons),
+        )
 
 
 def _seen_elsewhere(name: str, places: Places, rights: Rights) -> list[Place]:
@@ -212,7 +212,8 @@ def _hidden(name: str, places: Places, rights: Rights) -> dict[Key, Place]:
     }
 
 
-def _consumer(place: Place, row: Row, trend: Trend, dags: Any, rights: Rights) -> datamodels.Consumer:
+def _consumer(place: Place, row: Row, trend: Trend, rights: Rights, **by_dags: Any) -> datamodels.Consumer:
+    """A row of status. ``by_dags``: the fields that DAGs tell."""
     may_read, is_seen = rights.may("GET", place.connections), rights.sees(place.connections)
     if not is_seen:
         # The last hour is noted with the results, and is the lag in the source, too.
@@ -225,9 +226,9 @@ def _consumer(place: Place, row: Row, trend: Trend, dags: Any, rights: Rights) -
         rate_in=trend.rate_in,
         rate_out=trend.rate_out,
         trend=trend.ready,
-        movable=_is_movable(row["consumer"]),
-        dags=rights.readable(dags),
+        movable=row["registered"] and _is_movable(row["consumer"]),
         may_edit=is_seen and rights.may("PUT", place.connections),
+        **by_dags,
         **{key: row[key] for key in datamodels.Consumer.model_fields if key in row}
         | {"error": row["error"] if may_read else None, "why": row.get("why") if may_read else None},
     )
@@ -242,9 +243,12 @@ def _is_movable(consumer: str) -> bool:
     return False
 
 
-def _findings(name: str, said: Said, rights: Rights) -> Iterator[datamodels.Finding]:
+def _findings(
+    name: str, said: Said, places: Places, rights: Rights, reasons: Reasons
+) -> Iterator[datamodels.Finding]:
     may_read = rights.may("GET", [name])
     for one in said.findings:
+        key = one.kind, one.consumer or ""
         yield datamodels.Finding(
             connection=name,
             kind=one.kind,
@@ -252,6 +256,7 @@ def _findings(name: str, said: Said, rights: Rights) -> Iterator[datamodels.Find
             consumer=one.consumer,
             told=one.told if may_read else None,
             call=one.call if may_read else None,
+            dag_reasons=_told_reasons(places.home(name, key), key, rights, reasons),
         )
 
 
@@ -262,14 +267,20 @@ def _clashes(name: str, places: Places, rights: Rights) -> Iterator[datamodels.F
         if clash.is_of(name):
             told = clash.told(rights.readable(clash.dags)) if may_read else None
             yield datamodels.Finding(
-                connection=name, kind="asset", severity="error", consumer=None, told=told, call=None
+                connection=name,
+                kind="asset",
+                severity="error",
+                consumer=None,
+                told=told,
+                call=None,
+                dag_reasons=[],
             )
 
 
 def _watchers(name: str, said: Said, places: Places, rights: Rights) -> Iterator[datamodels.Watcher]:
     may_read, hidden = rights.may("GET", [name]), _hidden(name, places, rights)
     dags = {
-        consumer: naming
+        consumer: naming.dags
         for place in (Place(name), *places.elsewhere(name))
         for consumer, naming in places.consumers[place].items()
     }

@@ -18,7 +18,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from airflow_pgchange.errors import PgChangeError
-from airflow_pgchange.feeds.feed import Movable, Watched, from_uri
+from airflow_pgchange.feeds.feed import BEGINNING, Movable, Watched, from_uri
 from airflow_pgchange.plugins.watched_assets import Clash, WatchedAsset, clashes, unwrapped, watched_assets
 from airflow_pgchange.utils.arguments import watched_of
 
@@ -43,23 +43,45 @@ class Place:
 
 @dataclass(frozen=True)
 class Named:
-    """A place that something in a DAG names, and the consumer if it names one, with its feed. ``start`` is where a task
-    starts the consumer if that is new; None if this is no task that claims batches."""
+    """A place that something in a DAG names, and the consumer if it names one, with its feed.
+
+    ``task_id`` is the task that claims the batches, and ``start`` where this task starts a new consumer; None if this is
+    no such task. ``targets``: the names of what the task says that it writes.
+    """
 
     place: Place
     consumer: str | None
     start: str | None = None
+    task_id: str | None = None
     feed: Watched | None = field(default=None, compare=False)
+    targets: tuple[str, ...] = field(default=(), compare=False)
+
+
+@dataclass
+class Naming:
+    """How DAGs name a consumer. ``starts``: where their tasks start it if it is new; ``tasks``: those that claim its
+    batches, and ``targets`` what these say that they write, each with the DAG."""
+
+    feed: Watched
+    dags: set[str] = field(default_factory=set)
+    starts: set[str] = field(default_factory=set)
+    tasks: set[tuple[str, str]] = field(default_factory=set)
+    targets: set[tuple[str, str]] = field(default_factory=set)
+
+    @property
+    def start(self) -> str:
+        """Where the consumer starts if it is new; one of them if tasks start it at different places."""
+        return min(self.starts, default=BEGINNING)
 
 
 @dataclass
 class Places:
-    """``dags``: those that use a connection; ``consumers``: those that a place has, each with the DAGs that name it;
+    """``dags``: those that use a connection; ``consumers``: those that a place has, each with how DAGs name it;
     ``kinds``: those of which DAGs wait for every consumer of a place; ``paused``: those of them that do not run;
     ``clashes``: assets that DAGs give different watchers."""
 
     dags: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    consumers: dict[Place, dict[Key, set[str]]] = field(default_factory=lambda: defaultdict(dict))
+    consumers: dict[Place, dict[Key, Naming]] = field(default_factory=lambda: defaultdict(dict))
     kinds: dict[tuple[Place, str], set[str]] = field(default_factory=lambda: defaultdict(set))
     paused: set[str] = field(default_factory=set)
     clashes: list[Clash] = field(default_factory=list)
@@ -69,13 +91,26 @@ class Places:
             self.dags[connection].add(dag_id)
         if named.feed is None:
             return
-        self.consumers[named.place].setdefault((named.feed.kind, named.feed.name), set()).add(dag_id)
+        key = named.feed.kind, named.feed.name
+        naming = self.consumers[named.place].setdefault(key, Naming(named.feed))
+        naming.dags.add(dag_id)
+        if named.start is not None:
+            naming.starts.add(named.start)
+        if named.task_id is not None:
+            naming.tasks.add((dag_id, named.task_id))
+            naming.targets.update((dag_id, target) for target in named.targets)
         if named.feed.covers is not None:
             self.kinds[named.place, named.feed.covers].add(dag_id)
 
     def naming(self, place: Place, kind: str, consumer: str) -> set[str]:
         """The DAGs that name a consumer, or wait for all of its kind."""
-        return self.consumers[place].get((kind, consumer), set()) | self.kinds.get((place, kind), set())
+        naming = self.consumers[place].get((kind, consumer))
+        return (set() if naming is None else naming.dags) | self.kinds.get((place, kind), set())
+
+    def home(self, connection: str, key: Key) -> Place:
+        """The place by which DAGs name a consumer whose results are at a connection."""
+        places = [Place(connection), *self.elsewhere(connection)]
+        return next((place for place in places if key in self.consumers[place]), places[0])
 
     def has(self, place: Place) -> bool:
         """Whether that is no made-up pair of connections."""
@@ -165,7 +200,7 @@ def named_in(node: Any, ours: bool = False) -> Iterator[Named]:
         if "postgres_conn_id" in node and (ours or "feed" in node):
             place = _place(node["postgres_conn_id"], node.get("source_conn_id"))
             if place is not None:
-                yield _named(place, _feed(node.get("feed")), _claims(node))
+                yield _named(place, _feed(node.get("feed")), _claiming(node), _targets(node))
         if str(node.get("uri")).startswith("pgchange://") and not node.get("watchers"):
             with suppress(PgChangeError):
                 feed, connection = from_uri(node["uri"])
@@ -197,15 +232,26 @@ def _place(connection: Any, source: Any) -> Place | None:
     return Place(connection, None if not source or source == connection else source)
 
 
-def _claims(node: Mapping[str, Any]) -> bool:
-    """Whether a part of a serialized DAG is a task that claims batches: sensors only wait for them."""
+def _claiming(node: Mapping[str, Any]) -> str | None:
+    """The task that a part of a serialized DAG is, if it claims batches: sensors only wait for them."""
     module = node.get("_task_module")
-    return module is not None and not str(module).startswith(f"{OURS}sensors.")
+    claims = module is not None and not str(module).startswith(f"{OURS}sensors.")
+    return str(node.get("task_id")) if claims else None
 
 
-def _named(place: Place, feed: Watched | None, claims: bool = False) -> Named:
-    start = str(feed.start) if claims and isinstance(feed, Movable) else None
-    return Named(place, None if feed is None else feed.name, start, feed)
+def _targets(node: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the assets that are the outlets of a task."""
+    outlets = unwrapped(node.get("outlets") or [])
+    return tuple(str(each["name"]) for each in outlets if isinstance(each, Mapping) and each.get("name"))
+
+
+def _named(
+    place: Place, feed: Watched | None, task_id: str | None = None, targets: tuple[str, ...] = ()
+) -> Named:
+    if feed is None:
+        return Named(place, None)
+    start = str(feed.start) if task_id is not None and isinstance(feed, Movable) else None
+    return Named(place, feed.name, start, task_id, feed, targets)
 
 
 def _feed(feed: Any) -> Watched | None:

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -14,12 +14,13 @@ from typing import Any, TypeVar
 import psycopg
 
 from airflow_pgchange.admin import consumers, health
+from airflow_pgchange.admin.new_consumers import with_new
 from airflow_pgchange.errors import PgChangeError, ServerUnavailable
 from airflow_pgchange.feeds.queries import records
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.plugins.history import SAMPLED_EVERY, LastHour, Trends
 from airflow_pgchange.plugins.looks import Line, Look, Window
-from airflow_pgchange.plugins.places import Key, Place
+from airflow_pgchange.plugins.places import Key, Naming, Place
 
 log = logging.getLogger(__name__)
 
@@ -50,10 +51,10 @@ NOTHING = Said([], [], [], {}, [])
 
 @dataclass
 class Status:
-    """The question how a place is. ``consumers``: of a place whose changes are elsewhere, those that it has;
-    ``looked``: when somebody wanted to know."""
+    """The question how a place is. ``consumers``: those of the place that DAGs name, which are all that are shown of a
+    place whose changes are elsewhere; ``looked``: when somebody wanted to know."""
 
-    consumers: Collection[Key] = ()
+    consumers: Mapping[Key, Naming] = field(default_factory=dict)
     looked: float = float("-inf")
     _last_hour: LastHour = field(default_factory=LastHour)
 
@@ -74,12 +75,13 @@ class Status:
             raise
         except (psycopg.errors.QueryCanceled, PgChangeError) as error:
             left_out.append(f"what a person should look at is left out: {error}")
+        rows = with_new(results, connections[-1], rows, self.consumers)
         left_out += self._last_hour.left_out
         return Said(rows, findings, watchers, self._last_hour.trends, left_out)
 
     def note(self, said: Said, connections: Connections) -> None:
         """Once nobody waits for it any longer: what was said is noted, for the next answer."""
-        self._last_hour.goes_on(connections[0], said.rows)
+        self._last_hour.goes_on(connections[0], [row for row in said.rows if row["registered"]])
 
 
 @dataclass
@@ -93,7 +95,7 @@ class Windows:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _sampler: threading.Thread | None = None
 
-    def status(self, place: Place, consumers: Collection[Key]) -> Window[Said]:
+    def status(self, place: Place, consumers: Mapping[Key, Naming]) -> Window[Said]:
         with self._lock:
             if place not in self.statuses:
                 status = Status()

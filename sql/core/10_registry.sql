@@ -17,7 +17,9 @@ comment on table pgchange.registered is
     'may do; check_letter(address jsonb, content jsonb), which raises why one cannot be sent again, as far as this database '
     'knows; and redrive(letter bigint), which deletes the letter as it sends it, or sets on_its_way and has its consumer delete '
     'it; and letter_content(address jsonb, content jsonb) jsonb, where what a letter holds is not in itself; and erase_letter(letter '
-    'bigint, key text, field text) bigint, where letters hold more than bounds, which erases a key and returns how many changes went. letters_elsewhere: what letters stand for may lie in another database than they do.';
+    'bigint, key text, field text) bigint, where letters hold more than bounds, which erases a key and returns how many changes went. '
+    'For pgchange.limit_lag() it brings address_of(consumer text) jsonb, and for pgchange.reasons() perhaps kept(consumers text[]). '
+    'letters_elsewhere: what letters stand for may lie in another database than they do.';
 
 create table pgchange.letter (
     id bigint generated always as identity primary key,

@@ -29,6 +29,18 @@ begin
 end
 $$;
 
+-- The size of a table with its indexes and its TOAST table as PostgreSQL knew it at the last vacuum: this reads no file and waits for no
+-- lock. 0 before the first vacuum.
+create function pgchange.estimated_size(tbl oid) returns bigint
+language sql stable as $$
+    select coalesce(sum(greatest(c.relpages, 0)), 0)::bigint * pg_catalog.current_setting('block_size')::bigint
+    from pg_catalog.pg_class as c
+    where c.oid in (
+        select tbl
+        union all select t.reltoastrelid from pg_catalog.pg_class as t where t.oid = tbl
+        union all select i.indexrelid from pg_catalog.pg_index as i where i.indrelid = tbl)
+$$;
+
 create function pgchange.status(upto integer default 1000, of_kind text default null) returns setof pgchange.consumer_status
 language plpgsql volatile
 set client_min_messages = warning

@@ -2,25 +2,27 @@
 
 create table pgchange.lag_limit (
     kind text references pgchange.registered (kind) on delete cascade,
-    address jsonb,
+    consumer text,
+    address jsonb not null,
     max_age interval check (max_age > interval '0'),
     max_changes bigint check (max_changes > 0),
     set_by name not null default current_user,
     set_at timestamptz not null default clock_timestamp(),
-    primary key (kind, address)
+    primary key (kind, consumer)
 );
 comment on table pgchange.lag_limit is
-    'How far behind consumers may be before pgchange.health() reports them, by the kind and the feed of pgchange.status(). max_age is for '
-    'the oldest ready change, max_changes for the number of changes that are ready or wait; null is no limit.';
+    'How far behind consumers may be before pgchange.health() reports them, by their kind and name. address: what the dead letters of the '
+    'consumer are known by, which says who may change the limit. max_age is for the oldest ready change, max_changes for the number of '
+    'changes that are ready or wait; null is no limit.';
 
 -- The limits of a consumer: an hour and no number of changes unless they were set. Everybody who sees a consumer gets the same
 -- findings, so this reads what row-level security shows to its keepers alone.
-create function pgchange.lag_limit_of(kind text, address jsonb, out max_age interval, out max_changes bigint)
+create function pgchange.lag_limit_of(kind text, consumer text, out max_age interval, out max_changes bigint)
 language plpgsql stable security definer as $$
 begin
     select l.max_age, l.max_changes into max_age, max_changes
     from pgchange.lag_limit as l
-    where l.kind = lag_limit_of.kind and l.address = lag_limit_of.address;
+    where l.kind = lag_limit_of.kind and l.consumer = lag_limit_of.consumer;
     if not found then
         max_age := interval '1 hour';
     end if;

@@ -50,16 +50,53 @@ language sql volatile as $$
     end
 $$;
 
--- How consumers stand, with the watcher that looked last at each, and why each is behind. why is null if no changes are there for it.
+-- How much each of these consumers keeps from being trimmed, and of which store. A schema whose consumers keep something tells this by
+-- kept(consumers text[]), which returns the consumer, the bytes and the name of the store.
+create function pgchange.kept(standing pgchange.consumer_status[]) returns table (kind text, consumer text, bytes bigint, store text)
+language plpgsql volatile as $$
+declare
+    known record;
+begin
+    for known in
+        select r.schema, r.kind, array_agg(s.consumer) as consumers
+        from unnest(standing) as s
+        join pgchange.registered as r on r.kind = s.kind
+        join pg_namespace as n on n.nspname = r.schema
+        join pg_proc as p on p.pronamespace = n.oid and p.proname = 'kept'
+        where has_schema_privilege(n.oid, 'usage') and has_function_privilege(p.oid, 'execute')
+        group by r.schema, r.kind
+    loop
+        continue when not pgchange.ours(known.schema);
+        return query execute format('select %L, k.consumer, k.bytes, k.store from %I.kept($1) as k', known.kind, known.schema)
+        using known.consumers;
+    end loop;
+end
+$$;
+
+-- How much a consumer keeps, in words that follow the reason why it is behind. Less than 1 GB is not worth a person's attention.
+create function pgchange.told_kept(bytes bigint, store text) returns text
+language sql immutable as $$
+    select case when bytes >= 1073741824
+                then format('; it keeps about %s GB of the %s', round(bytes / 1073741824.0), store) else '' end
+$$;
+
+-- How consumers stand, with the watcher that looked last at each, why each is behind, and what it keeps. why is null if no changes are
+-- there for it.
 create function pgchange.explained(standing pgchange.consumer_status[] default null)
-returns table (one pgchange.consumer_status, watcher pgchange.watcher, why text)
+returns table (one pgchange.consumer_status, watcher pgchange.watcher, why text, keeps text)
 language sql volatile as $$
-    select s.one, w.one,
-           case when coalesce((s.one).ready, 0) + coalesce((s.one).waiting, 0) > 0 or (s.one).held_back_by is not null
-                then pgchange.why_behind(s.one, w.one) end
-    from (select x as one from unnest(coalesce(standing, array(select c from pgchange.status() as c))) as x) as s
+    with known as materialized (
+        select x as one, coalesce((x).ready, 0) + coalesce((x).waiting, 0) > 0 or (x).held_back_by is not null as has_changes
+        from unnest(coalesce(standing, array(select c from pgchange.status() as c))) as x
+    ), kept as materialized (
+        select k.* from pgchange.kept(array(select s.one from known as s where s.has_changes)) as k
+    )
+    select s.one, w.one, case when s.has_changes then pgchange.why_behind(s.one, w.one) || h.keeps end, h.keeps
+    from known as s
     left join (select x as one from pgchange.latest_watchers() as x) as w
         on (w.one).kind = (s.one).kind and (w.one).feed = left((s.one).consumer, 600)
+    left join kept as k on k.kind = (s.one).kind and k.consumer = (s.one).consumer
+    cross join lateral (select coalesce(pgchange.told_kept(k.bytes, k.store), '')) as h(keeps)
 $$;
 
 create function pgchange.reasons(standing pgchange.consumer_status[] default null) returns table (kind text, consumer text, why text)
@@ -68,7 +105,8 @@ language sql volatile as $$
 $$;
 comment on function pgchange.reasons(pgchange.consumer_status[]) is
     'Why each consumer that has changes before it is behind: a task is at work, its batch failed, a transaction holds it back, no watcher '
-    'looks, or no task claims them. standing: what pgchange.status() has just said, for a caller that has asked it.';
+    'looks, or no task claims them; and how much it keeps from being trimmed, if that is 1 GB or more. standing: what pgchange.status() has '
+    'just said, for a caller that has asked it.';
 
 -- Whether a consumer is further behind than it may be; null is no limit.
 create function pgchange.is_behind(s pgchange.consumer_status, max_age interval, max_changes bigint) returns boolean
@@ -100,12 +138,12 @@ language sql volatile as $$
     select (s.one).kind, line.severity, (s.one).consumer, line.told, line.call
     from pgchange.explained(standing) as s
     join pgchange.registered as r on r.kind = (s.one).kind
-    cross join lateral pgchange.lag_limit_of((s.one).kind, (s.one).feed) as l
+    cross join lateral pgchange.lag_limit_of((s.one).kind, (s.one).consumer) as l
     cross join lateral (
         select case when (s.one).ready is null then 'error' else 'warning' end,
                case when (s.one).waiting > 0
                     then format('%s waiting for an older transaction: ', pgchange.many((s.one).waiting, 'change')) else '' end
-                   || (s.one).held_back_by,
+                   || (s.one).held_back_by || s.keeps,
                null
         where (s.one).held_back_by is not null
         union all

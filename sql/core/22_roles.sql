@@ -8,8 +8,8 @@ select pgchange.add_role(
         'select on pgchange.registered'
     ],
     functions => $$
-        ours status health consumers_health lag_limit_of is_behind told_ready told_behind why_behind explained reasons has_stopped_looking
-        many shell_quoted watchers latest_watchers watchers_health batches note_samples samples trends
+        ours status health consumers_health lag_limit_of is_behind told_ready told_behind told_kept kept why_behind explained reasons
+        has_stopped_looking many shell_quoted watchers latest_watchers watchers_health batches note_samples samples trends
     $$);
 
 select pgchange.add_role(

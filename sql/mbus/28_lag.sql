@@ -7,9 +7,10 @@ language sql stable as $$
 $$;
 
 -- The messages that a consumer would come upon first, at most upto and one: those that it can have and those that it cannot yet, of
--- which so many are delayed, and the others wait for another.
+-- which so many are delayed, and the others wait for another. highest: the last of them.
 create function mbus.ahead_in_log(
-    known mbus.queue, c integer, upto integer, out ready bigint[], out waiting bigint[], out delayed integer, out more boolean
+    known mbus.queue, c integer, upto integer, out ready bigint[], out waiting bigint[], out delayed integer, out more boolean,
+    out highest bigint
 )
 language plpgsql as $$
 declare
@@ -19,6 +20,36 @@ begin
     from unnest(seen.special) as s where not mbus.can_be_had(s);
     ready := array(select abs(i) from unnest(seen.ids) as i where abs(i) <> all (waiting));
     more := cardinality(seen.ids) > upto;
+    highest := (select max(abs(i)) from unnest(seen.ids) as i);
+end
+$$;
+
+-- About how many messages of the log behind an id are for a consumer. So many samples of 64 ids each, at even distances, are asked what
+-- the consumer wants of them: its selector may want few, or those of one time alone.
+create function mbus.estimate_behind(known mbus.queue, c integer, id bigint, samples integer) returns bigint
+language plpgsql as $$
+declare
+    horizon constant bigint := coalesce(pg_sequence_last_value(known.seq), 0);
+    many constant bigint := greatest(1, least(samples, (horizon - id) / 64));
+    distance constant bigint := (horizon - id) / many;
+    size constant integer := least(distance, 64);
+    gone constant int8multirange := mbus.gone(known, c, id);
+    stands mbus.standing := mbus.stand(c, known.consumers_cnt, known.parts);
+    found bigint := 0;
+    wanted integer;
+begin
+    if horizon <= id then
+        return 0;
+    end if;
+    -- What is late lies before the id.
+    stands.late_xids := '{}';
+    for n in 0..many - 1 loop
+        stands.low := id + n * distance;
+        execute format('select cardinality((mbus.%I($1, $2, $3, $4)).ids)', 'look$' || c) into wanted
+        using stands, stands.low + size, gone, size;
+        found := found + wanted;
+    end loop;
+    return (horizon - id) * found / (many * size);
 end
 $$;
 
@@ -85,8 +116,7 @@ begin
     waiting := cardinality(log.waiting) + cardinality(apart.waiting);
     -- Behind a thousand that wait there may be one that does not: only a claim puts them out of the way.
     if log.more then
-        ready := greatest(ready, 1, upto + 1, (
-            select pg_sequence_last_value(known.seq) - min(d) from unnest(mbus.dones(c.id)) as d));
+        ready := greatest(1, upto + 1, ready + mbus.estimate_behind(known, c.id, log.highest, least(upto, 16)));
     end if;
     execute format('select array[(select min(l.added) from mbus.%1$I as l where l.id = any ($1)), '
         '(select min(l.added) from mbus.%1$I as l where l.id = any ($2))]', 'log$' || c.qname)

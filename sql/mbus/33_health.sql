@@ -52,6 +52,15 @@ comment on function mbus_sealed.status(pgchange.caller, integer) is
     'Every consumer by whom the caller may consume, as pgchange.status() shows it; the batch is the oldest that was claimed and is '
     'neither acked nor at work.';
 
+create function mbus_sealed.address_of(caller pgchange.caller, consumer text) returns jsonb
+language sql stable security definer as $$
+    select jsonb_build_object('queue', l.qname, 'consumer', x.name)
+    from mbus_sealed.list(caller) as l cross join lateral unnest(l.consumers) as x(name)
+    where mbus.name_of(l.qname, x.name) = address_of.consumer
+$$;
+comment on function mbus_sealed.address_of(pgchange.caller, text) is
+    'What the dead letters of a consumer are known by, given the name that status shows; null if the caller may consume by no such one.';
+
 -- How many messages of a queue are in the dmq, counted up to a number and one more.
 create function mbus.dead_in(qname text, upto integer) returns bigint
 language sql stable as $$

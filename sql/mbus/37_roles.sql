@@ -18,7 +18,7 @@ select pgchange.add_role(
     'Let a role see, send again, erase and drop the dead letters of the queues that it may consume from.',
     includes => 'pgchange.admin',
     functions => $$
-        letter_rights check_letter letter_content redrive erase_letter
+        address_of letter_rights check_letter letter_content redrive erase_letter
     $$);
 
 select pgchange.close_schema('mbus', types => 'qt_model picked obstacle', unpinned => $$

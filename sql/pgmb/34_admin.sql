@@ -30,7 +30,9 @@ begin
         select a.* into run from pgmb.next_runs(known.id, known.cursor, upto::bigint + 1) as a;
         return query select
             'event', pgmb.name_of(known.id), jsonb_build_object('group', known.id), known.version,
-            coalesce(run.count, 0), coalesce(run.count, 0) <= upto,
+            case when run.count > upto then greatest(run.count, pgmb.estimate_unread(known.id, known.cursor, least(upto, 100)))
+                 else coalesce(run.count, 0) end,
+            coalesce(run.count, 0) <= upto,
             greatest(extract(epoch from clock_timestamp() - pgmb.extract_date_from_event_id(run.lowest)), 0)::double precision,
             waits.counted, pgmb.faults(known.id),
             pgmb.lock_key(known.id) = any (held) or coalesce(known.claimed > known.version, false) and pgmb.locked(known.id),
@@ -48,6 +50,34 @@ comment on function pgmb_sealed.status(pgchange.caller, integer) is
     'Every group, as pgchange.status() shows it: what is ready for it and how old, what waits to be dispatched for any group, its '
     'faults, whether it is being read, and the batch that it claimed last and has not acked. For a group whose cursor is elsewhere, '
     'only the last claim tells, so a batch that is done can be shown as in work.';
+
+-- How much of the log each of these groups keeps from being deleted: the partitions that are not written any more, from the first event
+-- on that the group has not read. An estimate, by the sizes that PostgreSQL knew at the last vacuum.
+create function pgmb.kept(consumers text[]) returns table (consumer text, bytes bigint, store text)
+language sql stable security definer
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_sort = off
+set jit = off
+as $$
+    with written as materialized (
+        select p.upper_bound, pgchange.estimated_size(p.partition_id) as bytes
+        from unnest(array['pgmb.events', 'pgmb.dispatched']::regclass[]) as t(tbl)
+        cross join lateral pgmb.get_partitions_and_bounds(t.tbl) as p
+        where p.upper_bound <= pgmb.create_event_id(clock_timestamp(), 0)
+    )
+    select n.name, sum(w.bytes)::bigint, 'event log'
+    from pgmb.cursors() as c
+    cross join lateral pgmb.name_of(c.group_id) as n(name)
+    cross join lateral (
+        select d.event_ids[1] as id from pgmb.dispatched as d
+        where d.group_id = c.group_id and d.id > c.cursor
+        order by d.group_id, d.id limit 1
+    ) as first
+    join written as w on w.upper_bound > first.id
+    where n.name = any (consumers)
+    group by n.name
+$$;
 
 create function pgmb.dispatching()
 returns table (
@@ -199,6 +229,14 @@ create function pgmb.is_known(gid text) returns boolean
 language plpgsql stable security definer as $$
 begin
     return exists (select from pgmb.subscription_groups as g where g.id = gid);
+end
+$$;
+
+-- The address of a group, by the name that status shows; null if it is not here.
+create function pgmb.address_of(consumer text) returns jsonb
+language plpgsql stable security definer as $$
+begin
+    return (select pgmb.address(g.id) from pgmb.subscription_groups as g where pgmb.name_of(g.id) = address_of.consumer);
 end
 $$;
 

@@ -77,7 +77,7 @@ select pgchange.add_role(
     'Let a role dispatch events, and see how far dispatching and every group is, and who reads it.',
     includes => 'pgmb.entry pgchange.viewer',
     functions => $$
-        poll_for_events dispatch status dispatching groups spans partitions unread_by
+        poll_for_events dispatch status dispatching groups spans partitions unread_by kept
     $$);
 
 select pgchange.add_role(
@@ -116,7 +116,7 @@ select pgchange.add_role(
         'select on pgmb.claims, pgmb.fault, pgmb.condition, pgmb.unread_events, pgmb.published, pgmb.dispatcher'
     ],
     functions => $$
-        dispatcher_now undispatched skip note_move replay_faults check_letter redrive events_without erase_letter
+        address_of dispatcher_now undispatched skip note_move replay_faults check_letter redrive events_without erase_letter
     $$);
 
 alter table pgmb.pushed_table enable row level security;

@@ -100,6 +100,12 @@ begin
 end
 $$;
 
+-- The address of each consumer whose watermark is here.
+create function pubsub.consumers() returns setof jsonb
+language sql stable as $$
+    select pubsub.address(w.consumer_id, w.branch_id) from pubsub.watermark as w
+$$;
+
 -- Refuse what is no point to move a consumer to.
 create function pubsub.check_point(point jsonb) returns void
 language plpgsql immutable as $$

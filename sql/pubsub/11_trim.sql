@@ -104,6 +104,40 @@ language sql stable as $$
        and revision.last_of_default() < settled
 $$;
 
+-- How much of the queue each of these consumers keeps from being trimmed: the partitions that are not written any more, from the first
+-- commit on that the consumer has not processed. An estimate, by the sizes that PostgreSQL knew at the last vacuum. The progress of a
+-- consumer whose watermark is elsewhere is known by its last claim.
+create function pubsub.kept(consumers text[]) returns table (consumer text, bytes bigint, store text)
+language sql stable security definer
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_sort = off
+set jit = off
+as $$
+    with written as materialized (
+        select p.upper, pgchange.estimated_size(p.relid) as bytes
+        from revision.partitions() as p
+        where p.upper <= pg_snapshot_xmin(pg_current_snapshot())::text::bigint
+    ), behind as (
+        select n.name, w.branch_id, w.txid::text::xid8 as txid
+        from pubsub.watermark as w cross join lateral pubsub.name_of(w.consumer_id, w.branch_id) as n(name)
+        where n.name = any (consumers)
+        union all
+        select c.consumer, (c.address -> 'branch_id')::bigint, pg_snapshot_xmin(at.after)
+        from pgchange.claim as c cross join lateral pubsub.cursor_of(c.after) as at
+        where c.kind = 'commit' and c.elsewhere and c.consumer = any (consumers)
+    )
+    select b.name, sum(w.bytes)::bigint, 'commit queue'
+    from behind as b
+    cross join lateral (
+        select q.txid from revision.commit_queue as q
+        where q.branch_id = b.branch_id and q.txid >= b.txid
+        order by q.branch_id, q.txid, q.id limit 1
+    ) as first
+    join written as w on w.upper > first.txid::text::bigint
+    group by b.name
+$$;
+
 create function pubsub.trim_commit_queue(keep interval) returns setof text
 language plpgsql security definer as $$
 declare

@@ -13,7 +13,7 @@ select pgchange.add_role(
     ],
     functions => $$
         current_snapshot unread cursor_of changes check_branch choose(bigint,jsonb,integer,boolean) count_unread lag_of lags lag faults point passed
-        check_origin check_position check_positions register position lock_watermark poll status held_back_by mark
+        check_origin check_position check_positions register position lock_watermark poll status held_back_by kept mark
     $$);
 
 select pgchange.add_role(

@@ -42,12 +42,16 @@ begin
 end
 $$;
 
--- How many events a consumer has to process, exact up to a number, beyond it at least one more, and those of a dead letter on its
--- way. None ever waits.
+-- How many events a consumer has to process, exact up to a number, and those of a dead letter on its way. Beyond the number it is an
+-- estimate: as many on the way to the latest event as on the way so far, as indexes of transactions that failed are missing. None ever
+-- waits.
 create function topology.lag("position" jsonb, upto integer) returns jsonb
 language plpgsql stable security definer as $$
 declare
     counted bigint;
+    exact boolean;
+    low bigint;
+    high bigint;
     sent bigint := coalesce(("position" -> 'letter' -> 'batch' ->> 'count')::bigint, 0);
     oldest timestamptz;
 begin
@@ -55,15 +59,21 @@ begin
         raise invalid_parameter_value using message = 'upto must not be negative';
     end if;
     perform topology.check_position("position");
-    select count(*), min(u.written_at) into counted, oldest
+    select count(*), min(u.written_at), min(u.index), max(u.index) into counted, oldest, low, high
     from (
-        select l.written_at from topology.log as l
+        select l.written_at, l.index from topology.log as l
         where (l.term, l.index) > (coalesce(("position" ->> 'term')::bigint, 0), coalesce(("position" ->> 'index')::bigint, 0))
         order by l.term, l.index
         limit upto::bigint + 1
     ) as u;
+    exact := counted <= upto;
+    if not exact then
+        counted := counted + (
+            select greatest(0, l.index - high) * counted / (high - low + 1)
+            from topology.log as l order by l.term desc, l.index desc limit 1);
+    end if;
     return jsonb_build_object(
-        'ready', counted + sent, 'ready_exact', counted <= upto, 'ready_age', extract(epoch from clock_timestamp() - oldest),
+        'ready', counted + sent, 'ready_exact', exact, 'ready_age', extract(epoch from clock_timestamp() - oldest),
         'waiting', 0, 'waiting_exact', true, 'waiting_age', null, 'faults', 0);
 end
 $$;

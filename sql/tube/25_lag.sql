@@ -1,7 +1,7 @@
 -- What waits for a worker, and what is in the tubes: at a cost that knows no backlog.
 
--- How many ids there are for a worker under a condition, each once: exact up to upto touches, beyond it an estimate from how thick
--- they lay so far.
+-- How many ids there are for a worker under a condition, each once: exact as long as no kind of pods has more than upto touches. Of
+-- each kind that has more it is an estimate: as many on the way to the latest pod of the worker as on the way so far.
 create function tube.count_unread(
     known tube.tube, worker integer, "position" jsonb, condition text, upto integer,
     out counted bigint, out exact boolean, out oldest timestamptz
@@ -14,25 +14,33 @@ set enable_bitmapscan = off
 set max_parallel_workers_per_gather = 0
 as $$
 declare
-    touches bigint;
-    low bigint;
-    high bigint;
-    whole bigint;
+    touched constant text :=
+        '(select u.seq, u.shard, u.ts, cardinality(u.ids) as size, i.id, i.n, %s as is_backfill
+          from (%s) as u cross join lateral unnest(u.ids) with ordinality as i(id, n) limit %s)';
+    latest constant text :=
+        '(select l.seq from %1$s as l where (l.op = ''B'') is %3$s and %2$s = %4$s order by l.op = ''B'' desc, %2$s desc, l.seq desc limit 1)';
+    belongs constant text := tube.belongs('l.shard', known.partitions);
+    estimated bigint;
 begin
     execute format(
-        'select count(*), count(distinct (t.shard, t.id)), min(t.seq), max(t.seq), sum(t.size) filter (where t.n = 1), min(t.ts)
+        'with touched as materialized (%1$s union all %2$s)
+         select (select count(distinct (t.shard, t.id)) from touched as t), coalesce(bool_and(k.touches <= %3$s), true), min(k.oldest),
+                sum(case when k.touches <= %3$s then k.ids
+                         else k.whole + greatest(0, case when k.is_backfill then %5$s else %4$s end - k.high) * k.whole / (k.high - k.low + 1)
+                    end)
          from (
-            select u.seq, u.shard, u.ts, cardinality(u.ids) as size, i.id, i.n
-            from ((%s) union all (%s)) as u cross join lateral unnest(u.ids) with ordinality as i(id, n)
-            limit %s) as t',
-        tube.unread_sql(known, worker, 'incremental', "position", pg_current_snapshot(), extra => condition),
-        tube.unread_sql(known, worker, 'backfill', "position", pg_current_snapshot(), extra => condition),
-        upto::bigint + 1)
-    into touches, counted, low, high, whole, oldest;
-    exact := touches <= upto;
+            select t.is_backfill, count(*) as touches, count(distinct (t.shard, t.id)) as ids, min(t.seq) as low, max(t.seq) as high,
+                   sum(t.size) filter (where t.n = 1) as whole, min(t.ts) as oldest
+            from touched as t group by t.is_backfill) as k',
+        format(touched, 'false',
+               tube.unread_sql(known, worker, 'incremental', "position", pg_current_snapshot(), extra => condition), upto::bigint + 1),
+        format(touched, 'true',
+               tube.unread_sql(known, worker, 'backfill', "position", pg_current_snapshot(), extra => condition), upto::bigint + 1),
+        upto,
+        format(latest, known.pods, belongs, 'false', worker), format(latest, known.pods, belongs, 'true', worker))
+    into counted, exact, oldest, estimated;
     if not exact then
-        -- As many on the way to the latest seq as on the way so far.
-        counted := whole + greatest(0, (select s.last_value from tube.seq as s) - high) * whole / (high - low + 1);
+        counted := estimated;
     end if;
 end
 $$;

@@ -1,5 +1,13 @@
 -- What a person should look at.
 
+-- What the dead letters of a worker are known by, given the worker's name that status shows; null if there is no such worker.
+create function tube.address_of(consumer text) returns jsonb
+language sql stable as $$
+    select jsonb_build_object('tube', t.name, 'worker', k.worker)
+    from tube.readable_tubes() as t cross join lateral generate_series(0, t.partitions - 1) as k(worker)
+    where tube.name_of(t.name, k.worker) = address_of.consumer
+$$;
+
 -- Tables that do not touch their tube as they should or were dropped, rows that are in no pod, pods that have code of their keepers,
 -- and control pods that were given up or failed so often.
 create function tube.health(many_attempts integer default 3) returns setof pgchange.finding

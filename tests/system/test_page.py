@@ -191,7 +191,12 @@ def test_a_person_finds_a_consumers_last_hour_and_batches_and_the_address_bar_ke
     """Seconds: a server and a browser are started, and samples are five seconds apart."""
     come_back(browser, url)
     browser.get_by_role("button", name="Ready", exact=True).click()
-    browser.get_by_role("link", name="commits:delays/0").click()
+    flow = browser.get_by_role("region", name="How changes flow")
+    expect(flow.get_by_role("link", name="commits:delays/0, failing: behind by 3,")).to_be_visible()
+    expect(flow.get_by_role("link", name="DAG flight_delays, paused")).to_have_attribute(
+        "href", "/dags/flight_delays"
+    )
+    row(browser, "Consumers", "commits:delays/0").get_by_role("link", name="commits:delays/0").click()
     plot = browser.get_by_role("img", name="Changes in the last hour. ready: 3 now")
     expect(plot).to_be_visible()
     attempt = row(browser, "Batches of the last day", "failed")
@@ -290,7 +295,12 @@ def test_a_link_to_a_dead_letter_shows_it_to_whoever_follows_it(ledger: str, url
         (number,) = [letter.id for letter in dead_letters.letters(connection)]
     view = f"{url}/plugin/pgchange/letters"
     come_back(browser, url, view="letters")
+    group = row(browser, "Dead letters in airline", "1 letter with 1 change of commits:delays/0")
+    expect(group).to_contain_text("no such carrier")
     letter = row(browser, "Dead letters in airline", "the carrier is gone")
+    group.get_by_role("button", name="Hide the letters").click()
+    expect(letter).to_have_count(0)
+    group.get_by_role("button", name="Show the letters").click()
     letter.get_by_role("button", name="Show letter").click()
     held = browser.get_by_role("region", name="What letter")
     expect(held).to_be_visible()

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from airflow.sdk import DAG, Asset
 from airflow.serialization.serialized_objects import DagSerialization
 
+from airflow_pgchange.admin.dead_letters import Letter
 from airflow_pgchange.assets.pgchange import feed_asset
+from airflow_pgchange.assets.targets import target_tables
 from airflow_pgchange.feeds import AllTubes, CommitFeed
 from airflow_pgchange.operators.batch import BatchOperator
 from airflow_pgchange.operators.maintenance import MaintenanceOperator
 from airflow_pgchange.plugins import datamodels, page
+from airflow_pgchange.plugins.dag_reasons import last_runs, log_url
+from airflow_pgchange.plugins.letters import grouped
 from airflow_pgchange.plugins.places import Named, ParsedDag, Place, Places, named_in
 from airflow_pgchange.plugins.watched_assets import Clash, clashes
 
@@ -47,7 +52,24 @@ def test_who_waits_for_every_worker_of_every_tube_names_each_of_them() -> None:
 def test_an_operator_names_its_consumer() -> None:
     with DAG("worked") as dag:
         BatchOperator(task_id="work", feed=FEED, postgres_conn_id="airline", process=process)
-    assert named(dag) == {Named(Place("airline"), "commits:delays/0", "beginning")}
+    assert named(dag) == {Named(Place("airline"), "commits:delays/0", "beginning", "work")}
+
+
+def test_a_task_names_what_it_writes() -> None:
+    with DAG("worked") as dag:
+        BatchOperator(
+            task_id="work",
+            feed=FEED,
+            postgres_conn_id="airline",
+            process=process,
+            outlets=[target_tables("balances"), Asset("report")],
+        )
+    places = Places()
+    for one in named_in(DagSerialization.to_dict(dag)):
+        places.add("worked", one)
+    naming = places.consumers[Place("airline")]["commit", "commits:delays/0"]
+    assert naming.targets == {("worked", "balances"), ("worked", "report")}
+    assert naming.tasks == {("worked", "work")}
 
 
 def test_a_mapped_operator_names_its_connection() -> None:
@@ -154,6 +176,57 @@ def test_the_pages_files_have_another_version_where_one_of_them_is_another(
     assert len(versions) == 4
 
 
+def failed(task_id: str, state: str) -> tuple[datamodels.Run, str]:
+    run = datamodels.Run(dag_id="worked", run_id="manual", task_id=task_id, map_index=-1, try_number=2)
+    return run, state
+
+
+@pytest.mark.parametrize(
+    ("states", "task"),
+    [
+        ({}, None),
+        ({"before": "failed", "work": "upstream_failed"}, "before"),
+        ({"before": "failed", "work": "failed"}, "work"),
+        ({"behind": "failed"}, None),
+    ],
+)
+def test_a_last_run_counts_as_failed_if_the_task_that_claims_failed_or_was_not_begun(
+    states: dict[str, str], task: str | None
+) -> None:
+    tries = {"worked": [failed(task_id, state) for task_id, state in states.items()]}
+    found = last_runs(tries, {"worked"}, {("worked", "work")})
+    assert [one.run.task_id for one in found if one.run] == ([] if task is None else [task])
+
+
+def test_the_log_of_a_try_has_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://airflow.example/base/")
+    run = datamodels.Run(dag_id="d", run_id="manual__1+0", task_id="t", map_index=3, try_number=2)
+    assert (
+        log_url(run) == "https://airflow.example/base/dags/d/runs/manual__1%2B0/tasks/t/mapped/3?try_number=2"
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("row 7 is missing\nDETAIL: a", "row 12 is missing\nDETAIL: b", True),
+        ("no 4ffee4a6-fb05-23ee-3b8e-ecbcc0cbfad7", "no 5ffee4a6-fb05-23ee-3b8e-ecbcc0cbfad8", True),
+        ("at 2026-11-29 12:00:01", "at 2025-01-02 03:04:05", True),
+        ("row 7 is missing", "row 7 is locked", False),
+        ("deadbeef", "feedface", False),
+    ],
+)
+def test_letters_are_grouped_by_what_they_failed_on(one: str, other: str, same: bool) -> None:
+    held = [letter(number, error) for number, error in enumerate((one, other))]
+    groups = list(grouped(held).values())
+    assert groups == ([held[::-1]] if same else [[held[1]], [held[0]]])
+
+
+def letter(number: int, error: str) -> Letter:
+    then = datetime(2026, 1, 1, tzinfo=UTC)
+    return Letter(number, "commit", "commits:c/0", None, 1, "why", error, 3, "me", then, None, False, None)
+
+
 @pytest.mark.parametrize(
     ("row", "word"),
     [
@@ -162,10 +235,11 @@ def test_the_pages_files_have_another_version_where_one_of_them_is_another(
         ({"held_back_by": "a person", "at_work": True}, "held back"),
         ({"at_work": True}, "working"),
         ({"ready": None}, "unknown"),
+        ({"ready": 7, "registered": False}, "new"),
         ({"ready": 7}, "ready"),
         ({}, "idle"),
     ],
 )
 def test_one_word_says_how_a_consumer_stands(row: dict[str, Any], word: str) -> None:
-    idle = {"error": None, "at_work": False, "held_back_by": None, "ready": 0}
+    idle = {"error": None, "at_work": False, "held_back_by": None, "ready": 0, "registered": True}
     assert datamodels.standing({**idle, **row}) == word

@@ -1,6 +1,6 @@
 // What a person should look at, in the words of health, and the databases that it comes from.
 import { chakra, h } from "./shell.js";
-import { Act, Command, Name, NamedLink, OfConsumer, Section, State } from "./pieces.js";
+import { Act, Command, DagReasons, Name, NamedLink, OfConsumer, Section, State } from "./pieces.js";
 import { ACTIONS, Cell, Dags, Rows } from "./table.js";
 import { at } from "./views.js";
 import { called, span } from "./words.js";
@@ -17,6 +17,7 @@ const unanswered = (database) => ({
   consumer: null,
   told: database.trouble ?? "The database does not answer.",
   call: null,
+  dag_reasons: [],
 });
 
 // What it is about, and where more is shown of that.
@@ -47,6 +48,7 @@ const Finding = ({ one, consumers }) =>
       Cell,
       { minW: "14rem", overflowWrap: "anywhere" },
       one.told ?? "Who may read the connection sees what is wrong, and what mends it.",
+      h(DagReasons, { reasons: one.dag_reasons }),
     ),
     h(Cell, { minW: "12rem" }, one.call && h(Mends, { call: one.call })),
   );

@@ -1,6 +1,6 @@
 // Every consumer of every feed in one table.
 import { Fragment, chakra, h, useState } from "./shell.js";
-import { Act, ActionMenu, Ago, DagLine, Empty, OfConsumer, Section, State, Told } from "./pieces.js";
+import { Act, ActionMenu, Ago, DagLine, DagReasons, Empty, OfConsumer, Section, State, Told } from "./pieces.js";
 import { ACTIONS, Amount, Cell, Rows } from "./table.js";
 import { Spark } from "./plot.js";
 import { useAsked } from "./views.js";
@@ -53,11 +53,14 @@ export const HeldBack = ({ consumer }) =>
   consumer.held_back_by &&
   h(Text, { color: "orange.fg", fontSize: "xs", lineClamp: 6, overflowWrap: "anywhere", title: consumer.held_back_by }, `held back by: ${consumer.held_back_by}`);
 
-// Why a consumer is behind. A line about a transaction that holds it back is there already.
-export const Why = ({ consumer }) =>
-  consumer.why &&
-  consumer.why !== consumer.held_back_by &&
-  h(Text, { color: "fg.muted", fontSize: "xs", lineClamp: 6, overflowWrap: "anywhere", title: consumer.why }, `behind: ${consumer.why}`);
+// Why a consumer is behind, or where it starts. A line about a transaction that holds it back is there already: of that only what
+// comes after it is said.
+export const Why = ({ consumer }) => {
+  const { why, held_back_by: held } = consumer;
+  const rest = held && why?.startsWith(held) ? why.slice(held.length).replace(/^; /, "") : why;
+  const told = consumer.new ?? (rest && `behind: ${rest}`);
+  return told && h(Text, { color: "fg.muted", fontSize: "xs", lineClamp: 6, overflowWrap: "anywhere", title: told }, told);
+};
 
 // What a person may do with a consumer now: [[verb, what it does, whether it destroys something]].
 const offered = (consumer, confirm) => {
@@ -112,6 +115,8 @@ const Row = ({ consumer, confirm }) => {
       h(Batch, { consumer }),
       h(HeldBack, { consumer }),
       !consumer.batch && h(Why, { consumer }),
+      // The line of DAGs says already which are paused.
+      h(DagReasons, { reasons: consumer.dag_reasons.filter(({ run }) => run !== null) }),
     ),
     h(Amount, { known: consumer.ready !== null, why: NO_LAG }, about(consumer.ready, consumer.ready_exact)),
     h(Amount, { known: consumer.waiting !== null, why: NO_LAG }, count(consumer.waiting)),

@@ -2,10 +2,10 @@
 import { Fragment, chakra, h, useCallback, useSearchParams } from "./shell.js";
 import { history as ask, useLive } from "./api.js";
 import { Actions, Batch, HINTS, HeldBack, NO_RATE, Why } from "./consumers.js";
-import { Ago, DagLinks, Empty, Fact, Section, State, Told } from "./pieces.js";
+import { Ago, DagLinks, DagReasons, Empty, Fact, Section, State, Told } from "./pieces.js";
 import { Cell, Rows } from "./table.js";
 import { Plot, aboveNumber, aboveSpan } from "./plot.js";
-import { To, at } from "./views.js";
+import { To, at, atRun } from "./views.js";
 import { UNKNOWN, about, asking, count, key, many, rate, span } from "./words.js";
 
 const { Box, Heading, Table, Text } = chakra;
@@ -45,17 +45,14 @@ const phases = (seconds) =>
     .map(([phase, each]) => `${phase}\u00a0${each.toFixed(2)}\u00a0s`)
     .join(", ");
 
-// Airflow's own page of the try that worked.
-const Run = ({ run }) => {
-  const mapped = run.map_index < 0 ? "" : `/mapped/${run.map_index}`;
-  const parts = ["dags", run.dag_id, "runs", run.run_id, "tasks", run.task_id].map(encodeURIComponent).join("/");
-  return h(
+// The try that worked.
+const Run = ({ run }) =>
+  h(
     Fragment,
     null,
-    h(To, { to: `/${parts}${mapped}?try_number=${run.try_number}` }, run.map_index < 0 ? run.task_id : `${run.task_id} [${run.map_index}]`),
+    h(To, { to: atRun(run) }, run.map_index < 0 ? run.task_id : `${run.task_id} [${run.map_index}]`),
     h(Text, { color: "fg.muted", fontSize: "xs" }, `${run.dag_id}, ${run.run_id}, try ${run.try_number}`),
   );
-};
 
 const Attempt = ({ attempt, consumer }) => {
   const [word, time] = end(attempt, consumer);
@@ -104,6 +101,7 @@ const Standing = ({ consumer, confirm }) =>
     ),
     h(HeldBack, { consumer }),
     h(Why, { consumer }),
+    h(DagReasons, { reasons: consumer.dag_reasons }),
   );
 
 const Past = ({ consumer }) => {

@@ -1,4 +1,4 @@
-// What consumers gave up, to be looked at, sent again or dropped.
+// What consumers gave up, in groups of what failed on the same, to be looked at, sent again or dropped.
 import { Fragment, chakra, h, useCallback, useEffect, useRef, useState } from "./shell.js";
 import { Act, Ago, Call, Empty, Held, OfConsumer, Section, Told } from "./pieces.js";
 import { ACTIONS, Cell, Opened, Rows } from "./table.js";
@@ -81,10 +81,49 @@ const Row = ({ letter, consumer, chosen, choose, opened, open, redrive, drop }) 
     ),
   );
 
+// Letters that failed on the same, in a row above them.
+const Group = ({ group, shown, opened, open, redrive, drop }) =>
+  h(
+    Table.Row,
+    { bg: "bg.muted" },
+    h(
+      Cell,
+      { colSpan: COLUMNS.length, minW: "16rem", overflowWrap: "anywhere" },
+      h(Text, { fontWeight: "medium", lineClamp: 3, title: group.error }, group.error),
+      h(
+        Text,
+        { color: "fg.muted", fontSize: "xs" },
+        `${many(group.letters, "letter")} with ${many(group.changes, "change")} of ${group.consumers.join(", ")}`,
+        group.more_consumers > 0 && ` and ${many(group.more_consumers, "other")}`,
+        ": ",
+        group.letters > 1 && ["the oldest ", h(Ago, { key: "oldest", time: group.oldest }), ", the newest "],
+        h(Ago, { time: group.newest }),
+        shown < group.letters && `; the latest ${shown} are shown`,
+      ),
+    ),
+    h(
+      Cell,
+      { pinned: true, bg: "bg.muted" },
+      h(
+        Box,
+        { display: "flex", flexWrap: "wrap", gap: 1 },
+        h(
+          Act,
+          { label: `${opened ? "Hide" : "Show"} the letters that failed on: ${group.error}`, expanded: opened, onClick: open },
+          opened ? "Hide" : `Show ${shown}`,
+        ),
+        redrive && h(Act, { label: `Send again the letters that failed on: ${group.error}`, onClick: redrive }, "Send these again"),
+        drop && h(Act, { label: `Drop the letters that failed on: ${group.error}`, onClick: drop, danger: true }, "Drop these"),
+      ),
+    ),
+  );
+
 const Letters = ({ database, consumers, confirm }) => {
   const { connection, may_edit: mayEdit } = database;
   const { said, trouble } = useLive(useCallback(() => ask(connection), [connection]));
   const [ids, setIds] = useState(new Set());
+  // The groups whose letters a person has shown or hidden.
+  const [turned, setTurned] = useState(new Map());
   const [asked, change] = useAsked();
   const opened = asked.get("connection") === connection ? asked.get("letter") : null;
   const title = `Dead letters in ${connection}`;
@@ -103,13 +142,39 @@ const Letters = ({ database, consumers, confirm }) => {
   const source = (letter) => consumer(letter)?.source;
   const chosen = said.letters.filter((letter) => ids.has(letter.id));
   const sendable = chosen.filter(isSendable);
-  const sources = new Set(sendable.map((letter) => source(letter) ?? null));
+  // Letters with their changes in different databases cannot be sent with one request.
+  const sending = (letters) => {
+    const sources = new Set(letters.map((letter) => source(letter) ?? null));
+    return mayEdit && sources.size === 1 && (() => confirm(plans.redrive(connection, letters, [...sources][0])));
+  };
   const choose = (letters, yes) =>
     setIds((before) => {
       const next = new Set(before);
       letters.forEach(({ id }) => (yes ? next.add(id) : next.delete(id)));
       return next;
     });
+  const byGroup = said.groups.map((group) => ({ group, letters: said.letters.filter((letter) => letter.group === group.group) }));
+  // One group alone is shown with its letters, and so is the group of a letter that is opened.
+  const isShown = ({ group, letters }) => turned.get(group.group) ?? (said.groups.length === 1 || letters.some(isOpened));
+  const turn = (one) => setTurned((before) => new Map(before).set(one.group.group, !isShown(one)));
+  const rows = (letters) =>
+    letters.map((letter) =>
+      h(
+        Fragment,
+        { key: letter.id },
+        h(Row, {
+          letter,
+          consumer: consumer(letter),
+          chosen: ids.has(letter.id),
+          choose: mayEdit && ((yes) => choose([letter], yes)),
+          opened: isOpened(letter),
+          open: () => change(isOpened(letter) ? { connection: null, letter: null } : { connection, letter: letter.id }),
+          redrive: isSendable(letter) && sending([letter]),
+          drop: mayEdit && (() => confirm(plans.dropLetters(connection, [letter]))),
+        }),
+        isOpened(letter) && h(Content, { connection, letter }),
+      ),
+    );
   const shown = said.letters.length < said.all ? `, the latest ${said.letters.length} of ${said.all}` : "";
   const aside =
     mayEdit &&
@@ -121,8 +186,8 @@ const Letters = ({ database, consumers, confirm }) => {
         Act,
         {
           label: `Send again the letters that are chosen in ${connection}`,
-          disabled: !sendable.length || sources.size > 1,
-          onClick: () => confirm(plans.redrive(connection, sendable, [...sources][0])),
+          disabled: !sending(sendable),
+          onClick: sending(sendable),
         },
         sendable.length ? `Send ${sendable.length} again` : "Send again",
       ),
@@ -150,22 +215,19 @@ const Letters = ({ database, consumers, confirm }) => {
     h(
       Rows,
       { label: title, columns: [[all], ...COLUMNS] },
-      said.letters.map((letter) =>
+      byGroup.map((one) =>
         h(
           Fragment,
-          { key: letter.id },
-          h(Row, {
-            letter,
-            consumer: consumer(letter),
-            chosen: ids.has(letter.id),
-            choose: mayEdit && ((yes) => choose([letter], yes)),
-            opened: isOpened(letter),
-            open: () => change(isOpened(letter) ? { connection: null, letter: null } : { connection, letter: letter.id }),
-            redrive:
-              mayEdit && isSendable(letter) && (() => confirm(plans.redrive(connection, [letter], source(letter)))),
-            drop: mayEdit && (() => confirm(plans.dropLetters(connection, [letter]))),
+          { key: one.group.group },
+          h(Group, {
+            group: one.group,
+            shown: one.letters.length,
+            opened: isShown(one),
+            open: () => turn(one),
+            redrive: one.letters.length > 1 && sending(one.letters.filter(isSendable)),
+            drop: one.letters.length > 1 && mayEdit && (() => confirm(plans.dropLetters(connection, one.letters))),
           }),
-          isOpened(letter) && h(Content, { connection, letter }),
+          isShown(one) && rows(one.letters),
         ),
       ),
     ),

@@ -7,6 +7,7 @@ import { Confirm } from "./confirm.js";
 import { Consumers } from "./consumers.js";
 import { Databases, Findings } from "./attention.js";
 import { AllEventLogs } from "./events.js";
+import { Flow } from "./flow.js";
 import { Consumer } from "./history.js";
 import { AllLetters } from "./letters.js";
 import { AllQueues } from "./queues.js";
@@ -47,6 +48,7 @@ const Overview = ({ said, confirm }) =>
     null,
     h(Findings, { findings: said.findings, databases: said.databases, consumers: said.consumers }),
     h(Consumers, { said, confirm }),
+    h(Flow, { consumers: said.consumers }),
     h(Databases, { databases: said.databases, confirm }),
   );
 

@@ -1,7 +1,7 @@
 // Pieces that the parts of the page share.
 import { Fragment, chakra, createContext, h, useContext } from "./shell.js";
 import { guide } from "./api.js";
-import { To, atConsumer } from "./views.js";
+import { To, atConsumer, atDag, atRun } from "./views.js";
 import { absolute, since } from "./words.js";
 
 const { Badge, Box, Button, Code, Heading, Menu, Portal, Text } = chakra;
@@ -12,6 +12,7 @@ export const LOOKS = {
   "held back": ["orange", "■"],
   working: ["blue", "▸"],
   ready: ["cyan", "●"],
+  new: ["teal", "✚"],
   idle: ["gray", "○"],
   unknown: ["purple", "?"],
   error: ["red", "✖"],
@@ -180,12 +181,23 @@ const DagLink = ({ dag }) => {
   return h(
     Fragment,
     null,
-    h(To, { to: `/dags/${encodeURIComponent(dag)}`, title: dag }, breakable(dag)),
+    h(To, { to: atDag(dag), title: dag }, breakable(dag)),
     paused.includes(dag) && h(Text, { as: "span", color: "orange.fg", fontSize: "xs" }, " paused"),
   );
 };
 
 export const DagLinks = ({ dags }) => dags.map((dag) => h(Box, { key: dag }, h(DagLink, { dag })));
+
+// Why DAGs do not process the changes of a consumer, as Airflow knows it: that one is paused, or that its last run failed.
+export const DagReasons = ({ reasons }) =>
+  reasons.map(({ told, run }) =>
+    h(
+      Text,
+      { key: told, color: "orange.fg", fontSize: "xs", overflowWrap: "anywhere" },
+      told,
+      run && [": ", h(To, { key: "log", to: atRun(run), textDecoration: "underline" }, "its log")],
+    ),
+  );
 
 // The DAGs of a consumer in a line beneath its name.
 export const DagLine = ({ dags }) =>

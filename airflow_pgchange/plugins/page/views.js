@@ -11,6 +11,15 @@ export const at = (view = "", asked = {}) => {
 export const atConsumer = ({ connection, source, kind, consumer }) =>
   at("consumer", { connection, source, kind, consumer });
 
+export const atDag = (dag) => `/dags/${encodeURIComponent(dag)}`;
+
+// Airflow's own page of the try of a task, with its log.
+export const atRun = (run) => {
+  const mapped = run.map_index < 0 ? "" : `/mapped/${run.map_index}`;
+  const parts = [run.dag_id, "runs", run.run_id, "tasks", run.task_id].map(encodeURIComponent).join("/");
+  return `/dags/${parts}${mapped}?try_number=${run.try_number}`;
+};
+
 export const useView = () => useLocation().pathname.split(ROOT)[1]?.split("/")[1] ?? "";
 
 // What the address bar keeps beside the view, and what changes some of that; nothing is kept of what is empty.

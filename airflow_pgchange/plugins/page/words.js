@@ -60,7 +60,7 @@ export const asking = (databases) => {
 };
 
 // What a person should look at comes first.
-export const STATES = ["failing", "held back", "unknown", "working", "ready", "idle"];
+export const STATES = ["failing", "held back", "unknown", "new", "working", "ready", "idle"];
 
 const byName = (one, other) =>
   one.consumer.localeCompare(other.consumer, undefined, { numeric: true }) || one.connection.localeCompare(other.connection);

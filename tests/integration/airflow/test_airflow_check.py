@@ -15,6 +15,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 from airflow_pgchange.cli import check as command
+from airflow_pgchange.cli import common
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from airflow_pgchange.triggers.feed import FeedTrigger
 from tests.airflow_home import uri
@@ -97,7 +98,7 @@ def test_a_feed_that_can_be_watched_ends_with_code_0(check: Check, conn_id: str)
             "source": "",
             "consumer": "commits:delays/0",
             "dags": "woken",
-            "new consumer": "starts at beginning: changes ready: 0",
+            "new consumer": "starts at the beginning: 0 changes",
             "can be watched": "yes",
             "hindrance": "",
         }
@@ -290,7 +291,7 @@ def test_an_airflow_whose_database_was_never_migrated_is_told_apart_from_one_wit
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = create_engine("sqlite://")
-    monkeypatch.setattr(command, "create_session", lambda: closing(Session(engine)))
+    monkeypatch.setattr(common, "create_session", lambda: closing(Session(engine)))
     with pytest.raises(SystemExit) as ended:
         command.check(get_parser().parse_args(["pgchange", "check"]))
     assert re.fullmatch(

@@ -10,11 +10,16 @@ from collections.abc import Callable
 import psycopg
 import pytest
 from airflow.cli.cli_parser import get_parser
+from airflow.sdk import DAG
+from airflow.serialization.serialized_objects import DagSerialization
 from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange.admin.versions import SYSTEMS, present
+from airflow_pgchange.cli import named_by_dags
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from airflow_pgchange.feeds.extensions import EXTENSIONS
+from airflow_pgchange.operators.batch import BatchOperator
+from airflow_pgchange.plugins.places import Places, named_in
 from tests.airflow_home import uri
 from tests.command_line import Command, ended, failed
 from tests.conftest import Role
@@ -162,6 +167,39 @@ def test_health_asks_the_source_how_far_a_consumer_is_behind(
     connect_to(other_db).execute("select pgchange.limit_lag(%s, '1 microsecond')", [FEED.name])
     assert ended(pgchange, "health", *both) == 1
     assert "2 changes ready" in capsys.readouterr().out
+
+
+@pytest.fixture
+def named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A paused DAG whose tasks process the changes of two consumers: one that has claimed, and one that is new."""
+    with DAG("delays", schedule=None) as dag:
+        for consumer in ("delays", "audit"):
+            BatchOperator(
+                task_id=consumer, feed=CommitFeed(consumer, 0), postgres_conn_id="airline", process=print
+            )
+    found = Places(paused={"delays"})
+    for one in named_in(DagSerialization.to_dict(dag)):
+        found.add("delays", one)
+    monkeypatch.setattr(named_by_dags.ParsedDags, "places", lambda *_: found)
+
+
+@pytest.mark.usefixtures("metadata", "named")
+def test_status_and_health_say_what_airflow_knows_of_the_dags_of_a_consumer(
+    ledger: str, pgchange: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", uri(ledger))
+    delays, audit = pgchange("status", "--postgres-conn-id", "airline")
+    assert delays["dag_reasons"] == audit["dag_reasons"] == ["its DAG delays is paused"]
+    assert (audit["consumer"], audit["new"]) == (
+        "commits:audit/0",
+        "new consumer, starts at the beginning: 3 changes",
+    )
+    assert [row["consumer"] for row in pgchange("status", "--dsn", ledger)] == ["commits:delays/0"]
+    with psycopg.connect(ledger, autocommit=True) as owner:
+        owner.execute("update pgchange.claim set attempt = 3, error = 'cannot be parsed'")
+    with pytest.raises(SystemExit):
+        pgchange("health", "--postgres-conn-id", "airline")
+    assert "cannot be parsed; its DAG delays is paused" in capsys.readouterr().out
 
 
 def test_status_in_a_table_is_for_people(ledger: str, capsys: pytest.CaptureFixture[str]) -> None:

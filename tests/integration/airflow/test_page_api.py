@@ -6,8 +6,10 @@ import itertools
 import re
 import time
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -491,6 +493,60 @@ def test_a_consumer_whose_changes_are_elsewhere_is_shown_with_what_is_there(
     found = page.overview(people("viewer"))["consumers"]
     (copies,) = [one for one in found if one["connection"] == "warehouse"]
     assert (copies["consumer"], copies["source"], copies["ready"]) == ("commits:copies/0", "airline", 2)
+
+
+def test_a_consumer_that_dags_name_and_that_has_not_claimed_is_shown_with_where_it_starts(
+    people: People, other_db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_WAREHOUSE", uri(other_db))
+    found = copies(people("viewer"))
+    assert (found["consumer"], found["source"], found["state"]) == ("commits:copies/0", "airline", "new")
+    assert (found["new"], found["ready"]) == ("new consumer, starts at the beginning: 3 changes", 3)
+    assert (found["movable"], found["dags"]) == (False, ["copies"])
+    past = "/connections/warehouse/consumer?kind=commit&consumer=commits:copies/0&source=airline"
+    assert people("viewer").get(past).json()["attempts"] == []
+
+
+def last_run(dag_id: str, state: str) -> str:
+    """Make a run of a DAG whose tasks came to a state; its id."""
+    from airflow.models.serialized_dag import SerializedDagModel
+    from airflow.utils.session import create_session
+    from airflow.utils.state import DagRunState, TaskInstanceState
+    from airflow.utils.types import DagRunTriggeredByType, DagRunType
+
+    run_id = f"manual__{uuid4()}"
+    with create_session() as session:
+        dag = SerializedDagModel.get_dag(dag_id, session=session)
+        run = dag.create_dagrun(
+            run_id=run_id,
+            run_after=datetime.now(UTC),
+            run_type=DagRunType.MANUAL,
+            triggered_by=DagRunTriggeredByType.TEST,
+            state=DagRunState.RUNNING,
+            session=session,
+        )
+        for ti in run.get_task_instances(session=session):
+            ti.state = TaskInstanceState(state)
+    return run_id
+
+
+def test_why_dags_do_not_process_changes_is_told_to_who_may_read_them(
+    people: People, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow.api_fastapi.app import get_auth_manager
+
+    run_id = last_run("flight_delays", "failed")
+    viewer = people("viewer")
+    paused, failed = consumer(viewer)["dag_reasons"]
+    assert paused == {"told": "its DAG flight_delays is paused", "run": None}
+    assert failed["told"] == "the last run of its DAG flight_delays failed at task look_after"
+    assert (failed["run"]["run_id"], failed["run"]["map_index"]) == (run_id, -1)
+    (finding,) = [one for one in page.overview(viewer)["findings"] if one["consumer"] == "commits:delays/0"]
+    assert finding["dag_reasons"] == [paused, failed]
+    last_run("flight_delays", "success")
+    assert consumer(viewer)["dag_reasons"] == [paused]
+    monkeypatch.setattr(get_auth_manager(), "get_authorized_dag_ids", lambda **_: {"kept"})
+    assert consumer(people("op"))["dag_reasons"] == []
 
 
 def copies(person: page.Person) -> dict[str, Any]:

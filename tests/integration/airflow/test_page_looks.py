@@ -203,7 +203,7 @@ def test_what_somebody_has_looked_at_goes_on_being_sampled_for_a_while(
     monkeypatch.setattr(questions, "SAMPLED_EVERY", 0.05)
     monkeypatch.setattr(questions, "LOOKED_LATELY", 3600.0)
     windows = questions.Windows()
-    settled(windows.status(Place("airline"), ()))
+    settled(windows.status(Place("airline"), {}))
     deadline = time.monotonic() + 30
     while len(sampled) < 3:
         assert time.monotonic() < deadline
@@ -291,7 +291,7 @@ def test_sampling_outlives_a_question_that_could_not_be_asked(monkeypatch: pytes
     monkeypatch.setattr(questions, "SAMPLED_EVERY", 0.05)
     monkeypatch.setattr(questions, "LOOKED_LATELY", 3600.0)
     windows = questions.Windows()
-    windows.status(Place("airline"), ())
+    windows.status(Place("airline"), {})
     assert again.wait(30)
     monkeypatch.setattr(questions, "LOOKED_LATELY", 0.0)
     sampled_no_more(windows)
@@ -306,8 +306,8 @@ def test_sampling_that_could_not_begin_begins_with_the_next_look(monkeypatch: py
     with monkeypatch.context() as crowded:
         crowded.setattr(threading.Thread, "start", no_thread)
         with pytest.raises(RuntimeError):
-            windows.status(Place("airline"), ())
-    windows.status(Place("airline"), ())
+            windows.status(Place("airline"), {})
+    windows.status(Place("airline"), {})
     assert again.wait(30)
     monkeypatch.setattr(questions, "LOOKED_LATELY", 0.0)
     sampled_no_more(windows)

@@ -39,6 +39,7 @@ from airflow_pgchange.feeds import (
     TubeFeed,
     points,
     starting,
+    transaction,
 )
 from airflow_pgchange.feeds.batch import Lag
 from airflow_pgchange.feeds.consumer_state import lag
@@ -649,7 +650,7 @@ def test_a_new_consumer_starts_where_its_feed_says_and_only_once(
     late = replace(feed, start="now")
     caplog.set_level(logging.INFO, starting.__name__)
     assert all_of(late, results, db) == []
-    assert f"{feed.name} is a new consumer, and starts at now: changes ready: 0" in caplog.text
+    assert f"{feed.name}: new consumer, starts at now: 0 changes" in caplog.text
     MORE[feed.kind](connection)
     with suppress(ZeroDivisionError), ConsumerTransaction(late, results, db) as consumer:
         batch = consumer.claim(10)
@@ -699,20 +700,21 @@ def test_a_new_consumer_with_the_name_of_another_but_for_a_letter_is_told(
     with ConsumerTransaction(CommitFeed("balnce", 0), db):
         pass
     assert caplog.messages == [
-        "commits:balnce/0 is a new consumer, and starts at beginning: changes ready: 3. A consumer of a similar name "
-        "exists: commits:balance/0"
+        "commits:balnce/0: new consumer, starts at the beginning: 3 changes. A consumer of a similar name exists: "
+        "commits:balance/0"
     ]
 
 
 @each_note_of_a_move
 def test_a_consumer_that_has_claimed_is_not_new(
-    feed: Any, fill: Callable[[Any], Any], db: str, connect: Connect
+    feed: Any, fill: Callable[[Any], Any], db: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing of its first batch is lost, which it has claimed and not processed yet."""
+    """Nothing of its first batch is lost, which it has claimed and not processed yet. No try places it anew."""
     fill(connect())
     with unfinished(feed, db) as consumer:
         batch = consumer.claim(10)
         assert batch is not None
+    monkeypatch.setattr(transaction, "start", lambda *_: pytest.fail("it has claimed"))
     assert len(all_of(replace(feed, start="now"), db)) >= batch.count
 
 

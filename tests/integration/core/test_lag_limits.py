@@ -12,7 +12,7 @@ from airflow_pgchange.admin import consumers
 from airflow_pgchange.admin.health import findings
 from airflow_pgchange.errors import InvalidArgument, PermissionDenied, UnknownConsumer
 from airflow_pgchange.feeds.errors import translated
-from tests.commits import commits
+from tests.commits import commits, drain, narrow_partitions, use_up_transactions
 from tests.conftest import Role
 from tests.ledger import Connect
 
@@ -32,6 +32,8 @@ def connection(connect: Connect) -> psycopg.Connection[Any]:
     ("arguments", "error", "told"),
     [
         ("'commits:tset/0'", UnknownConsumer, "there is no consumer commits:tset/0 here"),
+        ("'tube:copies/0'", UnknownConsumer, "there is no consumer tube:copies/0 here"),
+        ("'diaries:ann'", UnknownConsumer, "there is no consumer diaries:ann here"),
         ("'commits:test/0', '0'", InvalidArgument, "00:00:00 cannot be a limit of commits:test/0"),
         ("'commits:test/0', max_changes => 0", InvalidArgument, "^0 cannot be a limit of commits:test/0"),
     ],
@@ -41,6 +43,32 @@ def test_a_limit_of_nobody_or_of_nothing_is_refused(
 ) -> None:
     with pytest.raises(error, match=told), translated():
         connection.execute(f"select pgchange.limit_lag({arguments})")
+
+
+def test_what_a_consumer_keeps_from_being_trimmed_is_told_with_why_it_is_behind(
+    connection: psycopg.Connection[Any], db: str
+) -> None:
+    """Of partitions that are not written any more, and of the consumer that has not processed them."""
+    narrow_partitions(connection)
+    commits(connection, 2)
+    ((part,),) = connection.execute(
+        "select tableoid::regclass::text from revision.commit_queue limit 1"
+    ).fetchall()
+    use_up_transactions(connection)
+    # As if the partition had 3 GB.
+    connection.execute("update pg_class set relpages = 393216 where oid = %s::regclass", [part])
+    assert why(connection) == "no task has ever worked on it; it keeps about 3 GB of the commit queue"
+    connection.execute("update pg_class set relpages = 100000 where oid = %s::regclass", [part])
+    assert why(connection) == "no task has ever worked on it"
+    assert drain(db)
+    commits(connection, 1)
+    connection.execute("update pg_class set relpages = 393216 where oid = %s::regclass", [part])
+    assert "keeps" not in why(connection)
+
+
+def why(connection: psycopg.Connection[Any]) -> str:
+    ((told,),) = connection.execute("select why from pgchange.reasons()").fetchall()
+    return str(told)
 
 
 def test_who_gives_up_batches_sets_limits_and_who_sees_the_consumer_has_the_findings_of_them(

@@ -106,8 +106,8 @@ def admin(connect, role):
         "select tube.backfill_begin('theirs', 'item', 'id');"
         "insert into pgchange.letter (kind, consumer, address, content, changes, reason, attempts)"
         """ values ('tube', 'tube:theirs/0', '{"tube": "theirs", "worker": 0}', '{}', 1, 'why', 1);"""
-        "insert into pgchange.lag_limit (kind, address, max_changes)"
-        """ values ('tube', '{"tube": "theirs", "worker": 0}', 1);"""
+        "insert into pgchange.lag_limit (kind, consumer, address, max_changes)"
+        """ values ('tube', 'tube:theirs/0', '{"tube": "theirs", "worker": 0}', 1);"""
         "reset role"
     )
     return connection

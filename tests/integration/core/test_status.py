@@ -15,7 +15,7 @@ from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, EventFeed, T
 from airflow_pgchange.feeds.feed import kinds
 from airflow_pgchange.feeds.queries import ask, records
 from tests.commits import claim_and_fail, commits, drain
-from tests.events import publish, subscribe
+from tests.events import poll_all, publish, subscribe
 from tests.schemas import possible
 from tests.topology import make_catalogue
 from tests.tubes import attach, make
@@ -51,6 +51,57 @@ def test_every_consumer_is_a_row_that_its_feed_can_be_made_of(full):
     assert [kinds()[row["kind"]].of_status(row["feed"]) for row in rows] == FEEDS
     assert [row["consumer"] for row in rows] == [feed.name for feed in FEEDS]
     assert all(row["ready"] + row["waiting"] > 0 for row in rows)
+
+
+def buffers(connection, query):
+    """The buffers that a query looks at, those inside functions included, once its plans are made."""
+    for _ in range(2):
+        ((plan,),) = connection.execute(
+            f"explain (analyze, buffers, timing off, format json) {query}"
+        ).fetchall()
+    return plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"]
+
+
+LOOKS = ("select * from pgchange.health()", "select * from pgchange.reasons()")
+
+
+def test_what_health_reads_grows_with_neither_backlog_nor_history(full, db):
+    """Seconds: the first look is at a backlog of more than is counted, of each feed."""
+    more(full)
+    before = [buffers(full, look) for look in LOOKS]
+    drain(db, limit=2000)
+    more(full)
+    after = [buffers(full, look) for look in LOOKS]
+    assert all(now < 1.2 * then for then, now in zip(before, after, strict=True)), (before, after)
+
+
+def more(connection, n=1100):
+    """Write so many changes of each feed, and have the events dispatched."""
+    commits(connection, n)
+    publish(connection, *["a"] * n)
+    poll_all(connection)
+    connection.execute(
+        "insert into item select m + g from (select max(id) from item) as i(m), generate_series(1, %s) as g",
+        [n],
+    )
+    connection.execute(
+        "insert into topology.log (term, index, event, written_at) "
+        "select x.term, x.index + g, x.event, x.written_at from generate_series(1, %s) as g, "
+        "(select * from topology.log order by term desc, index desc limit 1) as x",
+        [n],
+    )
+
+
+def test_why_consumers_are_behind_costs_nothing_for_those_that_are_not(full):
+    none = 'jsonb_populate_record(s, \'{"ready": 0, "waiting": 0}\')'
+    full.execute("create temp table known as select array(select s from pgchange.status() as s) as few")
+    full.execute(
+        "alter table known add many pgchange.consumer_status[];"
+        f"update known set many = few || array(select {none} from unnest(few) as s, generate_series(1, 200))"
+    )
+    looks = [f"select r.* from known, pgchange.reasons({column}) as r" for column in ("few", "many")]
+    few, many = (buffers(full, look) for look in looks)
+    assert many < few + 50, (few, many)
 
 
 def test_one_kind_can_be_asked_for(full):

@@ -34,6 +34,20 @@ def test_the_lag_beyond_what_was_asked_for_is_an_estimate_that_is_not_too_low(co
     assert (found["ready"] >= 3000, found["ready_exact"]) == (True, False)
 
 
+def test_the_estimate_of_a_groups_backlog_leaves_out_what_other_groups_get(connect):
+    connection = connect()
+    connection.execute("update pgmb.config set value = '100' where id = 'poll_chunk_size'")
+    for group in ("few", "many"):
+        subscribe(connection, group, TOPICAL, {"topic": group})
+    publish(connection, *["few"] * 300, *["many"] * 3000)
+    poll_all(connection)
+    told = dict(connection.execute("select feed ->> 'group', ready from pgmb.status(10)").fetchall())
+    assert 150 <= told["few"] <= 600
+    assert 1500 <= told["many"] <= 6000
+    ((few,),) = connection.execute("select pgmb.lag('few', pgmb.position('few'), 10) -> 'ready'").fetchall()
+    assert few == told["few"]
+
+
 @pytest.mark.parametrize("upto", [-1, None])
 def test_what_is_ready_is_counted_up_to_a_number(connect, upto):
     connection = connect()

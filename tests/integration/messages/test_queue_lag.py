@@ -53,6 +53,18 @@ def test_the_lag_of_a_backlog_is_an_estimate(db, connection):
     assert (found.ready, found.ready_exact) == (3000, False)
 
 
+@pytest.mark.parametrize("first", ["few", "many"])
+def test_the_estimate_leaves_out_what_a_selector_does_not_want(connection, first):
+    """Whether the messages that it wants were posted before the others or after them."""
+    queues.consumer(connection, "few", "(t.data->'n') = 'few'")
+    posted = [["few"] * 1500, ["many"] * 9000]
+    for numbers in posted if first == "few" else posted[::-1]:
+        queues.fill(connection, numbers)
+    found = feed_lag(connection, connection, QueueFeed("q", "few"), 100)
+    assert 750 <= found.ready <= 3000
+    assert not found.ready_exact
+
+
 @pytest.mark.parametrize("upto", [-1, None])
 def test_what_is_ready_is_counted_up_to_a_number(connection, upto):
     with pytest.raises(psycopg.errors.InvalidParameterValue, match="upto must not be negative"):

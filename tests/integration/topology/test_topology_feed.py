@@ -90,6 +90,12 @@ def test_the_lag_counts_what_is_behind(db, catalogue):
     found = lag(catalogue, catalogue, FEED, 10)
     assert (found.ready, found.ready_exact, found.waiting) == (1, True, 0)
     assert found.ready_age is not None
+    catalogue.execute(
+        "insert into topology.log (term, index, event, written_at) select term, index + n, event, written_at "
+        "from topology.log cross join generate_series(1, 3000) as n where index = 3"
+    )
+    found = lag(catalogue, catalogue, FEED, 10)
+    assert (found.ready, found.ready_exact) == (3001, False)
 
 
 @pytest.mark.parametrize("upto", [-1, None])

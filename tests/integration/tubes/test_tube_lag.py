@@ -38,6 +38,18 @@ def test_beyond_the_number_asked_about_it_is_an_estimate(q):
     assert 5000 < shown["ready"] < 20000
 
 
+def test_the_estimate_leaves_out_what_others_get_and_counts_each_kind_of_pod_for_itself(connect):
+    connection = connect()
+    make(connection)
+    make(connection, "other")
+    fill = "select tube.touch(%s, 0, array(select generate_series(1, %s)), %s, null, 1)"
+    connection.execute(fill, ["q", 300, "T"])
+    connection.execute(fill, ["other", 3000, "T"])
+    assert 150 <= lag(connection, upto=10)["ready"] <= 600
+    connection.execute(fill, ["q", 3000, "B"])
+    assert 1650 <= lag(connection, upto=10)["ready"] <= 6600
+
+
 def test_another_workers_pods_are_no_lag(connect):
     connection = connect()
     make(connection, workers=2)

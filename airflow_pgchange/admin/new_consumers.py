@@ -1,0 +1,86 @@
+"""Consumers that somebody names and that have not claimed yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import psycopg
+
+from airflow_pgchange.errors import PgChangeError, ServerUnavailable
+from airflow_pgchange.feeds.batch import Lag
+from airflow_pgchange.feeds.feed import BEGINNING, Feed, Watched, identity
+from airflow_pgchange.feeds.starting import outlook, told
+
+Connection = psycopg.Connection[Any]
+Key = tuple[str, str]
+Row = dict[str, Any]
+OF_LAG = {
+    "ready": "ready",
+    "ready_exact": "ready_exact",
+    "oldest_seconds": "ready_age",
+    "waiting": "waiting",
+    "faults": "faults",
+}
+OTHERS = [
+    "version",
+    "batch_id",
+    "attempt",
+    "error",
+    "claimed_at",
+    "updated_at",
+    "held_back_by",
+    "elsewhere",
+    "why",
+]
+"""The other columns of a row of status, of which nothing is known before the consumer is registered."""
+
+
+class Named(Protocol):
+    """A consumer that is named, and where it starts if it is new."""
+
+    @property
+    def feed(self) -> Watched: ...
+
+    @property
+    def start(self) -> str: ...
+
+
+def with_new(
+    results: Connection, source: Connection, rows: list[Row], named: Mapping[Key, Named]
+) -> list[Row]:
+    """Return the rows of ``status()``, each with ``new``: where the consumer starts, if it is named and has not claimed.
+
+    Each consumer that is named and not registered gets a row, too, in which ``registered`` is false. A consumer whose
+    feed does not exist gets none: ``airflow pgchange check`` says what is wrong with it.
+    """
+    known = {(row["kind"], row["consumer"]) for row in rows}
+    found = [row | {"new": _new(row, named), "registered": True} for row in rows]
+    for key, one in named.items():
+        if key not in known and isinstance(one.feed, Feed):
+            found += _unregistered(results, source, one.feed, one.start)
+    return found
+
+
+def _new(row: Row, named: Mapping[Key, Named]) -> str | None:
+    one = named.get((row["kind"], row["consumer"]))
+    if one is None or row["version"] != 0 or row["batch_id"] is not None or row["at_work"]:
+        return None
+    lag = None
+    if one.start == BEGINNING and row["ready"] is not None:
+        lag = Lag(row["ready"], row["waiting"] or 0, row["ready_exact"] is not False)
+    return f"new consumer, {told(one.start, lag)}"
+
+
+def _unregistered(results: Connection, source: Connection, feed: Feed, start: str) -> list[Row]:
+    try:
+        found = outlook(results, source, feed, start)
+    except ServerUnavailable:
+        raise
+    except (PgChangeError, psycopg.Error):
+        return []
+    if found is None:
+        return []
+    row: Row = {"kind": feed.kind, "consumer": feed.name, "feed": identity(feed), **dict.fromkeys(OTHERS)}
+    row |= {column: getattr(found.lag, name, None) for column, name in OF_LAG.items()}
+    return [row | {"at_work": False, "new": f"new consumer, {found}", "registered": False}]

@@ -1,0 +1,117 @@
+"""Why DAGs do not process the changes of a consumer, for the page, ``status`` and ``health``: as Airflow knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from airflow.configuration import conf
+from airflow.models.dag import DagModel
+from airflow.models.dagrun import DagRun
+from airflow.models.taskinstance import TaskInstance
+from airflow.utils.state import TaskInstanceState
+from sqlalchemy import and_, select
+from sqlalchemy.orm import Session
+
+from airflow_pgchange.plugins.datamodels import Run
+from airflow_pgchange.plugins.places import Key, Place, Places
+
+MOST = 1000
+"""So many failed tasks are read: a mapped task can be many."""
+Wanted = tuple[Place, Key]
+
+
+@dataclass(frozen=True)
+class DagReason:
+    """A DAG of a consumer that does not process its changes. ``run``: the try of a task that failed, with its log."""
+
+    told: str
+    dag_id: str
+    run: Run | None = None
+
+    def __str__(self) -> str:
+        return self.told if self.run is None else f"{self.told}: {log_url(self.run)}"
+
+
+def log_url(run: Run) -> str:
+    """The address of Airflow's page of a try, where its log is."""
+    base = conf.get("api", "base_url", fallback="http://localhost:8080").rstrip("/")
+    mapped = "" if run.map_index < 0 else f"/mapped/{run.map_index}"
+    path = "/".join(
+        quote(part, safe="") for part in ("dags", run.dag_id, "runs", run.run_id, "tasks", run.task_id)
+    )
+    return f"{base}/{path}{mapped}?try_number={run.try_number}"
+
+
+def dag_reasons(session: Session, places: Places, wanted: Iterable[Wanted]) -> dict[Wanted, list[DagReason]]:
+    """The reasons of each of these consumers that has any. A DAG whose task claims the batches counts; if none is known,
+    each DAG that names the consumer. Paused DAGs are a reason if all of them are paused."""
+    dags = {one: _dags(places, *one) for one in wanted}
+    failed = _failed(session, set().union(*dags.values()))
+    found = {}
+    for (place, key), of_consumer in dags.items():
+        naming = places.consumers[place].get(key)
+        tasks = set() if naming is None else naming.tasks
+        reasons = [*_paused(places, of_consumer), *last_runs(failed, of_consumer, tasks)]
+        if reasons:
+            found[place, key] = reasons
+    return found
+
+
+def _dags(places: Places, place: Place, key: Key) -> set[str]:
+    naming = places.consumers[place].get(key)
+    claiming = set() if naming is None else {dag_id for dag_id, _ in naming.tasks}
+    return claiming or places.naming(place, *key)
+
+
+def _paused(places: Places, dags: set[str]) -> list[DagReason]:
+    if not dags <= places.paused:
+        return []
+    return [DagReason(f"its DAG {dag_id} is paused", dag_id) for dag_id in sorted(dags)]
+
+
+def last_runs(
+    failed: Mapping[str, list[tuple[Run, str]]], dags: set[str], tasks: set[tuple[str, str]]
+) -> list[DagReason]:
+    """The failure of the last run of each DAG: of the task that claims, or of the task before it that failed."""
+    found = []
+    for dag_id in sorted(dags):
+        own = {task_id for of_dag, task_id in tasks if of_dag == dag_id}
+        of_dag = failed.get(dag_id, [])
+        concerns = [state for run, state in of_dag if not own or run.task_id in own]
+        failures = [run for run, state in of_dag if state == TaskInstanceState.FAILED]
+        if concerns and failures:
+            run = next((run for run in failures if run.task_id in own), failures[0])
+            found.append(
+                DagReason(f"the last run of its DAG {dag_id} failed at task {run.task_id}", dag_id, run)
+            )
+    return found
+
+
+def _failed(session: Session, dags: set[str]) -> dict[str, list[tuple[Run, str]]]:
+    """The tries of the last run of each DAG that failed, or that were not begun because another failed."""
+    latest: Any = (
+        select(DagRun.id)
+        .where(DagRun.dag_id == DagModel.dag_id)
+        .order_by(DagRun.id.desc())
+        .limit(1)
+        .correlate(DagModel)
+        .scalar_subquery()
+    )
+    ti = TaskInstance
+    query = (
+        select(ti.dag_id, ti.run_id, ti.task_id, ti.map_index, ti.try_number, ti.state)
+        .join(DagRun, and_(DagRun.dag_id == ti.dag_id, DagRun.run_id == ti.run_id))
+        .join(DagModel, DagModel.dag_id == DagRun.dag_id)
+        .where(DagModel.dag_id.in_(dags), DagRun.id == latest)
+        .where(ti.state.in_([TaskInstanceState.FAILED, TaskInstanceState.UPSTREAM_FAILED]))
+        .order_by(ti.dag_id, ti.task_id, ti.map_index)
+        .limit(MOST)
+    )
+    found: dict[str, list[tuple[Run, str]]] = {}
+    for *parts, state in session.execute(query) if dags else ():
+        run = Run.model_validate(dict(zip(Run.model_fields, parts, strict=True)))
+        found.setdefault(run.dag_id, []).append((run, str(state)))
+    return found

@@ -1,0 +1,101 @@
+"""The dead letters of a place, as the page shows them: grouped by what they failed on."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import psycopg
+from fastapi import HTTPException
+
+from airflow_pgchange.admin import dead_letters
+from airflow_pgchange.errors import UnknownLetter
+from airflow_pgchange.plugins import datamodels
+from airflow_pgchange.plugins.looks import trouble_of
+from airflow_pgchange.plugins.places import Place
+from airflow_pgchange.plugins.questions import Windows
+
+LETTERS = 200
+"""So many letters are shown, and so many groups: the latest."""
+NAMED = 3
+"""So many consumers of a group are named."""
+IDS = re.compile(
+    r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}|\b(?=[0-9a-f]*[0-9])[0-9a-f]{8,}\b|[0-9]+(?:[.,:/-][0-9]+)*",
+    re.I,
+)
+"""Ids and numbers, in which errors of one cause differ."""
+LONGEST = 200
+"""Characters of an error by which letters are grouped."""
+
+Connections = Sequence[psycopg.Connection[Any]]
+
+
+def letters(windows: Windows, place: Place) -> datamodels.Letters:
+    """The dead letters of a place in their groups, those of the latest letter first."""
+    look = windows.asked(place, _letters)
+    said = look.said or []
+    groups = grouped(said)
+    shown = list(groups.items())[:LETTERS]
+    each = max(1, LETTERS // max(1, len(shown)))
+    return datamodels.Letters(
+        letters=[_letter(one, group) for group, held in shown for one in held[:each]],
+        groups=[_group(group, held) for group, held in shown],
+        all=len(said),
+        trouble=trouble_of(look),
+    )
+
+
+def letter(windows: Windows, place: Place, number: int) -> datamodels.Held:
+    """What a dead letter holds: nothing is kept for one that is made up."""
+    look = windows.asked(place, _held, number)
+    if look.said is not None and look.said.content is None:
+        windows.forget(place, _held, number)
+        raise HTTPException(404, f"there is no dead letter {number}: it was sent again or dropped")
+    return (look.said or datamodels.Held()).model_copy(update={"trouble": trouble_of(look)})
+
+
+def grouped(found: Iterable[dead_letters.Letter]) -> dict[str, list[dead_letters.Letter]]:
+    """Letters by the first line of their error without ids and numbers; the latest first, and so the groups."""
+    groups: dict[str, list[dead_letters.Letter]] = defaultdict(list)
+    for one in sorted(found, key=lambda one: one.id, reverse=True):
+        groups[IDS.sub("…", first_line(one))[:LONGEST]].append(one)
+    return groups
+
+
+def first_line(one: dead_letters.Letter) -> str:
+    """The first line of the error of a letter, or of its reason if no error is known."""
+    return (one.error or one.reason).strip().partition("\n")[0]
+
+
+def _letter(one: dead_letters.Letter, group: str) -> datamodels.Letter:
+    batch = None if one.batch_id is None else str(one.batch_id)
+    return datamodels.Letter(**{**asdict(one), "batch": batch, "group": group})
+
+
+def _group(group: str, held: Sequence[dead_letters.Letter]) -> datamodels.LetterGroup:
+    consumers = list(dict.fromkeys(one.consumer for one in held))
+    return datamodels.LetterGroup(
+        group=group,
+        letters=len(held),
+        changes=sum(one.changes for one in held),
+        oldest=min(one.given_up_at for one in held),
+        newest=max(one.given_up_at for one in held),
+        error=first_line(held[0]),
+        consumers=consumers[:NAMED],
+        more_consumers=len(consumers[NAMED:]),
+    )
+
+
+def _letters(connections: Connections) -> list[dead_letters.Letter]:
+    return dead_letters.letters(*connections)
+
+
+def _held(number: int, connections: Connections) -> datamodels.Held:
+    try:
+        content = datamodels.Content.of(dead_letters.letter_content(connections[0], number))
+    except UnknownLetter:
+        return datamodels.Held()
+    return datamodels.Held(content=content.content, cut=content.cut)
