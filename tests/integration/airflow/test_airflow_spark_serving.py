@@ -101,6 +101,36 @@ def test_a_job_that_fails_in_a_batch_that_is_given_up_is_submitted_anew_for_the_
     assert (done["batches"], len(done["letters"]), served(tmp_path)[0]) == (2, 1, 2)
 
 
+BLAME = """
+    from airflow_pgchange.feeds import reading
+    from airflow_pgchange.spark import blame
+    blame.note_errors(taken.manifest)
+    with reading.connected(taken.source, taken.batch.lsn) as connection:
+        ids = [change.id for change in reading.changes(connection, taken.feed, taken.batch)]
+    if 2 in ids: {fail}
+"""
+
+
+def test_a_change_on_which_a_job_fails_becomes_a_letter_alone(operator: MakeOperator, tmp_path: Path) -> None:
+    fail = serve(BLAME.format(fail="raise ValueError('no such currency')"))
+    done = run(operator(fail, limit=2, max_attempts=1))
+    assert (done["changes"], len(done["letters"]), done["extra_attempts"]) == (1, 1, 2)
+    processes, (whole, *parts) = served(tmp_path)
+    assert (processes, done["splits"], len(parts)) == (2, [whole], 2)
+
+
+def test_a_batch_is_not_halved_if_its_job_ends_without_an_error_of_the_batch(
+    operator: MakeOperator, connect: Connect
+) -> None:
+    """As a job ends whose machine is gone, or its memory."""
+    lost = serve(BLAME.format(fail="os._exit(1)"))
+    for _ in range(2):
+        with pytest.raises(AirflowException, match="Error code is: 1"):
+            run(operator(lost, limit=2, max_attempts=1))
+    rows = connect().execute("select attempt, split_at from pgchange.batches() order by attempt").fetchall()
+    assert rows == [(1, None), (2, None)]
+
+
 def test_a_job_that_fails_behind_its_last_batch_is_told_of_and_the_task_which_committed_all_succeeds(
     operator: MakeOperator,
 ) -> None:

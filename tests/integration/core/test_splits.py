@@ -337,6 +337,20 @@ def test_if_ten_changes_of_a_batch_have_failed_alone_the_rest_waits_for_a_person
     assert (drained.splits, work.done) == ((work.tries[0][0],), work.tries[0][2][10:])
 
 
+def test_a_commit_that_becomes_visible_after_its_neighbours_were_claimed_is_in_none_of_their_parts(
+    db: str, connect: Connect
+) -> None:
+    """Its transaction is older than theirs: a batch that were chosen now would have it in front."""
+    connection, slow = connect(), connect(autocommit=False)
+    late = commits.commits(slow)
+    work = fresh(db=db, connection=connection, max_attempts=1, **ONE_BY_ONE)
+    _, ids = fail_once(FEED, db)
+    slow.commit()
+    work.run()
+    assert work.done == ids + late
+    assert len(work.tries) == 3
+
+
 def test_a_split_is_one_of_the_batches_of_a_run(db: str, connect: Connect) -> None:
     connection = connect()
     work = fresh(db=db, connection=connection, max_attempts=1, max_batches=1, **ONE_BY_ONE)
