@@ -106,6 +106,27 @@ def test_what_a_group_has_not_read_is_counted_by_events_whatever_chose_them(conn
     assert unread(connection) == [("other", 300, True)]
 
 
+def test_what_a_group_keeps_is_the_partitions_from_its_first_unread_event_on(connect):
+    connection = connect()
+    drop_all(connection)
+    for minutes in (120, 60, 0):
+        maintain(connection, f"-{minutes} min")
+    subscribe(connection)
+    publish_at(connection, "now() - interval '61 min'")
+    poll_all(connection)
+    kept = "select consumer from pgmb.kept(array['events:g', 'events:other']) where bytes > 2 ^ 30"
+    for minutes, told in ((0, []), (110, []), (61, [("events:g",)])):
+        # As if the partition of that time had 3 GB.
+        connection.execute(
+            "update pg_class set relpages = 393216 where oid = pgmb.get_current_partition("
+            "'pgmb.events'::regclass, now() - make_interval(mins => %s))",
+            [minutes],
+        )
+        assert connection.execute(kept).fetchall() == told
+    take(connection)
+    assert connection.execute(kept).fetchall() == []
+
+
 def test_what_is_not_looked_at_whole_is_at_least_so_much(connect):
     connection = connect()
     subscribe(connection)
