@@ -49,11 +49,13 @@ create table mbus.queue (
     is_roles_security_model boolean not null default false,
     seq regclass,
     began bigint not null default 0,
-    parts integer[] not null generated always as (mbus.numbered(consumers_cnt)) stored
+    parts integer[] not null generated always as (mbus.numbered(consumers_cnt)) stored,
+    ordered_by text
 );
 comment on table mbus.queue is
     'Every queue: the number of its parts, which are what a consumer locks, and their numbers; the sequence that numbers its '
-    'messages, which outlives a queue that is dropped, so that no iid is given twice: one made anew began behind it.';
+    'messages, which outlives a queue that is dropped, so that no iid is given twice: one made anew began behind it. ordered_by: the '
+    'property whose value is the key of a message; null where messages have none.';
 
 create table mbus.consumer (
     id integer generated always as identity primary key,
@@ -131,17 +133,20 @@ create table mbus.apart (
     wait_id bigint,
     failed boolean not null default false,
     batch bigint,
+    key text,
     primary key (consumer, id)
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
 create index apart_due on mbus.apart (consumer, due, id) where wait_consumer is null and not failed;
 create index apart_expiring on mbus.apart (consumer, due) where wait_consumer is not null and due < 'infinity';
 create index apart_waiting on mbus.apart (consumer, wait_consumer, wait_part, wait_id) where wait_consumer is not null;
 create index apart_behind on mbus.apart (wait_consumer, wait_id) where wait_consumer is not null;
+create index apart_of_key on mbus.apart (consumer, key, id) where key is not null and not failed;
+create index apart_in_work on mbus.apart (consumer, key, id) where key is not null and batch is not null;
 comment on table mbus.apart is
     'Messages that a consumer''s position went past without handing them out. They can be had from due on, or wait until '
     'wait_consumer has message wait_id: with wait_part, when its position there goes past it; where that is -1, when it is no longer '
     'apart for that consumer, or no longer in the dmq (consumer 0); but not beyond due, when that one expires. Those with a batch are in '
-    'one that a feed claimed.';
+    'one that a feed claimed; key is that of a message of a queue that is ordered.';
 
 create table mbus.receipt (
     queue integer not null,
@@ -245,5 +250,5 @@ comment on table mbus.temporary is
     'Temporary queues and consumers. One lives as long as its session holds the advisory lock on its name. made_by: who was logged '
     'in, which gives no right. through: the consumers by whom the maker of a consumer could consume.';
 
-create type mbus.picked as (id bigint, part integer, due timestamptz, expires timestamptz, after text, ok boolean);
+create type mbus.picked as (id bigint, part integer, due timestamptz, expires timestamptz, after text, ok boolean, key text);
 comment on type mbus.picked is 'A message of the log that a consumer comes upon: ok is null where the selector failed.';

@@ -120,7 +120,7 @@ language sql immutable as $$
     select array(
         select mbus.function_name(kind, known.qname)
         from unnest(array['post', 'postn', 'peek', 'clear_queue', 'run_on']) as kind)
-        || array['copy$' || known.id, 'entries$' || known.id, 'awaited$' || known.id, 'any$' || known.id]
+        || array['copy$' || known.id, 'entries$' || known.id, 'awaited$' || known.id, 'any$' || known.id, 'key$' || known.id]
 $$;
 
 -- The names of a consumer's own functions.

@@ -74,6 +74,15 @@ begin
     from obstacles as o cross join lateral unnest(o.places) as w(place)
     where a.ctid = w.place
       and (a.wait_consumer is not null or a.due <= clock_timestamp());
+    if exists (
+        select from mbus.consumer as c join mbus.queue as q using (qname)
+        where c.id = reconsider.consumer and q.ordered_by is not null)
+    then
+        update mbus.apart as a set wait_consumer = a.consumer, wait_part = -1, wait_id = f.id, due = f.until
+        from mbus.apart_at(reconsider.consumer, ids) as x
+        cross join lateral mbus.line_before(reconsider.consumer, (x.message).key, (x.message).id) as f
+        where a.ctid = x.place and a.wait_consumer is null and a.due = '-infinity' and not a.failed;
+    end if;
 end
 $$;
 
@@ -240,25 +249,30 @@ set plan_cache_mode = force_generic_plan
 as $$
 declare
     moment timestamptz := clock_timestamp();
+    aside mbus.apart[];
 begin
-    return (
+    aside := (
         with obstacles as materialized (
             select array_agg(x) as messages, case when x.after is not null and bool_or(x.ok) then mbus.obstacle(x.after::text[]) end as o
             from unnest(special) as x
             group by x.after
         ), judged as (
-            select s.id, s.part, s.due, s.expires, s.after, s.ok, s.ok and coalesce(s.due <= moment, true) as is_due, o.o
+            select s.id, s.part, s.due, s.expires, s.after, s.ok, s.key, s.ok and coalesce(s.due <= moment, true) as is_due, o.o
             from obstacles as o cross join lateral unnest(o.messages) as s
         )
         select coalesce(array_agg(row(
             c, j.id, j.part, coalesce(case when j.is_due then (j.o).until else j.due end, '-infinity'), j.expires, j.after,
             case when j.is_due then (j.o).consumer end, case when j.is_due then (j.o).part end, case when j.is_due then (j.o).id end,
-            j.ok is null, null)::mbus.apart), '{}')
+            j.ok is null, null, j.key)::mbus.apart), '{}')
         from judged as j
         where j.ok is null
            or j.ok and (
                j.due > moment or (j.o).consumer is not null
                or exists (select from mbus.apart as a where a.consumer = c and a.id = j.id)));
+    if exists (select from unnest(special) as s where s.key is not null) then
+        return mbus.in_line(c, special, aside);
+    end if;
+    return aside;
 end
 $$;
 

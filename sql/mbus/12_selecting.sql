@@ -110,13 +110,14 @@ begin
     if 0 > any (seen.ids) then
         seen.special := array(
             select row(t.id, mod(t.id, %4$s)::integer, case when t.pgchange_special then t.pgchange_due end, t.pgchange_expires,
-                       case when t.pgchange_special then t.headers -> 'consume_after' end, %6$s)::mbus.picked
+                       case when t.pgchange_special then t.headers -> 'consume_after' end, %6$s, %10$s)::mbus.picked
             from %1$s as t
             where t.id = any (array(select -i from unnest(seen.ids) as i where i < 0)));
     end if;
     return seen;%7$s
 end
-$body$, source, wanted, number, known.consumers_cnt, 'log$' || known.qname, verdict, rescue, known.id, c.id),
+$body$, source, wanted, number, known.consumers_cnt, 'log$' || known.qname, verdict, rescue, known.id, c.id,
+            mbus.key_of(known, 't')),
         format('What consumer %s comes upon in the log of queue %s.', c.name, known.qname),
         pinned => false);
 end

@@ -159,6 +159,9 @@ begin
         -- Those that were dropped leave room.
         exit when dropped = 0;
     end loop;
+    if known.ordered_by is not null and ready <> '{}' and cardinality(ready) < amt then
+        ready := mbus.with_followers(c, ready, amt);
+    end if;
     return ready;
 end
 $$;

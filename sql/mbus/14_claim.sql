@@ -95,9 +95,9 @@ begin
         if not pg_try_advisory_xact_lock(mbus.message_key(known.id, ids[1])) then
             -- Who is taking it may roll back.
             execute format(
-                'insert into mbus.apart (consumer, id, part, due, expires) '
-                'select $1, l.id, $2, clock_timestamp() + interval ''20 ms'', l.expires from mbus.%I as l where l.id = $3 '
-                'on conflict do nothing', 'log$' || known.qname)
+                'insert into mbus.apart (consumer, id, part, due, expires, key) '
+                'select $1, l.id, $2, clock_timestamp() + interval ''20 ms'', l.expires, %s from mbus.%I as l where l.id = $3 '
+                'on conflict do nothing', mbus.key_of(known, 'l'), 'log$' || known.qname)
             using c, mod(ids[1], known.consumers_cnt)::integer, ids[1];
         elsif not mbus.was_taken(known.id, c, ids[1]) then
             return ids[1];

@@ -42,14 +42,15 @@ begin
         with passed as (
             select row(m.id, mod(m.id, %2$s), m.delayed_until::timestamptz, m.expires::timestamptz, m.headers -> 'consume_after',
                        mbus.%3$I((m.id, m.added, m.iid, m.delayed_until, m.expires, m.received,
-                                  m.headers, m.properties, m.data)::mbus.qt_model))::mbus.picked as message
+                                  m.headers, m.properties, m.data)::mbus.qt_model), %5$s)::mbus.picked as message
             from mbus.%1$I as m
             cross join mbus.stands_at($1, mod(m.id, %2$s)::integer) as p
             where mbus.passed(m.id, m.txid, p.done, p.late_xids, p.late_ids) and not m.gone
             offset 0
         ), kept as (
-            insert into mbus.apart (consumer, id, part, due, expires, after)
-            select $1, (m.message).id, (m.message).part, coalesce((m.message).due, '-infinity'), (m.message).expires, (m.message).after
+            insert into mbus.apart (consumer, id, part, due, expires, after, key)
+            select $1, (m.message).id, (m.message).part, coalesce((m.message).due, '-infinity'), (m.message).expires, (m.message).after,
+                   (m.message).key
             from passed as m
             where (m.message).ok
         ), received as (
@@ -60,10 +61,10 @@ begin
               and not exists (select from mbus.receipt as x where x.queue = %4$s and x.id = r.id and x.consumer is null offset 0)
         )
         select array(select m.message from passed as m where (m.message).ok is null)
-        $query$, 'all$' || known.qname, known.consumers_cnt, 'match$' || c.id, known.id)
+        $query$, 'all$' || known.qname, known.consumers_cnt, 'match$' || c.id, known.id, mbus.key_of(known, 'm'))
     into failed using c.id;
     perform mbus.set_apart(known, c.id, mbus.not_yet(c.id, failed));
-    perform mbus.reconsider(c.id, array(select a.id from mbus.apart as a where a.consumer = c.id and a.after is not null));
+    perform mbus.reconsider(c.id, array(select a.id from mbus.apart as a where a.consumer = c.id and (a.after is not null or a.key is not null)));
 end
 $$;
 

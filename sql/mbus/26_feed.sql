@@ -70,13 +70,23 @@ $$;
 -- Hand the messages of a batch back to its consumer: some of them were taken from it, or deleted, so it is no longer the same.
 create function mbus.dissolve(known mbus.queue, mark mbus.batch) returns void
 language plpgsql as $$
+declare
+    ids bigint[];
 begin
+    if known.ordered_by is not null then
+        ids := array(
+            select a.id from mbus.apart as a
+            where a.consumer = mark.consumer and a.batch = mark.number and a.id between mark.lowest and mark.highest);
+    end if;
     execute format(
         'update mbus.apart as a set batch = null, due = ''-infinity'', '
         'expires = (select l.expires from mbus.%I as l where l.id = a.id) '
         'where a.consumer = $1 and a.batch = $2 and a.id between $3 and $4', 'log$' || known.qname)
     using mark.consumer, mark.number, mark.lowest, mark.highest;
     delete from mbus.batch as b where b.number = mark.number;
+    if known.ordered_by is not null then
+        perform mbus.reconsider(mark.consumer, ids);
+    end if;
 end
 $$;
 

@@ -21,8 +21,16 @@ begin
     insert into mbus.batch (consumer, slot, batch, count, lowest, highest)
     values (c.id, my_slot, '{}', cardinality(ids), (slices -> 0 ->> 'after')::bigint + 1, (slices -> -1 ->> 'upto')::bigint)
     returning * into mark;
-    insert into mbus.apart (consumer, id, part, due, batch)
-    select c.id, i, mod(i, known.consumers_cnt), 'infinity', mark.number from unnest(ids) as i;
+    if known.ordered_by is null then
+        insert into mbus.apart (consumer, id, part, due, batch)
+        select c.id, i, mod(i, known.consumers_cnt), 'infinity', mark.number from unnest(ids) as i;
+    else
+        execute format(
+            'insert into mbus.apart (consumer, id, part, due, batch, key) '
+            'select $1, i, mod(i, $2), ''infinity'', $3, (select %s from mbus.%I as l where l.id = i) from unnest($4) as i',
+            mbus.key_of(known, 'l'), 'log$' || known.qname)
+        using c.id, known.consumers_cnt, mark.number, ids;
+    end if;
     execute format('select l.added from mbus.%I as l where l.id = $1', 'log$' || known.qname) into oldest using mark.lowest;
     update mbus.batch as b set batch = jsonb_build_object(
         -- Not made of numbers: a restored database gives them again, to other messages.

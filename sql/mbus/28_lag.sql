@@ -17,7 +17,10 @@ declare
     seen mbus.seen := mbus.look_ahead(known, c, 9223372036854775807, upto + 1);
 begin
     select coalesce(array_agg(s.id), '{}'), count(*) filter (where s.due > clock_timestamp()) into waiting, delayed
-    from unnest(seen.special) as s where not mbus.can_be_had(s);
+    from unnest(seen.special) as s
+    where not mbus.can_be_had(s)
+       -- Behind one of its key that is apart, a claim would put it aside too.
+       or s.key is not null and exists (select from mbus.apart as a where a.consumer = c and a.key = s.key and not a.failed);
     ready := array(select abs(i) from unnest(seen.ids) as i where abs(i) <> all (waiting));
     more := cardinality(seen.ids) > upto;
     highest := (select max(abs(i)) from unnest(seen.ids) as i);
@@ -71,7 +74,8 @@ begin
             select a.id from mbus.apart_at(c, free) as x cross join lateral (select (x.message).*) as a
             where a.batch is null and not a.failed and coalesce(a.expires > clock_timestamp(), true)
               and (a.wait_consumer is not null or a.due > '-infinity')
-              and (a.after is null or mbus.obstacle(a.after::text[]) is null));
+              and (a.after is null or mbus.obstacle(a.after::text[]) is null)
+              and (a.key is null or not exists (select from mbus.line_before(c, a.key, a.id))));
     select coalesce(array_agg(w.id), '{}'), count(*) filter (where w.is_delayed) into waiting, delayed
     from (
         (select a.id, true as is_delayed from mbus.apart as a

@@ -40,6 +40,8 @@ def test_who_waits_comes_in_an_answer_of_its_own(guide, connect):
     due = "select data -> 'do' from mbus.consumen_orders_by_default(100) where data ? 'do'"
     assert connect().execute(due).fetchall() == [("create",)]
     assert connect().execute(due).fetchall() == [("limit",)]
+    of_one_part = "select count(*), count(distinct mod(id, 16)) from mbus.log$moves"
+    assert connect().execute(of_one_part).fetchone() == (2, 1)
 
 
 def test_a_message_is_taken_and_put_back_to_come_later(posted, connect):
