@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import psycopg
+import pytest
 
 from airflow_pgchange.errors import PgChangeError
 from airflow_pgchange.feeds import Change, CommitFeed, ConsumerTransaction
@@ -20,6 +21,10 @@ from airflow_pgchange.feeds.feed import Feed
 FULL = os.environ.get("CHAOS") == "full"
 FEED = CommitFeed("chaos", 0)
 SEED = int(os.environ.get("SEED", "20130101"))
+PROOF = pytest.mark.release(
+    "a harness is proved when it changes and at a release; every run has its campaign"
+)
+"""Marks tests that plant a fault, to see that a campaign catches it."""
 Each = TypeVar("Each")
 
 

@@ -15,7 +15,7 @@ from tests.chaos.crew import crew
 from tests.chaos.event_log import GROUPS, RIGHT, Verdict, commit_late, drain, inversions, judge
 from tests.chaos.event_publishers import maintaining, publish, publishing, wait_for_more
 from tests.chaos.event_worker import Consumer, command
-from tests.chaos.harness import FULL, Campaign, one
+from tests.chaos.harness import FULL, PROOF, Campaign, one
 from tests.chaos.kills import until
 
 
@@ -158,6 +158,7 @@ def test_each_group_gets_each_of_its_events_once_and_in_order(new_cluster, tmp_p
     assert_everything_happened(source.conninfo(), results, counts, size)
 
 
+@PROOF
 def test_the_campaign_catches_a_cursor_by_id_alone(db, tmp_path):
     """Seconds: a writer has to commit late for the fault to show."""
     event_log.set_up(db, db)
@@ -174,6 +175,7 @@ def test_the_campaign_catches_a_cursor_by_id_alone(db, tmp_path):
 AGAIN = "insert into effect (group_id, event_id, position) select {}, event_id, position from {}"
 
 
+@PROOF
 @pytest.mark.parametrize(
     ("harm", "forgotten", "verdict"),
     [

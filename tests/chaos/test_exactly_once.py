@@ -10,7 +10,7 @@ import pytest
 
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from tests.chaos import harness
-from tests.chaos.harness import FEED, Campaign, consume_once, drain, insert, judge, processed
+from tests.chaos.harness import FEED, PROOF, Campaign, consume_once, drain, insert, judge, processed
 
 
 def assert_exactly_once(done, results, source, in_order=False):
@@ -58,6 +58,7 @@ def test_a_lagging_standby_alternating_with_its_primary(new_cluster, standby_of,
     assert_exactly_once(done, source, source, in_order)
 
 
+@PROOF
 def test_the_harness_catches_a_cursor_over_ids(new_cluster):
     source = new_cluster().conninfo()
 
@@ -72,6 +73,7 @@ def test_the_harness_catches_a_cursor_over_ids(new_cluster):
     assert judge(source, source).lost > 0
 
 
+@PROOF
 def test_the_harness_catches_a_stored_raw_snapshot(new_cluster, standby_of):
     primary = new_cluster()
     standby = standby_of(primary)

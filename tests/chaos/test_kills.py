@@ -9,7 +9,7 @@ import pytest
 from airflow_pgchange.spark.job import SMALL
 from demo.spark import StandaloneSpark
 from tests.chaos import kills
-from tests.chaos.harness import FULL
+from tests.chaos.harness import FULL, PROOF
 
 NASTIEST = (("operator", "staging"), ("operator", "acked"), ("PostgreSQL", "merged"))
 """While a driver is at work, and right before a commit."""
@@ -86,6 +86,7 @@ def test_a_kill_loses_and_doubles_nothing(request, scene, victim, step, apart):
     assert kills.staging_left(at) == 0
 
 
+@PROOF
 def test_the_campaign_catches_results_that_are_committed_before_the_progress(scene):
     """Seconds: the operator is a process, twice."""
     at, master = scene(), master_of("merged")

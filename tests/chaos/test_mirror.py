@@ -10,7 +10,7 @@ import pytest
 
 from tests.chaos import mirror
 from tests.chaos.crew import crew
-from tests.chaos.harness import FULL, SEED
+from tests.chaos.harness import FULL, PROOF, SEED
 from tests.chaos.kills import until
 from tests.chaos.mirror import RIGHT, change_workers, commit_late, judge, move, one
 from tests.chaos.mirror_worker import TUBES, Backfill, Process, Worker, command, replay_by_seq_alone
@@ -147,6 +147,7 @@ def test_a_mirror_equals_its_source_and_no_id_is_in_two_batches_at_once(
     assert_everything_happened(db, counts, size)
 
 
+@PROOF
 def test_the_campaign_catches_a_position_by_seq_alone(db, tmp_path):
     mirror.set_up(db, db, 3)
     fault = workers(db, db, 3, failures=0, fault="by seq alone")
@@ -162,6 +163,7 @@ def test_the_campaign_catches_a_position_by_seq_alone(db, tmp_path):
     assert lost >= {(tube, "sh0001.item", mirror.LATE) for tube in TUBES}
 
 
+@PROOF
 def test_the_campaign_catches_workers_that_take_no_lock(db, tmp_path):
     """Seconds: workers have to meet at one id."""
     mirror.set_up(db, db, 1)
