@@ -19,6 +19,9 @@ from airflow_pgchange.feeds.feed import Movable
 from tests.batches import drained
 from tests.chaos.harness import next_xid
 
+pytestmark = pytest.mark.release(
+    "every run restores dumps and copies of clusters in test_copies.py and test_restored_parts.py, and moves consumers"
+)
 Connection = psycopg.Connection[Any]
 
 

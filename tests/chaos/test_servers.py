@@ -14,6 +14,10 @@ from demo.postgres import embedded_binaries
 from tests.chaos import harness
 from tests.chaos.harness import FEED, drain, insert, next_xid, processed
 
+RESTORED = pytest.mark.release(
+    "every run restores dumps and copies of clusters in test_copies.py and test_restored_parts.py"
+)
+
 
 def test_a_crash_of_the_source_that_reuses_transaction_ids(new_cluster):
     source, results = new_cluster(wal_writer_delay="'10s'"), new_cluster().conninfo()
@@ -115,6 +119,7 @@ def dumped(source, program, *options):
     return subprocess.run(command, check=True, capture_output=True).stdout
 
 
+@RESTORED
 @pytest.mark.parametrize("older_target", [False, True])
 def test_a_dump_restored_elsewhere_goes_on_exactly_once(new_cluster, empty_cluster, older_target):
     source = new_cluster()
@@ -142,6 +147,7 @@ def test_a_dump_restored_elsewhere_goes_on_exactly_once(new_cluster, empty_clust
     assert processed(target.conninfo())[-2:] == newer
 
 
+@RESTORED
 def test_a_restored_source_is_repaired_for_a_consumer_elsewhere(new_cluster, empty_cluster):
     """Seconds: a base backup is taken and restored beside its original."""
     source, results = new_cluster(), new_cluster().conninfo()
@@ -195,6 +201,7 @@ def test_a_source_recovered_to_an_earlier_point_is_told_and_repaired(new_cluster
         backup.remove()
 
 
+@RESTORED
 def test_an_upgraded_server_goes_on_exactly_once_once_told_that_its_transaction_ids_were_kept(new_cluster):
     """Seconds: pg_upgrade checks, dumps and restores a whole cluster."""
     old = new_cluster()
