@@ -17,8 +17,6 @@ from tests.chaos.harness import FEED, drain, insert, next_xid, processed
 RESTORED = pytest.mark.release(
     "every run restores dumps and copies of clusters in test_copies.py and test_restored_parts.py"
 )
-    "every run restores dumps and copies of clusters in test_copies.py and test_restored_parts.py"
-)
 
 
 def test_a_crash_of_the_source_that_reuses_transaction_ids(new_cluster):

@@ -219,9 +219,9 @@ ALWAYS = (
     an_insert_starts_a_run_and_ten_rows_in_one_transaction_leave_nothing_stranded,
     a_dag_on_a_table_runs_after_a_batch_wrote_it,
     a_long_batch_gives_at_most_two_asset_events,
-    a_deferred_sensor_ends_when_a_change_comes,
 )
 AT_A_RELEASE = (
+    a_deferred_sensor_ends_when_a_change_comes,
     a_triggerer_that_restarts_keeps_the_point_of_a_sensor,
     a_rescheduled_sensor_keeps_its_point,
     a_mapped_task_works_on_each_feed,
