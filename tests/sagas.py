@@ -60,7 +60,7 @@ def run(db: str, do: Do = note, queue_names: Sequence[str] = WORKED, **options: 
 
 def ready(connection: psycopg.Connection[Any], queue: str) -> bool:
     """Whether there is something to receive; to ask costs much less than a consumer's connection."""
-    return bool(one(connection, "select mbus.feed_lag(%s, 'default', 1) ->> 'ready' <> '0'", queue))
+    return bool(one(connection, "select mbus.lag(%s, 'default', 1) ->> 'ready' <> '0'", queue))
 
 
 def acts(connection: psycopg.Connection[Any], kind: str = "step") -> list[str]:

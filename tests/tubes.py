@@ -64,10 +64,10 @@ def claim(
         connection,
         "select tube.claim(%s, %s, %s, %s, %s)",
         tube,
-        workers,
         worker,
         json.dumps(position),
         limit,
+        workers,
     )
 
 

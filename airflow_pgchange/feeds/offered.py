@@ -27,8 +27,6 @@ class SchemaFeed:
 
     kind: ClassVar[str]
     schema: ClassVar[str]
-    prefix: ClassVar[str] = ""
-    """A prefix of the names of these functions, if the schema has other functions with the same names."""
     progress: ClassVar[Literal["results", "source"]] = "source"
     covers: ClassVar[str | None] = None
     schema_version: ClassVar[int] = 1
@@ -88,7 +86,7 @@ class SchemaFeed:
 
     def _select(self, function: str, *arguments: Any) -> sql.Composed:
         """Return the call of a function of the schema with the consumer as its first arguments."""
-        return select(f"{self.schema}.{self.prefix}{function}", *self.parts, *arguments)
+        return select(f"{self.schema}.{function}", *self.parts, *arguments)
 
 
 @dataclass(frozen=True)

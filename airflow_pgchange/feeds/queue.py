@@ -40,7 +40,6 @@ class QueueFeed(SchemaFeed):
 
     kind: ClassVar[str] = "queue"
     schema: ClassVar[str] = "mbus"
-    prefix: ClassVar[str] = "feed_"
     sql_words: ClassVar[Mapping[str, str]] = {"queue": "queue_name"}
     columns: ClassVar[tuple[tuple[str, str], ...]] = (
         ("id", "text"),
@@ -76,21 +75,18 @@ class QueueFeed(SchemaFeed):
         # A consumer is created with its queue, or by the queue's owner, so its position exists already.
         return self.position()
 
-    def lock(self) -> sql.Composed:
-        return self._select("lock")
-
     def lag(self, position: Position, upto: int) -> sql.Composed:
         return self._select("lag", upto)
 
     def changes(self, batch: Batch, part: Slice) -> sql.Composed:
-        return call("mbus.feed_changes", *self.parts, batch.bounds, part.after, part.upto)
+        return call("mbus.changes", *self.parts, batch.bounds, part.after, part.upto)
 
     def change(self, row: Mapping[str, Any]) -> Change:
         data = {name: row[name] for name in ("data", "properties", "headers")}
         return Change(id=row["id"], position=str(row["number"]), created_at=row["added"], data=data)
 
     def point(self) -> sql.Composed:
-        return select("mbus.feed_point", self.queue_name)
+        return select("mbus.point", self.queue_name)
 
     def passed(self, position: Position, goal: Goal) -> sql.Composed:
         return self._select("passed", goal)

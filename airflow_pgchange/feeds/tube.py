@@ -100,7 +100,7 @@ class TubeFeed(SchemaFeed):
     def claim(
         self, position: Position, limit: int, choice: Mapping[str, Any] | None, max_attempts: int | None
     ) -> sql.Composed:
-        return select("tube.claim", *self.share, position, limit, max_attempts)
+        return self._select("claim", position, limit, self.workers, max_attempts)
 
     def changes(self, batch: Batch, part: Slice) -> sql.Composed:
         return call("tube.changes", *self.parts, batch.bounds, part.after, part.upto)
@@ -125,9 +125,6 @@ class TubeFeed(SchemaFeed):
 
     def passed(self, position: Position, goal: Goal) -> sql.Composed:
         return select("tube.passed", *self.share, position, goal)
-
-    def in_work(self, position: Position) -> sql.Composed:
-        return self._select("in_work")
 
 
 @kind_of_feed

@@ -60,14 +60,22 @@ begin
 end
 $$;
 
+-- Refuse to go on if the lock of a consumer could not be taken.
+create function pgchange.check_taken(consumer text, is_taken boolean) returns void
+language plpgsql immutable as $$
+begin
+    if not is_taken then
+        raise lock_not_available using message = format('consumer %s is at work', consumer),
+            hint = 'stop it, or wait until its batch has ended';
+    end if;
+end
+$$;
+
 -- Take the lock of a consumer that is known and not at work, or say so, and with which query to look for others.
 create function pgchange.take_idle(consumer text, key bigint, is_known boolean, list text) returns void
 language plpgsql as $$
 begin
-    if not pg_try_advisory_xact_lock(key) then
-        raise lock_not_available using message = format('consumer %s is at work', consumer),
-            hint = 'stop it, or wait until its batch has ended';
-    end if;
+    perform pgchange.check_taken(consumer, pg_try_advisory_xact_lock(key));
     if not is_known then
         raise exception using errcode = 'PC002', message = format('there is no consumer %s here', consumer), hint = list || ' lists them';
     end if;

@@ -8,7 +8,7 @@ create table pgchange.offered (
     takes text not null,
     returns text not null,
     volatility text not null check (volatility in ('immutable', 'stable', 'volatile')),
-    as_owner boolean not null,
+    as_owner boolean,
     callers text check (callers in ('consumer', 'admin')),
     body text not null,
     told text not null,
@@ -16,10 +16,13 @@ create table pgchange.offered (
 );
 comment on table pgchange.offered is
     'The functions that pgchange.offer() gives a schema, by the trait that brings each. '
-    'In takes, %1$s stands for the arguments that name a consumer, and %2$s for a comma and the options of a claim. '
+    'In takes, %1$s stands for the arguments that name a consumer, %2$s for a comma and the options of a claim, and %3$s for the '
+    'arguments that name a consumer without its caller. '
     'In body, %1$I stands for the schema, %2$s for the arguments that name a consumer, %3$L for the kind, %4$I for the schema that '
     'has here() and is_native(), %5$s for the arguments taken from address jsonb, %6$L for the format of names, %7$s for the fields '
-    'of an address, and %8$s for a comma and the names of the options of a claim. callers: the role that may execute the function.';
+    'of an address, %8$s for a comma and the names of the options of a claim, %9$s for the arguments that name a consumer without '
+    'its caller, and %10$I for the schema that has the functions with callers. as_owner: whether the function runs as its owner; '
+    'null if pgchange.offer() says so. callers: the role that may execute the function.';
 
 create table pgchange.hook (
     trait text,
@@ -31,8 +34,8 @@ create table pgchange.hook (
 );
 comment on table pgchange.hook is
     'The functions that a schema must write for a trait, because functions of pgchange.offered or pgchange call them. '
-    'In takes, %1$s stands for the arguments that name a consumer, and %2$s for a comma and the options of a claim. '
-    'In returns, "setof record" stands for rows of any type. told: what the function does, in one sentence.';
+    'In takes, %1$s, %2$s and %3$s mean the same as in pgchange.offered. '
+    'In returns, "setof record" stands for rows of any type. told: what the function does.';
 
 create table pgchange.given (
     schema name references pgchange.registered on delete cascade,
@@ -112,27 +115,35 @@ $$;
 create function pgchange.is_called(name text, traits text[], own text[]) returns boolean
 language sql stable as $$
     select bool_or(o.name <> all (own))
-    from pgchange.offered as o where o.trait = any (traits) and o.body like '%\%1$I.' || replace(is_called.name, '_', '\_') || '(%'
+    from pgchange.offered as o where o.trait = any (traits) and o.body ~ ('%(1|10)\$I\.' || is_called.name || '\(')
 $$;
 
 -- Register the feeds of a kind, and give their schema the functions that its traits bring.
 -- traits: 'position' or 'work set', by what a consumer's progress is; and 'recorded letters' or 'copied letters', by what a dead
 --   letter holds.
--- consumer: the arguments that name a consumer.
+-- consumer: the arguments that name a consumer. If the first is `caller pgchange.caller`, the functions for users are in the sealed
+--   schema, run as their owner, and tell the hooks who calls; pgchange.show() makes their public faces.
 -- called: the format of a consumer's name. It begins with a prefix that no other kind has.
 -- own: the functions that the schema writes itself in place of the given ones.
 -- origin: the schema that has here() and is_native(), if not this one.
 -- letters_elsewhere and tells_of_batches: as in pgchange.registered.
--- options: more arguments of a claim, which the claim passes on to choose().
+-- options: more arguments of a claim, which the claim passes on to choose() or claim_again().
+-- for_admins: functions that only admins may call, and not consumers.
+-- as_owner: whether the functions for users run as their owner; false if users work tables under their own rights.
 create function pgchange.offer(
     kind text, schema name, consumer text, called text, traits text[], own text[] default '{}', origin name default null,
-    letters_elsewhere boolean default true, tells_of_batches boolean default false, options text default ''
+    letters_elsewhere boolean default true, tells_of_batches boolean default false, options text default '',
+    for_admins text[] default '{}', as_owner boolean default true
 ) returns void
 language plpgsql as $$
 declare
     of_kind constant text[] := array['feed'] || traits;
-    named record := pgchange.arguments(consumer);
-    given text := array_to_string(named.names, ', ');
+    of_name constant text := regexp_replace(consumer, '^caller pgchange[.]caller, ', '');
+    is_sealed constant boolean := of_name <> consumer;
+    open_schema constant name := schema || case when is_sealed then '_sealed' else '' end;
+    named record := pgchange.arguments(of_name);
+    names_given constant text := array_to_string(named.names, ', ');
+    given constant text := case when is_sealed then 'caller, ' else '' end || names_given;
     of_address text := (
         select string_agg(format('(address ->> %L)::%s', a.name, a.type), ', ' order by a.n)
         from unnest(named.names, named.types) with ordinality as a(name, type, n));
@@ -141,6 +152,7 @@ declare
     more_given constant text := coalesce(', ' || array_to_string(nullif((pgchange.arguments(options)).names, '{}'), ', '), '');
     one pgchange.offered;
     takes text;
+    made_in name;
     signature text;
 begin
     perform pgchange.check_traits(of_kind, own);
@@ -148,22 +160,30 @@ begin
     delete from pgchange.given as g where g.schema = offer.schema;
     delete from pgchange.promised as p where p.schema = offer.schema;
     for one in
-        select o.* from pgchange.offered as o where o.trait = any (of_kind) and o.name <> all (own) order by o.name
+        select o.* from pgchange.offered as o
+        where o.trait = any (of_kind) and o.name <> all (own)
+          -- An internal function is for the functions that call it.
+          and (o.callers is not null or pgchange.is_called(o.name, of_kind, own) is not null)
+        order by o.name
     loop
-        takes := format(one.takes, consumer, more);
-        signature := format('%I.%I(%s)', schema, one.name, array_to_string((pgchange.arguments(takes)).types, ', '));
+        takes := format(one.takes, consumer, more, of_name);
+        made_in := case when one.callers is not null and one.takes like '\%1$s%' then open_schema else schema end;
+        signature := format('%I.%I(%s)', made_in, one.name, array_to_string((pgchange.arguments(takes)).types, ', '));
         execute format(
-            'create function %I.%I(%s) returns %s language plpgsql %s %s as %L',
-            schema, one.name, takes, one.returns, one.volatility,
-            -- Only functions that run as their owner get a search_path: setting it costs more than running one of these bodies.
-            -- The others run as their caller, or name everything with its schema.
-            case when one.as_owner then 'security definer set search_path = pg_catalog, pg_temp' end,
-            format(one.body, schema, given, kind, coalesce(origin, schema), of_address, called, address, more_given));
+            'create function %I.%I(%s) returns %s language plpgsql %s %s %s as %L',
+            made_in, one.name, takes, one.returns, one.volatility,
+            case when coalesce(one.as_owner, offer.as_owner) then 'security definer' end,
+            -- Functions that always run as their caller get no search_path: setting it costs more than running one of these bodies.
+            -- They name everything with its schema, or are called by functions that have one.
+            case when one.as_owner is not false then 'set search_path = pg_catalog, pg_temp' end,
+            format(one.body, schema, given, kind, coalesce(origin, schema), of_address, called, address, more_given, names_given, open_schema));
         execute format('comment on function %s is %L', signature, one.told);
-        insert into pgchange.given (schema, signature, callers) values (schema, signature, one.callers);
+        -- Who may execute a sealed function is granted its public face.
+        insert into pgchange.given (schema, signature, callers)
+        values (schema, signature, case when one.name = any (for_admins) then 'admin' when made_in = schema then one.callers end);
     end loop;
     insert into pgchange.promised (schema, name, takes, returns, told)
-    select schema, f.name, case when f.is_called then format(f.takes, consumer, more) end, f.returns, f.told
+    select schema, f.name, case when f.is_called then format(f.takes, consumer, more, of_name) end, f.returns, f.told
     from (
         select o.name, o.takes, o.returns, o.told, pgchange.is_called(o.name, of_kind, own) is true as is_called
         from pgchange.offered as o where o.trait = any (of_kind) and o.name = any (own)

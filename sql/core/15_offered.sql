@@ -36,33 +36,33 @@ begin
         'position', 'lag', '"position" jsonb, upto integer', 'jsonb',
         'Return how many changes are ready after a position, exact up to a number, and how many wait.');
 
-    perform pgchange.add_offer('feed', 'name_of', '%1$s', 'text', 'immutable', false, null, $$
+    perform pgchange.add_offer('feed', 'name_of', '%3$s', 'text', 'immutable', false, null, $$
 begin
-    return pg_catalog.format(%6$L, %2$s);
+    return pg_catalog.format(%6$L, %9$s);
 end
 $$, 'A consumer''s name, as status shows it.');
 
-    perform pgchange.add_offer('feed', 'address', '%1$s', 'jsonb', 'immutable', false, null, $$
+    perform pgchange.add_offer('feed', 'address', '%3$s', 'jsonb', 'immutable', false, null, $$
 begin
     return pg_catalog.jsonb_build_object(%7$s);
 end
 $$, 'What a consumer''s claim and its dead letters are known by.');
 
-    perform pgchange.add_offer('feed', 'lock_key', '%1$s', 'bigint', 'immutable', false, 'consumer', $$
+    perform pgchange.add_offer('feed', 'lock_key', '%3$s', 'bigint', 'immutable', false, 'consumer', $$
 begin
-    return pg_catalog.hashtextextended(pg_catalog.concat_ws(' ', 'pgchange', %3$L, %2$s), 0);
+    return pg_catalog.hashtextextended(pg_catalog.concat_ws(' ', 'pgchange', %3$L, %9$s), 0);
 end
 $$, 'The advisory lock of a consumer. Two consumers with the same key would only find each other busy.');
 
-    perform pgchange.add_offer('feed', 'take_lock', '%1$s', 'boolean', 'volatile', false, 'consumer', $$
+    perform pgchange.add_offer('feed', 'take_lock', '%3$s', 'boolean', 'volatile', false, 'consumer', $$
 begin
-    return pg_catalog.pg_try_advisory_xact_lock(%1$I.lock_key(%2$s));
+    return pg_catalog.pg_try_advisory_xact_lock(%1$I.lock_key(%9$s));
 end
 $$, 'Take a consumer''s lock until the transaction ends, or say that another has it.');
 
-    perform pgchange.add_offer('feed', 'locked', '%1$s', 'boolean', 'stable', false, 'consumer', $$
+    perform pgchange.add_offer('feed', 'locked', '%3$s', 'boolean', 'stable', false, 'consumer', $$
 begin
-    return pgchange.locked(%1$I.lock_key(%2$s));
+    return pgchange.locked(%1$I.lock_key(%9$s));
 end
 $$, 'Whether a consumer is at work.');
 

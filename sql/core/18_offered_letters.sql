@@ -15,14 +15,26 @@ begin
         'copied letters', 'redrive', 'letter bigint', 'void',
         'Send a dead letter again, and delete it.');
 
-    perform pgchange.add_offer('position', 'ack', '%1$s, batch jsonb', 'bigint', 'volatile', true, 'consumer', $$
+    perform pgchange.add_offer(
+        'feed', 'note_attempt', '%1$s, became text, batch jsonb, error text default null', 'void', 'volatile', false, null, $$
+begin
+    case became
+        when 'acked' then perform pgchange.note_end(%3$L, %1$I.name_of(%9$s), batch);
+        when 'skipped' then perform pgchange.note_end(%3$L, %1$I.name_of(%9$s), batch, skipped => true);
+        when 'claimed' then perform pgchange.note_claim(%3$L, %1$I.name_of(%9$s), batch);
+        when 'failed' then perform pgchange.note_failed(%3$L, %1$I.name_of(%9$s), batch, error);
+    end case;
+end
+$$, 'Note in pgchange.batch what became of an attempt on a batch: claimed, failed, acked or skipped.');
+
+    perform pgchange.add_offer('feed', 'ack', '%1$s, batch jsonb', 'bigint', 'volatile', null, 'consumer', $$
 declare
     version constant bigint := %1$I.advance(%2$s, batch);
 begin
     if batch -> 'bounds' ? 'letter' then
-        perform pgchange.letter_done(%3$L, %1$I.address(%2$s), batch);
+        perform pgchange.letter_done(%3$L, %1$I.address(%9$s), batch);
     end if;
-    perform pgchange.note_end(%3$L, %1$I.name_of(%2$s), batch);
+    perform %1$I.note_attempt(%2$s, 'acked', batch);
     return version;
 end
 $$, 'Put a consumer behind a batch, in the transaction that holds its lock and writes the results. A dead letter that was sent '
@@ -34,40 +46,38 @@ begin
 end
 $$, 'Keep a batch as a dead letter, or put it back into the letter that it was sent from; the number of the letter.');
 
-    perform pgchange.add_offer('position', 'leave_behind', '%1$s, batch jsonb, reason text', 'bigint', 'volatile', false, null, $$
+    perform pgchange.add_offer('feed', 'skip', '%1$s, batch jsonb, reason text', 'bigint', 'volatile', null, 'consumer', $$
+declare
+    letter bigint;
 begin
     perform %1$I.take_idle(%2$s);
     perform pgchange.check_reason(reason);
+    letter := %1$I.give_up(%2$s, batch, reason);
     perform %1$I.advance(%2$s, batch);
-    perform pgchange.note_end(%3$L, %1$I.name_of(%2$s), batch, skipped => true);
-    return %1$I.give_up(%2$s, batch, reason);
-end
-$$, 'Give up a claimed batch of a consumer that is not at work, and put the consumer behind it; the number of the dead letter.');
-
-    perform pgchange.add_offer('position', 'skip', '%1$s, batch jsonb, reason text', 'bigint', 'volatile', true, 'consumer', $$
-begin
-    return %1$I.leave_behind(%2$s, batch, reason);
+    perform %1$I.note_attempt(%2$s, 'skipped', batch);
+    return letter;
 end
 $$, 'Give up a claimed batch, as in_work() of the source has it: it becomes a dead letter, or goes back to the one that it was sent '
-    'from, whose number is returned; the consumer goes on behind it.');
+    'from, whose number is returned; the consumer goes on behind it. A consumer at work is refused.');
 
-    perform pgchange.add_offer('position', 'skip_batch', '%1$s, reason text', 'uuid', 'volatile', true, 'admin', $$
+    perform pgchange.add_offer('feed', 'skip_batch', '%1$s, reason text', 'uuid', 'volatile', null, 'admin', $$
 declare
     batch jsonb;
 begin
     perform %1$I.take_idle(%2$s);
-    batch := %1$I.in_work(%2$s, %1$I.position(%2$s));
+    perform pgchange.check_reason(reason);
+    batch := %10$I.in_work(%2$s, %1$I.position(%9$s));
     if batch is null then
-        raise exception using errcode = 'PC009', message = format('consumer %%s has no batch in work', %1$I.name_of(%2$s)),
-            hint = 'only a batch that was claimed and not acked can be skipped';
+        raise exception using errcode = 'PC009', message = format('consumer %%s has no batch in work', %1$I.name_of(%9$s)),
+            hint = 'only a batch that was claimed, is not acked and not at work can be skipped';
     end if;
     if (batch -> 'elsewhere')::boolean then
         raise exception using errcode = 'PC009',
-            message = format('the batch of consumer %%s cannot be skipped here: its progress is in another database', %1$I.name_of(%2$s)),
+            message = format('the batch of consumer %%s cannot be skipped here: its progress is in another database', %1$I.name_of(%9$s)),
             hint = format('airflow pgchange skip %%s --postgres-conn-id <its results> --source-conn-id <its changes>',
-                          pgchange.shell_quoted(%1$I.name_of(%2$s)));
+                          pgchange.shell_quoted(%1$I.name_of(%9$s)));
     end if;
-    perform %1$I.leave_behind(%2$s, batch, reason);
+    perform %10$I.skip(%2$s, batch, reason);
     return (batch ->> 'id')::uuid;
 end
 $$, 'Give up the batch that a consumer claimed and cannot finish, where changes and progress share a database.');

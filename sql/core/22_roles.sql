@@ -21,8 +21,8 @@ select pgchange.add_role(
         'usage, create on schema pgchange_staging'
     ],
     functions => $$
-        who_locks locked locks_held check_claim check_attempts check_reason check_isolation check_version refuse_stale full_xid
-        snapshot_of snapshot_union snapshot_below snapshot_with note_watchers pinned_settings
+        who_locks locked locks_held check_claim check_attempts check_reason check_taken check_isolation check_version refuse_stale
+        full_xid snapshot_of snapshot_union snapshot_below snapshot_with note_watchers pinned_settings
     $$);
 
 select pgchange.add_role(

@@ -102,6 +102,12 @@ begin
 end
 $$;
 
+-- What is its own has a reason. name_of(): of a dead letter the name may have no consumer. The others: each worker of a consumer has
+-- a lock.
+select pgchange.offer(
+    'queue', 'mbus', 'caller pgchange.caller, qname text, cname text', 'queue:%s/%s', traits => '{work set,copied letters}',
+    own => '{lock_key,locked,name_of,take_idle,take_lock}', letters_elsewhere => false, tells_of_batches => true);
+
 -- A consumer's name, as status shows it.
 create function mbus.name_of(qname text, cname text) returns text
 language sql immutable as $$
@@ -158,7 +164,7 @@ create function mbus.message_key(queue integer, id bigint) returns bigint
 language sql immutable as $$ select pg_catalog.hashtextextended('mbus message ' || id::text, queue) $$;
 
 -- The lock of one worker of a consumer's feed.
-create function mbus.slot_key(qname text, cname text, slot integer) returns bigint
+create function mbus.lock_key(qname text, cname text, slot integer) returns bigint
 language sql immutable as $$ select pg_catalog.hashtextextended(pg_catalog.concat_ws('/', 'mbus slot', qname, cname), slot) $$;
 
 -- The slots that are held, and whether this session is among those who do.
@@ -168,7 +174,7 @@ begin
     return query
         select s.slot, bool_or(l.pid = pg_backend_pid())
         from generate_series(0, 63) as s(slot)
-        cross join lateral (select mbus.slot_key(qname, cname, s.slot) as key) as k
+        cross join lateral (select mbus.lock_key(qname, cname, s.slot) as key) as k
         join pg_locks as l
             on l.locktype = 'advisory' and l.objsubid = 1 and l.granted
            and l.database = (select d.oid from pg_database as d where d.datname = current_database())

@@ -110,7 +110,7 @@ end
 $$;
 
 -- Receive up to amt messages for a consumer: their places in the log, in order.
-create function mbus.claim(known mbus.queue, c integer, amt integer) returns bigint[]
+create function mbus.claim_ids(known mbus.queue, c integer, amt integer) returns bigint[]
 language plpgsql as $$
 declare
     prospect record;

@@ -14,7 +14,7 @@ begin
     -- Only now: who held it for a claim may have committed that, and be at work on the batch.
     perform pg_advisory_xact_lock_shared(k)
     from (
-        select distinct mbus.slot_key(known.qname, c.name, b.slot) as k
+        select distinct mbus.lock_key(known.qname, c.name, b.slot) as k
         from mbus.apart as a
         join mbus.batch as b on b.number = a.batch
         join mbus.consumer as c on c.id = a.consumer
@@ -118,7 +118,7 @@ declare
     highest bigint;
 begin
     %4$s
-    ids := mbus.claim(known, %2$s, amt);
+    ids := mbus.claim_ids(known, %2$s, amt);
     if ids = '{}' then
         return;
     end if;

@@ -6,11 +6,11 @@
 
 -- Take one of the 64 places that workers of a consumer's feed have, until the transaction ends. It reads no table, so that nothing
 -- but the lock is held.
-create function mbus.feed_lock(qname text, cname text) returns boolean
+create function mbus.take_lock(qname text, cname text) returns boolean
 language plpgsql security definer as $$
 begin
     for slot in 0..63 loop
-        if pg_try_advisory_xact_lock(mbus.slot_key(qname, cname, slot)) then
+        if pg_try_advisory_xact_lock(mbus.lock_key(qname, cname, slot)) then
             return true;
         end if;
     end loop;
@@ -19,7 +19,7 @@ end
 $$;
 
 -- Whether any worker of a consumer's feed is at work.
-create function mbus.feed_locked(qname text, cname text) returns boolean
+create function mbus.locked(qname text, cname text) returns boolean
 language sql stable security definer as $$
     select exists (select from mbus.held_slots(qname, cname))
 $$;
@@ -41,17 +41,28 @@ begin
 end
 $$;
 
+-- Take a lock of a consumer's feed by which the caller may consume, unless this session holds one.
+create function mbus.take_idle(caller pgchange.caller, qname text, cname text) returns void
+language plpgsql as $$
+begin
+    perform mbus.feed_consumer(caller, qname, cname);
+    perform pgchange.check_taken(
+        mbus.name_of(qname, cname),
+        exists (select from mbus.held_slots(take_idle.qname, take_idle.cname) as h where h.mine) or mbus.take_lock(qname, cname));
+end
+$$;
+
 -- A consumer, the slot that this session holds, and version, which is another after each claim of new messages; null where there is
 -- no consumer of this name.
-create function mbus.feed_position(qname text, cname text) returns jsonb
+create function mbus.position(qname text, cname text) returns jsonb
 language plpgsql stable security definer as $$
 begin
     return (
         select jsonb_build_object(
             'schema', (select max(i.version) from mbus.installed as i), 'consumer', c.id,
-            'slot', (select min(h.slot) from mbus.held_slots(feed_position.qname, feed_position.cname) as h where h.mine),
+            'slot', (select min(h.slot) from mbus.held_slots("position".qname, "position".cname) as h where h.mine),
             'version', (select sum(p.version) from unnest(q.parts) as g(part) cross join mbus.stands_at(c.id, g.part) as p))
-        from mbus.consumer as c join mbus.queue as q using (qname) where c.qname = feed_position.qname and c.name = feed_position.cname);
+        from mbus.consumer as c join mbus.queue as q using (qname) where c.qname = "position".qname and c.name = "position".cname);
 end
 $$;
 
@@ -87,40 +98,5 @@ begin
     if known.ordered_by is not null then
         perform mbus.reconsider(mark.consumer, ids);
     end if;
-end
-$$;
-
--- The next batch that was claimed and is not at work, as this slot's, with the attempt counted; null for none.
-create function mbus.adopt(qname text, c mbus.consumer, new_slot integer, max_attempts integer) returns mbus.batch
-language plpgsql as $$
-declare
-    known mbus.queue := mbus.queue_named(qname);
-    mark mbus.batch;
-    remaining bigint;
-begin
-    loop
-        -- What another worker adopts meanwhile is locked, or at work when this comes to it.
-        select b.* into mark from mbus.batch as b
-        where b.consumer = c.id
-          and (b.slot = new_slot or b.slot not in (select h.slot from mbus.held_slots(qname, c.name) as h))
-        order by b.slot <> new_slot, b.number
-        limit 1
-        for update skip locked;
-        exit when mark.number is null;
-        execute format(
-            'select count(*) from mbus.apart as a cross join lateral (select from mbus.%I as x where x.id = a.id offset 0) as l '
-            'where a.consumer = $1 and a.batch = $2 and a.id between $3 and $4', 'log$' || qname)
-        into remaining using c.id, mark.number, mark.lowest, mark.highest;
-        if mark.count = remaining then
-            perform pgchange.check_attempts(mbus.name_of(qname, c.name), mark.batch ->> 'id', mark.attempt, max_attempts);
-            update mbus.batch as b set
-                attempt = b.attempt + 1, slot = new_slot, claimed_at = clock_timestamp(), taken = 0, taken_by = null
-            where b.number = mark.number
-            returning b.* into mark;
-            exit;
-        end if;
-        perform mbus.dissolve(known, mark);
-    end loop;
-    return mark;
 end
 $$;

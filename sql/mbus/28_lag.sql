@@ -89,7 +89,7 @@ begin
 end
 $$;
 
--- What mbus.feed_lag() tells of a consumer, and how many of those that wait are delayed; the others wait for another message.
+-- What mbus.lag() tells of a consumer, and how many of those that wait are delayed; the others wait for another message.
 create function mbus.lag_of(c mbus.consumer, upto integer) returns jsonb
 language plpgsql volatile
 set enable_seqscan = off
@@ -137,17 +137,17 @@ begin
 end
 $$;
 
-create function mbus_sealed.feed_lag(caller pgchange.caller, qname text, cname text, upto integer) returns jsonb
+create function mbus_sealed.lag(caller pgchange.caller, qname text, cname text, upto integer) returns jsonb
 language plpgsql volatile security definer as $$
 begin
     return mbus.lag_of(mbus.feed_consumer(caller, qname, cname), upto) - 'delayed';
 end
 $$;
-comment on function mbus_sealed.feed_lag(pgchange.caller, text, text, integer) is
+comment on function mbus_sealed.lag(pgchange.caller, text, text, integer) is
     'How many messages a claim of this consumer would find now, and how many wait: for their time or for another message. Batches at '
     'work count as neither.';
 
-create function mbus_sealed.feed_point(caller pgchange.caller, qname text) returns jsonb
+create function mbus_sealed.point(caller pgchange.caller, qname text) returns jsonb
 language plpgsql stable security definer as $$
 declare
     known mbus.queue := mbus.queue_named(qname);
@@ -157,9 +157,9 @@ begin
         'snapshot', pg_current_snapshot(), 'upto', coalesce(pg_sequence_last_value(known.seq), 0));
 end
 $$;
-comment on function mbus_sealed.feed_point(pgchange.caller, text) is 'All messages that are in a queue now, as a goal.';
+comment on function mbus_sealed.point(pgchange.caller, text) is 'All messages that are in a queue now, as a goal.';
 
-create function mbus_sealed.feed_passed(caller pgchange.caller, qname text, cname text, goal jsonb) returns jsonb
+create function mbus_sealed.passed(caller pgchange.caller, qname text, cname text, goal jsonb) returns jsonb
 language plpgsql volatile security definer
 set enable_seqscan = off
 set jit = off
@@ -181,4 +181,4 @@ begin
     return jsonb_build_object('goal', goal, 'passed', not found_one);
 end
 $$;
-comment on function mbus_sealed.feed_passed(pgchange.caller, text, text, jsonb) is 'Whether a consumer has received all that was in its queue at some point.';
+comment on function mbus_sealed.passed(pgchange.caller, text, text, jsonb) is 'Whether a consumer has received all that was in its queue at some point.';

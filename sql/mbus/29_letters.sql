@@ -47,10 +47,24 @@ $$;
 create trigger after_dead after delete on mbus.dmq referencing old table as gone
     for each statement execute function mbus.after_dead();
 
--- Leave out of a batch that is given up the messages that others have taken since it was claimed; refused where none is left.
-create function mbus.shrink(mark mbus.batch) returns mbus.batch
+-- Copy a batch to the dmq, so that others that wait for its messages go on waiting, under one dead letter, whose number is returned. The
+-- messages that others have taken since it was claimed are left out. Refuse a batch at work, and one of which no message is left.
+create function mbus.give_up(caller pgchange.caller, qname text, cname text, batch jsonb, reason text) returns bigint
 language plpgsql as $$
+declare
+    c mbus.consumer := mbus.feed_consumer(caller, qname, cname);
+    mark mbus.batch;
+    letter bigint;
 begin
+    -- Lock the batch before its messages, as a claim and an ack do. From here on no other transaction can ack or adopt the batch.
+    perform from mbus.batch as b where b.number = (give_up.batch ->> 'version')::bigint and b.consumer = c.id for update;
+    select p.* into mark
+    from mbus.pending(qname, c, (mbus.position(qname, cname) ->> 'slot')::integer) as p
+    where p.number = (give_up.batch ->> 'version')::bigint;
+    if mark.number is null then
+        raise exception using errcode = 'PC006', message = format('batch %s of queue:%s/%s is at work, or acked', batch ->> 'id', qname, cname),
+            hint = 'look again: only a batch that was claimed and not acked can be skipped';
+    end if;
     perform from mbus.apart as a
     where a.consumer = mark.consumer and a.batch = mark.number and a.id between mark.lowest and mark.highest
     order by a.id
@@ -62,28 +76,6 @@ begin
             hint = 'nothing is to be done: the next claim passes over it';
     end if;
     update mbus.batch as b set count = mark.count where b.number = mark.number;
-    return mark;
-end
-$$;
-
-create function mbus_sealed.feed_skip(caller pgchange.caller, qname text, cname text, batch jsonb, reason text) returns bigint
-language plpgsql security definer as $$
-declare
-    c mbus.consumer := mbus.feed_consumer(caller, qname, cname);
-    mark mbus.batch;
-    letter bigint;
-begin
-    perform pgchange.check_reason(reason);
-    -- Lock the batch before its messages, as a claim and an ack do. From here on no other transaction can ack or adopt the batch.
-    perform from mbus.batch as b where b.number = (feed_skip.batch ->> 'version')::bigint and b.consumer = c.id for update;
-    select p.* into mark
-    from mbus.pending(qname, c, (mbus.feed_position(qname, cname) ->> 'slot')::integer) as p
-    where p.number = (feed_skip.batch ->> 'version')::bigint;
-    if mark.number is null then
-        raise exception using errcode = 'PC006', message = format('batch %s of queue:%s/%s is at work, or acked', batch ->> 'id', qname, cname),
-            hint = 'look again: only a batch that was claimed and not acked can be skipped';
-    end if;
-    mark := mbus.shrink(mark);
     letter := mbus.named_by_itself(pgchange.write_letter(
         'queue', mbus.name_of(qname, cname), jsonb_build_object('queue', qname, 'consumer', cname),
         jsonb_build_object('messages', mark.count), mark.count, reason, batch ->> 'error', mark.attempt, (batch ->> 'id')::uuid));
@@ -96,33 +88,9 @@ begin
         order by a.id
         $query$, 'log$' || qname, qname || '.')
     using mark.consumer, mark.number, mark.lowest, letter, mark.highest;
-    perform mbus_sealed.feed_ack(caller, qname, cname, batch);
-    perform pgchange.note_end('queue', mbus.name_of(qname, cname), batch, skipped => true);
     return letter;
 end
 $$;
-comment on function mbus_sealed.feed_skip(pgchange.caller, text, text, jsonb, text) is
-    'Give up a claimed batch, as mbus.feed_in_work() has it: its messages go to the dmq, so that who waits for them goes on waiting, '
-    'under one dead letter, whose number is returned.';
-
-create function mbus_sealed.skip_batch(caller pgchange.caller, qname text, cname text, reason text) returns uuid
-language plpgsql security definer as $$
-declare
-    batch jsonb;
-begin
-    if not mbus.feed_lock(qname, cname) then
-        raise lock_not_available using message = format('all places of queue:%s/%s are taken', qname, cname), hint = 'try again later';
-    end if;
-    batch := mbus_sealed.feed_in_work(caller, qname, cname, mbus.feed_position(qname, cname));
-    if batch is null then
-        raise exception using errcode = 'PC009', message = format('queue:%s/%s has no batch in work', qname, cname),
-            hint = 'only a batch that was claimed, is not acked and not at work can be skipped';
-    end if;
-    perform mbus_sealed.feed_skip(caller, qname, cname, batch, reason);
-    return (batch ->> 'id')::uuid;
-end
-$$;
-comment on function mbus_sealed.skip_batch(pgchange.caller, text, text, text) is 'Give up the batch that a consumer claimed and cannot finish; returns its id.';
 
 create function mbus_sealed.letter_rights(caller pgchange.caller, address jsonb) returns text[]
 language sql stable security definer as $$

@@ -1,11 +1,5 @@
 -- How consumers stand, and what a person should look at.
 
-do $$
-begin
-    perform pgchange.register('mbus', 'queue', tells_of_batches => true);
-end
-$$;
-
 -- How every consumer stands by whom the caller may consume; trouble is why its lag cannot be told, and what a person does about it.
 create function mbus.standings(caller pgchange.caller, upto integer)
 returns table (qname text, cname text, at jsonb, lag jsonb, batch jsonb, trouble text)
@@ -20,9 +14,9 @@ begin
         batch := null;
         trouble := null;
         begin
-            at := mbus.feed_position(qname, cname);
+            at := mbus.position(qname, cname);
             lag := mbus.lag_of(mbus.feed_consumer(caller, qname, cname), upto);
-            batch := mbus_sealed.feed_in_work(caller, qname, cname, at);
+            batch := mbus_sealed.in_work(caller, qname, cname, at);
         exception
             -- It was dropped meanwhile.
             when sqlstate 'PC002' then
@@ -45,7 +39,7 @@ begin
         cross join lateral pgchange.standing(
             'queue', mbus.name_of(x.qname, x.cname), jsonb_build_object('queue', x.qname, 'consumer', x.cname),
             x.at || jsonb_build_object('updated_at', x.batch -> 'claimed_at'), x.lag,
-            x.batch || jsonb_build_object('batch_id', x.batch -> 'id'), mbus.feed_locked(x.qname, x.cname), x.trouble, null) as s;
+            x.batch || jsonb_build_object('batch_id', x.batch -> 'id'), mbus.locked(x.qname, x.cname), x.trouble, null) as s;
 end
 $$;
 comment on function mbus_sealed.status(pgchange.caller, integer) is

@@ -98,14 +98,11 @@ begin
 end
 $$;
 
-do $$
-begin
-    -- What is its own has a reason. address() and address_of(): the letters of handlers have the group in theirs. again(): the lsn of the first attempt lies
-    -- before the commit of what it dispatched. check_move(), note_move() and check_position(): retention deletes events. check_point(): a cursor has a form. is_known(): a group
-    -- is made by its subscriptions. skip(): an admin's, as copies of events are kept. status(): what it shows depends on its caller.
-    -- take_idle(): a reader by hand holds the lock, too.
-    perform pgchange.offer(
-        'event', 'pgmb', 'gid text', 'events:%s', traits => '{position,copied letters}',
-        own => '{address,address_of,again,check_move,check_point,check_position,is_known,note_move,skip,status,take_idle}', letters_elsewhere => false);
-end
-$$;
+-- What is its own has a reason. address() and address_of(): the letters of handlers have the group in theirs. again(): the lsn of the
+-- first attempt lies before the commit of what it dispatched. check_move(), note_move() and check_position(): retention deletes events.
+-- check_point(): a cursor has a form. is_known(): a group is made by its subscriptions. status(): what it shows depends on its caller.
+-- take_idle(): a reader by hand holds the lock, too. skip() is for admins, as copies of events are kept.
+select pgchange.offer(
+    'event', 'pgmb', 'gid text', 'events:%s', traits => '{position,copied letters}',
+    own => '{address,address_of,again,check_move,check_point,check_position,is_known,note_move,status,take_idle}', letters_elsewhere => false,
+    for_admins => '{skip}');

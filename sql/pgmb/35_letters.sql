@@ -45,15 +45,6 @@ begin
 end
 $$;
 
--- Give up a claimed batch, as pgmb.in_work() has it: its events become dead letters, one for each part of pgmb.copies(), and the
--- number of the last is returned; the group goes on after it.
-create function pgmb.skip(gid text, batch jsonb, reason text) returns bigint
-language plpgsql security definer as $$
-begin
-    return pgmb.leave_behind(gid, batch, reason);
-end
-$$;
-
 -- The subscription by which an event is sent to a group again: one that chose it, or else any; null for none.
 create function pgmb.resend_subscription(gid text, wanted jsonb) returns text
 language sql stable as $$

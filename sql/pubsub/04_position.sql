@@ -1,17 +1,13 @@
 -- A consumer and how far it has come: its lock, its position, and whether that means anything here. The lock and the position are
 -- where the results are; what is claimed is where the commits are.
 
-do $$
-begin
-    -- What is its own has a reason. check_point() and check_move(): points of commits are snapshots. check_position(), mark() and
-    -- check_readable(): transaction ids mean nothing in a restored copy until they are rebased. earlier(): neither of two snapshots
-    -- need cover the other. status(): the lags of all consumers are counted by one query.
-    perform pgchange.offer(
-        'commit', 'pubsub', 'consumer_id text, branch_id bigint', 'commits:%s/%s', traits => '{position,recorded letters}',
-        own => '{check_move,check_point,check_position,check_readable,earlier,mark,status}', origin => 'revision',
-        options => 'in_order boolean default false, accept_trimmed boolean default false, choice jsonb default null');
-end
-$$;
+-- What is its own has a reason. check_point() and check_move(): points of commits are snapshots. check_position(), mark() and
+-- check_readable(): transaction ids mean nothing in a restored copy until they are rebased. earlier(): neither of two snapshots
+-- need cover the other. status(): the lags of all consumers are counted by one query.
+select pgchange.offer(
+    'commit', 'pubsub', 'consumer_id text, branch_id bigint', 'commits:%s/%s', traits => '{position,recorded letters}',
+    own => '{check_move,check_point,check_position,check_readable,earlier,mark,status}', origin => 'revision',
+    options => 'in_order boolean default false, accept_trimmed boolean default false, choice jsonb default null');
 
 -- Refuse a database whose transaction ids are not those of its cluster; else the place where they are.
 create function pubsub.check_origin() returns text

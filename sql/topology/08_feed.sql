@@ -3,13 +3,9 @@
 --
 -- Events are committed in the order of their numbers, so here, unlike in the other feeds, a position may be a number.
 
-do $$
-begin
-    -- mark() also takes the new place of a restored catalogue, and refuses a claim beyond its log.
-    perform pgchange.offer(
-        'topology', 'topology', 'consumer_id text', 'topology:%s', traits => '{position,recorded letters}', own => '{mark}');
-end
-$$;
+-- mark() also takes the new place of a restored catalogue, and refuses a claim beyond its log.
+select pgchange.offer(
+    'topology', 'topology', 'consumer_id text', 'topology:%s', traits => '{position,recorded letters}', own => '{mark}');
 
 -- Make a consumer, at the beginning of the log, if it is not there yet.
 create function topology.register(consumer_id text) returns boolean

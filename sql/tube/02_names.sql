@@ -46,8 +46,8 @@ language sql stable as $$
     select tube.short_name(c.relname || '_' || tube, format('_after_%s_trigger', op)) from pg_class as c where c.oid = tbl
 $$;
 
--- A worker's name, as status shows it.
-create function tube.name_of(tube text, worker integer) returns text
-language sql immutable as $$
-    select 'tube:' || tube || '/' || worker::text
-$$;
+-- What is its own has a reason. lock_key() and take_lock(): all workers share the tube's lock. note_attempt(): workers may not write
+-- pgchange.batch.
+select pgchange.offer(
+    'tube', 'tube', 'tube text, worker integer', 'tube:%s/%s', traits => '{work set,copied letters}',
+    own => '{lock_key,note_attempt,take_lock}', letters_elsewhere => false, options => 'workers integer', as_owner => false);

@@ -19,12 +19,6 @@ language sql volatile as $$
        and pg_catalog.pg_try_advisory_xact_lock(tube.lock_key(tube, worker))
 $$;
 
--- Whether a worker is at work.
-create function tube.locked(tube text, worker integer) returns boolean
-language sql stable as $$
-    select pgchange.locked(tube.lock_key(tube, worker))
-$$;
-
 -- Wait for those at work under an advisory lock, as long as lock_timeout says, and keep others from it until this transaction ends;
 -- wait only shortly where this transaction already keeps writers from a table, and not at all once somebody waits for it.
 create function tube.hold(key bigint, who text) returns void

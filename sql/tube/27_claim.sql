@@ -94,7 +94,7 @@ $$;
 select pgchange.make_sealed('tube');
 
 create function tube_sealed.note_attempt(
-    caller pgchange.caller, became text, tube text, worker integer, batch jsonb, error text default null
+    caller pgchange.caller, tube text, worker integer, became text, batch jsonb, error text default null
 ) returns void
 language plpgsql security definer as $$
 declare
@@ -112,24 +112,21 @@ begin
     end case;
 end
 $$;
-comment on function tube_sealed.note_attempt(pgchange.caller, text, text, integer, jsonb, text) is
+comment on function tube_sealed.note_attempt(pgchange.caller, text, integer, text, jsonb, text) is
     'Note in pgchange.batch what became of an attempt on a batch: claimed, failed, acked or skipped; if the caller may work the '
     'tube, else nothing.';
 
 select pgchange.show_sealed('tube');
 
--- Record and return the next batch of a worker, or the one that it claimed and never acked, with the attempt counted; null when
--- nothing is ready. Call it in a transaction of its own, holding the worker's lock.
-create function tube.claim(
-    tube text, workers integer, worker integer, "position" jsonb, max_changes integer, max_attempts integer default null
+-- The batch that a worker claimed and never acked, with the attempt counted; null if there is none, or if pods of it are gone. Refuse a
+-- worker that is not one of so many, or not where its position says. A restored tube is rebased.
+create function tube.claim_again(
+    tube text, worker integer, "position" jsonb, max_changes integer, max_attempts integer, workers integer
 ) returns jsonb
 language plpgsql volatile as $$
 declare
     known tube.tube := tube.named(tube);
     at tube.worker;
-    choice jsonb;
-    slices jsonb;
-    made jsonb;
 begin
     perform tube.check_still_shared_by(known, workers, worker);
     perform pgchange.check_claim(max_changes);
@@ -143,36 +140,48 @@ begin
         perform tube.rebase_after_restore(tube);
         at := tube.worker_now(tube, worker);
     end if;
-    if at.batch is not null
-       and (select count(*) from tube.pods_of(tube, worker, at.batch -> 'bounds')) = (at.batch -> 'bounds' ->> 'pods')::bigint
+    if at.batch is null
+       or (select count(*) from tube.pods_of(tube, worker, at.batch -> 'bounds')) <> (at.batch -> 'bounds' ->> 'pods')::bigint
     then
-        perform pgchange.check_attempts(tube.name_of(tube, worker), at.batch ->> 'id', at.attempt, max_attempts);
-        update tube.worker as w set attempt = w.attempt + 1, claimed_at = clock_timestamp()
-        where w.tube = claim.tube and w.worker = claim.worker and w.version = at.version
-        returning w.attempt into at.attempt;
-        made := at.batch || jsonb_build_object('attempt', at.attempt);
-        perform tube.note_attempt('claimed', tube, worker, made);
-        return made;
+        return null;
     end if;
+    perform pgchange.check_attempts(tube.name_of(tube, worker), at.batch ->> 'id', at.attempt, max_attempts);
+    update tube.worker as w set attempt = w.attempt + 1, claimed_at = clock_timestamp()
+    where w.tube = claim_again.tube and w.worker = claim_again.worker and w.version = at.version
+    returning w.attempt into at.attempt;
+    return at.batch || jsonb_build_object('attempt', at.attempt);
+end
+$$;
 
+-- Record and return the next batch of a worker; null if nothing is ready.
+create function tube.claim_next(tube text, worker integer, "position" jsonb, max_changes integer) returns jsonb
+language plpgsql volatile as $$
+declare
+    -- As claim_again() has checked it.
+    known tube.tube := (select t from tube.tube as t where t.name = claim_next.tube);
+    began_at constant bigint := "position" ->> 'version';
+    choice jsonb;
+    slices jsonb;
+    made jsonb;
+begin
     if not tube.has_unread(known, worker) then
         return null;
     end if;
+    -- Not from the given position: a restored tube was rebased since.
     choice := tube.choose(known, worker, tube.position(tube, worker), max_changes);
-    delete from tube.moved as m where m.tube = claim.tube and not tube.is_left(known, m);
+    delete from tube.moved as m where m.tube = claim_next.tube and not tube.is_left(known, m);
     if (choice ->> 'pods')::bigint = 0 then
         return null;
     end if;
     slices := tube.slices(tube, worker, choice);
     made := jsonb_build_object(
-        'id', md5(concat_ws('|', tube, workers, worker, at.version, choice - 'upto'))::uuid,
-        'version', at.version + 1, 'attempt', 1, 'slices', slices,
+        'id', md5(concat_ws('|', tube, known.partitions, worker, began_at, choice - 'upto'))::uuid,
+        'version', began_at + 1, 'attempt', 1, 'slices', slices,
         'count', (select sum((s.slice -> 'count')::bigint) from jsonb_array_elements(slices) as s(slice)),
-        'bounds', choice || jsonb_build_object('from_version', at.version),
+        'bounds', choice || jsonb_build_object('from_version', began_at),
         'lsn', pg_current_wal_insert_lsn(), 'oldest', choice -> 'oldest');
     update tube.worker as w set batch = made, attempt = 1, error = null, claimed_at = clock_timestamp()
-    where w.tube = claim.tube and w.worker = claim.worker and w.version = at.version;
-    perform tube.note_attempt('claimed', tube, worker, made);
+    where w.tube = claim_next.tube and w.worker = claim_next.worker and w.version = began_at;
     return made;
 end
 $$;

@@ -1,7 +1,7 @@
 -- An ack deletes the pods.
 
--- Delete the pods of a batch whose ids are all done, in the transaction that holds the worker's lock.
-create function tube.ack(tube text, worker integer, batch jsonb) returns bigint
+-- Delete the pods of a batch whose ids are all done, and put the worker behind it; the version of the batch.
+create function tube.advance(tube text, worker integer, batch jsonb) returns bigint
 language plpgsql volatile
 set jit = off
 set enable_sort = off
@@ -11,13 +11,13 @@ set max_parallel_workers_per_gather = 0
 as $$
 declare
     known tube.tube := tube.named(tube);
-    bounds jsonb := ack.batch -> 'bounds';
+    bounds jsonb := advance.batch -> 'bounds';
     moves_on boolean := bounds ->> 'moves_on';
     at tube.worker;
     deleted bigint;
 begin
     delete from tube.worker as w
-    where w.tube = ack.tube and w.worker = ack.worker and w.version = (bounds ->> 'from_version')::bigint
+    where w.tube = advance.tube and w.worker = advance.worker and w.version = (bounds ->> 'from_version')::bigint
     returning w.* into at;
     if at.version is null then
         perform pgchange.refuse_stale(tube.name_of(tube, worker), batch);
@@ -44,9 +44,8 @@ begin
     insert into tube.worker (
         tube, worker, version, snapshot, done, backfill_snapshot, backfill_done, control_attempt, control_failed_at)
     values (
-        at.tube, at.worker, (ack.batch ->> 'version')::bigint, at.snapshot, at.done, at.backfill_snapshot, at.backfill_done,
+        at.tube, at.worker, (advance.batch ->> 'version')::bigint, at.snapshot, at.done, at.backfill_snapshot, at.backfill_done,
         at.control_attempt, at.control_failed_at);
-    perform tube.note_attempt('acked', tube, worker, batch);
     return (batch ->> 'version')::bigint;
 end
 $$;

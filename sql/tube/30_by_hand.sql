@@ -102,7 +102,7 @@ begin
           "partition"
     into deleted;
     if deleted > 0 and is_own then
-        perform tube.advance(known, "partition");
+        perform tube.advance_by_hand(known, "partition");
     end if;
     return deleted;
 end
@@ -112,7 +112,7 @@ comment on function tube.tube_pods_delete(text, integer, integer, bigint[]) is
 
 -- Move a worker that is worked by hand behind what is deleted; not while it has a batch in work or another holds its lock. In a
 -- restored dump, whose pods it would hide, it does what a claim does.
-create function tube.advance(known tube.tube, worker integer) returns void
+create function tube.advance_by_hand(known tube.tube, worker integer) returns void
 language plpgsql as $$
 declare
     horizon bigint;
@@ -134,7 +134,7 @@ begin
     horizon := (select s.last_value from tube.seq as s);
     begin
         -- A subtransaction, for its id is a fresh one.
-        insert into tube.worker (tube, worker, version) values (known.name, advance.worker, coalesce(at.version, 0) + 1)
+        insert into tube.worker (tube, worker, version) values (known.name, advance_by_hand.worker, coalesce(at.version, 0) + 1)
         returning xmin into fresh;
     exception when unique_violation then
         return;
@@ -142,13 +142,13 @@ begin
     upto := tube.snapshot_before(pgchange.full_xid(fresh));
     if tube.is_restored(known, pgchange.full_xid(fresh)) then
         delete from tube.worker as w
-        where w.tube = known.name and w.worker = advance.worker and w.version = coalesce(at.version, 0) + 1;
+        where w.tube = known.name and w.worker = advance_by_hand.worker and w.version = coalesce(at.version, 0) + 1;
         perform tube.rebase_after_restore(known.name);
         return;
     end if;
     if upto is null then
         delete from tube.worker as w
-        where w.tube = known.name and w.worker = advance.worker and w.version = coalesce(at.version, 0) + 1;
+        where w.tube = known.name and w.worker = advance_by_hand.worker and w.version = coalesce(at.version, 0) + 1;
         return;
     end if;
     incremental := coalesce(tube.first_unread(known, worker, 'incremental', from_position, upto, horizon) - 1, horizon);
@@ -160,7 +160,7 @@ begin
         backfill_done = greatest(backfill, at.backfill_done),
         control_attempt = coalesce(at.control_attempt, 0),
         control_failed_at = at.control_failed_at
-    where w.tube = known.name and w.worker = advance.worker and w.version = coalesce(at.version, 0) + 1;
-    delete from tube.worker as w where w.tube = known.name and w.worker = advance.worker and w.version = at.version;
+    where w.tube = known.name and w.worker = advance_by_hand.worker and w.version = coalesce(at.version, 0) + 1;
+    delete from tube.worker as w where w.tube = known.name and w.worker = advance_by_hand.worker and w.version = at.version;
 end
 $$;

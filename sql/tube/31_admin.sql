@@ -1,11 +1,5 @@
 -- What people ask and do: status, and mending.
 
-do $$
-begin
-    perform pgchange.register('tube', 'tube');
-end
-$$;
-
 -- Every worker of every tube that the caller may read, as pgchange.status() shows it; faults are those of the tube's capture.
 -- tube.attachments() tells of the tables.
 create function tube.status(upto integer default 1000) returns setof pgchange.consumer_status

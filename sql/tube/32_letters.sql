@@ -10,24 +10,24 @@ language sql stable as $$
 $$;
 
 -- The batch that a worker claimed and has not acked, with its attempts and the error of the last one; null for none.
-create function tube.in_work(tube text, worker integer) returns jsonb
-language sql stable as $$
-    select w.batch || jsonb_build_object('attempt', w.attempt, 'error', w.error)
-    from tube.worker_now(tube, worker) as w
-    where w.batch is not null
+create function tube.in_work(tube text, worker integer, "position" jsonb) returns jsonb
+language plpgsql stable as $$
+begin
+    perform tube.check_worker_number((tube.named(tube)).partitions, worker);
+    return (
+        select w.batch || jsonb_build_object('attempt', w.attempt, 'error', w.error) from tube.worker_now(tube, worker) as w);
+end
 $$;
 
--- Note what the attempt on a batch failed on, for its dead letter.
-create function tube.note_failure(tube text, worker integer, batch jsonb, error text) returns void
-language plpgsql as $$
+-- Keep the error of an attempt with its batch; true if it is the last attempt.
+create function tube.set_error(tube text, worker integer, batch jsonb, error text) returns boolean
+language plpgsql volatile as $$
 begin
-    update tube.worker as w set error = note_failure.error, updated_at = clock_timestamp()
-    where w.tube = note_failure.tube and w.worker = note_failure.worker
-      and w.version = (note_failure.batch -> 'bounds' ->> 'from_version')::bigint
-      and w.batch ->> 'id' = note_failure.batch ->> 'id' and w.attempt = (note_failure.batch ->> 'attempt')::integer;
-    if found then
-        perform tube.note_attempt('failed', tube, worker, batch, error);
-    end if;
+    update tube.worker as w set error = set_error.error, updated_at = clock_timestamp()
+    where w.tube = set_error.tube and w.worker = set_error.worker
+      and w.version = (set_error.batch -> 'bounds' ->> 'from_version')::bigint
+      and w.batch ->> 'id' = set_error.batch ->> 'id' and w.attempt = (set_error.batch ->> 'attempt')::integer;
+    return found;
 end
 $$;
 
@@ -43,44 +43,17 @@ language sql volatile as $$
     ) as t
 $$;
 
--- Give up a claimed batch, as tube.in_work() has it: its ids become a dead letter, whose number is returned.
-create function tube.skip(tube text, worker integer, batch jsonb, reason text) returns bigint
+-- Keep the ids of a batch as a dead letter, whose number is returned.
+create function tube.give_up(tube text, worker integer, batch jsonb, reason text) returns bigint
 language plpgsql volatile as $$
-declare
-    content jsonb;
 begin
-    perform pgchange.check_reason(reason);
-    if not tube.take_lock(tube, worker) then
-        raise lock_not_available using message = format('worker %s of tube %I is at work', worker, tube),
-            hint = 'stop it, or wait until its batch has ended';
-    end if;
-    content := jsonb_build_object('touches', tube.touches(tube, worker, batch -> 'bounds'), 'tables', (
-        select coalesce(jsonb_agg(jsonb_build_array(a.shard, c.name)), '[]')
-        from tube.attachment as a cross join lateral tube.full_name(a.tbl) as c(name)
-        where a.tube = skip.tube and not tube.is_gone(a)));
-    perform tube.ack(tube, worker, batch);
-    perform tube.note_attempt('skipped', tube, worker, batch);
     return pgchange.write_letter(
-        'tube', tube.name_of(tube, worker), jsonb_build_object('tube', tube), content, (batch ->> 'count')::bigint,
-        reason, batch ->> 'error', coalesce((batch ->> 'attempt')::integer, 1), (batch ->> 'id')::uuid);
-end
-$$;
-
--- Give up the batch that a worker claimed and cannot finish. It becomes a dead letter: see pgchange.letters().
-create function tube.skip_batch(tube text, worker integer, reason text) returns uuid
-language plpgsql volatile as $$
-declare
-    known tube.tube := tube.named(tube);
-    batch jsonb;
-begin
-    perform tube.check_worker_number(known.partitions, worker);
-    batch := tube.in_work(tube, worker);
-    if batch is null and coalesce(trim(reason), '') <> '' then
-        raise exception using errcode = 'PC009', message = format('worker %s of tube %I has no batch in work', worker, tube),
-            hint = 'only a batch that was claimed and not acked can be skipped';
-    end if;
-    perform tube.skip(tube, worker, batch, reason);
-    return (batch ->> 'id')::uuid;
+        'tube', tube.name_of(tube, worker), jsonb_build_object('tube', tube),
+        jsonb_build_object('touches', tube.touches(tube, worker, batch -> 'bounds'), 'tables', (
+            select coalesce(jsonb_agg(jsonb_build_array(a.shard, c.name)), '[]')
+            from tube.attachment as a cross join lateral tube.full_name(a.tbl) as c(name)
+            where a.tube = give_up.tube and not tube.is_gone(a))),
+        (batch ->> 'count')::bigint, reason, batch ->> 'error', coalesce((batch ->> 'attempt')::integer, 1), (batch ->> 'id')::uuid);
 end
 $$;
 

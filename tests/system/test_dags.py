@@ -382,7 +382,7 @@ def test_event_handlers_keep_each_change_of_a_table_once(
 
 def is_due(connection: psycopg.Connection[Any]) -> bool:
     """Whether a watcher would have the handlers run."""
-    due = "select bool_or(mbus.feed_lag(qname, 'default', 1) ->> 'ready' <> '0') from mbus.queue where qname <> 'bungs'"
+    due = "select bool_or(mbus.lag(qname, 'default', 1) ->> 'ready' <> '0') from mbus.queue where qname <> 'bungs'"
     return bool(queues.one(connection, due))
 
 

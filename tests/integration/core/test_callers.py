@@ -192,7 +192,7 @@ CALLS = (
     "pgchange.samples('event', 'event:g')",
     "pgchange.trends()",
     "(select from pgmb.groups() as g where g.topics <> '{}')",
-    f"tube.note_attempt('claimed', 't', 0, '{BATCH % 2}') as n, pgchange.batches()",
+    f"tube.note_attempt('t', 0, 'claimed', '{BATCH % 2}') as n, pgchange.batches()",
 )
 """What tells more to who owns the schemas than to who may look."""
 

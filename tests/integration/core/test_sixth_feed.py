@@ -264,7 +264,7 @@ HOOK = re.compile(r"^\| (\w[\w ]*) \| `(\w+)\((.*)\)` \| `(.*)` \| (.*) \|$", re
 
 def test_the_hooks_are_listed_for_whoever_writes_a_feed(diary: Connection) -> None:
     hooks = """
-        select trait, name, replace(format(takes, 'consumer', ', options'), '"', ''), returns, told
+        select trait, name, replace(format(takes, 'consumer', ', options', 'consumer'), '"', ''), returns, told
         from pgchange.hook order by trait, name
     """
     readme = (FOLDER.parents[1] / "sql" / "README.md").read_text()

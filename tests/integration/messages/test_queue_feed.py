@@ -271,13 +271,13 @@ class Worker:
         self.own, self.claims = connect(autocommit=False), connect(autocommit=False)
 
     def claim(self):
-        queues.one(self.own, "select mbus.feed_lock('q', 'default')")
-        position = queues.one(self.own, "select mbus.feed_position('q', 'default')")
-        query = "select mbus.feed_claim('q', 'default', %s, 1)"
+        queues.one(self.own, "select mbus.take_lock('q', 'default')")
+        position = queues.one(self.own, "select mbus.position('q', 'default')")
+        query = "select mbus.claim('q', 'default', %s, 1)"
         self.batch = queues.one(self.claims, query, Jsonb(position))
 
     def ack(self):
-        queues.one(self.own, "select mbus.feed_ack('q', 'default', %s)", Jsonb(self.batch))
+        queues.one(self.own, "select mbus.ack('q', 'default', %s)", Jsonb(self.batch))
         self.own.commit()
 
 
@@ -299,7 +299,7 @@ def test_taking_waits_for_the_batch_into_which_the_message_is_being_claimed(conn
     with taking(connect, iid) as (pid, taken):
         until(connection, waits(pid, "advisory"))
         worker.claims.commit()
-        until(connection, waits(pid, key="mbus.slot_key('q', 'default', 0)"))
+        until(connection, waits(pid, key="mbus.lock_key('q', 'default', 0)"))
         worker.ack()
     assert taken == [None]
 
@@ -312,7 +312,7 @@ def test_a_message_of_a_batch_that_changes_hands_is_taken_or_acked_and_not_both(
         Worker(connect),
         connect(autocommit=False),
     )
-    queues.one(other.own, "select mbus.feed_lock('q', 'default')")
+    queues.one(other.own, "select mbus.take_lock('q', 'default')")
     first.claim()
     first.claims.commit()
     for killed in (first, other):
@@ -399,9 +399,9 @@ def test_a_batch_of_which_a_message_was_deleted_while_it_was_claimed_is_another_
 ):
     iid = queues.post(connection, 1, expires="0.5s")
     keeper, claimer = connect(autocommit=False), connect(autocommit=False)
-    keeper.execute("select mbus.feed_lock('q', 'default')")
-    (position,) = keeper.execute("select mbus.feed_position('q', 'default')::text").fetchone()
-    claimer.execute("select mbus.feed_claim('q', 'default', %s, %s)", [position, limit])
+    keeper.execute("select mbus.take_lock('q', 'default')")
+    (position,) = keeper.execute("select mbus.position('q', 'default')::text").fetchone()
+    claimer.execute("select mbus.claim('q', 'default', %s, %s)", [position, limit])
     connection.execute(
         "select pg_sleep(extract(epoch from expires - localtimestamp) + 0.01) from mbus.peek(%s)", [iid]
     )

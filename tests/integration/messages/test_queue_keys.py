@@ -203,12 +203,12 @@ def test_what_waits_for_its_key_counts_as_waiting(db, keyed):
     fill(keyed, "a1")
     with worker(db):
         fill(keyed, "a2", "b1")
-        lag = one(keyed, "select mbus.feed_lag('q', 'default', 10)")
+        lag = one(keyed, "select mbus.lag('q', 'default', 10)")
         assert (lag["ready"], lag["waiting"]) == (1, 1)
         assert work(db) == ["b1"]
-        lag = one(keyed, "select mbus.feed_lag('q', 'default', 10)")
+        lag = one(keyed, "select mbus.lag('q', 'default', 10)")
         assert (lag["ready"], lag["waiting"]) == (0, 1)
-    assert one(keyed, "select mbus.feed_lag('q', 'default', 10) -> 'ready'") == 1
+    assert one(keyed, "select mbus.lag('q', 'default', 10) -> 'ready'") == 1
 
 
 KEYS, WORKERS, POSTED = "abcdefg", 3, 12

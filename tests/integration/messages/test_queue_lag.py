@@ -68,7 +68,7 @@ def test_the_estimate_leaves_out_what_a_selector_does_not_want(connection, first
 @pytest.mark.parametrize("upto", [-1, None])
 def test_what_is_ready_is_counted_up_to_a_number(connection, upto):
     with pytest.raises(psycopg.errors.InvalidParameterValue, match="upto must not be negative"):
-        connection.execute("select mbus.feed_lag('q', 'default', %s)", [upto])
+        connection.execute("select mbus.lag('q', 'default', %s)", [upto])
 
 
 def test_a_point_is_passed_when_all_before_it_is_received(db, connection):

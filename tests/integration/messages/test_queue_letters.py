@@ -218,16 +218,16 @@ def test_a_skip_waits_for_a_claim_that_dissolves_the_batch_and_is_then_refused(d
     with pytest.raises(ZeroDivisionError), ConsumerTransaction(FEED, db) as consumer:
         consumer.claim(1000)
         # The later claim works in slot 1. The batch's own slot 0 is then free for the skip.
-        slot.execute("select mbus.feed_lock('q', 'default')")
+        slot.execute("select mbus.take_lock('q', 'default')")
         raise ZeroDivisionError("poison")
     assert queues.take(connection, first) == "0"
-    position = queues.one(slot, "select mbus.feed_position('q', 'default')")
+    position = queues.one(slot, "select mbus.position('q', 'default')")
     # The claim pauses after it has locked the batch and before it locks the messages.
     shorten(connection, "mbus.dissolve", "begin", "begin perform pg_advisory_xact_lock(1);")
     opener.execute("select pg_advisory_xact_lock(1)")
     with ThreadPoolExecutor() as threads:
         claimed = threads.submit(
-            queues.one, claim, "select mbus.feed_claim('q', 'default', %s, 10)", Jsonb(position)
+            queues.one, claim, "select mbus.claim('q', 'default', %s, 10)", Jsonb(position)
         )
         until(connection, waits(claim, behind=opener))
         skipped = threads.submit(queues.one, skipper, "select mbus.skip_batch('q', 'default', 'poison')")
@@ -252,7 +252,7 @@ def test_a_skip_that_meets_an_ack_is_refused_as_the_batch_is_at_work(db, connect
         skipped = threads.submit(
             queues.one,
             skipper,
-            "select mbus.feed_skip('q', 'default', b.batch || jsonb_build_object('attempt', 1), 'poison') "
+            "select mbus.skip('q', 'default', b.batch || jsonb_build_object('attempt', 1), 'poison') "
             "from mbus.batch as b",
         )
         until(connection, waits(skipper, behind=opener))

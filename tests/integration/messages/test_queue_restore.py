@@ -39,7 +39,7 @@ def test_a_restored_queue_hands_out_nothing_and_says_so_until_it_is_rebased(q, r
         assert (row["ready"], row["waiting"]) == (None, None)
         assert "restored from a dump" in row["held_back_by"]
     post(here, 3)
-    for call in ("mbus.consume('q')", "mbus.consumen_q_by_default(2)", "mbus.feed_lag('q', 'default', 9)"):
+    for call in ("mbus.consume('q')", "mbus.consumen_q_by_default(2)", "mbus.lag('q', 'default', 9)"):
         with pytest.raises(psycopg.Error, match="restored from a dump") as refused:
             here.execute(f"select {call}")
         assert refused.value.sqlstate == "PC004"

@@ -52,8 +52,8 @@ def rights(granted, connect, role):
     connection.execute(
         f"grant usage on schema mbus to {user.name}; grant execute on function "
         "mbus.create_temporary_consumer(text, text), mbus.consume(text, text), mbus.list(), "
-        "mbus.can_consume(text, text), mbus.feed_lock(text, text), mbus.feed_position(text, text), "
-        f"mbus.feed_claim(text, text, jsonb, integer, integer) to {user.name}"
+        "mbus.can_consume(text, text), mbus.take_lock(text, text), mbus.position(text, text), "
+        f"mbus.claim(text, text, jsonb, integer, integer) to {user.name}"
     )
     yield Rights(connection, user, granted == "by roles")
     connection.execute("select mbus.drop_queue('q')")

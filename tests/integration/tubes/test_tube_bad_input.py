@@ -70,7 +70,7 @@ def refused(connection, call, *parameters):
         "select tube.backfill_begin('nowhere', 'item', 'id')",
         "select tube.register('nowhere', 1, 0)",
         "select tube.lag('nowhere', 1, 0, '{}')",
-        "select tube.claim('nowhere', 1, 0, '{}', 1)",
+        "select tube.claim('nowhere', 0, '{}', 1, 1)",
         "select * from tube.control_pods('nowhere', 1, 0)",
         "select tube.skip_batch('nowhere', 0, 'why')",
     ],
@@ -174,8 +174,8 @@ def test_a_foreign_table_cannot_be_attached(item):
 @pytest.mark.parametrize(
     "call",
     [
-        "select tube.claim('q', 1, 0, tube.position('q', 0), 0)",
-        "select tube.claim('q', 1, 0, tube.position('q', 0), null)",
+        "select tube.claim('q', 0, tube.position('q', 0), 0, 1)",
+        "select tube.claim('q', 0, tube.position('q', 0), null, 1)",
         "select tube.lag('q', 1, 0, '{}', -1)",
         "select tube.skip_batch('q', 0, ' ')",
     ],
@@ -190,7 +190,7 @@ def test_numbers_and_reasons_that_make_no_sense_are_refused(asked, call):
     [
         "select tube.register('q', 2, 0)",
         "select tube.lag('q', 2, 0, '{}')",
-        "select tube.claim('q', 2, 0, '{}', 1)",
+        "select tube.claim('q', 0, '{}', 1, 2)",
         "select * from tube.control_pods('q', 2, 0)",
         "select tube.lag('q', null, 0, '{}')",
     ],

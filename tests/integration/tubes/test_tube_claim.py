@@ -251,7 +251,7 @@ def test_a_claim_is_refused_in_a_transaction_that_has_written(q, connect):
     writer = connect(autocommit=False)
     writer.execute("create table t ()")
     with pytest.raises(psycopg.Error, match="already written") as told:
-        writer.execute("select tube.claim('q', 1, 0, tube.position('q', 0), 10)")
+        writer.execute("select tube.claim('q', 0, tube.position('q', 0), 10, 1)")
     assert told.value.sqlstate == "PC007"
 
 
@@ -260,7 +260,7 @@ def test_a_claim_from_an_old_position_is_refused(q):
     old = json.dumps(one(q, "select tube.register('q', 1, 0)") or one(q, "select tube.position('q', 0)"))
     take(q)
     with pytest.raises(psycopg.Error, match="not where its position says") as told:
-        q.execute("select tube.claim('q', 1, 0, %s, 10)", [old])
+        q.execute("select tube.claim('q', 0, %s, 10, 1)", [old])
     assert told.value.sqlstate == "PC006"
 
 

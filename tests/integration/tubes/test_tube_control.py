@@ -111,7 +111,7 @@ class Mirror:
             "cross join tube.changes('q', 0, w.batch -> 'bounds', '{-2147483648, -1}', '{2147483647, 64}') as c"
         )
         self.connection.execute("select tube.register('q', 1, 0)")
-        while one(self.connection, "select tube.claim('q', 1, 0, tube.position('q', 0), 3)"):
+        while one(self.connection, "select tube.claim('q', 0, tube.position('q', 0), 3, 1)"):
             for id_, seq, _ in self.connection.execute(query).fetchall():
                 found = None
                 for table in ("item", "other"):

@@ -87,7 +87,7 @@ USES = [
     "select tube.tube_pods_insert('kq', 'select 1', 0)",
     "select tube.lag('kq', 1, 0, null)",
     "select * from tube.control_pods('kq', 1, 0)",
-    "select tube.claim('kq', 1, 0, null, 10)",
+    "select tube.claim('kq', 0, null, 10, 1)",
     "select tube.tube_pods_delete('kq', 1, 0, '{1}')",
     "select tube.tube_pods_sql('kq', 1, 0)",
     "select tube.tube_ensure_exists('kq', 2)",

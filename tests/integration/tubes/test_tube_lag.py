@@ -155,8 +155,8 @@ def test_nothing_steps_over_the_backlog_or_over_another_workers(connect):
     position = json.dumps(one(connection, "select tube.position('q', 0)"))
     assert scanned(connection, f"select tube.lag('q', 2, 0, '{position}', 100)") < 300
     assert scanned(connection, f"select tube.lag('q', 2, 1, '{position}', 100)") < 10
-    assert scanned(connection, "select tube.claim('q', 2, 1, tube.position('q', 1), 100)") < 10
-    assert scanned(connection, "select tube.claim('q', 2, 0, tube.position('q', 0), 100)") < 600
+    assert scanned(connection, "select tube.claim('q', 1, tube.position('q', 1), 100, 2)") < 10
+    assert scanned(connection, "select tube.claim('q', 0, tube.position('q', 0), 100, 2)") < 600
     assert scanned(connection, "select * from tube.tube_stats()") < 6000
 
 
@@ -179,7 +179,7 @@ def test_what_an_old_snapshot_keeps_of_deleted_pods_is_not_stepped_over(connect)
                 f"select tube.lag('q', 1, 0, '{position}', 100)",
                 query,
                 "select * from tube.tube_stats()",
-                "select tube.claim('q', 1, 0, tube.position('q', 0), 100)",
+                "select tube.claim('q', 0, tube.position('q', 0), 100, 1)",
             )
         ]
         assert max(blocks) < 800, blocks

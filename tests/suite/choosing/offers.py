@@ -8,13 +8,14 @@ from collections.abc import Iterator, Mapping
 from tests.suite.choosing.parts import Part, sql_named
 
 TEMPLATE = re.compile(r"add_offer\(\s*'([\w ]+)', '(\w+)'.*?\$\$(.*?)\$\$", re.DOTALL)
-CALLED = re.compile(r"%1\$I\.(\w+)")
+CALLED = re.compile(r"%(?:1|10)\$I\.(\w+)")
 OFFER = re.compile(r"pgchange\.offer\(\s*'\w+', '(\w+)',.*?\);", re.DOTALL)
 LISTS = re.compile(r"'\{(.*?)\}'", re.DOTALL)
 EVERY_KIND = "feed"
 """The trait that no call names."""
 FEED = re.compile(
-    r'^class (\w+)\(OfferedFeed\):.*?^    schema: ClassVar\[str\] = "(\w+)"', re.DOTALL | re.MULTILINE
+    r'^class (\w+)\((?:Offered|Schema)Feed\):.*?^    schema: ClassVar\[str\] = "(\w+)"',
+    re.DOTALL | re.MULTILINE,
 )
 ASKED = re.compile(r'_select\("(\w+)"|schema\}\.(\w+)"')
 

@@ -20,7 +20,7 @@ ABOUT = re.compile(
     rf"|create\s+(?:constraint\s+)?trigger\s.*?\son)\s+{NAME}",
     re.DOTALL,
 )
-HOOK = re.compile(r"%(?:\d\$)?I\.(\w+)")
+HOOK = re.compile(r"%(?:\d+\$)?I\.(\w+)")
 """A call of the function of this name in whatever schema: the core calls the hooks of the feeds so."""
 ROLE = re.compile(
     r"select pgchange\.add_role\(\s*'(\w+)', '(\w+)'.*?(?:functions => (?:\$\$|')(.*?)(?:\$\$|')\s*)?\);\Z",
