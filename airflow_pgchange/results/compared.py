@@ -130,7 +130,7 @@ class Compared:
     one has.
     """
 
-    source: SourceColumn
+    column: SourceColumn
     wanted: str | None
     held: str | None
     generated: bool

@@ -110,7 +110,7 @@ def _alteration(each: Compared, target: str, of: str) -> _Alteration | None:
     change = None if each.wanted is None else type_change(each.wanted, each.held)
     if change is None or each.generated:
         return None
-    source = each.source
+    source = each.column
     if not source.declared and not (change.in_place and source.modifier >= 0):
         return None
     # Without its collation the column would get the default one.
@@ -128,7 +128,7 @@ def _alteration(each: Compared, target: str, of: str) -> _Alteration | None:
 
 
 def _added(each: Compared, target: str, of: str) -> _Alteration:
-    source = each.source
+    source = each.column
     statement = (
         sql.SQL("alter table {} add column if not exists {} {}")
         .format(table_identifier(target), sql.Identifier(source.name), sql.SQL(each.wanted or source.type))

@@ -50,7 +50,7 @@ class Connected(Exception):
         lambda: asyncio.run(StreamLog(SERVERS, "g").connect()),
         lambda: asyncio.run(Catalogue(SERVERS).connect()),
         lambda: work_off(TUBE, SERVERS, lambda control: None),
-        lambda: error_text.note(COMMITS, SERVERS, BATCH, "why", str),
+        lambda: error_text.note(COMMITS, SERVERS, BATCH, "why", hide=str, of_batch=False),
         lambda: common.database(Namespace(postgres_conn_id=None, dsn=SERVERS)),
         lambda: looks.opened(SERVERS),
     ],

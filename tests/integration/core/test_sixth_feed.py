@@ -73,7 +73,7 @@ def copy(batch: Batch, changes: Iterator[Change], connection: Connection) -> Non
 def copy_but_not_secrets(batch: Batch, changes: Iterator[Change], connection: Connection) -> None:
     for change in changes:
         if change.data["words"] == "secret":
-            raise ValueError("this is secret")
+            raise ValueError("these words are private")
 
 
 def work(conn_id: str, process: Callable[..., None] = copy, **arguments: Any) -> Any:
@@ -162,7 +162,7 @@ def test_a_batch_that_fails_is_the_same_when_it_is_tried_again_until_it_is_given
         assert (status(diary)["attempt"], status(diary)["ready"]) == (attempt, 1 + attempt)
     (found,) = findings(diary, pytest.fail)
     assert (found.kind, found.severity, found.consumer) == ("diary", "error", "diary:ann")
-    assert "ValueError: this is secret" in found.told
+    assert "ValueError: these words are private" in found.told
 
     pgchange("skip", "diary:ann", "--reason", "nobody may read it")
     (letter,) = pgchange("letters", "list")
