@@ -12,6 +12,20 @@ language sql immutable as $$
     select coalesce(words ~ ('(^|\W)' || regexp_replace(key, '([.\\+*?\[\^\]$(){}=!<>|:#-])', '\\\1', 'g') || '(\W|$)'), false)
 $$;
 
+-- Keep of a letter what is left in a part of its content after so many changes were erased. A letter of which nothing is left is deleted.
+create function pgchange.keep_of_letter(letter bigint, part text, kept jsonb, erased bigint) returns void
+language plpgsql as $$
+begin
+    if kept = '[]' then
+        delete from pgchange.letter as l where l.id = letter;
+        return;
+    end if;
+    update pgchange.letter as l set
+        content = l.content || jsonb_build_object(part, kept), changes = greatest(l.changes - erased, 0)
+    where l.id = letter;
+end
+$$;
+
 create function pgchange.erase_letters(key text, field text default null, of_consumer text default null)
 returns table (letter bigint, erased bigint)
 language plpgsql volatile as $$

@@ -26,13 +26,7 @@ begin
     end if;
     kept := pgmb.events_without(events, key, field);
     erased := jsonb_array_length(events) - jsonb_array_length(kept);
-    if kept = '[]' then
-        delete from pgchange.letter as l where l.id = letter;
-    else
-        update pgchange.letter as l set
-            content = l.content || jsonb_build_object('events', kept), changes = greatest(l.changes - erased, 0)
-        where l.id = letter;
-    end if;
+    perform pgchange.keep_of_letter(letter, 'events', kept, erased);
     return erased;
 end
 $$;

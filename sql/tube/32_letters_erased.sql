@@ -44,13 +44,7 @@ begin
     end if;
     kept := tube.touches_without(touches, key, field);
     erased := tube.ids_in(touches) - tube.ids_in(kept);
-    if kept = '[]' then
-        delete from pgchange.letter as l where l.id = letter;
-    else
-        update pgchange.letter as l set
-            content = l.content || jsonb_build_object('touches', kept), changes = greatest(l.changes - erased, 0)
-        where l.id = letter;
-    end if;
+    perform pgchange.keep_of_letter(letter, 'touches', kept, erased);
     return erased;
 end
 $$;
