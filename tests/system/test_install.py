@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from demo.spark import clean_environment
+from tests.extras import EXTRAS
 from tests.spark_session import track
 from tests.suite import java
 
@@ -23,15 +24,6 @@ CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 CHANGES = 25_000
 """More than a driver reads and stages itself."""
 HEAVY = {"pyspark", "pyspark-client", "pyarrow", "adbc-driver-postgresql", "adbc-driver-manager"}
-OF_SPARK = {
-    "airflow_pgchange.spark",
-    "airflow_pgchange.operators.spark",
-    "airflow_pgchange.operators.spark_connect",
-    "airflow_pgchange.decorators.spark",
-}
-OF_HTTP = {"airflow_pgchange.events.http", "airflow_pgchange.events.webhooks"}
-OF_LINEAGE = {"airflow_pgchange.utils.openlineage"}
-EXTRAS = {"spark": OF_SPARK, "http": OF_HTTP, "openlineage": OF_LINEAGE}
 LIGHTEST = 1.25
 """How many times as large as Airflow alone the package without extras may be."""
 
@@ -180,7 +172,7 @@ def test_without_extras_everything_of_airflow_is_there_and_little_else(install, 
     print(f"{ours:.0f} MB, Airflow alone {alone:.0f} MB")
     assert ours < LIGHTEST * alone
     refused = json.loads(run(python, IMPORTED, cwd=tmp_path).splitlines()[-1])
-    assert set(refused) <= {*OF_SPARK, *OF_HTTP, *OF_LINEAGE}
+    assert set(refused) <= set().union(*EXTRAS.values())
     for name, said in refused.items():
         (extra,) = (extra for extra, modules in EXTRAS.items() if name in modules)
         assert f"pip install 'airflow-provider-pgchange[{extra}]'" in said

@@ -283,9 +283,9 @@ def file(stem: str) -> Change:
 @pytest.mark.parametrize(
     ("source", "most", "test"),
     [
-        ("sql/core/15_offered", 4, "integration/commits/test_claim.py"),
+        ("sql/core/19_offered", 4, "integration/commits/test_claim.py"),
         ("sql/pgmb/21_claim", 4, "integration/events/test_event_"),
-        ("sql/mbus/13_hand_out", 4, "integration/messages/test_queue_claims.py"),
+        ("sql/mbus/14_hand_out", 4, "integration/messages/test_queue_claims.py"),
         ("sql/tube/27_claim", 4, "integration/tubes/test_tube_claim.py"),
         ("sql/topology/06_masters", 1, "integration/topology/test_topology_masters.py"),
         ("airflow_pgchange/results/merge", 4, "integration/results/test_merge.py"),

@@ -1,0 +1,18 @@
+"""The modules of the package that only an extra makes usable."""
+
+from __future__ import annotations
+
+EXTRAS = {
+    "http": {"airflow_pgchange.events.http", "airflow_pgchange.events.webhooks"},
+    "openlineage": {"airflow_pgchange.utils.openlineage"},
+    "spark": {
+        "airflow_pgchange.decorators.spark",
+        "airflow_pgchange.operators.spark",
+        "airflow_pgchange.operators.spark_arguments",
+        "airflow_pgchange.operators.spark_connect",
+        "airflow_pgchange.operators.spark_submission",
+        "airflow_pgchange.spark",
+        "airflow_pgchange.testing.spark",
+    },
+}
+"""Importing any other module needs nothing but Airflow."""
