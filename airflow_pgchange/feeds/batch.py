@@ -7,17 +7,19 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
+from airflow_pgchange.feeds.keys import BIGINT, Key
+
 
 @dataclass(frozen=True)
 class Change:
     """One change of a feed: a changed row, a touched id, an event or a message.
 
-    ``id`` is the key of the changed row, or the id of the event or message. ``position`` is its place in the order of the
-    feed. ``created_at`` is the time at which it was written, touched, published or posted. ``data`` has the other columns
-    of the feed.
+    ``id`` is the key of the changed row, or the id of the event or message: an int for a key of one integer column, a str
+    for another column, a tuple for several columns. ``position`` is its place in the order of the feed. ``created_at`` is
+    the time at which it was written, touched, published or posted. ``data`` has the other columns of the feed.
     """
 
-    id: int | str
+    id: Key
     position: str
     created_at: datetime
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -81,6 +83,12 @@ class Batch:
     lsn: str | None = None
     oldest: str | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The types of the columns of its rows' key, such as ``("bigint",)`` or ``("uuid", "bigint")``. All integers are
+        bigint here. Of a feed whose ids are no keys of rows, ``("bigint",)``."""
+        return tuple(self.bounds.get("key", BIGINT))
 
     @property
     def parts_of(self) -> tuple[str, ...]:

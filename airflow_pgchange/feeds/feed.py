@@ -22,6 +22,7 @@ from psycopg import sql
 
 from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds.batch import Batch, Change, Partition, Slice, grouped
+from airflow_pgchange.feeds.keys import BIGINT
 from airflow_pgchange.feeds.names import Names, prefix_of
 from airflow_pgchange.feeds.queries import together
 
@@ -116,7 +117,7 @@ class Feed(Watched, Protocol):
 
     def changes(self, batch: Batch, part: Slice) -> sql.Composed:
         """source, any server: the function call that returns the changes of a slice of the batch, in order.
-        ``partitions`` selects from it."""
+        ``partitions`` selects from it. Its ``id`` is text if ``batch.key`` is not bigint."""
 
     def change(self, row: Mapping[str, Any]) -> Change:
         """Return the change in a row of a partition."""
@@ -176,6 +177,25 @@ def lags(asked: Sequence[tuple[Watched, Position, int]]) -> sql.Composed:
     return together([feed.lag(position, upto) for feed, position, upto in asked])
 
 
+def columns_of(feed: Feed, batch: Batch) -> tuple[tuple[str, str], ...]:
+    """Return the names and PostgreSQL types of the columns that ``partitions`` selects for this batch.
+
+    They are those of the feed. For keys that are not bigint, ``id`` is text, or an array of text if the key has several
+    columns.
+    """
+    if batch.key == BIGINT:
+        return feed.columns
+    kind = "text" if len(batch.key) == 1 else "text[]"
+    return tuple((name, kind if name == "id" else other) for name, other in feed.columns)
+
+
+def _read(name: str, kind: str) -> sql.Composable:
+    """The column of ``changes`` as ``partitions`` selects it: there the key of several columns is one text."""
+    if kind == "text[]":
+        return sql.SQL("{0}::text[] as {0}").format(sql.Identifier(name))
+    return sql.Identifier(name)
+
+
 def partitions(feed: Feed, batch: Batch, n: int, shard: int | None = None) -> list[Partition]:
     """Return at most ``n`` queries that together return exactly the batch, or one shard of it, in order.
 
@@ -184,7 +204,7 @@ def partitions(feed: Feed, batch: Batch, n: int, shard: int | None = None) -> li
     if shard is not None and not feed.sharded:
         raise InvalidArgument(f"{feed.name}: {feed.kind} feeds have no shards: leave out shard={shard}")
     slices = [part for part in batch.slices if shard is None or part.upto[0] == shard]
-    columns = sql.SQL(", ").join(sql.Identifier(name) for name, _ in feed.columns)
+    columns = sql.SQL(", ").join(_read(name, kind) for name, kind in columns_of(feed, batch))
     query = sql.SQL("select {} from {}")
     return [
         Partition(query.format(columns, feed.changes(batch, part)).as_string(None), part.count)

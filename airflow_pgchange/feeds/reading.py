@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -16,6 +17,7 @@ from airflow_pgchange.feeds.batch import Batch, Change, Partition
 from airflow_pgchange.feeds.connections import connect
 from airflow_pgchange.feeds.errors import translated
 from airflow_pgchange.feeds.feed import Feed, partitions
+from airflow_pgchange.feeds.keys import BIGINT, Key, value
 from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.feeds.tables import table_identifier
 
@@ -113,7 +115,7 @@ def expect(partition: Partition, found: int) -> None:
 def changes(connection: psycopg.Connection[Any], feed: Feed, batch: Batch) -> Generator[Change, None, None]:
     """Stream the batch's changes in order. Raises BatchIncomplete after the last change if any is missing,
     UnsupportedType for a change with bytes that are not valid text."""
-    last: int | str = "none"
+    last: Key = "none"
     with translated(), _bytes_named(lambda: f"{feed.name}: the change after {last}"):
         caught_up(connection, batch.lsn)
         for partition in partitions(feed, batch, 1):
@@ -121,10 +123,16 @@ def changes(connection: psycopg.Connection[Any], feed: Feed, batch: Batch) -> Ge
             with connection.cursor(row_factory=dict_row) as cursor:
                 for row in cursor.stream(_verbatim(partition.query)):
                     found += 1
-                    change = feed.change(row)
+                    change = change_of(feed, batch, row)
                     last = change.id
                     yield change
             expect(partition, found)
+
+
+def change_of(feed: Feed, batch: Batch, row: Mapping[str, Any]) -> Change:
+    """Return the change in a row of a partition of the batch, with its id as a ``Key``."""
+    change = feed.change(row)
+    return change if batch.key == BIGINT else replace(change, id=value(change.id, batch.key))
 
 
 @contextmanager

@@ -1,4 +1,199 @@
--- The key of a table: the column whose value names one row.
+-- The key of a table: the columns whose values name one row. A key of one integer column is a bigint. Any other key travels as text:
+-- one column as its text, several columns as the text of the array of their texts, such as {7f,12}.
+
+-- The type of a column as part of a key: a domain counts as its base type, integers as bigint, varchar, char(n) and name as text.
+create function pgchange.key_type(type oid) returns regtype
+language sql stable as $$
+    with recursive line(type) as (
+        select key_type.type
+        union all
+        select t.typbasetype from line join pg_type as t on t.oid = line.type where t.typtype = 'd'
+    )
+    select case
+        when line.type in ('bigint'::regtype, 'integer'::regtype, 'smallint'::regtype) then 'bigint'::regtype
+        when line.type in ('varchar'::regtype, 'bpchar'::regtype, 'name'::regtype) then 'text'::regtype
+        else line.type::regtype end
+    from line join pg_type as t on t.oid = line.type
+    where t.typtype <> 'd'
+$$;
+
+-- Why a column of a type and a collation cannot be part of a key; null if it can. Two rows with equal keys must have one text, from
+-- which the value can be read back.
+create function pgchange.key_type_trouble(type oid, collation oid) returns text
+language sql stable as $$
+    select case
+        when (select t.typtype from pg_type as t where t.oid = k.type) = 'e' then null
+        when k.type = 'text'::regtype
+            then case when not (select c.collisdeterministic from pg_collation as c where c.oid = key_type_trouble.collation)
+                 then 'equal values can have different texts under its collation' end
+        when k.type in (
+            'bigint'::regtype, 'oid'::regtype, 'xid8'::regtype, 'uuid'::regtype, 'boolean'::regtype, 'numeric'::regtype, 'date'::regtype,
+            'time'::regtype, 'timestamp'::regtype, 'timestamptz'::regtype, 'bytea'::regtype, 'bit'::regtype, 'varbit'::regtype,
+            'inet'::regtype, 'cidr'::regtype, 'macaddr'::regtype, 'macaddr8'::regtype, 'pg_lsn'::regtype) then null
+        when k.type in ('real'::regtype, 'double precision'::regtype) then 'equal values have different texts, such as 0 and -0'
+        when k.type = 'interval'::regtype then 'equal values have different texts, such as 1 day and 24:00:00'
+        when k.type = 'jsonb'::regtype then 'equal values have different texts, such as 1 and 1.0'
+        when k.type = 'money'::regtype then 'the text of a value depends on a setting'
+        else 'a key cannot have this type'
+    end
+    from pgchange.key_type(key_type_trouble.type) as k(type)
+$$;
+
+-- The types of the columns of a key, as pgchange.key_type() gives them; null for a column that the table does not have.
+create function pgchange.key_types(tbl regclass, columns name[]) returns regtype[]
+language sql stable as $$
+    select coalesce(array_agg(pgchange.key_type(a.atttypid) order by u.place), '{}')
+    from unnest(columns) with ordinality as u(name, place)
+    left join pg_attribute as a on a.attrelid = tbl and a.attname = u.name and a.attnum > 0 and not a.attisdropped
+$$;
+
+-- The columns of an index in their order, without those that it only includes; null if one of them is an expression.
+create function pgchange.index_columns(index oid) returns name[]
+language sql stable as $$
+    select case when count(a.attname) = count(*) then array_agg(a.attname order by k.place) end
+    from pg_index as i
+    cross join lateral unnest(i.indkey::smallint[]) with ordinality as k(number, place)
+    left join pg_attribute as a on a.attrelid = i.indrelid and a.attnum = k.number
+    where i.indexrelid = index and k.place <= i.indnkeyatts
+$$;
+
+-- The unique indexes of a table that hold for all its rows, with their columns: the primary key first, then the replica identity, then
+-- those of fewer columns.
+create function pgchange.unique_indexes(tbl regclass) returns table (columns name[], is_primary boolean)
+language sql stable as $$
+    select c.columns, i.indisprimary
+    from pg_index as i cross join lateral pgchange.index_columns(i.indexrelid) as c(columns)
+    where i.indrelid = tbl and i.indisunique and i.indisvalid and i.indpred is null and c.columns is not null
+    order by i.indisprimary desc, i.indisreplident desc, i.indnkeyatts, i.indexrelid
+$$;
+
+-- The columns of the primary key of a table, in their order; empty if it has none.
+create function pgchange.primary_key(tbl regclass) returns name[]
+language sql stable as $$
+    select coalesce((select u.columns from pgchange.unique_indexes(tbl) as u where u.is_primary), '{}')
+$$;
+
+-- The columns of a key in the order of the unique index that has exactly these; null if there is none.
+create function pgchange.key_order(tbl regclass, columns name[]) returns name[]
+language sql stable as $$
+    select u.columns from pgchange.unique_indexes(tbl) as u
+    where cardinality(u.columns) = cardinality(key_order.columns)
+      and u.columns @> key_order.columns and u.columns <@ key_order.columns
+    limit 1
+$$;
+
+-- Why columns cannot be the key of a table; null if they can.
+create function pgchange.key_trouble(tbl regclass, columns name[]) returns text
+language sql stable as $$
+    select coalesce(
+        case when coalesce(cardinality(columns), 0) = 0 then format('%s has no primary key', tbl) end,
+        (select case
+             when a.attname is null then format('%s has no column %I', tbl, u.name)
+             when t.reason is not null
+                 then format('column %I of %s is %s: %s', u.name, tbl, format_type(a.atttypid, a.atttypmod), t.reason)
+             else format('column %I of %s may be null', u.name, tbl) end
+         from unnest(columns) with ordinality as u(name, place)
+         left join pg_attribute as a on a.attrelid = tbl and a.attname = u.name and a.attnum > 0 and not a.attisdropped
+         cross join lateral pgchange.key_type_trouble(a.atttypid, a.attcollation) as t(reason)
+         where a.attname is null or t.reason is not null or not a.attnotnull
+         order by u.place
+         limit 1),
+        case when pgchange.key_order(tbl, columns) is null then format(
+            case when cardinality(columns) = 1 then 'column %s of %s is not unique'
+                 else '%s has no unique index on exactly the columns %s' end,
+            case when cardinality(columns) = 1 then quote_ident(columns[1]) else tbl::text end,
+            case when cardinality(columns) = 1 then tbl::text
+                 else (select string_agg(quote_ident(c), ', ' order by n) from unnest(columns) with ordinality as u(c, n)) end) end)
+$$;
+
+-- What to do if a key of a table was refused: which keys it has, with the call that names one, in which %s stands for the columns.
+create function pgchange.other_keys(tbl regclass, call text) returns text
+language sql stable as $$
+    with known as (
+        select u.columns, u.is_primary, row_number() over () as rank
+        from pgchange.unique_indexes(tbl) as u
+        where pgchange.key_trouble(tbl, u.columns) is null
+    )
+    select coalesce(
+        concat_ws(
+            '; or ',
+            (select format('leave the key out: it is the primary key then, %s', array_to_string(k.columns, ', '))
+             from known as k where k.is_primary),
+            (select 'name its key: ' || string_agg(replace(call, '%s', quote_literal(k.columns::text)), ' or ' order by k.rank)
+             from known as k where not k.is_primary having count(*) > 0)),
+        '')
+    || case when not exists (select from known)
+       then 'give it a primary key or a unique index, whose columns are not null and of a type that a key can have; the event log takes '
+            'tables without one' else '' end
+$$;
+
+-- The columns of the key of a table: those that are given, or the primary key. Refuse columns that do not name one row each, with the
+-- keys that the table has; %s in the call stands for the columns.
+create function pgchange.check_key(tbl regclass, columns name[], call text) returns name[]
+language plpgsql stable as $$
+declare
+    key constant name[] := coalesce(columns, pgchange.primary_key(tbl));
+    reason constant text := pgchange.key_trouble(tbl, key);
+begin
+    if reason is not null then
+        perform pgchange.refuse(reason, pgchange.other_keys(tbl, call));
+    end if;
+    return key;
+end
+$$;
+
+-- The SQL expression of the key of a row, by the types and the names of the columns of the key: a bigint, or a text. It names everything
+-- with its schema and runs no cast of a user.
+create function pgchange.key_text(types regtype[], columns name[], row_alias text) returns text
+language sql stable as $$
+    select case
+        when types = '{bigint}' then format('%I.%I::pg_catalog.int8', row_alias, columns[1])
+        when cardinality(types) = 1 then format('(%s collate pg_catalog."C")', max(e.text))
+        else format('(array[%s]::pg_catalog.text collate pg_catalog."C")', string_agg(e.text, ', ' order by u.place)) end
+    from unnest(types, columns) with ordinality as u(type, name, place)
+    cross join lateral format(
+        case
+            when u.type = 'numeric'::regtype then 'pg_catalog.trim_scale(%I.%I)::pg_catalog.text'
+            -- The cast of inet adds the length of the mask, and the owner of an enum can make a cast to text.
+            when u.type in ('inet'::regtype, 'cidr'::regtype) or (select t.typtype from pg_type as t where t.oid = u.type) = 'e'
+                then 'pg_catalog.concat(%I.%I)'
+            else '%I.%I::pg_catalog.text' end,
+        row_alias, u.name) as e(text)
+$$;
+
+-- The SQL expression of the key of a row of a table, by the columns of the key.
+create function pgchange.key_text(tbl regclass, columns name[], row_alias text) returns text
+language sql stable as $$
+    select pgchange.key_text(pgchange.key_types(tbl, columns), columns, row_alias)
+$$;
+
+-- The texts of the columns of a key, from its text.
+create function pgchange.key_parts(types regtype[], key text) returns text[]
+language sql immutable as $$
+    select case when cardinality(types) = 1 then array[key] else key::text[] end
+$$;
+
+-- The SQL condition that finds the row of a key.
+create function pgchange.key_condition(types regtype[], columns name[], row_alias text, key text) returns text
+language sql stable as $$
+    -- A literal is read by the type of its column, without a cast of a user.
+    select string_agg(
+        format(case when u.type = 'bigint'::regtype then '%I.%I operator(pg_catalog.=) %L::pg_catalog.int8'
+                    else '%I.%I operator(pg_catalog.=) %L' end, row_alias, u.name, u.value), ' and ' order by u.place)
+    from unnest(types, columns, pgchange.key_parts(types, key)) with ordinality as u(type, name, value, place)
+$$;
+
+-- The settings of a function that gives the texts of keys of these types, as clauses of create function; empty if no setting matters.
+create function pgchange.key_settings(types regtype[]) returns text
+language sql stable as $$
+    select coalesce(string_agg(format('set %s = %L', s.name, s.value), ' '), '')
+    from pgchange.pinned_settings() as s
+    where case s.name
+        when 'timezone' then 'timestamptz'::regtype = any (types)
+        when 'datestyle' then types && '{date,timestamp,timestamptz}'::regtype[]
+        when 'bytea_output' then 'bytea'::regtype = any (types)
+    end
+$$;
 
 -- Whether a type is bigint, integer or smallint, or a domain over one of them.
 create function pgchange.is_integer(type oid) returns boolean
@@ -28,16 +223,6 @@ language sql stable as $$
     from pg_attribute as a
     where a.attrelid = tbl and a.attnum > 0 and not a.attisdropped and a.attnotnull
       and pgchange.is_integer(a.atttypid) and pgchange.is_unique(tbl, a.attnum)
-$$;
-
--- The columns of the primary key of a table, in their order; empty if it has none.
-create function pgchange.primary_key(tbl regclass) returns name[]
-language sql stable as $$
-    select coalesce(array_agg(a.attname order by k.place), '{}')
-    from pg_index as i
-    cross join lateral unnest(i.indkey::smallint[]) with ordinality as k(number, place)
-    join pg_attribute as a on a.attrelid = i.indrelid and a.attnum = k.number
-    where i.indrelid = tbl and i.indisprimary and k.place <= i.indnkeyatts
 $$;
 
 -- The column that is the key of a table where nobody names one: its primary key, or id.
