@@ -31,7 +31,7 @@ def value(sent: int | str | Sequence[int | str], types: Sequence[str]) -> Key:
     if isinstance(sent, int):
         return sent
     if len(types) == 1:
-        return _element(sent if isinstance(sent, str) else sent[0], types[0])
+        return _element(sent if isinstance(sent, str) else str(sent[0]), types[0])
     texts = _elements(sent) if isinstance(sent, str) else sent
     if len(texts) != len(types):
         raise InvalidArgument(

@@ -64,7 +64,7 @@ def recompute(
     if not isinstance(feed, TubeFeed):
         raise InvalidArgument(f"{feed.name} is a {feed.kind} feed: only a tube has ids to recompute")
     report = Report(query, into, key)
-    ids = sorted({int(change.id) for change in transaction.changes()})
+    ids = sorted({int(str(change.id)) for change in transaction.changes()})
     if evolve:
         with connect(transaction.results, primary=True) as results:
             # The consumer's own transaction would keep its locks on what the query reads, also on the report itself.

@@ -147,15 +147,14 @@ def test_a_type_whose_equal_values_can_have_several_texts_is_no_key(tables, kind
 
 
 def test_a_text_is_no_key_under_a_collation_that_takes_different_texts_for_equal(tables):
+    """Without ICU no such collation can be created, so this one is marked."""
     tables.execute(
-        "create collation if not exists blind (provider = icu, locale = 'und-u-ks-level2', deterministic = false);"
-        "create table if not exists blinded (id text collate blind primary key)"
+        "create collation blind (provider = libc, locale = 'C');"
+        "create table blinded (id text collate blind primary key);"
+        "update pg_collation set collisdeterministic = false where collname = 'blind'"
     )
     told = one(tables, "select pgchange.key_trouble('blinded', '{id}')")
-    assert (
-        told
-        == "column id of public.blinded is text: equal values can have different texts under its collation"
-    )
+    assert told == "column id of public.blinded is text: equal values can have different texts under its collation"
 
 
 def test_an_enum_whose_owner_made_a_cast_is_read_without_it(tables):
