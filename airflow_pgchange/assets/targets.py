@@ -8,7 +8,8 @@ from typing import Any
 from urllib.parse import quote
 
 from airflow.sdk import Asset, AssetAlias
-from psycopg.conninfo import conninfo_to_dict
+
+from airflow_pgchange.utils.server_uri import server_uri
 
 GROUP = "pgchange"
 BREAKS_A_URI = r"[/?#\t\n\r]"
@@ -41,20 +42,10 @@ def table_asset(conninfo: str, database: str, schema: str, table: str) -> Asset:
             re.sub(escaped, lambda found: quote(found[0], safe=""), part)
             for part in (database, schema, table)
         ]
-        return Asset("/".join([server(conninfo), *parts]))
+        return Asset("/".join([server_uri(conninfo), *parts]))
 
     try:
         return asset(BREAKS_A_URI)
     except ValueError:
         # Airflow on MySQL takes ASCII alone.
         return asset(BREAKS_A_URI + r"|[^\x00-\x7f]")
-
-
-def server(conninfo: str) -> str:
-    """The first server that a connection string names: whichever of a group answers, its tables are the same assets."""
-    given = conninfo_to_dict(conninfo)
-    host = str(given.get("host") or given.get("hostaddr") or "").split(",")[0]
-    port = str(given.get("port") or "").split(",")[0] or "5432"
-    if not host or host.startswith(("/", "@")):
-        host = "localhost"
-    return f"postgres://[{host}]:{port}" if ":" in host else f"postgres://{host}:{port}"

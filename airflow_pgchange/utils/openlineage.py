@@ -9,11 +9,11 @@ from typing import Any
 
 import attr
 
-from airflow_pgchange.assets.targets import server
 from airflow_pgchange.errors import ExtraMissing
 from airflow_pgchange.feeds.feed import Watched
 from airflow_pgchange.utils.lineage import Backfilled
 from airflow_pgchange.utils.outcome import Outcome, Table
+from airflow_pgchange.utils.server_uri import server_uri
 
 try:
     from airflow.providers.openlineage.extractors import OperatorLineage
@@ -88,7 +88,7 @@ def of_backfills(done: Backfilled, postgres_conn_id: str) -> Lineage:
 
 def datasets(conninfo: str, tables: Iterable[Table]) -> list[Dataset]:
     """Tables of a server, as OpenLineage names those of PostgreSQL."""
-    return [Dataset(server(conninfo), ".".join(table)) for table in sorted(tables)]
+    return [Dataset(server_uri(conninfo), ".".join(table)) for table in sorted(tables)]
 
 
 def dataset_of(feed: Watched, postgres_conn_id: str) -> Dataset:
