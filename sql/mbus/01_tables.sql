@@ -16,7 +16,7 @@ begin
     if not exists (select from pg_catalog.pg_extension where extname = 'hstore') then
         execute 'create extension hstore';
     end if;
-    -- hstore may live in any schema. It is on the path for the type's name only, until the end: see 36_hstore.sql.
+    -- hstore may live in any schema. It is on the path for the type's name only, until the end: see 39_hstore.sql.
     perform pg_catalog.set_config('search_path', pg_catalog.format(
         'pg_catalog, mbus, %s, pg_temp',
         (select e.extnamespace::pg_catalog.regnamespace from pg_catalog.pg_extension as e where e.extname = 'hstore')), true);

@@ -1,7 +1,7 @@
 -- Messages with a key, in a queue that is ordered by a property: those with the same value of it, their key, go to one worker of a
 -- consumer at a time, in order.
 --
--- All messages of a key have ids of one part, so who holds that part is alone with the key: 24_keyed_queues.sql sees to that. A batch
+-- All messages of a key have ids of one part, so who holds that part is alone with the key: 25_keyed_queues.sql sees to that. A batch
 -- of a feed holds no part while it is in work. So a message stays apart while an earlier one of its key is apart, in a batch or for any
 -- other reason, and waits for the last of these. Each message waits for one and is woken once, however many there are; and a claim
 -- that has the first of such a line takes as many behind it as it wants.

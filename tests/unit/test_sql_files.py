@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from tests.suite.sql_reading import (
 )
 
 ROOT = Path(__file__).parents[2]
+NUMBERED = re.compile(r"(?:\w+/)?\b\d\d_[a-z_]+\.sql")
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +38,28 @@ def test_whatever_is_made_says_what_it_is_for(files):
 
 def test_no_function_is_written_twice(files):
     assert written_twice(files) == []
+
+
+def test_a_file_that_a_text_names_is_there(files):
+    paths = {file.path for file in files}
+    texts = {
+        path: path.read_text()
+        for path in [ROOT / "CONTRIBUTING.md", *ROOT.glob("sql/**/*.md"), *ROOT.glob("sql/**/*.sql")]
+    }
+    named = {
+        (path.relative_to(ROOT).as_posix(), name)
+        for path, text in texts.items()
+        for name in NUMBERED.findall(text)
+    }
+    assert len(named) > 8
+    assert [
+        (path, name) for path, name in named if not any(file.endswith(f"/{name}") for file in paths)
+    ] == []
+
+
+def test_the_files_of_a_folder_have_numbers_of_their_own(files):
+    numbers = [(path.parent, path.name[:2]) for path in (Path(file.path) for file in files)]
+    assert [number for number, count in Counter(numbers).items() if count > 1] == []
 
 
 EARLY = "create function shop.sell() returns void language {} as $$ {} $$;"
