@@ -17,6 +17,7 @@ from airflow_pgchange.feeds.batch import Batch, Change, Partition
 from airflow_pgchange.feeds.connections import connect
 from airflow_pgchange.feeds.errors import translated
 from airflow_pgchange.feeds.feed import Feed, partitions
+from airflow_pgchange.feeds.key_columns import KeyColumn, found_by, parts
 from airflow_pgchange.feeds.keys import BIGINT, Key, value
 from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.feeds.tables import table_identifier
@@ -25,46 +26,71 @@ STANDBY_PATIENCE = 60.0
 """Seconds that a reader waits until a standby has replayed the changes of the batch."""
 
 
-CURRENT = "select {wanted} from ({changes}) q left join {table} t on {key} = q.id"
+CURRENT = "select {wanted} from ({changes}) q left join {table} t on {found}"
 CURRENT_WANTED = """
 with pgchange_batch as materialized ({changes}), pgchange_wanted as materialized (
-    select distinct w.id from tube.wanted({tube}, {name}::regclass, array(select b.id from pgchange_batch b)) w(id))
+    select distinct {wanted_id} as id
+    from tube.wanted({tube}, {name}::regclass, array(select {batch_id} from pgchange_batch b)) w(id))
 select {wanted}
 from pgchange_batch q
-left join (pgchange_wanted w join {table} t on {key} = w.id) on w.id = q.id
+left join (pgchange_wanted w join {table} t on {found}) on w.id = q.id
 """
+KEY_PART = "pgchange_key_{}"
+"""A column of a change's id as the table's column holds it, counted from 1."""
 
 
 def current_rows(
     partition: Partition,
     table: str,
-    key: str,
+    key: Sequence[KeyColumn],
     columns: Sequence[str] | None = None,
     *,
     tube: str | None = None,
     named: bool = False,
+    typed: bool = False,
 ) -> Partition:
     """Return a query for the current rows of ``table`` that a partition's changes name: one row for each change.
 
     A change whose row is gone has NULL in ``key`` and in every other column, so the count stays right. ``named`` adds the
-    change's id as the first column, ``pgchange_id``. With ``tube``, a row for which the tube's predicate is false counts
-    as gone.
+    change's id as the first column, ``pgchange_id``. ``typed`` adds the columns of the id as the last, ``pgchange_key_1``
+    and so on, unless it is a number. With ``tube``, a row for which the tube's predicate is false counts as gone.
     """
-    names = None if columns is None else dict.fromkeys([key, *columns])
+    names = None if columns is None else dict.fromkeys([*(column.name for column in key), *columns])
     wanted: list[sql.Composable] = (
         [sql.SQL("t.*")] if names is None else [sql.Identifier("t", name) for name in names]
     )
     if named:
         wanted.insert(0, sql.SQL("q.id as pgchange_id"))
+    if typed:
+        wanted += _key_parts(key)
+    several = len(key) > 1
     query = sql.SQL(CURRENT if tube is None else CURRENT_WANTED).format(
         wanted=sql.SQL(", ").join(wanted),
         changes=_verbatim(partition.query),
         tube=tube,
         name=table_identifier(table).as_string(None),
         table=table_identifier(table),
-        key=sql.Identifier("t", key),
+        found=found_by("t", key, parts("q.id" if tube is None else "w.id", len(key))),
+        batch_id=sql.SQL("b.id::pg_catalog.text" if several else "b.id"),
+        wanted_id=sql.SQL("w.id::pg_catalog.text[]" if several else "w.id"),
     )
     return Partition(query.as_string(None), partition.count)
+
+
+def with_key_parts(partition: Partition, key: Sequence[KeyColumn]) -> Partition:
+    """Return a query for the changes of a partition with the columns of their ids, as ``current_rows`` adds them."""
+    query = sql.SQL("select {} from ({}) q").format(
+        sql.SQL(", ").join([sql.SQL("q.*"), *_key_parts(key)]), _verbatim(partition.query)
+    )
+    return Partition(query.as_string(None), partition.count)
+
+
+def _key_parts(key: Sequence[KeyColumn]) -> list[sql.Composed]:
+    return [
+        sql.SQL("{} as {}").format(column.value(text), sql.Identifier(KEY_PART.format(place)))
+        for place, (column, text) in enumerate(zip(key, parts("q.id", len(key)), strict=True), 1)
+        if column.type is not None
+    ]
 
 
 def check_whole(connection: psycopg.Connection[Any], table: str) -> None:

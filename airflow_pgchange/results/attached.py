@@ -34,16 +34,16 @@ class Attached:
     """A table that is attached to a tube.
 
     ``shared``: a copy with the table's name holds the rows of several tables, because another table of this name is
-    attached too, or was under another shard. Such a copy has a column ``shard``, and its key is (shard, id). ``twin`` is
-    the other table with this name and this shard: a copy could not tell their rows apart. ``keeper`` is the owner of the
-    tube's pods.
+    attached too, or was under another shard. Such a copy has a column ``shard``, and its key is the shard and the
+    table's own ``key``: the columns of the ids by which the table touches the tube. ``twin`` is the other table with
+    this name and this shard: a copy could not tell their rows apart. ``keeper`` is the owner of the tube's pods.
     """
 
     tube: str
     shard: int
     schema: str
     name: str
-    id_column: str
+    key: tuple[str, ...]
     predicate: str | None = None
     shared: bool = False
     twin: str | None = None
@@ -52,7 +52,7 @@ class Attached:
     @classmethod
     def all(cls, tube: str, rows: Iterable[Mapping[str, Any]]) -> list[Attached]:
         """Make them of the rows of the query ``TubeFeed.attached``."""
-        return [cls(tube, **row) for row in rows]
+        return [cls(tube, **{**row, "key": tuple(row["key"])}) for row in rows]
 
     @property
     def parts(self) -> tuple[str, str]:

@@ -10,6 +10,7 @@ import psycopg
 from psycopg import sql
 
 from airflow_pgchange.errors import MergeRefused, PermissionDenied
+from airflow_pgchange.feeds.keys import BIGINT
 from airflow_pgchange.results.modes import Behaviour, Mode
 from airflow_pgchange.results.staging import RESERVED, ROOM
 from airflow_pgchange.results.target import Column, Target, look_up
@@ -42,9 +43,12 @@ def validate(
     key: Sequence[str],
     mode: Mode,
     columns: Mapping[str, str],
+    *,
+    ids: Sequence[str] = BIGINT,
 ) -> Target:
     """The target, if ``columns`` (name to PostgreSQL type, as they will be staged) fit into it.
 
+    ``ids`` are the key types of the batch, whose ids are the end of a mirror's key.
     Raises MergeRefused for what does not fit, and PermissionDenied: call it before any work is done.
     """
     found, behaviour = look_up(connection, target), mode.behaviour
@@ -56,6 +60,8 @@ def validate(
             + (", or merge them by several calls, each with the key" if behaviour.needs_key else "")
         )
     _check_key(found, key, mode, columns)
+    if behaviour.deletes_touched:
+        _check_ids(found, key, columns, ids)
     for name, kind in columns.items():
         _check_column(found, name, kind, behaviour, is_key=name in key)
         if behaviour.sums and name not in key:
@@ -114,10 +120,24 @@ def _check_key(target: Target, key: Sequence[str], mode: Mode, columns: Mapping[
             )
     if behaviour.sums and len(columns) == len(key):
         raise MergeRefused(f"{target.name}: nothing to add beside the key {_listed(key)}")
-    if behaviour.deletes_touched and columns[key[-1]] not in INTEGERS:
+
+
+def _check_ids(target: Target, key: Sequence[str], columns: Mapping[str, str], ids: Sequence[str]) -> None:
+    if tuple(ids) == BIGINT and columns[key[-1]] not in INTEGERS:
         raise MergeRefused(
             f"{target.name}: the key of a mirror ends with an integer column, the id that changes name"
         )
+    if len(key) < len(ids):
+        raise MergeRefused(
+            f"{target.name}: the ids that changes name have {len(ids)} columns ({', '.join(ids)}), and the key of a "
+            f"mirror ends with all of them: it is {_listed(key)}"
+        )
+    for name, kind in zip(key[-len(ids) :], ids, strict=True):
+        if (columns[name] in INTEGERS) != (kind in ("bigint", "oid")):
+            raise MergeRefused(
+                f'{target.name}: "{name}" comes as {columns[name]}, and this column of the ids that changes name is '
+                f"{kind}: let the key of a mirror end with the columns of the ids, in their order"
+            )
 
 
 def _check_column(target: Target, name: str, kind: str, behaviour: Behaviour, *, is_key: bool) -> None:

@@ -47,7 +47,8 @@ def merge(
     for staged in manifest:
         at(f"merging {staged.target}", f"{staged.rows:,} rows")
         with refusals(staged):
-            target = validate(connection, staged.target, staged.key, staged.mode, dict(staged.columns))
+            columns = dict(staged.columns)
+            target = validate(connection, staged.target, staged.key, staged.mode, columns, ids=batch.key)
             kinds = _counted(connection, staged)
             check_cut(connection, staged, target)
             try:
@@ -143,12 +144,13 @@ def _rows(staged: Staged, target: Target, which: Which = "is not true") -> sql.C
 
 def _is_held(staged: Staged, target: Target) -> sql.Composable:
     """Whether the target's key can hold a touched id. An id that it cannot hold belongs to another table."""
-    bits = BITS.get(target.columns[staged.key[-1]].type)
-    if bits is None:
-        return sql.SQL("true")
-    return sql.SQL("{} between {} and {}").format(
-        sql.Identifier(staged.key[-1]), -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
-    )
+    staged_as = dict(staged.columns)
+    held: list[sql.Composable] = [
+        sql.SQL("{} between {} and {}").format(sql.Identifier(name), -(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+        for name in staged.key
+        if staged_as[name] in BITS and (bits := BITS.get(target.columns[name].type)) is not None
+    ]
+    return sql.SQL(" and ").join(held) if held else sql.SQL("true")
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ class Behaviour:
     sums: bool
     """The columns outside the key are summed. There is at least one of them, and none may round the sum of a batch."""
     deletes_touched: bool
-    """Rows of the target whose ids are in the batch are deleted if no row is staged for them. The id is the last column
+    """Rows of the target whose ids are in the batch are deleted if no row is staged for them. The id is the end
     of the key. Every staged row must have an id of the batch. Row security must not hide rows of the target."""
     copies_rows: bool
     """The staged rows are unchanged rows of another table. A refusal then does not advise leaving out a column, as the

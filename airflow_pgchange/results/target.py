@@ -104,17 +104,17 @@ class Target:
     def identifier(self) -> sql.Identifier:
         return table_identifier(self.name)
 
-    def check_shards(self, shard: str, key: str) -> None:
+    def check_shards(self, shard: str, key: Sequence[str]) -> None:
         """Raises InvalidArgument for a copy of several tables' rows that has nothing to tell them apart by."""
         if shard not in self.columns:
             raise InvalidArgument(
                 f"{self.name} is of several tables' rows and has no column {shard} to tell them apart: add it, not null, "
-                f"by default the shard of the rows that are there, and make ({shard}, {key}) the key"
+                f"by default the shard of the rows that are there, and make ({', '.join([shard, *key])}) the key"
             )
 
-    def is_of_shards(self, shard: str, key: str) -> bool:
-        """Whether its key is (shard, id): it is of several tables' rows, or was before the others were dropped."""
-        return frozenset({shard, key}) in self.unique and frozenset({key}) not in self.unique
+    def is_of_shards(self, shard: str, key: Sequence[str]) -> bool:
+        """Whether its key is the shard and the id: it is of several tables' rows, or was before the others went."""
+        return frozenset({shard, *key}) in self.unique and frozenset(key) not in self.unique
 
 
 def look_up(connection: psycopg.Connection[Any], name: str) -> Target:

@@ -17,6 +17,7 @@ from airflow_pgchange.feeds.checks import Seconds, seconds
 from airflow_pgchange.feeds.connections import connect
 from airflow_pgchange.feeds.event import EventFeed
 from airflow_pgchange.feeds.feed import Feed, shards
+from airflow_pgchange.feeds.key_columns import KeyNames, names_of
 from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.feeds.queue import QueueFeed
 from airflow_pgchange.feeds.reading import connected
@@ -92,7 +93,9 @@ class Job:
     def changes(self, shard: int | None = None) -> DataFrame:
         """Return the changes of the batch: a row for each, in the feed's columns. ``id`` is the key of the changed row.
 
-        Here and below, ``shard`` selects the changes of one shard.
+        It is a long if the key is one column of integers, else a string, and an array of strings if the key has several
+        columns. The strings are PostgreSQL's output of the values. Here and below, ``shard`` selects the changes of one
+        shard.
         """
         return self._frame(Wanted(shard=shard))
 
@@ -121,17 +124,19 @@ class Job:
     def rows(
         self,
         table: str | Attached,
-        key: str | None = None,
+        key: KeyNames | None = None,
         columns: Sequence[str] | None = None,
         *,
         shard: int | None = None,
     ) -> DataFrame:
         """Return the current rows of ``table`` that the changes name: a row for each change, none if the row is gone.
 
-        ``key`` is the column with the ids of the changes. It is always among the columns. A row that was changed twice,
-        or whose commit was approved twice, comes twice. The frame of a large batch is lazy: each action reads it again,
-        so ``cache()`` a frame that is used twice. Raises UnsupportedType, with the column's name, if a column cannot be
-        read exactly; ``columns`` can leave that column out. Raises PermissionDenied if row security hides rows.
+        ``key`` is the column with the ids of the changes, such as ``"id"``. If an id has several columns, ``key`` lists
+        them in the order of the ids, such as ``["tenant", "no"]``. The key is always among the columns. A row that was
+        changed twice, or whose commit was approved twice, comes twice. The frame of a large batch is lazy: each action
+        reads it again, so ``cache()`` a frame that is used twice. Raises UnsupportedType, with the column's name, if a
+        column cannot be read exactly; ``columns`` can leave that column out. Raises PermissionDenied if row security
+        hides rows.
 
         For an ``Attached``, the key and the shard are known. A row for which the tube's predicate is false counts as
         gone; a row for which the predicate fails does not. The predicate runs with the rights of the table's owner, who
@@ -142,7 +147,7 @@ class Job:
     def routed(
         self,
         table: str,
-        key: str,
+        key: KeyNames,
         bucket: str,
         columns: Sequence[str] | None = None,
         *,
@@ -161,11 +166,22 @@ class Job:
         """
         chosen = None if columns is None else tuple(columns)
         return self._frame(
-            Wanted(table, key, chosen, shard=shard, rule=Rule(bucket, tier, seconds("timeout", timeout)))
+            Wanted(
+                table,
+                names_of(key),
+                chosen,
+                shard=shard,
+                rule=Rule(bucket, tier, seconds("timeout", timeout)),
+            )
         )
 
-    def gone(self, table: str | Attached, key: str | None = None, *, shard: int | None = None) -> DataFrame:
-        """Return the ids, in the column ``id``, of the changes whose row is no longer in ``table``."""
+    def gone(
+        self, table: str | Attached, key: KeyNames | None = None, *, shard: int | None = None
+    ) -> DataFrame:
+        """Return the ids, in the column ``id``, of the changes whose row is no longer in ``table``.
+
+        The ids have the type that they have in ``changes()``.
+        """
         return self._frame(Wanted.of(table, key, shard, which="gone"))
 
     def mirror(
@@ -174,7 +190,7 @@ class Job:
         into: str,
         columns: Sequence[str] | None = None,
         *,
-        key: str | None = None,
+        key: KeyNames | None = None,
         shard: int | None = None,
         evolve: bool = False,
     ) -> None:
@@ -183,7 +199,7 @@ class Job:
         The rows are read and staged together with the ids that have no row any more. For an ``Attached``, ``{tube}`` and
         ``{table}`` in ``into`` stand for the names of the tube and of the table. Columns that the copy generates are left
         out. A shared copy holds the rows of several tables, or did before the others were dropped: it has a column
-        ``shard``, and its key is (shard, id).
+        ``shard``, and its key is the shard and the key of the table.
 
         ``evolve``: the copy follows the table first, in a short transaction of its own. It gets the table's new columns
         that may be null and have no default, and its longer strings and wider numbers. Any other change is refused with
@@ -205,7 +221,7 @@ class Job:
         assert wanted.key is not None
         made = [name for name, column in target.columns.items() if column.generated]
         frame = marked(self._frame(wanted), wanted.key).drop(*made)
-        keys: tuple[str, ...] = (wanted.key,)
+        keys = wanted.key
         copied = None
         if not isinstance(table, str):
             copied = Copied(*table.parts, tuple(name for name in frame.columns if name != TOUCHED))
@@ -218,7 +234,7 @@ class Job:
         self,
         frame: DataFrame,
         into: str,
-        key: str | Sequence[str],
+        key: KeyNames,
         mode: Mode | str,
         *,
         shard: int | None = None,
@@ -232,8 +248,8 @@ class Job:
           such as those of a commit queue.
         - ``replace`` inserts or overwrites a row for each key.
         - ``mirror`` inserts or overwrites rows, and deletes the ids of the batch (with ``shard``, of that shard) that the
-          frame lacks. ``key`` is the id that changes name, behind their other columns if there are any, such as
-          ``["shard", "id"]``.
+          frame lacks. ``key`` is the columns of the id that changes name, behind other columns of the changes if there
+          are any, such as ``["shard", "id"]``.
         - ``append`` inserts rows.
 
         Only the frame's columns are written. Values are rounded to the target's scale, as in any insert; keys and added
@@ -244,12 +260,13 @@ class Job:
         ``evolve``: the target first gets the frame's new columns and the digits of its decimals, in a short transaction
         of its own. The role of the results must own it.
         """
-        keys, chosen = (key,) if isinstance(key, str) else tuple(key), Mode.of(mode)
+        keys, chosen = names_of(key), Mode.of(mode)
 
         def marked_rows() -> DataFrame:
             if not chosen.behaviour.deletes_touched:
                 return frame
-            return with_touched(frame, self.changes(shard), into, keys)
+            touched = self._frame(Wanted(shard=shard, typed=True))
+            return with_touched(frame, touched, into, keys, len(self.batch.key))
 
         types = staging_types(frame.schema) if evolve else {}
         source = Source("the frame", columns_of_frame(types)) if evolve else None
@@ -274,7 +291,7 @@ class Job:
             raise MergeRefused(f"{into}: the batch_job() block has ended without this: merge inside it")
         results, columns = self._request.results, staging_types(shown.schema)
         with connect(results, primary=True) as connection:
-            fit = partial(validate, connection, into, keys, mode, columns)
+            fit = partial(validate, connection, into, keys, mode, columns, ids=self.batch.key)
             if statements := evolve(connection, into, source, fit):
                 self._note(f"altered {into}, whose old rows need a backfill", "; ".join(statements))
             table = create(connection, self.batch, into, list(columns.items()))

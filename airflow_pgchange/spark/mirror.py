@@ -8,14 +8,17 @@ from __future__ import annotations
 from psycopg import sql
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
+from pyspark.sql import types as t
 
 from airflow_pgchange.errors import InvalidArgument, MergeRefused
+from airflow_pgchange.feeds.reading import KEY_PART
 from airflow_pgchange.results.attached import Attached
 from airflow_pgchange.results.staging import TOUCHED
 from airflow_pgchange.results.target import Target
 from airflow_pgchange.spark.read_options import CHANGE
 from airflow_pgchange.spark.types import staging_types
 
+WHOLE = {t.ByteType, t.ShortType, t.IntegerType, t.LongType}
 SHARD = "shard"
 """The column of a copy of several tables' rows that says which table a row is of."""
 
@@ -39,37 +42,51 @@ def as_copied(
             "are to hold what was there before; or choose what to copy with columns=; or let the copy follow its source "
             "with evolve=True"
         )
-    if not attached.shared and not copy.is_of_shards(SHARD, attached.id_column):
-        return frame, (attached.id_column,)
-    copy.check_shards(SHARD, attached.id_column)
+    if not attached.shared and not copy.is_of_shards(SHARD, attached.key):
+        return frame, attached.key
+    copy.check_shards(SHARD, attached.key)
     if SHARD in map(str.lower, frame.columns):
         raise InvalidArgument(
             f'{attached.table} has a column "{SHARD}" of its own, which {copy.name} needs for the tables\' shards: '
             "leave it out with columns=, or merge rows() into a copy of your own design"
         )
-    return frame.withColumn(SHARD, f.lit(attached.shard)), (SHARD, attached.id_column)
+    return frame.withColumn(SHARD, f.lit(attached.shard)), (SHARD, *attached.key)
 
 
-def marked(changed: DataFrame, key: str) -> DataFrame:
+def marked(changed: DataFrame, key: tuple[str, ...]) -> DataFrame:
     """Of every change its row or, marked, its id alone where the row is gone and the key can hold it."""
-    names = [name for name in changed.columns if name != CHANGE]
+    ids = _columns_of_ids(changed, CHANGE, len(key))
+    names = [name for name in changed.columns if name not in {CHANGE, *ids}]
     # Spark reads a column's name as a path of names: of ours it can make one thing alone.
-    plain = changed.toDF(*("id" if name == CHANGE else f"c{names.index(name)}" for name in changed.columns))
-    held = f"c{names.index(key)}"
-    named = f.coalesce(f.col(held), f.col("id").try_cast(changed.schema[key].dataType))
-    columns = [named.alias(name) if name == held else f.col(name) for name in plain.columns if name != "id"]
-    rows = plain.select(*columns, f.col(held).isNull().alias(TOUCHED)).where(f.col(held).isNotNull())
-    return rows.toDF(*names, TOUCHED)
+    plain = changed.toDF(*(f"c{names.index(name)}" if name in names else name for name in changed.columns))
+    held = {f"c{names.index(name)}": id_ for name, id_ in zip(key, ids, strict=True)}
+    columns = [
+        f.coalesce(f.col(name), f.col(held[name]).try_cast(field.dataType)).alias(name)
+        if name in held
+        else f.col(name)
+        for name, field in zip(plain.columns, plain.schema.fields, strict=True)
+        if name not in {CHANGE, *ids}
+    ]
+    rows = plain.select(*columns, f.col(next(iter(held))).isNull().alias(TOUCHED))
+    return _not_null(rows, list(held)).toDF(*names, TOUCHED)
 
 
-def with_touched(frame: DataFrame, changes: DataFrame, into: str, keys: tuple[str, ...]) -> DataFrame:
-    """The frame and, marked, the id of each of the changes that the key can hold: what is then without a row is gone."""
-    named = {**{name: name for name in keys[:-1]}, keys[-1]: "id"}
+def with_touched(
+    frame: DataFrame, changes: DataFrame, into: str, keys: tuple[str, ...], of_id: int
+) -> DataFrame:
+    """The frame and, marked, the id of each of the changes that the key can hold: what is then without a row is gone.
+
+    The last ``of_id`` columns of the key are those of an id. ``changes`` has them, too.
+    """
+    ids = _columns_of_ids(changes, "id", of_id)
+    _check_types(frame, changes, into, dict(zip(keys[-of_id:], ids, strict=True)))
+    named = {**{name: name for name in keys[:-of_id]}, **dict(zip(keys[-of_id:], ids, strict=True))}
     unknown = sorted(set(named.values()) - set(changes.columns))
     if unknown:
         raise MergeRefused(
             f'{into}: "{unknown[0]}" of the key is no column of this feed\'s changes, which have '
-            f"{', '.join(changes.columns)}: the key of a mirror is theirs, the id last"
+            f"{', '.join(name for name in changes.columns if name not in {*ids} - {'id'})}: the key of a mirror is "
+            "theirs, the id last"
         )
     columns = [
         (f.col(named[field.name]) if field.name in named else f.lit(None))
@@ -77,6 +94,33 @@ def with_touched(frame: DataFrame, changes: DataFrame, into: str, keys: tuple[st
         .alias(field.name)
         for field in frame.schema.fields
     ]
-    held = changes.where(f.col("id").try_cast(frame.schema[keys[-1]].dataType).isNotNull())
+    held = changes
+    for name, id_ in zip(keys[-of_id:], ids, strict=True):
+        # A number with more decimal places than the key would be rounded to another key.
+        back = f.col(id_).try_cast(frame.schema[name].dataType).try_cast(changes.schema[id_].dataType)
+        held = held.where(back == f.col(id_))
     touched = held.select(*columns, f.lit(True).alias(TOUCHED))
     return frame.withColumn(TOUCHED, f.lit(None).cast("boolean")).unionByName(touched)
+
+
+def _columns_of_ids(changes: DataFrame, id_: str, count: int) -> list[str]:
+    """The columns of an id in a frame of changes: the id itself if it is a number."""
+    columns = [KEY_PART.format(place) for place in range(1, count + 1)]
+    return columns if columns[0] in changes.columns else [id_]
+
+
+def _check_types(frame: DataFrame, changes: DataFrame, into: str, ids: dict[str, str]) -> None:
+    """Raise MergeRefused if the key comes in another type than the ids, whose values would then not be found."""
+    for name, id_ in ids.items():
+        comes, is_read = frame.schema[name].dataType, changes.schema[id_].dataType
+        if type(comes) is not type(is_read) and not {type(comes), type(is_read)} <= WHOLE:
+            raise MergeRefused(
+                f'{into}: "{name}" of the key comes as {comes.simpleString()}, and the ids of the changes are read as '
+                f"{is_read.simpleString()}: take the key from rows(), without a cast"
+            )
+
+
+def _not_null(rows: DataFrame, names: list[str]) -> DataFrame:
+    for name in names:
+        rows = rows.where(f.col(name).isNotNull())
+    return rows

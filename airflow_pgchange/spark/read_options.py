@@ -11,6 +11,7 @@ from typing import Literal, get_args
 from psycopg import errors
 
 from airflow_pgchange.errors import InvalidArgument, PermissionDenied
+from airflow_pgchange.feeds.key_columns import KeyNames, names_of
 from airflow_pgchange.feeds.tables import table_identifier
 from airflow_pgchange.results.attached import Attached
 
@@ -36,22 +37,24 @@ class Wanted:
 
     ``which`` asks for the rows that are ``there``; or for the changes whose row is ``gone``: their ids, in the one column
     ``id``; or for ``every`` change with its row, which is null where it is gone, behind its id as ``pgchange_id``.
-    ``shard`` asks for what the batch has of one shard. ``tube``: rows that its predicate does not hold for are not there.
-    ``rule``: the table's rows are spread over a cluster.
+    ``typed`` asks for the changes with the columns of their ids, as ``every`` has them: ``pgchange_key_1`` and so on,
+    unless an id is a number. ``shard`` asks for what the batch has of one shard. ``tube``: rows that its predicate does
+    not hold for are not there. ``rule``: the table's rows are spread over a cluster.
     """
 
     table: str | None = None
-    key: str | None = None
+    key: tuple[str, ...] | None = None
     columns: tuple[str, ...] | None = None
     which: Which = "there"
     shard: int | None = None
     tube: str | None = None
     rule: Rule | None = None
+    typed: bool = False
 
     def __post_init__(self) -> None:
         if (self.table is None) != (self.key is None):
             raise InvalidArgument(
-                "table and key go together: the table, and the column that holds the changes' ids"
+                "table and key go together: the table, and the columns that hold the changes' ids"
             )
         if self.which not in get_args(Which):
             raise InvalidArgument(f"which is one of {', '.join(get_args(Which))}, not {self.which!r}")
@@ -68,11 +71,13 @@ class Wanted:
         """As options of the data source; they show in plans, so there is nothing secret in them."""
         given = {
             "table": self.table,
-            "key": self.key,
+            "key": self.key[0] if self.key is not None and len(self.key) == 1 else None,
+            "keys": json.dumps(self.key) if self.key is not None and len(self.key) > 1 else None,
             "columns": None if self.columns is None else json.dumps(self.columns),
             "which": None if self.which == "there" else self.which,
             "shard": None if self.shard is None else str(self.shard),
             "tube": self.tube,
+            "typed": "true" if self.typed else None,
             **({} if self.rule is None else {name: str(value) for name, value in asdict(self.rule).items()}),
         }
         return {name: value for name, value in given.items() if value is not None}
@@ -81,7 +86,7 @@ class Wanted:
     def of(
         cls,
         table: str | Attached,
-        key: str | None,
+        key: KeyNames | None,
         shard: int | None,
         *,
         columns: Sequence[str] | None = None,
@@ -90,10 +95,10 @@ class Wanted:
         """Of an attached table the key, the shard and the predicate are known."""
         chosen = None if columns is None else tuple(columns)
         if isinstance(table, str):
-            return cls(table, key, chosen, which, shard)
+            return cls(table, None if key is None else names_of(key), chosen, which, shard)
         return cls(
             table.table,
-            key or table.id_column,
+            table.key if key is None else names_of(key),
             chosen,
             which,
             table.shard if shard is None else shard,
@@ -103,15 +108,17 @@ class Wanted:
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> Wanted:
         columns, shard, bucket = (options.get(name) for name in ("columns", "shard", "bucket"))
+        key, keys = options.get("key"), options.get("keys")
         tier, timeout = options.get("tier", Rule.tier), float(options.get("timeout", PATIENCE))
         return cls(
             table=options.get("table"),
-            key=options.get("key"),
+            key=(key,) if key is not None else tuple(json.loads(keys)) if keys is not None else None,
             columns=None if columns is None else tuple(json.loads(columns)),
             which=options.get("which", "there"),  # type: ignore[arg-type]
             shard=None if shard is None else int(shard),
             tube=options.get("tube"),
             rule=None if bucket is None else Rule(bucket, tier, timeout),
+            typed="typed" in options,
         )
 
 
@@ -135,9 +142,11 @@ def explained(wanted: Wanted) -> Iterator[None]:
         ) from error
 
 
-def not_unique(table: str, key: str) -> str:
+def not_unique(table: str, key: Sequence[str]) -> str:
     """What is wrong where a change names several rows."""
+    shown = ", ".join(f'"{name}"' for name in key)
+    several = "column that holds" if len(key) == 1 else "columns that hold"
     return (
-        f'"{key}" is not unique in {table}, so a change would name several rows: '
-        "give the column that holds the changes' ids, or join with changes() in Spark"
+        f"{shown} is not unique in {table}, so a change would name several rows: "
+        f"give the {several} the changes' ids, or join with changes() in Spark"
     )

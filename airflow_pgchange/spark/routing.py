@@ -19,6 +19,8 @@ from airflow_pgchange.feeds import reading
 from airflow_pgchange.feeds.batch import Batch, Partition
 from airflow_pgchange.feeds.connections import complete, connect
 from airflow_pgchange.feeds.feed import Feed, partitions
+from airflow_pgchange.feeds.key_columns import KeyColumn, found_by, key_columns
+from airflow_pgchange.feeds.keys import BIGINT
 from airflow_pgchange.feeds.tables import table_identifier
 from airflow_pgchange.spark import arrow
 from airflow_pgchange.spark.misfits import Rows
@@ -40,7 +42,7 @@ ROWS = """
     select {wanted}, q.pgchange_place,
            (t.pgchange_bucket <@ {all}::pg_catalog.int8multirange) is not true as pgchange_stray
     from (select r.*, ({bucket})::pg_catalog.int8 as pgchange_bucket from {table} r) t
-    join pg_catalog.unnest({ids}::{type}[]) with ordinality q (pgchange_id, pgchange_place) on {key} = q.pgchange_id
+    join pg_catalog.unnest({ids}) with ordinality q ({names}, pgchange_place) on {found}
     where t.pgchange_bucket <@ {buckets}::pg_catalog.int8multirange
        or (t.pgchange_bucket <@ {all}::pg_catalog.int8multirange) is not true
 """
@@ -65,10 +67,11 @@ class RoutedReading:
     cluster: Cluster
     wanted: Wanted
     table: str
-    key: str
+    names: tuple[str, ...]
     rule: Rule
     buckets: str
     ids: tuple[Column, ...]
+    key: tuple[KeyColumn, ...] = ()
     columns: tuple[Column, ...] = ()
 
     @classmethod
@@ -90,7 +93,7 @@ class RoutedReading:
         undescribed = cls(
             feed, batch, source, cluster, wanted, wanted.table, wanted.key, wanted.rule, buckets, ids
         )
-        return replace(undescribed, columns=tuple(undescribed._describe()))
+        return undescribed._described()
 
     def schema(self) -> t.StructType:
         """What comes out, in Spark's types."""
@@ -138,7 +141,7 @@ class RoutedReading:
         with connect(server) as connection:
             reading.check_whole(connection, self.table)
         query, schema = self._query(ids, share.buckets), _arrow(self.columns)
-        named = Rows(f"{self.table} at {share.master}", (self.key,))
+        named = Rows(f"{self.table} at {share.master}", self.names)
         rows = pa.Table.from_batches(
             arrow.read_whole(server, query, self.columns, schema, rows=named), schema
         )
@@ -148,7 +151,7 @@ class RoutedReading:
     def _check(self, rows: pa.Table, share: Share) -> None:
         """Raise InvalidArgument where a change names several rows, or one in a bucket that the tier does not have."""
         if pc.count_distinct(rows.column(PLACE)).as_py() < rows.num_rows:
-            raise InvalidArgument(not_unique(self.table, self.key))
+            raise InvalidArgument(not_unique(self.table, self.names))
         strays = rows.filter(rows.column(STRAY))
         if strays.num_rows:
             raise InvalidArgument(
@@ -156,29 +159,41 @@ class RoutedReading:
                 f"tier {self.rule.tier!r} has {self.buckets}; correct the rule, or assign the bucket"
             )
 
-    def _describe(self) -> list[Column]:
-        def attempt() -> list[Column]:
+    def _described(self) -> RoutedReading:
+        """This reading with the columns of the table, as an instance has them."""
+
+        def attempt() -> RoutedReading:
             share = self._shares(self.buckets)[0]
             with connect(self._server(share)) as connection, explained(self.wanted):
-                return describe(connection, self._query([], share.buckets))
+                keyed = replace(self, key=key_columns(connection, self.table, self.names, self.batch.key))
+                columns = describe(connection, keyed._query([], share.buckets))
+                return replace(keyed, columns=tuple(columns))
 
         return self._patiently(attempt, self.buckets)
 
     def _query(self, ids: Sequence[object], buckets: str) -> str:
         """The rows that some ids name in some buckets."""
-        names = None if self.wanted.columns is None else dict.fromkeys([self.key, *self.wanted.columns])
+        names = None if self.wanted.columns is None else dict.fromkeys([*self.names, *self.wanted.columns])
+        arrays, columns = self._arrays(ids), [f"pgchange_id_{place}" for place, _ in enumerate(self.key)]
         some = [sql.Identifier("t", name) for name in [*(names or []), BUCKET]]
         query = sql.SQL(ROWS).format(
             wanted=sql.SQL("t.*") if names is None else sql.SQL(", ").join(some),
             all=self.buckets,
             bucket=sql.SQL(self.rule.bucket),
             table=table_identifier(self.table),
-            ids=list(ids),
-            type=sql.SQL(dict(self.feed.columns)["id"]),
-            key=sql.Identifier("t", self.key),
+            ids=sql.SQL(", ").join(arrays),
+            names=sql.SQL(", ").join(map(sql.Identifier, columns)),
+            found=found_by("t", self.key, [sql.Identifier("q", name) for name in columns]),
             buckets=buckets,
         )
         return query.as_string(None)
+
+    def _arrays(self, ids: Sequence[Any]) -> list[sql.Composed]:
+        """The ids as arrays, one for each column of the key."""
+        if len(self.key) == 1:
+            kind = dict(self.feed.columns)["id"] if self.batch.key == BIGINT else "text"
+            return [sql.SQL("{}::{}[]").format(list(ids), sql.SQL(kind))]
+        return [sql.SQL("{}::text[]").format([id_[place] for id_ in ids]) for place, _ in enumerate(self.key)]
 
     def _shares(self, buckets: str) -> list[Share]:
         """Who owns buckets now. Raises ServerUnavailable."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as t
@@ -16,6 +17,7 @@ from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds import reading
 from airflow_pgchange.feeds.batch import Batch, Partition
 from airflow_pgchange.feeds.feed import Feed, partitions
+from airflow_pgchange.feeds.key_columns import KeyColumn, key_columns, typed_columns
 from airflow_pgchange.spark import arrow
 from airflow_pgchange.spark.misfits import Rows
 from airflow_pgchange.spark.read_options import CHANGE, Wanted, explained, not_unique
@@ -37,18 +39,20 @@ class Reading:
     source: str
     wanted: Wanted
     columns: tuple[Column, ...]
+    key: tuple[KeyColumn, ...] = ()
 
     @classmethod
     def prepare(cls, feed: Feed, batch: Batch, source: str, wanted: Wanted) -> Reading:
         """Ask the source what the columns are. Raises UnsupportedType, InvalidArgument for a column that is not there,
         and PermissionDenied where row security hides rows."""
-        partition = _query(partitions(feed, batch, 1)[0], wanted)
         with reading.connected(source, batch.lsn) as connection:
             with explained(wanted):
+                key = _key(connection, batch, wanted)
+                partition = _query(partitions(feed, batch, 1)[0], wanted, key)
                 columns = tuple(describe(connection, partition.query))
             if wanted.table is not None:
                 reading.check_whole(connection, wanted.table)
-        return cls(feed, batch, source, wanted, columns)
+        return cls(feed, batch, source, wanted, columns, key)
 
     def __repr__(self) -> str:
         return f"Reading({self.feed.name}, {self.batch.id}, {self.wanted})"
@@ -56,18 +60,19 @@ class Reading:
     def schema(self) -> t.StructType:
         """What comes out, in Spark's types."""
         if self.wanted.which == "gone":
-            return t.StructType([t.StructField("id", t.LongType())])
+            [id_] = [column for column in self.columns if column.name == CHANGE]
+            return t.StructType([t.StructField("id", id_.spark)])
         return spark_schema(self.columns)
 
     def partitions(self, n: int) -> list[Partition]:
         """At most ``n`` partitions, in the order of the changes."""
         parts = partitions(self.feed, self.batch, n, self.wanted.shard)
-        return [_query(partition, self.wanted) for partition in parts]
+        return [_query(partition, self.wanted, self.key) for partition in parts]
 
     def read(self, partition: Partition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition, in the Arrow form of ``schema``."""
         read_schema = to_arrow_schema(spark_schema(self.columns), timezone="UTC")
-        rows = Rows(self.wanted.table or f"the changes of {self.feed.name}", (self.wanted.key or "id",))
+        rows = Rows(self.wanted.table or f"the changes of {self.feed.name}", self.wanted.key or ("id",))
         found = 0
         for batch in arrow.read(self.source, self.batch.lsn, partition, self.columns, read_schema, rows=rows):
             found += batch.num_rows
@@ -78,18 +83,32 @@ class Reading:
     def _chosen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if self.wanted.key is None or self.wanted.which == "every":
             return batch
-        key = batch.column(self.wanted.key)
+        key = batch.column(self.wanted.key[0])
         if self.wanted.which == "gone":
             ids = batch.filter(pc.is_null(key)).column(CHANGE)
             return pa.RecordBatch.from_arrays([ids], names=["id"])
         return batch.filter(pc.is_valid(key)) if key.null_count else batch
 
 
-def _query(partition: Partition, wanted: Wanted) -> Partition:
+def _key(connection: psycopg.Connection[Any], batch: Batch, wanted: Wanted) -> tuple[KeyColumn, ...]:
+    """The columns by which the changes name rows, or that their ids have if these are wanted."""
+    if wanted.table is not None and wanted.key is not None:
+        return key_columns(connection, wanted.table, wanted.key, batch.key)
+    return typed_columns(connection, batch.key) if wanted.typed else ()
+
+
+def _query(partition: Partition, wanted: Wanted, key: Sequence[KeyColumn]) -> Partition:
     if wanted.table is None or wanted.key is None:
-        return partition
-    columns, named = ([wanted.key] if wanted.which == "gone" else wanted.columns), wanted.which != "there"
-    return reading.current_rows(partition, wanted.table, wanted.key, columns, tube=wanted.tube, named=named)
+        return reading.with_key_parts(partition, key) if key else partition
+    return reading.current_rows(
+        partition,
+        wanted.table,
+        key,
+        [] if wanted.which == "gone" else wanted.columns,
+        tube=wanted.tube,
+        named=wanted.which != "there",
+        typed=wanted.which == "every",
+    )
 
 
 class Readable(Protocol):
@@ -136,8 +155,8 @@ def data_source(
     """The data source of one batch, to be registered in a session.
 
     The connection strings travel in the pickled class: options end in plans, in the event log and in the UI. Options:
-    ``table`` and ``key`` (none: the changes), ``columns`` (a JSON list), ``which``, ``shard``, ``tube``, ``partitions``,
-    and for the rows of a cluster ``bucket``, ``tier`` and ``timeout``.
+    ``table`` and ``key`` or, as a JSON list, ``keys`` (none: the changes), ``columns`` (a JSON list), ``which``,
+    ``shard``, ``tube``, ``typed``, ``partitions``, and for the rows of a cluster ``bucket``, ``tier`` and ``timeout``.
     """
     usual = max(parallelism, -(-batch.count // ROWS_A_PARTITION))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,9 @@ from airflow_pgchange.errors import ExtraMissing, InvalidArgument, MergeRefused
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.connections import begun, connect
 from airflow_pgchange.feeds.feed import Feed
+from airflow_pgchange.feeds.key_columns import KeyNames
+from airflow_pgchange.feeds.keys import BIGINT
+from airflow_pgchange.feeds.reading import KEY_PART
 from airflow_pgchange.feeds.tube import TubeFeed
 from airflow_pgchange.results.attached import Attached
 from airflow_pgchange.results.compared import columns_of_frame
@@ -23,7 +28,7 @@ from airflow_pgchange.spark.job import Job
 from airflow_pgchange.spark.mirror import marked
 from airflow_pgchange.spark.read_options import CHANGE, Wanted
 from airflow_pgchange.spark.request import Request
-from airflow_pgchange.spark.types import staging_types
+from airflow_pgchange.spark.types import DECIMAL, staging_types
 from airflow_pgchange.testing.given import BATCH_ID, Given, Row, batch_of_rows, rows_of
 
 try:
@@ -43,6 +48,16 @@ TYPES: Mapping[str, t.DataType] = {
     "text[]": t.ArrayType(t.StringType()),
 }
 """The Spark types of PostgreSQL types. Columns of other types are text, as with the data source."""
+KEYS: Mapping[str, t.DataType] = {
+    "bigint": t.LongType(),
+    "oid": t.LongType(),
+    "boolean": t.BooleanType(),
+    "numeric": DECIMAL,
+    "date": t.DateType(),
+    "timestamp without time zone": t.TimestampNTZType(),
+    "timestamp with time zone": t.TimestampType(),
+}
+"""The Spark types of key types whose values are read from the text of an id."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +111,7 @@ class GivenJob(Job):
         into: str,
         columns: Sequence[str] | None = None,
         *,
-        key: str | None = None,
+        key: KeyNames | None = None,
         shard: int | None = None,
         evolve: bool = False,
     ) -> None:
@@ -107,7 +122,7 @@ class GivenJob(Job):
         assert wanted.key is not None
         frame = marked(self._frame(wanted), wanted.key)
         copy = into if isinstance(table, str) else table.copy(into)
-        self._stage(copy, (wanted.key,), Mode.MIRROR, frame.drop(TOUCHED), lambda: frame)
+        self._stage(copy, wanted.key, Mode.MIRROR, frame.drop(TOUCHED), lambda: frame)
 
     def _stage(
         self,
@@ -144,7 +159,7 @@ class GivenJob(Job):
         if wanted.shard is not None:
             changes = changes.where(f.col("shard") == wanted.shard)
         if wanted.table is None or wanted.key is None:
-            return changes
+            return self._with_parts(changes, "id") if wanted.typed else changes
         if wanted.table not in self._tables:
             raise InvalidArgument(
                 f"the job reads {wanted.table}, and this test has no such table: give its rows, as in "
@@ -152,16 +167,27 @@ class GivenJob(Job):
             )
         table = self._tables[wanted.table]
         if wanted.columns is not None:
-            table = table.select(*dict.fromkeys([wanted.key, *wanted.columns]))
-        ids = changes.select(f.col("id").alias(CHANGE))
+            table = table.select(*dict.fromkeys([*wanted.key, *wanted.columns]))
+        ids = self._with_parts(changes.select(f.col("id").alias(CHANGE)), CHANGE)
+        parts = [name for name in ids.columns if name != CHANGE]
+        pairs = zip(parts or [CHANGE], wanted.key, strict=True)
+        same = reduce(and_, (ids[part] == table[name] for part, name in pairs))
         if wanted.which == "gone":
-            return ids.join(table, ids[CHANGE] == table[wanted.key], "left_anti").withColumnRenamed(
-                CHANGE, "id"
-            )
-        joined = ids.join(
-            table, ids[CHANGE] == table[wanted.key], "left" if wanted.which == "every" else "inner"
-        )
-        return joined if wanted.which == "every" else joined.drop(CHANGE)
+            return ids.join(table, same, "left_anti").drop(*parts).withColumnRenamed(CHANGE, "id")
+        joined = ids.join(table, same, "left" if wanted.which == "every" else "inner")
+        return joined if wanted.which == "every" else joined.drop(CHANGE, *parts)
+
+    def _with_parts(self, changes: DataFrame, id_: str) -> DataFrame:
+        """The changes with the columns of their ids, as the data source adds them."""
+        kinds = self.batch.key
+        if kinds == BIGINT:
+            return changes
+        for place, kind in enumerate(kinds):
+            text = f.col(id_) if len(kinds) == 1 else f.col(id_)[place]
+            bytes_ = f.unhex(f.substring(text, 3, 2**31 - 1))
+            value = bytes_ if kind == "bytea" else text.cast(KEYS.get(kind, t.StringType()))
+            changes = changes.withColumn(KEY_PART.format(place + 1), value)
+        return changes
 
 
 def run_spark_once(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,18 +12,18 @@ from psycopg import sql
 from airflow_pgchange.errors import InvalidArgument, MergeRefused, Refused
 from airflow_pgchange.feeds.connections import both
 from airflow_pgchange.feeds.errors import translated
-from airflow_pgchange.feeds.queries import ask, rows
+from airflow_pgchange.feeds.key_columns import KeyNames, names_of
+from airflow_pgchange.feeds.keys import Key, value
+from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.feeds.reading import check_whole
-from airflow_pgchange.feeds.tables import table_identifier, table_parts
+from airflow_pgchange.feeds.tables import table_parts
 from airflow_pgchange.feeds.tube import TubeFeed
 from airflow_pgchange.results.attached import Attached
 from airflow_pgchange.results.target import Target, look_up
 from airflow_pgchange.tubes.control_pods import Control
+from airflow_pgchange.tubes.held_ids import HeldIds, Ids, absent, key_types
 
 SHARD = "shard"
-LOOKED_AT = 10_000
-"""Ids that are compared in one go."""
-
 TRUE = sql.SQL("true")
 
 
@@ -32,9 +32,9 @@ class TableDownstream:
     """Ids that a copy holds and its source table does not, or not any more as the tube's predicate wants it.
 
     In ``table`` ``{tube}`` and ``{table}`` stand for the names of the tube and of the source table, without its schema.
-    ``key`` is the copy's column of ids, by default called as the source's. A copy of several tables' rows has a column
-    ``shard``, as ``Job.mirror`` keeps it. The predicate runs with the rights of the source table's owner,
-    who grants the source's role ``execute`` on it.
+    ``key`` is the copy's column of ids, or the list of its columns, by default called as the source's. A copy of several
+    tables' rows has a column ``shard``, as ``Job.mirror`` keeps it. The predicate runs with the rights of the source
+    table's owner, who grants the source's role ``execute`` on it.
 
     If several tables touch the tube under one shard, a table without ``{table}`` in its name is a report of them all.
     Behind a truncate the ids that only the other tables have are then returned too, because without the truncated rows
@@ -49,27 +49,30 @@ class TableDownstream:
     source: str = field(repr=False)
     feed: TubeFeed
     table: str
-    key: str | None = None
+    key: KeyNames | None = None
 
-    def __call__(self, control: Control) -> Iterator[int]:
+    def __call__(self, control: Control) -> Iterator[Key]:
         if control.type not in ("backfill_end", "truncate"):
             raise Refused(f"a table cannot do what control pods of type {control.type!r} ask for")
         with translated(), both(self.results, self.source) as (results, source):
             attached, others = self._attached(source, control)
             copy = attached.copy_in(results, self.table)
-            key = self.key or attached.id_column
+            names = attached.key if self.key is None else names_of(self.key)
             target = _looked_up(results, copy)
             beside = [other for other in others if other.shard == attached.shard]
             shares = attached.shared if "{table}" in self.table else len(beside) < len(others)
-            is_shared = shares or target.is_of_shards(SHARD, key)
-            self._check(target, key, is_shared)
+            is_shared = shares or target.is_of_shards(SHARD, names)
+            self._check(target, names, is_shared)
+            types = key_types(source, attached)
+            held = HeldIds.of(results, copy, names, types)
             of_shard = _compared(SHARD, "=", attached.shard) if is_shared else TRUE
-            for ids in _pages(results, copy, key, of_shard):
-                yield from _absent(source, attached, ids)
+            for ids in held.pages(of_shard):
+                yield from _keys(absent(source, attached, ids, held.kind), types)
             for other in beside if control.type == "truncate" else ():
                 check_whole(source, other.table)
-                for ids in _pages(source, other.table, other.id_column, TRUE):
-                    yield from _absent(source, attached, _new(results, copy, key, of_shard, ids))
+                for ids in HeldIds.of(source, other.table, other.key, types).pages(TRUE):
+                    missing = held.lacking(ids, of_shard)
+                    yield from _keys(absent(source, attached, missing, held.kind), types)
 
     def _attached(self, source: psycopg.Connection[Any], control: Control) -> tuple[Attached, list[Attached]]:
         """Return the table that a control pod names, and the other tables whose rows are in the same copy or report."""
@@ -86,9 +89,12 @@ class TableDownstream:
             )
         return found, [] if "{table}" in self.table else [each for each in every if each is not found]
 
-    def _check(self, copy: Target, key: str, is_shared: bool) -> None:
-        if key not in copy.columns:
-            raise InvalidArgument(f"{copy.name} has no column {key}: say what its column of ids is called")
+    def _check(self, copy: Target, key: Sequence[str], is_shared: bool) -> None:
+        for name in key:
+            if name not in copy.columns:
+                raise InvalidArgument(
+                    f"{copy.name} has no column {name}: say what its column of ids is called"
+                )
         if is_shared:
             copy.check_shards(SHARD, key)
 
@@ -104,40 +110,5 @@ def _compared(column: str, operator: str, value: int) -> sql.Composed:
     return sql.SQL("{} " + operator + " {}").format(sql.Identifier(column), value)
 
 
-def _pages(
-    connection: psycopg.Connection[Any], table: str, key: str, where: sql.Composable
-) -> Iterator[list[int]]:
-    """Yield the ids in a table, in their order."""
-    query = sql.SQL(
-        "select distinct {key} from {table} where {where} and {after} order by {key} limit {limit}"
-    )
-    after: sql.Composable = sql.SQL("{} is not null").format(sql.Identifier(key))
-    while True:
-        page = query.format(
-            key=sql.Identifier(key), table=table_identifier(table), where=where, after=after, limit=LOOKED_AT
-        )
-        ids = [held for (held,) in rows(connection, page)]
-        if not ids:
-            return
-        yield ids
-        after = _compared(key, ">", ids[-1])
-
-
-def _new(
-    results: psycopg.Connection[Any], copy: str, key: str, where: sql.Composable, ids: list[int]
-) -> list[int]:
-    """Return those of the ids that a copy does not hold."""
-    query = sql.SQL(
-        "select w.id from unnest({ids}::bigint[]) as w(id) "
-        "where not exists (select from {copy} where {key} = w.id and {where})"
-    ).format(ids=ids, copy=table_identifier(copy), key=sql.Identifier(key), where=where)
-    return [new for (new,) in rows(results, query)]
-
-
-def _absent(source: psycopg.Connection[Any], attached: Attached, ids: list[int]) -> list[int]:
-    """Those of the ids that a copy of the table is not to hold."""
-    query = sql.SQL(
-        "select w.id from unnest({ids}::bigint[]) as w(id) "
-        "where w.id not in (select tube.wanted({tube}, {table}::regclass, {ids}::bigint[]))"
-    ).format(ids=ids, tube=attached.tube, table=table_identifier(attached.table).as_string(None))
-    return [absent for (absent,) in rows(source, query)]
+def _keys(ids: Ids, types: Sequence[str]) -> Iterator[Key]:
+    return (value(id_, types) for id_ in ids)

@@ -42,7 +42,7 @@ begin
         )
         select coalesce(jsonb_agg(jsonb_build_object(
             'shard', t.shard, 'schema', t.nspname, 'name', t.relname,
-            'id_column', coalesce((tube.id_attribute(t.attached)).attname, (t.attached).id_column),
+            'key', jsonb_build_array(coalesce((tube.id_attribute(t.attached)).attname, (t.attached).id_column)),
             'predicate', (t.attached).predicate,
             'shared', t.namesakes > 1 or coalesce(f.lowest <> t.shard or f.highest <> t.shard, false),
             'keeper', (select pg_get_userbyid(p.relowner) from pg_class as p where p.oid = known.pods),

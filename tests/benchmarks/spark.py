@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from airflow_pgchange.feeds.feed import partitions
+from airflow_pgchange.feeds.key_columns import KeyColumn
 from airflow_pgchange.feeds.reading import current_rows
 from airflow_pgchange.results import staging
 from airflow_pgchange.spark import sink, submit
@@ -137,7 +138,8 @@ def read(spark: SparkSession, feed: CommitFeed, conninfo: str, report: Report) -
         job = Job(spark, Request(feed, batch, conninfo, conninfo, Path("unused")))
         consumer.ack()
     parts = [
-        current_rows(part, "public.movement", "id").query for part in partitions(feed, batch, PARTITIONS)
+        current_rows(part, "public.movement", (KeyColumn("id"),)).query
+        for part in partitions(feed, batch, PARTITIONS)
     ]
     reader = spark.read.format("jdbc").options(driver=DRIVER, url=url(conninfo), fetchsize=BATCH)
 

@@ -154,7 +154,10 @@ def test_a_text_is_no_key_under_a_collation_that_takes_different_texts_for_equal
         "update pg_collation set collisdeterministic = false where collname = 'blind'"
     )
     told = one(tables, "select pgchange.key_trouble('blinded', '{id}')")
-    assert told == "column id of public.blinded is text: equal values can have different texts under its collation"
+    assert (
+        told
+        == "column id of public.blinded is text: equal values can have different texts under its collation"
+    )
 
 
 def test_an_enum_whose_owner_made_a_cast_is_read_without_it(tables):

@@ -12,7 +12,7 @@ def test_a_copy_is_taken_for_one_where_keeper_and_writer_may_write_it_and_nobody
     ledger = connect()
     ledger.execute("create schema finance; create table finance.ledger (id bigint primary key)")
     keeper, stranger = role("keeper").name, role("stranger").name
-    attached = Attached("finance", 0, "public", "ledger", "id", keeper=keeper)
+    attached = Attached("finance", 0, "public", "ledger", ("id",), keeper=keeper)
     with pytest.raises(
         PermissionDenied, match=f"{keeper}, who keeps tube finance, may not write finance.ledger"
     ):

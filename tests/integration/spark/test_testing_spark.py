@@ -80,8 +80,8 @@ def test_rows_come_once_for_each_change_and_what_is_gone_is_told(spark: SparkSes
 
 def test_a_job_of_a_tube_sees_its_shards(spark: SparkSession) -> None:
     """Seconds for what Spark computes."""
-    flight = Attached("copies", 1, "public", "flight", "no")
-    other = Attached("copies", 5, "public", "other", "id")
+    flight = Attached("copies", 1, "public", "flight", ("no",))
+    other = Attached("copies", 5, "public", "other", ("id",))
     tables = {"public.flight": spark.createDataFrame([(1, "UA")], "no long, carrier string")}
 
     def work(job: Job) -> None:

@@ -1,0 +1,203 @@
+"""The columns of a table's key beside the ids of changes: how to find a row by an id through the table's index.
+
+The id of a change is a ``bigint``, or the key's text, or for a key of several columns the array of their texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import sql
+
+from airflow_pgchange.errors import InvalidArgument
+from airflow_pgchange.feeds.keys import BIGINT
+from airflow_pgchange.feeds.queries import rows
+from airflow_pgchange.feeds.tables import table_identifier
+
+KeyNames = str | Sequence[str]
+"""The columns of a table that hold the ids of changes, in the order in which an id has them; a name for one column."""
+PRINTED = frozenset({"pg_catalog.inet", "pg_catalog.cidr"})
+"""Types whose cast to text adds something to what PostgreSQL prints, which is the text in an id."""
+AND = sql.SQL(" and ")
+
+# A domain is looked through, with the length of the type that it is made of.
+_COLUMNS = """
+with recursive part as materialized (
+    select u.place, u.name, u.id_type, a.atttypid, a.atttypmod, a.attcollation
+    from unnest({names}::text[], {types}::text[]) with ordinality as u(name, id_type, place)
+    left join pg_catalog.pg_attribute as a
+        on a.attrelid = pg_catalog.to_regclass({table}) and a.attname = u.name and a.attnum > 0 and not a.attisdropped
+), line(place, oid, modifier) as (
+    select p.place, p.atttypid, p.atttypmod from part as p
+    union all
+    select l.place, t.typbasetype, case when l.modifier >= 0 then l.modifier else t.typtypmod end
+    from line as l join pg_catalog.pg_type as t on t.oid = l.oid where t.typtype = 'd'
+)
+select p.name, p.id_type, t.typname::text,
+    pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(t.typname), l.modifier,
+    (select pg_catalog.quote_ident(s.nspname) || '.' || pg_catalog.quote_ident(c.collname)
+     from pg_catalog.pg_collation as c join pg_catalog.pg_namespace as s on s.oid = c.collnamespace
+     where c.oid = p.attcollation),
+    pg_catalog.to_regtype(p.id_type)::pg_catalog.oid is distinct from case
+        when t.typname in ('int2', 'int4') then 'pg_catalog.int8'::pg_catalog.regtype
+        when t.typname in ('varchar', 'bpchar', 'name') then 'pg_catalog.text'::pg_catalog.regtype
+        else t.oid end and pg_catalog.to_regtype(p.id_type) is not null
+from part as p
+left join line as l on l.place = p.place
+    and not exists (select from pg_catalog.pg_type as d where d.oid = l.oid and d.typtype = 'd')
+left join pg_catalog.pg_type as t on t.oid = l.oid
+left join pg_catalog.pg_namespace as n on n.oid = t.typnamespace
+order by p.place
+"""
+
+_TYPES = """
+select pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(t.typname)
+from unnest({types}::text[]) with ordinality as u(name, place)
+left join pg_catalog.pg_type as t on t.oid = pg_catalog.to_regtype(u.name)
+left join pg_catalog.pg_namespace as n on n.oid = t.typnamespace
+order by u.place
+"""
+
+
+@dataclass(frozen=True)
+class KeyColumn:
+    """A column of a key. ``type`` is the type in which it is compared with the text of an id, with its schema.
+
+    It is None for an id that is a number, which is compared as it is. ``length`` is the length of a ``char``, and
+    ``numeric`` the precision and scale of a ``numeric``: the column holds no other values.
+    """
+
+    name: str
+    type: str | None = None
+    collation: str | None = None
+    length: int | None = None
+    numeric: tuple[int, int] | None = None
+
+    def finds(self, table: str, text: sql.Composable) -> sql.Composed:
+        """The condition that the column of ``table`` (an alias) has the value with this text. An index can be used."""
+        column = sql.Identifier(table, self.name)
+        if self.type is None:
+            return sql.SQL("{} = {}").format(column, text)
+        found = sql.SQL("{} = {}").format(column, self._cast(text))
+        if self.type != "pg_catalog.bpchar":
+            return found
+        # "char" ignores trailing spaces, and a text of another table with this shape of key may have some.
+        return sql.SQL('{} and {}::pg_catalog.text collate "C" = {}').format(found, column, text)
+
+    def shown(self, table: str) -> sql.Composed:
+        """The text of the column of ``table`` (an alias) in an id, or its number."""
+        column = sql.Identifier(table, self.name)
+        if self.type is None:
+            return sql.SQL("{}").format(column)
+        if self.type == "pg_catalog.numeric":
+            return sql.SQL("pg_catalog.trim_scale({})::pg_catalog.text").format(column)
+        if self.type in PRINTED or not self.type.startswith("pg_catalog."):
+            return sql.SQL("pg_catalog.concat({})").format(column)
+        return sql.SQL("{}::pg_catalog.text").format(column)
+
+    def value(self, text: sql.Composable) -> sql.Composed:
+        """The value with this text as the column holds it; null if the column cannot hold it."""
+        cast = self._cast(text)
+        if self.length is not None:
+            return sql.SQL(
+                "case when pg_catalog.char_length({0}) <= {1} then ({0})::pg_catalog.bpchar({1}) end"
+            ).format(text, self.length)
+        if self.numeric is None:
+            return cast
+        precision, scale = self.numeric
+        return sql.SQL(
+            "case when pg_catalog.round({0}, {1}) = {0} and pg_catalog.abs({0}) < {2} "
+            "then ({3})::pg_catalog.numeric({4}, {1}) end"
+        ).format(cast, scale, sql.SQL(f"1e{precision - scale}"), text, precision)
+
+    def _cast(self, text: sql.Composable) -> sql.Composed:
+        collate = sql.SQL("" if self.collation is None else f" collate {self.collation}")
+        return sql.SQL("({})::{}{}").format(text, sql.SQL(self.type or ""), collate)
+
+
+def names_of(key: KeyNames) -> tuple[str, ...]:
+    """Return the columns of a key that a caller gave as a name or as a sequence of names."""
+    return (key,) if isinstance(key, str) else tuple(key)
+
+
+def parts(id_: str, count: int) -> list[sql.Composable]:
+    """The texts of the columns of an id, which is the SQL expression ``id_``."""
+    return [sql.SQL(id_)] if count == 1 else [sql.SQL(f"{id_}[{place}]") for place in range(1, count + 1)]
+
+
+def found_by(table: str, key: Sequence[KeyColumn], texts: Sequence[sql.Composable]) -> sql.Composed:
+    """The condition that a row of ``table`` (an alias) has the key of these texts, one for each column."""
+    return AND.join(column.finds(table, text) for column, text in zip(key, texts, strict=True))
+
+
+def key_columns(
+    connection: psycopg.Connection[object], table: str, names: Sequence[str], types: Sequence[str | None]
+) -> tuple[KeyColumn, ...]:
+    """Return the columns of a table by which changes with ids of these key types name its rows.
+
+    A type that is None is not checked. Raises InvalidArgument if there are more or fewer columns, if one is not there,
+    and if one has another type.
+    """
+    if len(names) != len(types):
+        raise InvalidArgument(
+            f"{table}: the ids of the changes have {len(types)} columns ({', '.join(map(str, types))}), and key names "
+            f"{len(names)} ({', '.join(names)}): name the columns of the key, in the order of the ids"
+        )
+    if tuple(types) == BIGINT:
+        return tuple(map(KeyColumn, names))
+    query = sql.SQL(_COLUMNS).format(
+        names=list(names), types=list(types), table=table_identifier(table).as_string(None)
+    )
+    return tuple(_column(table, _Found(*found)) for found in rows(connection, query))
+
+
+def typed_columns(connection: psycopg.Connection[object], types: Sequence[str]) -> tuple[KeyColumn, ...]:
+    """Return columns of the key types themselves, for ids that are of no table; empty for ids that are numbers."""
+    if tuple(types) == BIGINT:
+        return ()
+    found = rows(connection, sql.SQL(_TYPES).format(types=list(types)))
+    # A type that this role's search path does not show is read as text.
+    return tuple(KeyColumn(str(place), type_ or "pg_catalog.text") for place, (type_,) in enumerate(found))
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A column of a table in the catalogue. ``kind`` is the type's name, and None if there is no such column."""
+
+    name: str
+    id_type: str
+    kind: str | None
+    type: str
+    modifier: int
+    collation: str | None
+    differs: bool
+
+
+def _column(table: str, found: _Found) -> KeyColumn:
+    if found.kind is None:
+        raise InvalidArgument(f'{table} has no column "{found.name}": correct the table or its key')
+    if found.differs:
+        raise InvalidArgument(
+            f'{table}: column "{found.name}" of the key is {found.type.removeprefix("pg_catalog.")}, and the ids of the '
+            f"changes are {found.id_type}: name the column that holds the changes' ids"
+        )
+    if found.kind in ("int2", "int4"):
+        return KeyColumn(found.name, "pg_catalog.int8")
+    if found.kind == "name":
+        # A cast to name would cut a longer text off, which could then be that of another row.
+        return KeyColumn(found.name, "pg_catalog.text", found.collation)
+    sized = found.modifier >= 0
+    return KeyColumn(
+        found.name,
+        found.type,
+        found.collation,
+        length=found.modifier - 4 if sized and found.kind == "bpchar" else None,
+        numeric=_precision(found.modifier) if sized and found.kind == "numeric" else None,
+    )
+
+
+def _precision(modifier: int) -> tuple[int, int]:
+    """The scale has a sign, in 11 bits."""
+    return (modifier - 4) >> 16, (((modifier - 4) & 0x7FF) ^ 0x400) - 0x400
