@@ -17,6 +17,7 @@ from airflow_pgchange.errors import BatchNotFinished, ConsumerBusy, PgChangeErro
 from airflow_pgchange.feeds.checks import Seconds, seconds
 from airflow_pgchange.feeds.connections import connect, keep_open
 from airflow_pgchange.feeds.errors import translated
+from airflow_pgchange.feeds.keys import Key
 from airflow_pgchange.feeds.queries import ask, call, records, select
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
 from airflow_pgchange.feeds.tube import TubeFeed
@@ -52,7 +53,7 @@ class Control:
     payload: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
-Downstream = Callable[[Control], Iterable[int] | None]
+Downstream = Callable[[Control], Iterable[Key] | None]
 """Which ids a downstream holds and may have to give up. One too many does no harm: each is read anew.
 
 It gets users' own control pods too, and does itself what they ask for. It raises Refused where that can never be done:
