@@ -316,11 +316,17 @@ def test_a_poll_takes_fewer_events_where_very_many_conditions_are_evaluated_for_
         "insert into pgmb.subscriptions (group_id, conditions_sql) "
         "select 'g' || g, 'FALSE' from generate_series(1, 4000) as g"
     )
-    connection.execute("update pgmb.config set value = '40' where id = 'poll_chunk_size'")
+    # Those whose conditions look at their params are found by an index.
+    connection.execute(
+        "insert into pgmb.subscriptions (group_id, conditions_sql, params) "
+        "select 'h' || g, %s, jsonb_build_object('topic', 'h' || g) from generate_series(1, 4000) as g",
+        [TOPICAL],
+    )
+    connection.execute("update pgmb.config set value = '80' where id = 'poll_chunk_size'")
     for _ in range(25):
         publish(connection, "t")
-    taken = [one(connection, "select events from pgmb.dispatch()") for _ in range(4)]
-    assert taken == [10, 10, 5, 0]
+    taken = [one(connection, "select events from pgmb.dispatch()") for _ in range(3)]
+    assert taken == [20, 5, 0]
 
 
 @pytest.mark.parametrize("conditions", ["TRUE", TOPICAL, "length(e.topic) = 1"])

@@ -88,6 +88,7 @@ def test_results_elsewhere_come_exactly_once_with_their_cursor(db, other_db, con
     results, source = connect_to(db), connect_to(other_db)
     results.execute("create table copied (id text)")
     subscribe(source)
+    subscribe(source, "behind")
     ids = publish(source, *"abcde")
 
     def write(connection):
@@ -101,7 +102,9 @@ def test_results_elsewhere_come_exactly_once_with_their_cursor(db, other_db, con
     assert work(db, source=other_db, limit=2, write=write) == ids[:2]
     assert work_all(db, source=other_db) == ids[2:]
     assert position(source)["cursor"] == ""
-    assert one(source, "select cursor from pgmb.cursors()") > ids[2]
+    cursors = dict(source.execute("select group_id, cursor from pgmb.cursors()").fetchall())
+    assert cursors.keys() == {"g", "behind"}
+    assert cursors["g"] > ids[2] > cursors["behind"] == ""
 
 
 def test_a_crash_with_writers_at_work_loses_and_doubles_nothing(own_cluster, own_database):
