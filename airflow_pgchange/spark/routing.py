@@ -42,7 +42,7 @@ ROWS = """
     select {wanted}, q.pgchange_place,
            (t.pgchange_bucket <@ {all}::pg_catalog.int8multirange) is not true as pgchange_stray
     from (select r.*, ({bucket})::pg_catalog.int8 as pgchange_bucket from {table} r) t
-    join pg_catalog.unnest({ids}) with ordinality q ({names}, pgchange_place) on {found}
+    join rows from ({ids}) with ordinality q ({names}, pgchange_place) on {found}
     where t.pgchange_bucket <@ {buckets}::pg_catalog.int8multirange
        or (t.pgchange_bucket <@ {all}::pg_catalog.int8multirange) is not true
 """
@@ -189,11 +189,14 @@ class RoutedReading:
         return query.as_string(None)
 
     def _arrays(self, ids: Sequence[Any]) -> list[sql.Composed]:
-        """The ids as arrays, one for each column of the key."""
+        """The ids as sets of values, one for each column of the key."""
         if len(self.key) == 1:
             kind = dict(self.feed.columns)["id"] if self.batch.key == BIGINT else "text"
-            return [sql.SQL("{}::{}[]").format(list(ids), sql.SQL(kind))]
-        return [sql.SQL("{}::text[]").format([id_[place] for id_ in ids]) for place, _ in enumerate(self.key)]
+            return [sql.SQL("pg_catalog.unnest({}::{}[])").format(list(ids), sql.SQL(kind))]
+        return [
+            sql.SQL("pg_catalog.unnest({}::text[])").format([id_[place] for id_ in ids])
+            for place, _ in enumerate(self.key)
+        ]
 
     def _shares(self, buckets: str) -> list[Share]:
         """Who owns buckets now. Raises ServerUnavailable."""

@@ -11,14 +11,16 @@ from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.events.event import Event, event_id
 from airflow_pgchange.feeds.batch import Batch, Change, Slice
 from airflow_pgchange.feeds.feed import Feed
+from airflow_pgchange.feeds.keys import BIGINT, Key
 from airflow_pgchange.feeds.tube import TubeFeed
 
 BATCH_ID = "00000000-0000-4000-8000-000000000001"
 BEGAN = datetime(2030, 1, 1, tzinfo=UTC)
 """The base of the default times of changes: change n is n seconds later."""
 
-Given = Event | Mapping[str, Any] | int
-"""A change in a test: a mapping with some columns of its feed, an ``Event``, or the id alone."""
+Given = Event | Mapping[str, Any] | Key
+"""A change in a test: a mapping with some columns of its feed, an ``Event``, or the id alone. An id is an int, a str, or
+a tuple for a key of several columns, as in ``Change.id``."""
 
 Row = dict[str, Any]
 
@@ -83,14 +85,28 @@ def changes_of(feed: Feed, given: Sequence[Given]) -> list[Change]:
     return [feed.change(row) for row in rows_of(feed, given)]
 
 
-def batch_of(feed: Feed, given: Sequence[Given], *, attempt: int = 1, batch_id: str = BATCH_ID) -> Batch:
-    """Return the batch of these changes in the form in which a callable gets it. No server has claimed it."""
-    return batch_of_rows(feed, rows_of(feed, given), attempt, batch_id)
+def batch_of(
+    feed: Feed,
+    given: Sequence[Given],
+    *,
+    key: Sequence[str] | None = None,
+    attempt: int = 1,
+    batch_id: str = BATCH_ID,
+) -> Batch:
+    """Return the batch of these changes in the form in which a callable gets it. No server has claimed it.
+
+    ``key`` is the types of the columns of the ids, such as ``["uuid"]``. By default an int is a ``bigint`` and a str a
+    ``text``.
+    """
+    return batch_of_rows(feed, rows_of(feed, given), attempt, batch_id, key)
 
 
-def batch_of_rows(feed: Feed, rows: Sequence[Row], attempt: int, batch_id: str) -> Batch:
+def batch_of_rows(
+    feed: Feed, rows: Sequence[Row], attempt: int, batch_id: str, key: Sequence[str] | None = None
+) -> Batch:
     if not rows:
         raise InvalidArgument(f"{feed.name}: a feed never has an empty batch: give at least one change")
+    types = _key_types(feed, rows, key)
     return Batch(
         id=batch_id,
         feed=feed.name,
@@ -98,9 +114,28 @@ def batch_of_rows(feed: Feed, rows: Sequence[Row], attempt: int, batch_id: str) 
         attempt=attempt,
         count=len(rows),
         slices=tuple(_slices(feed, rows)),
-        bounds={},
+        bounds={} if types == BIGINT else {"key": list(types)},
         oldest=min(feed.change(row).created_at for row in rows).isoformat(),
     )
+
+
+def _key_types(feed: Feed, rows: Sequence[Row], key: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the types of the columns of the ids. Raises InvalidArgument if the ids have not all the same columns."""
+    if dict(feed.columns)["id"] != "bigint":
+        return BIGINT
+    columns = [row["id"] if isinstance(row["id"], tuple) else (row["id"],) for row in rows]
+    types = (
+        tuple("bigint" if isinstance(part, int) else "text" for part in columns[0])
+        if key is None
+        else tuple(key)
+    )
+    for number, parts in enumerate(columns, 1):
+        if [isinstance(part, int) for part in parts] != [kind == "bigint" for kind in types]:
+            raise InvalidArgument(
+                f"change {number} has the id {rows[number - 1]['id']!r:.300}, and ids of this batch have the columns "
+                f"{', '.join(types)}: give ids of one shape"
+            )
+    return types
 
 
 def _slices(feed: Feed, rows: Sequence[Row]) -> Iterator[Slice]:
@@ -121,7 +156,7 @@ def _columns(change: Any) -> Row:
         return row | {name: value for name, value in given.items() if value}
     if isinstance(change, Mapping):
         return dict(change)
-    if isinstance(change, int) and not isinstance(change, bool):
+    if isinstance(change, int | str | tuple) and not isinstance(change, bool):
         return {"id": change}
     raise InvalidArgument(
         f"a change must be an id, a mapping of columns to values, or an Event, not {change!r:.300}"

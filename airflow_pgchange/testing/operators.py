@@ -51,6 +51,7 @@ def run_batch_once(
     answer: Answer = lambda statement: None,
     arguments: Mapping[str, Any] | None = None,
     context: Mapping[str, Any] | None = None,
+    key: Sequence[str] | None = None,
     attempt: int = 1,
     batch_id: str = BATCH_ID,
 ) -> BatchRun:
@@ -67,6 +68,7 @@ def run_batch_once(
     :param task_id: the task of the DAG; needed if several of its tasks take batches
     :param arguments: arguments that other tasks, or a mapping, would give to the task, by name
     :param context: Airflow's context, for templates and for functions that take parts of it
+    :param key: the types of the columns of the ids, as for ``batch_of``
     :param attempt: the number of this attempt on the batch
     """
     kinds: tuple[type[BatchOperator | EventHandlersOperator], ...] = (BatchOperator, EventHandlersOperator)
@@ -82,7 +84,7 @@ def run_batch_once(
         return BatchRun(batch_of_rows(feed, rows, attempt, batch_id), failures=failures)
     found = feed_of(operator.feed)
     rows = rows_of(found, changes)
-    batch = batch_of_rows(found, rows, attempt, batch_id)
+    batch = batch_of_rows(found, rows, attempt, batch_id, key)
     if batch.count > operator.limit:
         raise InvalidArgument(
             f"{operator.task_id}: a batch has at most limit={operator.limit} changes, not {batch.count}: give fewer"

@@ -13,7 +13,7 @@ from typing import Any
 from airflow_pgchange.errors import ExtraMissing, InvalidArgument, MergeRefused
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.connections import begun, connect
-from airflow_pgchange.feeds.feed import Feed
+from airflow_pgchange.feeds.feed import Feed, columns_of
 from airflow_pgchange.feeds.key_columns import KeyNames
 from airflow_pgchange.feeds.keys import BIGINT
 from airflow_pgchange.feeds.reading import KEY_PART
@@ -202,6 +202,7 @@ def run_spark_once(
     postgres_conn_id: str | None = None,
     arguments: Mapping[str, Any] | None = None,
     context: Mapping[str, Any] | None = None,
+    key: Sequence[str] | None = None,
     attempt: int = 1,
     batch_id: str = BATCH_ID,
 ) -> SparkRun:
@@ -218,15 +219,16 @@ def run_spark_once(
     :param work: a function with a parameter ``job``, a DAG, or a task
     :param changes: ids, mappings with columns of the feed, or events
     :param attached: the tables attached to the tube, for ``job.attached()``
+    :param key: the types of the columns of the ids, such as ``["uuid"]``; by default an int is a ``bigint`` and a str a
+        ``text``
     """
     function, found = _function(work, feed, task_id, arguments, context)
     rows = rows_of(found, changes)
-    batch = batch_of_rows(found, rows, attempt, batch_id)
+    batch = batch_of_rows(found, rows, attempt, batch_id, key)
     results = _conninfo(postgres_conn_id)
     request = Request(found, batch, results, results, Path("unused"))
-    schema = t.StructType(
-        [t.StructField(name, TYPES.get(kind, t.StringType())) for name, kind in found.columns]
-    )
+    columns = columns_of(found, batch)
+    schema = t.StructType([t.StructField(name, TYPES.get(kind, t.StringType())) for name, kind in columns])
     frame = spark.createDataFrame([_as_read(found, row) for row in rows], schema)
     job = GivenJob(spark, request, frame, tables or {}, attached)
     function(job)
@@ -271,8 +273,11 @@ def _conninfo(postgres_conn_id: str | None) -> str:
 
 
 def _as_read(feed: Feed, row: Row) -> tuple[Any, ...]:
-    """Return the values of a row as the data source reads them: JSON is text in Spark."""
-    return tuple(
-        json.dumps(row[name]) if kind == "jsonb" and row[name] is not None else row[name]
+    """Return the values of a row as the data source reads them: JSON is text in Spark, and so are the parts of a key."""
+    values = {
+        name: json.dumps(row[name]) if kind == "jsonb" and row[name] is not None else row[name]
         for name, kind in feed.columns
-    )
+    }
+    if isinstance(values["id"], tuple):
+        values["id"] = list(map(str, values["id"]))
+    return tuple(values.values())

@@ -51,6 +51,16 @@ def test_changes_have_what_each_feed_gives() -> None:
     assert [change.id for change in changes_of(COMMITS, [3, {"id": 4}])] == [3, 4]
 
 
+def test_ids_of_other_types_are_strings_and_of_several_columns_tuples() -> None:
+    assert [change.id for change in changes_of(COMMITS, ["7f", {"id": "a"}])] == ["7f", "a"]
+    assert [change.id for change in changes_of(TUBE, [(1, "a")])] == [(1, "a")]
+    assert batch_of(COMMITS, [1]).key == ("bigint",)
+    assert batch_of(COMMITS, ["7f"]).key == ("text",)
+    assert batch_of(TUBE, [(1, "a")]).key == ("bigint", "text")
+    assert batch_of(TUBE, [{"id": (1, "7f")}], key=["bigint", "uuid"]).key == ("bigint", "uuid")
+    assert batch_of(TopologyFeed("c"), [{"event": {}}]).key == ("bigint",)
+
+
 def test_a_batch_tells_the_shards_and_the_oldest_of_its_changes() -> None:
     given = [{"id": 1, "shard": 2}, {"id": 2, "shard": 1}, {"id": 3, "shard": 2}]
     batch = batch_of(TUBE, given, attempt=3)
@@ -69,7 +79,9 @@ def test_a_batch_tells_the_shards_and_the_oldest_of_its_changes() -> None:
             "change 1 has topic, but the columns of a commit feed are id, queue_id",
         ),
         (EVENTS, [{"payload": {}}], "change 1 of a event feed lacks topic"),
-        (COMMITS, ["1"], "a change must be an id, a mapping of columns to values, or an Event, not '1'"),
+        (COMMITS, [1.5], "a change must be an id, a mapping of columns to values, or an Event, not 1.5"),
+        (COMMITS, ["a", 1], "change 2 has the id 1, and ids of this batch have the columns text"),
+        (TUBE, [(1, "a"), (1, "a", 2)], r"change 2 has the id \(1, 'a', 2\)"),
         (COMMITS, [True], "or an Event, not True"),
         (COMMITS, [], "a feed never has an empty batch"),
     ],

@@ -13,6 +13,7 @@ from airflow_pgchange.errors import BatchIncomplete, InvalidArgument, Permission
 from airflow_pgchange.spark import arrow, routing
 from airflow_pgchange.spark.read_options import Rule, Wanted
 from airflow_pgchange.topology.bucket_owners import Cluster
+from tests.given_keys import given, job_of
 from tests.replicasets import RULE, replicasets, standbys_of, two_primaries
 from tests.spark_session import batch_of, track
 from tests.waiting import sleeps, until
@@ -72,6 +73,20 @@ def accounts(job, rule=RULE, **arguments):
 def test_rows_come_from_the_instances_that_own_them(db, spread, feed, path):
     with batch_of(feed, db, cluster=spread.reached) as job:
         assert accounts(job) == [(n, 100 * n) for n in IDS]
+
+
+@pytest.mark.parametrize("key", [["code"], ["code", "id"]])
+def test_rows_come_by_keys_of_text_and_of_several_columns(db, spread, connection, key):
+    for primary in spread.primaries.values():
+        with psycopg.connect(primary.conninfo(), autocommit=True) as instance:
+            instance.execute(
+                "create view seat as select 'é, ' || id::varchar as code, id::int as id, cents from account"
+            )
+    codes = [f"é, {n}" for n in [*IDS, 7]]
+    given(connection, codes if len(key) == 1 else list(zip(codes, [*IDS, 7], strict=True)))
+    with job_of(db, ["text", "bigint"][: len(key)], len(codes), spread.reached) as job:
+        rows = job.routed("public.seat", key, RULE, columns=["id"]).collect()
+    assert sorted((row["code"], row["id"]) for row in rows) == sorted((f"é, {n}", n) for n in [*IDS, 7])
 
 
 def test_a_role_that_may_only_read_the_catalogue_is_enough(db, spread, feed, role):

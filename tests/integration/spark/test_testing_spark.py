@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import Any
 
 import psycopg
@@ -76,6 +76,28 @@ def test_rows_come_once_for_each_change_and_what_is_gone_is_told(spark: SparkSes
         assert merged.gone is not None
         assert (merged.key, merged.mode, pairs(merged.gone)) == (("id",), "mirror", [(9,)])
         assert set(pairs(merged.frame)) == {PAYMENTS[0], PAYMENTS[2]}
+
+
+def test_a_job_finds_rows_by_keys_of_several_columns(spark: SparkSession) -> None:
+    """Seconds for what Spark computes."""
+    rows = [(1, date(2024, 1, 2), b"\1", "a"), (2, date(2024, 1, 2), b"\2", "b")]
+    tables = {"seat": spark.createDataFrame(rows, "no int, day date, code binary, who string")}
+    key = ["no", "day", "code"]
+
+    def work(job: Job) -> None:
+        assert pairs(job.changes().select("id"))[1] == (["3", "2024-01-02", "\\x03"],)
+        assert pairs(job.gone("seat", key)) == [(["3", "2024-01-02", "\\x03"],)]
+        job.mirror("seat", into="copies.seat", key=key)
+        job.merge(job.rows("seat", key), into="copies.seat", key=key, mode="mirror")
+
+    given = [(2, "2024-01-02", "\\x02"), (3, "2024-01-02", "\\x03")]
+    done = run_spark_once(
+        work, given, feed=COMMITS, spark=spark, tables=tables, key=["bigint", "date", "bytea"]
+    )
+    for merged in done.merged:
+        assert merged.gone is not None
+        assert pairs(merged.frame) == [rows[1]]
+        assert pairs(merged.gone) == [(3, date(2024, 1, 2), b"\3")]
 
 
 def test_a_job_of_a_tube_sees_its_shards(spark: SparkSession) -> None:
