@@ -14,6 +14,7 @@ from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds.batch import Batch, Change, Slice
 from airflow_pgchange.feeds.checks import is_name
 from airflow_pgchange.feeds.feed import Ask, Goal, Position, kind_of_feed
+from airflow_pgchange.feeds.keys import BIGINT
 from airflow_pgchange.feeds.names import NUMBER, TEXT, Names
 from airflow_pgchange.feeds.offered import OfferedFeed
 from airflow_pgchange.feeds.queries import call, select
@@ -107,7 +108,8 @@ class CommitFeed(OfferedFeed):
         )
 
     def changes(self, batch: Batch, part: Slice) -> sql.Composed:
-        return call("pubsub.changes", self.branch, batch.bounds, *part.after, *part.upto)
+        function = "pubsub.changes" if batch.key == BIGINT else "pubsub.keyed_changes"
+        return call(function, self.branch, batch.bounds, *part.after, *part.upto)
 
     def change(self, row: Mapping[str, Any]) -> Change:
         return Change(id=row["id"], position=f"{row['txid']}/{row['queue_id']}", created_at=row["created_at"])

@@ -45,7 +45,7 @@ create trigger txid_kept before update of txid on pubsub.watermark
     for each statement execute function revision.refuse_txid();
 
 create view pubsub.out_of_order as
-select w.consumer_id, w.branch_id, q.txid, q.commit_id
+select w.consumer_id, w.branch_id, q.txid, q.commit_id, q.key
 from pubsub.watermark as w
 join revision.commit_queue as q on q.branch_id = w.branch_id and q.txid >= w.txid::text::xid8
 where pg_visible_in_snapshot(q.txid, w.snapshot)

@@ -8,13 +8,13 @@ create function pubsub.unread(
     low_txid xid8 default '0', low_id bigint default 0,
     high_txid xid8 default '18446744073709551615', high_id bigint default 9223372036854775807
 )
-returns table (txid xid8, id bigint, commit_id bigint, created_at timestamptz)
+returns table (txid xid8, id bigint, commit_id bigint, created_at timestamptz, key text)
 language sql stable as $$
     (
-        select q.txid, q.id, q.commit_id, q.created_at
+        select q.txid, q.id, q.commit_id, q.created_at, q.key
         from pg_catalog.pg_snapshot_xip(unread.after) as late(txid)
         cross join lateral (
-            select c.txid, c.id, c.commit_id, c.created_at
+            select c.txid, c.id, c.commit_id, c.created_at, c.key
             from revision.commit_queue as c
             where c.branch_id = unread.branch_id
               and c.txid = late.txid
@@ -30,7 +30,7 @@ language sql stable as $$
     )
     union all
     (
-        select c.txid, c.id, c.commit_id, c.created_at
+        select c.txid, c.id, c.commit_id, c.created_at, c.key
         from revision.commit_queue as c
         where c.branch_id = unread.branch_id
           and c.txid >= greatest(pg_catalog.pg_snapshot_xmax(unread.after), unread.partial_txid, unread.low_txid)
@@ -77,6 +77,21 @@ language sql stable as $$
         changes.upto_txid::text::pg_catalog.xid8, changes.upto_id) as u
 $$;
 
+-- changes() of a branch whose keys are texts.
+create function pubsub.keyed_changes(branch_id bigint, bounds jsonb, after_txid bigint, after_id bigint, upto_txid bigint, upto_id bigint)
+returns table (id text, queue_id bigint, txid bigint, created_at timestamptz)
+language sql stable as $$
+    select coalesce(u.key, u.commit_id::text), u.id, u.txid::text::bigint, u.created_at
+    from pubsub.unread(
+        keyed_changes.branch_id,
+        (keyed_changes.bounds -> 'after' ->> 'snapshot')::pg_catalog.pg_snapshot,
+        (keyed_changes.bounds -> 'after' -> 'partial' ->> 0)::pg_catalog.xid8,
+        (keyed_changes.bounds -> 'after' -> 'partial' ->> 1)::bigint,
+        (keyed_changes.bounds ->> 'visible')::pg_catalog.pg_snapshot,
+        keyed_changes.after_txid::text::pg_catalog.xid8, keyed_changes.after_id,
+        keyed_changes.upto_txid::text::pg_catalog.xid8, keyed_changes.upto_id) as u
+$$;
+
 -- Refuse a branch that does not exist.
 create function pubsub.check_branch(branch_id bigint) returns void
 language plpgsql stable as $$
@@ -89,7 +104,7 @@ end
 $$;
 
 -- The next batch for a position as this server sees it, or null: slices of about equal counts, the bounds that find the same changes
--- again, and the place behind it. If the position has within, the bounds of a batch, only what that batch saw is chosen. Read in an
+-- again, with the types of their keys if these are texts, and the place behind it. If the position has within, the bounds of a batch, only what that batch saw is chosen. Read in an
 -- order that the index gives whatever the statistics say.
 create function pubsub.choose(branch_id bigint, "position" jsonb, max_changes integer, in_order boolean) returns jsonb
 language plpgsql volatile
@@ -179,6 +194,8 @@ begin
         'bounds', jsonb_build_object(
             'after', jsonb_build_object('snapshot', at.after, 'partial', nullif("position" -> 'partial', 'null')), 'visible', upto,
             'upto', jsonb_build_object(
-                'snapshot', state, 'partial', partial, 'commit_id', last.commit_id, 'in_order', in_order)));
+                'snapshot', state, 'partial', partial, 'commit_id', last.commit_id, 'in_order', in_order))
+            || coalesce((select jsonb_build_object('key', b.key::text[]) from revision.branch as b
+                         where b.id = choose.branch_id and b.key is not null), '{}'));
 end
 $$;

@@ -41,9 +41,11 @@ begin
         return content;
     end if;
     return content || jsonb_build_object('commits', array(
-        select jsonb_build_object('id', c.id, 'created_at', c.created_at)
+        select jsonb_build_object(
+            'id', case when content -> 'bounds' ? 'key' then to_jsonb(c.id) else to_jsonb(c.id::bigint) end,
+            'created_at', c.created_at)
         from jsonb_array_elements(content -> 'slices') with ordinality as s(slice, place)
-        cross join lateral pubsub.changes(
+        cross join lateral pubsub.keyed_changes(
             branch_id, content -> 'bounds',
             (s.slice -> 'after' ->> 0)::bigint, (s.slice -> 'after' ->> 1)::bigint,
             (s.slice -> 'upto' ->> 0)::bigint, (s.slice -> 'upto' ->> 1)::bigint) as c

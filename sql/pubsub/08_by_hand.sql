@@ -27,9 +27,9 @@ comment on function pubsub.lock_watermark(text, bigint, boolean) is
     'For SQL by hand: take a consumer''s lock until the transaction ends, waiting for another holder, and return its '
     'watermark, which the first call makes, at zero.';
 
-create function pubsub.poll(consumer_id text, branch_id bigint, max_changes integer default 1000, in_order boolean default false)
-returns table (id bigint, queue_id bigint, txid bigint, created_at timestamptz)
-language plpgsql volatile security definer as $$
+-- Claim and ack the next batch of a consumer, whose branch has keys that are numbers, or texts.
+create function pubsub.take(consumer_id text, branch_id bigint, max_changes integer, in_order boolean, keyed boolean) returns jsonb
+language plpgsql volatile as $$
 declare
     found_position jsonb;
     batch jsonb;
@@ -39,6 +39,11 @@ begin
         raise exception using errcode = 'PC007', message = 'this transaction has already written something',
             hint = 'poll first, write afterwards; a new consumer''s first lock_watermark() is a transaction of its own';
     end if;
+    if (select b.key is not null from revision.branch as b where b.id = take.branch_id) <> keyed then
+        perform pgchange.refuse(
+            format('the keys of branch %s are %s', branch_id, case when keyed then 'numbers' else 'texts' end),
+            case when keyed then 'call pubsub.poll' else 'call pubsub.poll_keyed' end);
+    end if;
     perform pg_advisory_xact_lock(pubsub.lock_key(consumer_id, branch_id));
     found_position := pubsub.position(consumer_id, branch_id);
     if found_position is null then
@@ -46,10 +51,19 @@ begin
             hint = 'select pubsub.lock_watermark(...) makes it, in a transaction of its own';
     end if;
     batch := pubsub.claim(consumer_id, branch_id, found_position, max_changes, in_order, true);
-    if batch is null then
-        return;
+    if batch is not null then
+        perform pubsub.ack(consumer_id, branch_id, batch);
     end if;
-    perform pubsub.ack(consumer_id, branch_id, batch);
+    return batch;
+end
+$$;
+
+create function pubsub.poll(consumer_id text, branch_id bigint, max_changes integer default 1000, in_order boolean default false)
+returns table (id bigint, queue_id bigint, txid bigint, created_at timestamptz)
+language plpgsql volatile security definer as $$
+declare
+    batch constant jsonb := pubsub.take(consumer_id, branch_id, max_changes, in_order, keyed => false);
+begin
     return query
         select c.*
         from jsonb_array_elements(batch -> 'slices') with ordinality as s(slice, n)
@@ -63,3 +77,23 @@ $$;
 comment on function pubsub.poll(text, bigint, integer, boolean) is
     'For SQL by hand, where results and commits share a database: the consumer''s next batch, once. Results written in the '
     'same transaction are kept with the progress or not at all.';
+
+create function pubsub.poll_keyed(consumer_id text, branch_id bigint, max_changes integer default 1000, in_order boolean default false)
+returns table (id text, queue_id bigint, txid bigint, created_at timestamptz)
+language plpgsql volatile security definer as $$
+declare
+    batch constant jsonb := pubsub.take(consumer_id, branch_id, max_changes, in_order, keyed => true);
+begin
+    return query
+        select c.*
+        from jsonb_array_elements(batch -> 'slices') with ordinality as s(slice, n)
+        cross join lateral pubsub.keyed_changes(
+            poll_keyed.branch_id, batch -> 'bounds',
+            (s.slice -> 'after' ->> 0)::bigint, (s.slice -> 'after' ->> 1)::bigint,
+            (s.slice -> 'upto' ->> 0)::bigint, (s.slice -> 'upto' ->> 1)::bigint) as c
+        order by s.n, c.txid, c.queue_id;
+end
+$$;
+comment on function pubsub.poll_keyed(text, bigint, integer, boolean) is
+    'pubsub.poll() of a branch whose keys are not numbers: id is the text of the key. Of a key of several columns it is the text of an '
+    'array, which id::text[] reads.';

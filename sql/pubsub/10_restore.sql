@@ -81,7 +81,7 @@ begin
         from judged as j
         window w as (order by j.written_here, j.txid, j.id)
     )
-    select s.commit_id, s.branch_id, s.created_at, s.processed, s.new_id, 2 + sum(s.step) over (order by s.new_id) as run
+    select s.commit_id, s.key, s.branch_id, s.created_at, s.processed, s.new_id, 2 + sum(s.step) over (order by s.new_id) as run
     from stepped as s;
     return (select coalesce(max(m.run), 2) from moved as m);
 end
@@ -99,8 +99,8 @@ begin
         execute format('drop table %s', part);
     end loop;
     perform revision.add_partition(3, pg_snapshot_xmax(pg_current_snapshot())::text::bigint);
-    insert into revision.commit_queue (id, commit_id, branch_id, txid, created_at)
-    select m.new_id, m.commit_id, m.branch_id, m.run::text::xid8, m.created_at from moved as m order by m.new_id;
+    insert into revision.commit_queue (id, commit_id, key, branch_id, txid, created_at)
+    select m.new_id, m.commit_id, m.key, m.branch_id, m.run::text::xid8, m.created_at from moved as m order by m.new_id;
     perform setval(pg_get_serial_sequence('revision.commit_queue', 'id'), greatest(commits, 1), commits > 0);
 end
 $$;

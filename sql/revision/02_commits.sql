@@ -8,7 +8,7 @@ begin
     select c.id, c.branch_id
     from added as c
     where c.branch_id = 0
-       or exists (select from revision.branch as b where b.id = c.branch_id and b.type = 'stable')
+       or exists (select from revision.branch as b where b.id = c.branch_id and b.type = 'stable' and b.key is null)
     union all
     select c.id, b.id
     from added as c

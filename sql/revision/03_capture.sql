@@ -4,47 +4,71 @@
 -- none of ours and an expression can do no more than its owner. It evaluates inside an exception block and writes outside
 -- it: a write inside would cost every statement a second transaction id.
 
--- The key column of a tracked table as it is today. If one column has its name and another its number, it is the one that is unique:
--- that took the place of the other. If both are or neither is, it is the one with the number, whatever it is called now; in a
--- restored table, where numbers are others, the one with the name.
-create function revision.key_attribute(known revision.tracked) returns pg_attribute
+-- The columns of the key of a tracked table as they are today, by their places in the key; the attribute is null if the column was
+-- dropped. If one column has the name and another the number, it is the one that is in a unique index: that took the place of the
+-- other. If both are or neither is, it is the one with the number, whatever it is called now; in a restored table, where numbers are
+-- others, the one with the name.
+create function revision.key_attributes(known revision.tracked)
+returns table (place bigint, name name, number smallint, type regtype, today pg_attribute)
 language sql stable as $$
-    select a
-    from pg_attribute as a
-    where a.attrelid = known.tbl and a.attnum > 0 and not a.attisdropped
-      and (a.attname = known.commit_id or a.attnum = known.key_number)
-    order by pgchange.is_unique(known.tbl, a.attnum) desc, (a.attnum = known.key_number) = (known.key_of = known.tbl::oid) desc
-    limit 1
+    select u.place, u.name, u.number, u.type, (
+        select a
+        from pg_attribute as a
+        where a.attrelid = known.tbl and a.attnum > 0 and not a.attisdropped and (a.attname = u.name or a.attnum = u.number)
+        order by
+            exists (
+                select from pgchange.unique_indexes(known.tbl) as i
+                where cardinality(i.columns) = cardinality(known.key) and a.attname = any (i.columns)) desc,
+            (a.attnum = u.number) = (known.key_of = known.tbl::oid) desc
+        limit 1)
+    from unnest(known.key, known.key_numbers, known.key_types) with ordinality as u(name, number, type, place)
 $$;
 
--- Today's name of the key column of a tracked table or of a partition of it.
-create function revision.key_column(rel oid) returns name
+-- Today's names of the key columns of a tracked table or of a partition of it; null if one is gone.
+create function revision.key_columns(rel oid) returns name[]
 language sql stable security definer as $$
-    with recursive line(relid) as (
-        select rel
+    with recursive line(relid, depth) as (
+        select rel, 0
         union
-        select i.inhparent from line join pg_inherits as i on i.inhrelid = line.relid
+        select i.inhparent, line.depth + 1 from line join pg_inherits as i on i.inhrelid = line.relid
+    ), known as (
+        select t from line join revision.tracked as t on t.tbl = line.relid order by line.depth limit 1
     )
-    select pgchange.key_now(t.tbl, k.attname, k.attnum, t.commit_id, case when t.key_of = t.tbl::oid then t.key_number end)
-    from line
-    join revision.tracked as t on t.tbl = line.relid
-    cross join lateral (select (revision.key_attribute(t)).*) as k
-    limit 1
+    select case when bool_and(n.name is not null) then array_agg(n.name order by k.place) end
+    from known
+    cross join lateral revision.key_attributes(known.t) as k
+    cross join lateral pgchange.key_now(
+        (known.t).tbl, (k.today).attname, (k.today).attnum, k.name,
+        case when (known.t).key_of = (known.t).tbl::oid then k.number end) as n(name)
 $$;
 
 -- What revision.track() would refuse about the key of a tracked table today; null where it is as it has to be.
 create function revision.key_trouble(known revision.tracked) returns text
 language sql stable as $$
-    select case
-        when k.attname is null then format('its key column %I was dropped, and its rows go to revision.fault', known.commit_id)
-        when not pgchange.is_integer(k.atttypid)
-            then format('its key column %I is %s now, and has to be bigint, integer or smallint', k.attname, format_type(k.atttypid, k.atttypmod))
-        when not k.attnotnull
-            then format('its key column %I may be null now, and a row without a key goes to revision.fault instead of the queue', k.attname)
-        when not pgchange.is_unique(known.tbl, k.attnum)
-            then format('its key column %I is not unique any more, and two rows with one key are the same commit', k.attname)
-    end
-    from (select (revision.key_attribute(known)).*) as k
+    select coalesce(
+        (select case
+             when (k.today).attname is null then format('its key column %I was dropped, and its rows go to revision.fault', k.name)
+             when pgchange.key_type((k.today).atttypid) <> k.type then format(
+                 'its key column %I is %s now, and %s', (k.today).attname, format_type((k.today).atttypid, (k.today).atttypmod),
+                 case when k.type = 'bigint'::regtype then 'has to be bigint, integer or smallint'
+                      else format('was %s: a consumer cannot tell its new keys from those of before', k.type) end)
+             when t.reason is not null then format(
+                 'its key column %I is %s now: %s', (k.today).attname, format_type((k.today).atttypid, (k.today).atttypmod), t.reason)
+             else format('its key column %I may be null now, and a row without a key goes to revision.fault instead of the queue',
+                         (k.today).attname) end
+         from revision.key_attributes(known) as k
+         cross join lateral pgchange.key_type_trouble((k.today).atttypid, (k.today).attcollation) as t(reason)
+         where (k.today).attname is null or pgchange.key_type((k.today).atttypid) <> k.type or t.reason is not null
+            or not (k.today).attnotnull
+         order by k.place
+         limit 1),
+        (select format(
+             case when cardinality(c.columns) = 1
+                  then 'its key column %s is not unique any more, and two rows with one key are the same commit'
+                  else 'its key columns %s have no unique index together any more, and two rows with one key are the same commit' end,
+             (select string_agg(quote_ident(n), ', ' order by place) from unnest(c.columns) with ordinality as u(n, place)))
+         from (select array_agg((k.today).attname order by k.place) from revision.key_attributes(known) as k) as c(columns)
+         where pgchange.key_order(known.tbl, c.columns) is null))
 $$;
 
 -- Whether a table is, or is a partition of, the table for which the capture was written whose number was root.
@@ -61,13 +85,14 @@ language sql stable security definer as $$
            and exists (select from line join revision.tracked as t on t.tbl = line.relid)
 $$;
 
--- Note a row that could not be placed in the queue.
-create function revision.note_fault(rel oid, commit_id bigint, message text) returns void
+-- Note a row that could not be placed in the queue, with its key if that is known.
+create function revision.note_fault(rel oid, commit_id bigint, message text, key text default null) returns void
 language sql
 -- Asked by captures, whatever a writer has set.
 set row_security = on
 as $$
-    insert into revision.fault (tbl, commit_id, message) values (rel, note_fault.commit_id, note_fault.message)
+    insert into revision.fault (tbl, commit_id, message, key)
+    values (rel, note_fault.commit_id, note_fault.message, note_fault.key)
 $$;
 
 -- Note that a partition was written after it had left its table: if it comes back, its rows are in no commit.
@@ -102,14 +127,14 @@ begin
 end
 $$;
 
--- The branch of a tracked table's own, made at the first call.
-create function revision.own_branch(tbl regclass) returns bigint
+-- The branch of a tracked table's own, for keys of these types, made at the first call.
+create function revision.own_branch(tbl regclass, key_types regtype[]) returns bigint
 language plpgsql as $$
 declare
     branch bigint := (select b.id from revision.branch as b where b.tbl = own_branch.tbl);
 begin
     while branch is null loop
-        insert into revision.branch (type, tbl) values ('stable', own_branch.tbl)
+        insert into revision.branch (type, tbl, key) values ('stable', own_branch.tbl, nullif(key_types, '{bigint}'))
         on conflict (id) do nothing
         returning id into branch;
     end loop;
@@ -117,52 +142,89 @@ begin
 end
 $$;
 
--- Refuse, with the reason, a table that cannot be tracked.
-create function revision.check_trackable(tbl regclass, commit_id name) returns void
+-- Refuse a branch that does not exist, or whose commits have keys of other types.
+create function revision.check_branch(branch bigint, tbl regclass, key_types regtype[]) returns void
 language plpgsql stable as $$
 declare
-    class pg_class := (select c from pg_class as c where c.oid = tbl);
-    owner_name name := pg_get_userbyid(class.relowner);
-    key pg_attribute := (
-        select a from pg_attribute as a
-        where a.attrelid = tbl and a.attname = commit_id and a.attnum > 0 and not a.attisdropped
-    );
-    other constant text := pgchange.key_hint(tbl, 'as in revision.track(tbl, commit_id => ...)');
+    known revision.branch := (select b from revision.branch as b where b.id = branch);
+    kept constant regtype[] := coalesce(known.key, '{bigint}');
 begin
-    perform pgchange.check_capturable(tbl, 'track', 'revision', 'pubsub');
-    perform pgchange.check_captured_once(tbl, 'revision', 'commit_queue');
-    if key is null then
-        perform pgchange.refuse(format('%s has no column %I', tbl, commit_id), other);
+    if known is null then
+        raise exception using errcode = 'PC001', message = format('there is no branch %s', branch),
+            hint = 'insert it into revision.branch, or leave branch_id out for a branch of the table''s own';
     end if;
-    if not pgchange.is_integer(key.atttypid) then
+    if kept <> key_types then
         perform pgchange.refuse(
-            format('column %I of %s is %s, and the key is bigint, integer or smallint', commit_id, tbl,
-                   format_type(key.atttypid, key.atttypmod)), other);
+            format('the keys of branch %s are %s, and those of %s are %s', branch, array_to_string(kept, ', '), tbl,
+                   array_to_string(key_types, ', ')),
+            case when known.tbl is distinct from check_branch.tbl then 'leave branch_id out for a branch of the table''s own'
+            else format('make another branch and give its id as branch_id: insert into revision.branch (type, key) values '
+                        '(''stable'', %L) returning id', nullif(key_types, '{bigint}')) end);
     end if;
-    if not key.attnotnull then
-        perform pgchange.refuse(format('column %I of %s may be null', commit_id, tbl), other);
+end
+$$;
+
+-- The query that gives the keys of all rows that a statement has added to a tracked table or a partition of it, as texts: by the names
+-- that the columns have now. The key of a row without a value in one of them is null.
+create function revision.keys_of(rel oid, key_types regtype[]) returns text
+language plpgsql stable as $$
+declare
+    key constant name[] := revision.key_columns(rel);
+begin
+    if key is null then
+        raise 'the key column is gone';
     end if;
-    if not pgchange.is_unique(tbl, key.attnum) then
-        perform pgchange.refuse(format('column %I of %s is not unique', commit_id, tbl), other);
-    end if;
-    perform pgchange.check_code(tbl);
-    if not (
-        has_schema_privilege(owner_name, 'revision', 'usage')
-        and has_column_privilege(owner_name, 'revision.commit_queue', 'commit_id', 'insert')
-    ) then
-        raise insufficient_privilege using
-            message = format('%I, the owner of %s, may not put commits in the queue', owner_name, tbl),
-            hint = format('let the owner of schema revision run: select revision.grant_owner(%L)', owner_name);
-    end if;
+    return (
+        select format('select array(select case when %s then %s end from added as pgchange_added)',
+                      string_agg(format('pgchange_added.%I is not null', u.name), ' and '),
+                      pgchange.key_text(key_types, key, 'pgchange_added'))
+        from unnest(key) as u(name));
 end
 $$;
 
 -- The body of the trigger function of one table, written for its columns so that PostgreSQL keeps its plans. A row without a key, or
 -- whatever else fails, is looked at by itself and becomes a fault. A partition that has left the table makes no commits.
-create function revision.capture_body(tbl regclass, commit_id name, branch_id bigint, expression text) returns text
+create function revision.capture_body(tbl regclass, key name[], key_types regtype[], branch_id bigint, expression text) returns text
 language sql stable as $$
     select format(
-        case when expression is null then $constant$
+        case when key_types <> '{bigint}' then $keyed$
+#variable_conflict use_column
+declare
+    pgchange_keys pg_catalog.text[];
+    pgchange_reason pg_catalog.text := 'its key is null';
+begin
+    -- Dropped with all that it held: nobody waits for commits.
+    if pg_catalog.to_regnamespace('revision') is null then
+        return null;
+    end if;
+    if tg_relid operator(pg_catalog.<>) %6$s::pg_catalog.oid and not revision.is_captured(tg_relid, %6$s::pg_catalog.oid) then
+        perform revision.note_departed(tg_relid);
+        return null;
+    end if;
+    begin
+        -- The text of the key is named so that a column whose type does not fit any more fails in this block. It is not evaluated.
+        if exists (select from added as pgchange_added where %1$s or %11$s is null and %9$s is null)
+            or not (%7$s)
+               and coalesce(revision.key_columns(tg_relid) operator(pg_catalog.<>) %8$L::pg_catalog.name[], true)
+        then
+            raise 'each row is to be looked at';
+        end if;
+    exception when others or assert_failure then
+        begin
+            execute revision.keys_of(tg_relid, %10$L::pg_catalog.regtype[]) into pgchange_keys;
+        exception when others or assert_failure then
+            pgchange_reason := sqlerrm;
+            pgchange_keys := array(select null::pg_catalog.text from added);
+        end;
+        perform revision.note_fault(tg_relid, null, pgchange_reason) from pg_catalog.unnest(pgchange_keys) as k(key) where k.key is null;
+        insert into revision.commit_queue (key, branch_id)
+        select k.key, %2$s from pg_catalog.unnest(pgchange_keys) as k(key) where k.key is not null;
+        return null;
+    end;
+    insert into revision.commit_queue (key, branch_id) select %9$s, %2$s from added as pgchange_added;
+    return null;
+end
+$keyed$ when expression is null then $constant$
 #variable_conflict use_column
 declare
     pgchange_row_added pg_catalog.record;
@@ -178,14 +240,14 @@ begin
         return null;
     end if;
     begin
-        if exists (select from added where pg_catalog.int8up(%1$I) is null)
+        if exists (select from added where pg_catalog.int8up(%1$s) is null)
             or not %7$s
-               and coalesce(revision.key_column(tg_relid) operator(pg_catalog.<>) %8$L::pg_catalog.name, true)
+               and coalesce((revision.key_columns(tg_relid))[1] operator(pg_catalog.<>) %8$L::pg_catalog.name, true)
         then
             raise 'each row is to be looked at';
         end if;
     exception when others or assert_failure then
-        pgchange_key := revision.key_column(tg_relid);
+        pgchange_key := (revision.key_columns(tg_relid))[1];
         for pgchange_row_added in select * from added loop
             begin
                 pgchange_commit := null;
@@ -201,7 +263,7 @@ begin
         end loop;
         return null;
     end;
-    insert into revision.commit_queue (commit_id, branch_id) select %1$I, %2$s from added;
+    insert into revision.commit_queue (commit_id, branch_id) select %1$s, %2$s from added;
     return null;
 end
 $constant$ else $expression$
@@ -226,15 +288,15 @@ begin
     begin
         select pg_catalog.array_agg(e.commit_id), pg_catalog.array_agg(e.branch_id), %7$s
         into pgchange_commits, pgchange_branches, pgchange_is_named
-        from (select %1$I, pg_catalog.int8up((%3$s)) from added as %4$I) as e(commit_id, branch_id)
+        from (select %1$s, pg_catalog.int8up((%3$s)) from added as %4$I) as e(commit_id, branch_id)
         where e.branch_id is not null;
         if pg_catalog.array_position(pgchange_commits, null) is not null
-            or not pgchange_is_named and coalesce(revision.key_column(tg_relid) <> %8$L::pg_catalog.name, true)
+            or not pgchange_is_named and coalesce((revision.key_columns(tg_relid))[1] <> %8$L::pg_catalog.name, true)
         then
             raise 'each row is to be looked at';
         end if;
     exception when others or assert_failure then
-        pgchange_key := revision.key_column(tg_relid);
+        pgchange_key := (revision.key_columns(tg_relid))[1];
         for pgchange_row_added in select * from added loop
             begin
                 pgchange_commit := null;
@@ -262,8 +324,16 @@ begin
     return null;
 end
 $expression$ end,
-        commit_id, branch_id, expression, c.relname, tbl, tbl::oid, pgchange.key_check(tbl, commit_id, a.attnum), commit_id
+        case when key_types = '{bigint}' then quote_ident(key[1]) else k.is_null end, branch_id, expression, c.relname, tbl, tbl::oid,
+        k.named, case when key_types = '{bigint}' then key[1]::text else key::text end,
+        pgchange.key_text(key_types, key, 'pgchange_added'), key_types, format('pgchange_added.%I', key[1])
     )
-    from pg_class as c join pg_attribute as a on a.attrelid = c.oid and a.attname = capture_body.commit_id
+    from pg_class as c
+    cross join lateral (
+        select string_agg(format('pgchange_added.%I is null', u.name), ' or ' order by u.place),
+               string_agg(pgchange.key_check(tbl, u.name, a.attnum), ' and ' order by u.place)
+        from unnest(key) with ordinality as u(name, place)
+        join pg_attribute as a on a.attrelid = tbl and a.attname = u.name
+    ) as k(is_null, named)
     where c.oid = tbl
 $$;

@@ -28,10 +28,15 @@ begin
     if new.function is null then
         perform pgchange.refuse(format('%s is not captured by its owner', new.tbl), 'call revision.track');
     end if;
-    new.key_number := (select a.attnum from pg_attribute as a where a.attrelid = new.tbl and a.attname = new.commit_id);
-    if new.key_number is null then
-        perform pgchange.refuse(format('%s has no column %I', new.tbl, new.commit_id), 'call revision.track with its key');
+    new.key_numbers := array(
+        select a.attnum from unnest(new.key) with ordinality as u(name, place)
+        join pg_attribute as a on a.attrelid = new.tbl and a.attname = u.name and a.attnum > 0
+        order by u.place);
+    if new.key = '{}' or cardinality(new.key_numbers) <> cardinality(new.key) then
+        perform pgchange.refuse(
+            format('%s has not all of the columns %s', new.tbl, array_to_string(new.key, ', ')), 'call revision.track with its key');
     end if;
+    new.key_types := pgchange.key_types(new.tbl, new.key);
     new.key_of := new.tbl;
     if tg_op = 'INSERT' then
         -- In doubt, the queue tells what was captured.
@@ -42,7 +47,7 @@ begin
 end
 $$;
 
-create trigger derive_capture before insert or update of tbl, commit_id on revision.tracked
+create trigger derive_capture before insert or update of tbl, key on revision.tracked
     for each row execute function revision.derive_capture();
 
 -- Note that the queue holds rows of a table that is tracked no more.
@@ -59,12 +64,12 @@ create trigger note_untracked after delete on revision.tracked
 
 -- Note a table whose capture is in place.
 create function revision.register(
-    tbl regclass, commit_id name, branch_id bigint, expression text, key_ceiling bigint
+    tbl regclass, key name[], branch_id bigint, expression text, key_ceiling bigint
 ) returns void
 language sql as $$
-    insert into revision.tracked (tbl, commit_id, branch_id, expression, key_ceiling)
-    values (tbl, commit_id, branch_id, expression, key_ceiling)
-    on conflict on constraint tracked_pkey do update set commit_id = excluded.commit_id
+    insert into revision.tracked (tbl, key, branch_id, expression, key_ceiling)
+    values (tbl, key, branch_id, expression, key_ceiling)
+    on conflict on constraint tracked_pkey do update set key = excluded.key
 $$;
 
 -- Forget a table whose capture is gone.
@@ -145,11 +150,11 @@ end
 $$;
 
 -- Refuse an expression that gives the rows of a table no branch.
-create function revision.check_expression(tbl regclass, commit_id name, expression text) returns void
+create function revision.check_expression(tbl regclass, key name[], expression text) returns void
 language plpgsql as $$
 begin
     execute format(
-        'select %I, pg_catalog.int8up((%s)) from %s as %I limit 0', commit_id, expression, tbl,
+        'select %I, pg_catalog.int8up((%s)) from %s as %I limit 0', key[1], expression, tbl,
         (select c.relname from pg_class as c where c.oid = tbl));
 exception when others then
     perform pgchange.refuse(
@@ -184,48 +189,77 @@ end
 $$;
 
 -- Write the trigger function of a tracked table, or replace it.
-create function revision.place_function(tbl regclass, commit_id name, branch_id bigint, expression text, function text) returns void
+create function revision.place_function(tbl regclass, key name[], branch_id bigint, expression text, function text) returns void
 language plpgsql as $$
+declare
+    key_types constant regtype[] := pgchange.key_types(tbl, key);
 begin
     -- Without an expression every name in the body has its schema, types and operators too, or a writer's own would run
     -- with the owner's rights. Pinning the path instead would be the dearest part of it. An expression has the path that
-    -- it was checked with.
+    -- it was checked with. A key has the settings that its text depends on.
     perform pgchange.place_function(
         function || '()',
         format(
             'create or replace function %s() returns trigger language plpgsql security definer %s as %L',
             function,
-            case when expression is not null then 'set search_path = pg_catalog, revision, pg_temp ' || pgchange.settings() end,
-            revision.capture_body(tbl, commit_id, branch_id, expression)),
+            case when expression is not null then 'set search_path = pg_catalog, revision, pg_temp ' || pgchange.settings()
+                 else pgchange.key_settings(key_types) end,
+            revision.capture_body(tbl, key, key_types, branch_id, expression)),
         'Capture of ' || tbl::text || ' by revision.track.');
     execute format(
         'alter function %s() owner to %I', function, (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = tbl));
 end
 $$;
 
-create function revision.track(tbl regclass, commit_id name default null, branch_id text default null) returns bigint
+-- Refuse, with the reason, a table that cannot be tracked by a key; else return the key, which is the primary key unless it is given.
+create function revision.check_trackable(tbl regclass, key name[]) returns name[]
+language plpgsql stable as $$
+declare
+    owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = tbl);
+begin
+    perform pgchange.check_capturable(tbl, 'track', 'revision', 'pubsub');
+    perform pgchange.check_captured_once(tbl, 'revision', 'commit_queue');
+    key := pgchange.check_key(tbl, key, format('revision.track(%L, key => %%s)', tbl));
+    perform pgchange.check_code(tbl);
+    if not (
+        has_schema_privilege(owner_name, 'revision', 'usage')
+        and has_column_privilege(owner_name, 'revision.commit_queue', 'commit_id', 'insert')
+    ) then
+        raise insufficient_privilege using
+            message = format('%I, the owner of %s, may not put commits in the queue', owner_name, tbl),
+            hint = format('let the owner of schema revision run: select revision.grant_owner(%L)', owner_name);
+    end if;
+    return key;
+end
+$$;
+
+create function revision.track(tbl regclass, key name[] default null, branch_id text default null) returns bigint
 language plpgsql as $$
 declare
+    key_types regtype[];
     known revision.tracked;
     expression text := nullif(trim(branch_id), '');
     branch bigint;
     function text;
     ceiling bigint;
+    is_empty boolean;
 begin
-    commit_id := coalesce(commit_id, revision.key_column(tbl), pgchange.default_key(tbl));
-    perform revision.check_trackable(tbl, commit_id);
+    key := revision.check_trackable(tbl, coalesce(key, revision.key_columns(tbl)));
+    key_types := pgchange.key_types(tbl, key);
     -- If two sessions track the same table at once, the second finds it tracked.
     perform pg_advisory_xact_lock(hashtextextended('pgchange track ' || tbl::oid, 0));
     select t.* into known from revision.tracked as t where t.tbl = track.tbl;
     if expression ~ '^[0-9]+$' then
         branch := expression;
         expression := null;
-        if not exists (select from revision.branch as b where b.id = branch) then
-            raise exception using errcode = 'PC001', message = format('there is no branch %s', branch),
-                hint = 'insert it into revision.branch, or leave branch_id out for a branch of the table''s own';
-        end if;
     elsif expression is not null then
-        perform revision.check_expression(tbl, commit_id, expression);
+        if key_types <> '{bigint}' then
+            perform pgchange.refuse(
+                format('an expression cannot give the branch of the rows of %s: their keys are %s, and all commits of a branch have keys '
+                       'of the same types', tbl, array_to_string(key_types, ', ')),
+                'leave branch_id out for a branch of the table''s own, or give the number of a branch');
+        end if;
+        perform revision.check_expression(tbl, key, expression);
     end if;
     if known.tbl is not null and (
         known.expression is distinct from expression
@@ -235,30 +269,40 @@ begin
             format('%s is already tracked with another branch', tbl), 'revision.untrack(tbl) first');
     end if;
     if expression is null then
-        branch := coalesce(branch, known.branch_id, revision.own_branch(tbl));
+        branch := coalesce(branch, known.branch_id, revision.own_branch(tbl, key_types));
+        perform revision.check_branch(branch, tbl, key_types);
     end if;
 
     perform pgchange.lock_family(tbl, 'share row exclusive');
     function := revision.function_for(tbl);
-    perform revision.place_function(tbl, commit_id, branch, expression, function);
+    perform revision.place_function(tbl, key, branch, expression, function);
     perform revision.place_triggers(tbl, function);
-    -- A transaction with a snapshot from before the lock does not see all that was written before it.
-    execute format('select coalesce(max(%I)::bigint, -9223372036854775808) from %s', commit_id, tbl) into ceiling;
-    if current_setting('transaction_isolation') in ('repeatable read', 'serializable') then
-        ceiling := 9223372036854775807;
+    -- Keys that are no numbers need not grow: they have no ceiling, and the queue tells of each young row whether it was captured.
+    if key_types = '{bigint}' then
+        execute format('select coalesce(max(%I)::bigint, -9223372036854775808) from %s', key[1], tbl) into ceiling;
     end if;
-    perform revision.register(tbl, commit_id, branch, expression, ceiling);
+    -- A transaction with a snapshot from before the lock does not see all that was written before it.
+    if current_setting('transaction_isolation') in ('repeatable read', 'serializable') then
+        ceiling := case when key_types = '{bigint}' then 9223372036854775807 end;
+    elsif key_types <> '{bigint}' and known is null and not row_security_active(tbl) then
+        execute format('select not exists (select from %s)', tbl) into is_empty;
+    end if;
+    perform revision.register(tbl, key, branch, expression, ceiling);
+    if is_empty then
+        update revision.tracked as t set existing_done = true where t.tbl = track.tbl;
+    end if;
     return branch;
 end
 $$;
-comment on function revision.track(regclass, name, text) is
-    'Make each row inserted into tbl a commit, named by its key commit_id, which is the primary key unless it is given. Its branch is one of the table''s own, which is '
-    'returned; or the one whose number branch_id is; or what branch_id, an SQL expression over the row, says (then null is '
-    'returned, and a row for which it is null goes nowhere). The expression runs with the rights of the table''s owner. '
+comment on function revision.track(regclass, name[], text) is
+    'Make each row inserted into tbl a commit, named by its key. The key is the primary key, unless it is given: the columns of a unique '
+    'index that are not null, such as {tenant,no}. The branch is one of the table''s own, which is returned; or the one whose number '
+    'branch_id is; or, if keys are numbers, the one that branch_id, an SQL expression over the row, gives (then null is returned, and '
+    'a row for which it is null goes nowhere). The expression runs with the rights of the table''s owner. '
     'Calling it again mends the capture: new partitions, a renamed key.';
 
 -- The expression is checked as it will be evaluated.
-select pgchange.pin_settings('revision.track(regclass, name, text)', 'revision.check_expression(regclass, name, text)');
+select pgchange.pin_settings('revision.track(regclass, name[], text)', 'revision.check_expression(regclass, name[], text)');
 
 -- Take a capture off every table that it is on. The function of a former owner stays, and does nothing.
 create function revision.drop_capture(function text) returns void

@@ -33,11 +33,11 @@ begin
         return;
     end if;
     execute format('lock table %s in access share mode', known.tbl);
-    -- A key of another type may have casts, a view of PostgreSQL 15 may be in the place of the table, a policy may call anything.
+    -- A key of another type than then may have casts, a view of PostgreSQL 15 may be in the place of the table, a policy may call
+    -- anything.
     if known.expression is not null or row_security_active(known.tbl) or not exists (
         select from pg_class as c
-        join pg_attribute as a on a.attrelid = c.oid and a.attname = revision.key_column(c.oid)
-        where c.oid = known.tbl and c.relkind in ('r', 'p') and pgchange.is_integer(a.atttypid)
+        where c.oid = known.tbl and c.relkind in ('r', 'p') and pgchange.key_types(c.oid, revision.key_columns(c.oid)) = known.key_types
     ) then
         raise insufficient_privilege using
             message = format('what reads %s runs with the rights of its owner, %I, and no others', known.tbl, owner_name),
@@ -47,27 +47,55 @@ begin
 end
 $$;
 
+-- The name of the column of the queue, and of the faults, that holds keys of these types.
+create function revision.queue_column(key_types regtype[]) returns text
+language sql immutable as $$
+    select case when key_types = '{bigint}' then 'commit_id' else 'key' end
+$$;
+
+-- The SQL condition that a row of a tracked table lies behind a key, or before, as the operator says: in the order of the index of the
+-- key, which is that of revision.key_order(). All rows lie behind null.
+create function revision.beside_key(known revision.tracked, columns name[], alias name, operator text, key text) returns text
+language sql stable as $$
+    select case when key is null then 'true' else (
+        select format('(%s) %s (%s)', string_agg(format('%I.%I', alias, o.name), ', ' order by o.place), operator,
+                      string_agg(format(case when u.type = 'bigint'::regtype then '%L::bigint' else '%L' end, u.value), ', ' order by o.place))
+        from unnest(coalesce(pgchange.key_order(known.tbl, columns), columns)) with ordinality as o(name, place)
+        join unnest(columns, pgchange.key_parts(known.key_types, key), known.key_types) as u(name, value, type) on u.name = o.name) end
+$$;
+
+-- The columns of the key of a tracked table, as order by takes them.
+create function revision.key_order(known revision.tracked, columns name[], alias name) returns text
+language sql stable as $$
+    select string_agg(format('%I.%I', alias, o.name), ', ' order by o.place)
+    from unnest(coalesce(pgchange.key_order(known.tbl, columns), columns)) with ordinality as o(name, place)
+$$;
+
 -- Put one row of a tracked table in the queue; false, and a fault, where its branch cannot be told. A row that is gone goes nowhere.
-create function revision.enqueue_row(tbl regclass, commit_id bigint) returns boolean
+create function revision.enqueue_row(tbl regclass, key text) returns boolean
 language plpgsql as $$
 declare
     known revision.tracked := (select t from revision.tracked as t where t.tbl = enqueue_row.tbl);
     branch bigint := known.branch_id;
     found_row boolean;
+    is_number boolean := known.key_types = '{bigint}';
 begin
     perform revision.check_reads_no_code(known);
     begin
         execute format(
-            'select true, pg_catalog.int8up((%s)) from %s as %I where %I = $1',
-            coalesce(known.expression, known.branch_id::text), tbl,
-            (select c.relname from pg_class as c where c.oid = tbl), revision.key_column(tbl))
-        using commit_id into found_row, branch;
+            'select true, pg_catalog.int8up((%s)) from %s as %I where %s',
+            coalesce(known.expression, known.branch_id::text), tbl, (select c.relname from pg_class as c where c.oid = tbl),
+            pgchange.key_condition(
+                known.key_types, revision.key_columns(tbl), (select c.relname from pg_class as c where c.oid = tbl), key))
+        into found_row, branch;
     exception when others or assert_failure then
-        insert into revision.fault (tbl, commit_id, message) values (enqueue_row.tbl, enqueue_row.commit_id, sqlerrm);
+        perform revision.note_fault(
+            tbl, case when is_number then key::bigint end, sqlerrm, case when not is_number then key end);
         return false;
     end;
     if branch is not null then
-        insert into revision.commit_queue (commit_id, branch_id) values (enqueue_row.commit_id, branch);
+        insert into revision.commit_queue (commit_id, key, branch_id)
+        values (case when is_number then enqueue_row.key::bigint end, case when not is_number then enqueue_row.key end, branch);
     end if;
     return true;
 end
@@ -79,7 +107,7 @@ declare
     fault revision.fault;
     replayed bigint := 0;
 begin
-    if revision.key_column(tbl) is null then
+    if revision.key_columns(tbl) is null then
         perform pgchange.refuse(format('%s is not tracked, or its key column is gone', tbl), 'call revision.track first');
     end if;
     perform revision.check_owner(tbl, 'have its faults tried again');
@@ -87,12 +115,12 @@ begin
         with taken as (
             delete from revision.fault as f
             where f.tbl in (select d.relid from pgchange.descendants(replay_faults.tbl) as d(relid))
-              and f.commit_id is not null
+              and (f.commit_id is not null or f.key is not null)
             returning f.*
         )
         select * from taken order by id
     loop
-        replayed := replayed + revision.enqueue_row(tbl, fault.commit_id)::integer;
+        replayed := replayed + revision.enqueue_row(tbl, coalesce(fault.key, fault.commit_id::text))::integer;
     end loop;
     return replayed;
 end
@@ -107,16 +135,25 @@ create function revision.enqueue_chunk(tbl regclass, chunk integer) returns bigi
 language plpgsql as $$
 declare
     known revision.tracked;
-    key name := revision.key_column(tbl);
-    table_name name := (select c.relname from pg_class as c where c.oid = tbl);
+    columns name[] := revision.key_columns(tbl);
+    row_alias name := (select c.relname from pg_class as c where c.oid = tbl);
+    held text;
+    key text;
+    number text;
+    last text := '(array_agg(c.key order by c.n desc))[1]';
+    doubted text := 'true';
+    branch text;
+    ordered text;
+    beyond text;
+    within text;
     since pg_snapshot;
-    upto bigint;
+    upto text;
     looked bigint;
     unclear bigint;
     in_queue boolean := false;
 begin
     select t.* into known from revision.tracked as t where t.tbl = enqueue_chunk.tbl for update;
-    if known is null or key is null then
+    if known is null or columns is null then
         perform pgchange.refuse(format('%s is not tracked, or its key column is gone', tbl), 'call revision.track first');
     end if;
     if known.existing_done then
@@ -124,36 +161,47 @@ begin
     end if;
     perform revision.check_owner(tbl, 'put its rows in the queue');
     perform revision.check_reads_no_code(known);
+    held := revision.queue_column(known.key_types);
+    key := pgchange.key_text(known.key_types, columns, row_alias);
+    branch := coalesce(known.expression, known.branch_id::text);
+    ordered := revision.key_order(known, columns, row_alias);
+    number := format('row_number() over (order by %s)', ordered);
+    if known.key_types = '{bigint}' then
+        number := 'null::bigint';
+        last := 'max(c.key)';
+        doubted := format('c.key <= %L', known.key_ceiling);
+    end if;
+    beyond := revision.beside_key(known, columns, row_alias, '>', known.existing_upto);
     -- What was committed when the capture was put in place was not captured. A row of a transaction that was open or to come
     -- then, or of a subtransaction that may belong to one, was inserted since, and captured, or only updated since: the queue
-    -- tells. Above the highest key of then everything was captured. In a restored dump all rows are in doubt.
+    -- tells. Above the highest key of then everything was captured; keys that are no numbers have no such ceiling. In a restored
+    -- dump all rows are in doubt.
     since := case when revision.is_native() then known.since else '1:1:' end;
     execute format($chunk$
-        select count(*), max(c.key), count(*) filter (where c.young and c.key <= %4$L)
+        select count(*), %9$s, count(*) filter (where c.young and %4$s)
         from (
-            select %1$I as key, revision.full_xid(xmin) >= %3$L::bigint as young
-            from %2$s as %7$I where %1$I > %5$L::bigint order by %7$I.%1$I limit %6$s
+            select %1$s as key, revision.full_xid(xmin) >= %3$L::bigint as young, %10$s as n
+            from %2$s as %8$I where %6$s order by %5$s limit %7$s
         ) as c
-    $chunk$, key, tbl, pg_snapshot_xmin(since)::text, known.key_ceiling, coalesce(known.existing_upto, -9223372036854775808), chunk,
-        table_name)
+    $chunk$, key, tbl, pg_snapshot_xmin(since)::text, doubted, ordered, beyond, chunk, row_alias, last, number)
     into looked, upto, unclear;
+    within := case when upto is null then 'false' else beyond || ' and ' || revision.beside_key(known, columns, row_alias, '<=', upto) end;
     if unclear > 0 and not exists (select from revision.branch as b where b.tbl = enqueue_chunk.tbl and b.id = known.branch_id) then
         -- A branch that an expression gives is shared where another table's commits go there or may.
         execute format($doubt$
             select exists (
                 select from (
-                    select %1$I as key, pg_catalog.int8up((%2$s)) as branch
+                    select %1$s as key, pg_catalog.int8up((%2$s)) as branch
                     from %3$s as %4$I
-                    where %1$I > %5$L::bigint and %1$I <= %6$L::bigint and revision.full_xid(xmin) >= %7$L::bigint
-                ) as e
-                join revision.commit_queue as q on (q.branch_id, q.commit_id) = (e.branch, e.key)
-                where q.txid >= %7$L::xid8 and not pg_catalog.pg_visible_in_snapshot(q.txid, %8$L)
-                  and (%9$L or exists (
+                    where %5$s and revision.full_xid(xmin) >= %6$L::bigint
+                ) as c
+                join revision.commit_queue as q on (q.branch_id, q.%10$I) = (c.branch, c.key)
+                where %11$s and q.txid >= %6$L::xid8 and not pg_catalog.pg_visible_in_snapshot(q.txid, %7$L)
+                  and (%8$L or exists (
                       select from revision.tracked as t
-                      where t.tbl <> %10$L::pg_catalog.regclass and (t.expression is not null or t.branch_id = e.branch))))
-        $doubt$, key, coalesce(known.expression, known.branch_id::text), tbl, table_name,
-            coalesce(known.existing_upto, -9223372036854775808), least(upto, known.key_ceiling), pg_snapshot_xmin(since)::text, since,
-            known.branch_id is not null, tbl)
+                      where t.tbl <> %9$L::pg_catalog.regclass and (t.expression is not null or t.branch_id = c.branch))))
+        $doubt$, key, branch, tbl, row_alias, within, pg_snapshot_xmin(since)::text, since, known.branch_id is not null, tbl, held,
+            doubted)
         into in_queue;
     end if;
     if in_queue then
@@ -165,30 +213,29 @@ begin
     if unclear > 0 and revision.trimmed_since(known.branch_id, since) then
         perform pgchange.refuse(
             format('%s rows of %s may have been captured already, and the history that would tell was trimmed', unclear, tbl),
-            'put those that consumers have not had into revision.commit_queue (commit_id, branch_id) yourself');
+            format('put those that consumers have not had into revision.commit_queue (%s, branch_id) yourself', held));
     end if;
     begin
         execute format($chunk$
             with existing as materialized (
-                select %1$I as key, pg_catalog.int8up((%6$s)) as branch,
-                       revision.full_xid(xmin) >= %2$L::bigint as young
-                from %3$s as %7$I where %1$I > %4$L::bigint and %1$I <= %5$L::bigint
-                order by %7$I.%1$I
+                select %1$s as key, pg_catalog.int8up((%5$s)) as branch,
+                       revision.full_xid(xmin) >= %2$L::bigint as young, %12$s as n
+                from %3$s as %6$I where %4$s
+                order by %11$s
             ), captured as materialized (
-                select q.branch_id, q.commit_id from revision.commit_queue as q
-                where (select bool_or(e.young) from existing as e) and q.branch_id in (select e.branch from existing as e)
-                  and q.txid >= %2$L::xid8 and not pg_catalog.pg_visible_in_snapshot(q.txid, %8$L)
+                select q.branch_id, q.%10$I as key from revision.commit_queue as q
+                where (select bool_or(c.young) from existing as c) and q.branch_id in (select c.branch from existing as c)
+                  and q.txid >= %2$L::xid8 and not pg_catalog.pg_visible_in_snapshot(q.txid, %7$L)
             )
-            insert into revision.commit_queue (commit_id, branch_id)
-            select e.key, e.branch from existing as e
-            where e.branch is not null and (not e.young or e.key <= %9$L::bigint
-              and not exists (select from captured as c where (c.branch_id, c.commit_id) = (e.branch, e.key))
+            insert into revision.commit_queue (%10$I, branch_id)
+            select c.key, c.branch from existing as c
+            where c.branch is not null and (not c.young or %8$s
+              and not exists (select from captured as q where (q.branch_id, q.key) = (c.branch, c.key))
               and not exists (
                   select from revision.fault as f
-                  where f.commit_id = e.key and f.tbl in (select d.relid from pgchange.descendants(%10$L) as d(relid))))
-            order by e.key
-        $chunk$, key, pg_snapshot_xmin(since)::text, tbl, coalesce(known.existing_upto, -9223372036854775808), upto,
-            coalesce(known.expression, known.branch_id::text), table_name, since, known.key_ceiling, tbl);
+                  where f.%10$I = c.key and f.tbl in (select d.relid from pgchange.descendants(%9$L) as d(relid))))
+            order by c.n, c.key
+        $chunk$, key, pg_snapshot_xmin(since)::text, tbl, within, branch, row_alias, since, doubted, tbl, held, ordered, number);
     exception when others or assert_failure then
         if looked > 1 then
             return revision.enqueue_chunk(tbl, greatest(chunk / 10, 1));
@@ -196,7 +243,8 @@ begin
         -- What failed when it was written is a fault already.
         if not exists (
             select from revision.fault as f
-            where f.commit_id = upto and f.tbl in (select d.relid from pgchange.descendants(enqueue_chunk.tbl) as d(relid)))
+            where coalesce(f.key, f.commit_id::text) = upto
+              and f.tbl in (select d.relid from pgchange.descendants(enqueue_chunk.tbl) as d(relid)))
         then
             perform revision.enqueue_row(tbl, upto);
         end if;
@@ -231,4 +279,4 @@ comment on procedure revision.enqueue_existing(regclass, integer) is
     'it goes on from there; none is doubled with what the trigger captured. Run it as the owner of the table, outside a '
     'transaction.';
 
-select pgchange.pin_settings('revision.enqueue_row(regclass, bigint)', 'revision.enqueue_chunk(regclass, integer)');
+select pgchange.pin_settings('revision.enqueue_row(regclass, text)', 'revision.enqueue_chunk(regclass, integer)');

@@ -29,12 +29,14 @@ language sql stable security definer as $$
                where g.tgname = 'pgchange_capture' and g.tgenabled not in ('O', 'A')
                  and g.tgrelid in (select d.relid from pgchange.descendants(t.tbl) as d(relid))
            ),
-           key.attname is not null and (
-               key.attname <> t.commit_id
-               or coalesce(strpos(f.prosrc, pgchange.key_check(t.tbl, key.attname, key.attnum)) = 0, false)),
+           exists (
+               select from revision.key_attributes(t) as k
+               where (k.today).attname is not null and (
+                   (k.today).attname <> k.name
+                   or strpos(f.prosrc, pgchange.key_check(t.tbl, (k.today).attname, (k.today).attnum)) = 0)),
            t.existing_done,
            (select count(*) from revision.fault as f
-            where f.kind = 'capture' and f.commit_id is not null
+            where f.kind = 'capture' and (f.commit_id is not null or f.key is not null)
               and f.tbl in (select d.relid from pgchange.descendants(t.tbl) as d(relid))),
            array(
                select distinct f.tbl from revision.fault as f
@@ -43,10 +45,9 @@ language sql stable security definer as $$
            array(select d from revision.departed(t) as d),
            revision.key_trouble(t),
            (select count(*) from revision.fault as f
-            where f.kind = 'capture' and f.commit_id is null
+            where f.kind = 'capture' and f.commit_id is null and f.key is null
               and f.tbl in (select d.relid from pgchange.descendants(t.tbl) as d(relid)))
     from revision.tracked as t
-    cross join lateral (select (revision.key_attribute(t)).*) as key
     left join pg_trigger as own on own.tgrelid = t.tbl and own.tgname = 'pgchange_capture'
     left join pg_proc as f on f.oid = own.tgfoid
     where exists (select from pg_class as c where c.oid = t.tbl)
@@ -61,9 +62,15 @@ comment on function revision.tracking() is
 create function revision.mend_key(known revision.tracked) returns text
 language plpgsql as $$
 declare
-    key name := revision.key_column(known.tbl);
+    key name[] := revision.key_columns(known.tbl);
     function text := revision.function_for(known.tbl);
 begin
+    if key is null then
+        perform pgchange.refuse('its key column is gone', 'call revision.untrack, then revision.track with another key');
+    end if;
+    if known.branch_id is not null then
+        perform revision.check_branch(known.branch_id, known.tbl, pgchange.key_types(known.tbl, key));
+    end if;
     if known.expression is not null then
         perform revision.check_expression(known.tbl, key, known.expression);
     end if;
@@ -73,7 +80,7 @@ begin
     end if;
     perform revision.register(known.tbl, key, known.branch_id, known.expression, known.key_ceiling);
     return case when function <> known.function then format('%s: its capture is that of its present owner now', known.tbl)
-        else format('%s: its key is captured as %I', known.tbl, key) end;
+        else format('%s: its key is captured as %s', known.tbl, array_to_string(key, ', ')) end;
 end
 $$;
 
@@ -155,7 +162,9 @@ declare
     known revision.tracked := (
         select t from revision.tracked as t where part in (select d.relid from pgchange.descendants(t.tbl) as d(relid)));
     root regclass := known.tbl;
-    key name := revision.key_column(part);
+    columns name[] := revision.key_columns(part);
+    held text := revision.queue_column(known.key_types);
+    row_alias name := (select c.relname from pg_class as c where c.oid = root);
     since pg_snapshot := case when revision.is_native() then known.since else '1:1:' end;
     -- What came before the ids were made this cluster's own came at a time that nothing tells.
     came_in bigint := (
@@ -165,7 +174,7 @@ declare
     found_row boolean;
     enqueued bigint;
 begin
-    if root is null or key is null then
+    if root is null or columns is null then
         perform pgchange.refuse(
             format('%s is no part of a tracked table, or its key column is gone', part), 'call revision.track on the table first');
     end if;
@@ -175,12 +184,18 @@ begin
     end if;
     known.tbl := part;
     perform revision.check_reads_no_code(known);
+    -- The key of a row without a value in one of its columns is null.
     rows_of := format(
-        'select %1$I as key, pg_catalog.int8up((%2$s)) as branch from %3$s as %4$I', key,
-        coalesce(known.expression, known.branch_id::text), part, (select c.relname from pg_class as c where c.oid = root));
+        'select case when %1$s then %2$s end as key, pg_catalog.int8up((%3$s)) as branch from %4$s as %5$I',
+        (select string_agg(format('%I.%I is not null', row_alias, u.name), ' and ') from unnest(columns) as u(name)),
+        pgchange.key_text(known.key_types, columns, row_alias), coalesce(known.expression, known.branch_id::text), part, row_alias);
     if not known.existing_done then
-        execute format('select exists (select from (%s) as r where r.key > $1 and r.key <= $2)', rows_of)
-        using coalesce(known.existing_upto, -9223372036854775808), known.key_ceiling into found_row;
+        execute format(
+            'select exists (select from %s as %I where %s%s)', part, row_alias,
+            revision.beside_key(known, columns, row_alias, '>', known.existing_upto),
+            case when known.key_ceiling is not null
+                then ' and ' || revision.beside_key(known, columns, row_alias, '<=', known.key_ceiling::text) end)
+        into found_row;
         if found_row then
             perform pgchange.refuse(
                 format('rows of %s may still be put in the queue with those of %s that were there before', part, root),
@@ -190,12 +205,12 @@ begin
     if revision.trimmed_since(known.branch_id, format('%s:%s:', came_in, came_in)::pg_snapshot) then
         perform pgchange.refuse(
             format('rows of %s may have been captured already, and the history that would tell was trimmed', part),
-            'put those that consumers have not had into revision.commit_queue (commit_id, branch_id) yourself');
+            format('put those that consumers have not had into revision.commit_queue (%s, branch_id) yourself', held));
     end if;
     if not exists (select from revision.branch as b where b.tbl = root and b.id = known.branch_id) then
         execute format(
-            'select exists (select from (%s) as r join revision.commit_queue as q on (q.branch_id, q.commit_id) = (r.branch, r.key)
-             where q.txid >= pg_snapshot_xmin($1) and not pg_visible_in_snapshot(q.txid, $1))', rows_of)
+            'select exists (select from (%s) as r join revision.commit_queue as q on (q.branch_id, q.%I) = (r.branch, r.key)
+             where q.txid >= pg_snapshot_xmin($1) and not pg_visible_in_snapshot(q.txid, $1))', rows_of, held)
         using since into found_row;
         if found_row then
             perform pgchange.refuse(
@@ -206,18 +221,18 @@ begin
     end if;
     -- What was written through the table since it came is in the queue, or among the faults.
     execute format($rows$
-        insert into revision.commit_queue (commit_id, branch_id)
-        select r.key, r.branch from (%s) as r
+        insert into revision.commit_queue (%2$I, branch_id)
+        select r.key, r.branch from (%1$s) as r
         where r.branch is not null and r.key is not null
           and not exists (
               select from revision.commit_queue as q
-              where (q.branch_id, q.commit_id) = (r.branch, r.key)
+              where (q.branch_id, q.%2$I) = (r.branch, r.key)
                 and q.txid >= pg_snapshot_xmin($1) and not pg_visible_in_snapshot(q.txid, $1))
           and not exists (
               select from revision.fault as f
-              where f.commit_id = r.key and f.tbl in (select d.relid from pgchange.descendants($2) as d(relid)))
+              where f.%2$I = r.key and f.tbl in (select d.relid from pgchange.descendants($2) as d(relid)))
         order by r.key
-    $rows$, rows_of) using since, root;
+    $rows$, rows_of, held) using since, root;
     get diagnostics enqueued = row_count;
     execute format(
         'insert into revision.fault (tbl, message) select $1, ''its key is null'' from (%s) as r where r.branch is not null and r.key is null',

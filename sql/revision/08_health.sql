@@ -12,6 +12,7 @@ create function revision.health() returns setof pgchange.finding
 language sql volatile as $$
     select 'commit', line.severity, null, line.told, line.call
     from revision.tracking() as t
+    join revision.tracked as k on k.tbl = t.tbl
     cross join lateral (values
         (t.untriggered <> '{}', 'error',
          format('%s: not captured on %s', t.tbl, array_to_string(t.untriggered, ', ')),
@@ -24,9 +25,9 @@ language sql volatile as $$
          'as its owner: select revision.recapture()'),
         (t.without_key > 0, 'error',
          format('%s: %s without a key, in no commit, see revision.fault', t.tbl, pgchange.many(t.without_key, 'row')),
-         format('give them keys, put these into revision.commit_queue (commit_id, branch_id); then, as its owner: '
-                'delete from revision.fault where tbl in (select pgchange.descendants(%L)) and commit_id is null and kind = ''capture''',
-                t.tbl)),
+         format('give them keys, put these into revision.commit_queue (%s, branch_id); then, as its owner: '
+                'delete from revision.fault where tbl in (select pgchange.descendants(%L)) and commit_id is null and key is null '
+                'and kind = ''capture''', revision.queue_column(k.key_types), t.tbl)),
         (t.faults > 0, 'error',
          format('%s: %s could not be placed, see revision.fault', t.tbl, pgchange.many(t.faults, 'commit')),
          format('when mended, as its owner: select revision.replay_faults(%L)', t.tbl))

@@ -6,15 +6,15 @@ select pgchange.add_role(
     'any commit in any branch, but not as another transaction.',
     includes => 'pgchange.reader',
     objects => array[
-        'insert (commit_id, branch_id) on revision.commit_queue',
+        'insert (commit_id, key, branch_id) on revision.commit_queue',
         'select on revision.commit_queue, revision.branch, revision.tracked, revision.fault',
-        'insert (tbl, commit_id, branch_id, expression, key_ceiling), update (commit_id, existing_upto, existing_done), delete on revision.tracked',
-        'insert (type, tbl) on revision.branch',
-        'insert (tbl, kind, commit_id, message), delete on revision.fault'
+        'insert (tbl, key, branch_id, expression, key_ceiling), update (key, existing_upto, existing_done), delete on revision.tracked',
+        'insert (type, tbl, key) on revision.branch',
+        'insert (tbl, kind, commit_id, key, message), delete on revision.fault'
     ],
     functions => $$
-        track untrack drop_capture bar drop_bar tracking replay_faults recapture key_column own_branch owns check_owner note_missed
-        enqueue_attached check_trackable capture_body check_expression function_for place_function key_attribute key_trouble is_captured
+        track untrack drop_capture bar drop_bar tracking replay_faults recapture key_columns key_attributes keys_of queue_column beside_key key_order own_branch check_branch owns check_owner note_missed
+        enqueue_attached check_trackable capture_body check_expression function_for place_function key_trouble is_captured
         note_departed note_fault departed mend_key drop_departed register unregister place_triggers full_xid is_native native_from
         trimmed_since check_reads_no_code enqueue_row enqueue_chunk enqueue_existing
     $$);
@@ -27,7 +27,7 @@ select pgchange.add_role(
         'select on revision.tracked, revision.installed'
     ],
     functions => $$
-        maintain_partitions crowded_default partitions tracking recapture place_triggers health departed drop_departed mend_key
+        maintain_partitions crowded_default partitions tracking recapture place_triggers health queue_column departed drop_departed mend_key
     $$);
 
 alter table revision.tracked enable row level security;

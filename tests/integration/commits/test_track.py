@@ -63,19 +63,31 @@ def test_a_branch_that_does_not_exist_is_refused(ledger):
     [
         ("create view v as select 1::bigint as id", "'v'", "not a table"),
         ("create temporary table t (id bigint primary key)", "'t'", "temporary"),
-        ("create table t (id text primary key)", "'t'", "is text"),
-        ("create table t (id bigint)", "'t'", "may be null"),
-        ("create table t (id bigint not null)", "'t'", "not unique"),
-        ("create table t (a bigint)", "'t'", "no column id"),
+        ("create table t (id real primary key)", "'t'", "column id of public.t is real: equal values have"),
+        ("create table t (id bigint unique)", "'t', '{id}'", "may be null"),
+        ("create table t (id bigint not null)", "'t', '{id}'", "not unique"),
+        ("create table t (a bigint)", "'t', '{id}'", "no column id"),
+        ("create table t (a bigint)", "'t'", "give it a primary key or a unique index"),
         (
             "create table t (a bigint not null unique, b bigint)",
             "'t'",
-            "name another column, a, as in revision.track",
+            "name its key: revision.track('public.t', key => '{a}')",
         ),
         (
-            "create table t (a text primary key, b int not null unique)",
-            "'t'",
-            "name another column, b, as in revision.track",
+            "create table t (a int, b text, c int not null unique, primary key (b, a))",
+            "'t', '{a}'",
+            "the primary key then, b, a; or name its key: revision.track('public.t', key => '{c}')",
+        ),
+        (
+            "create table t (id uuid primary key)",
+            "'t', branch_id => '0'",
+            "the keys of branch 0 are bigint, and",
+        ),
+        ("create table t (id uuid primary key)", "'t', branch_id => '7 * 0'", "their keys are uuid"),
+        (
+            "create table t (id int, day int, primary key (id, day)) partition by range (day)",
+            "'t', '{id}'",
+            "column id of public.t is not unique",
         ),
         ("create table t (id bigint primary key)", "'t', branch_id => 'nonsense'", "gives no branch"),
         ("create table t (id bigint primary key)", "'t', branch_id => '''x'''", "gives no branch"),
@@ -108,12 +120,12 @@ def test_the_key_is_the_primary_key_whatever_it_is_called_and_of_any_integer_typ
             "select count(*) from pgchange.health() as h where h::text ~ 'key column'"
         ).fetchone() == (0,)
         shared.execute("alter table t rename no to number; select revision.track('t')")
-        assert shared.execute("select commit_id from revision.tracked").fetchone() == ("number",)
+        assert shared.execute("select key::text[] from revision.tracked").fetchone() == (["number"],)
 
 
 def test_a_partitioned_table_is_captured_through_the_parent_and_through_its_partitions(connect):
     connection = connect()
-    connection.execute("create table p (id integer, day int, primary key (id, day)) partition by range (day)")
+    connection.execute("create table p (id integer primary key, day int) partition by range (id)")
     connection.execute("create table p1 partition of p for values from (1) to (10)")
     own = connection.execute("select revision.track('p')").fetchone()[0]
     connection.execute("insert into p values (1, 1)")
@@ -344,9 +356,9 @@ def test_rows_that_were_there_before_come_in_chunks_of_their_keys_whatever_these
     ledger.execute(
         f"create table item ({key} bigint primary key); insert into item select g from generate_series(25, 1, -1) as g"
     )
-    ledger.execute(f"select revision.track('item', '{key}')")
+    ledger.execute(f"select revision.track('item', '{{{key}}}')")
     ledger.execute("select revision.enqueue_chunk('item', 10)")
-    assert ledger.execute("select existing_upto from revision.tracked").fetchone() == (10,)
+    assert ledger.execute("select existing_upto from revision.tracked").fetchone() == ("10",)
     ledger.execute("call revision.enqueue_existing('item', 10)")
     assert sorted(commit for commit, _ in queued(ledger)) == list(range(1, 26))
 
@@ -356,7 +368,7 @@ def test_enqueueing_existing_rows_goes_on_where_it_stopped(ledger):
     ledger.execute("select revision.track('ledger')")
     ledger.execute("select revision.enqueue_chunk('ledger', 10)")
     assert ledger.execute("select existing_upto, existing_done from revision.tracked").fetchone() == (
-        10,
+        "10",
         False,
     )
     ledger.execute("call revision.enqueue_existing('ledger', 10)")
@@ -377,7 +389,7 @@ def test_columns_may_have_any_name(connect, expression):
     connection.execute(
         "create table odd (commit bigint primary key, branch bigint, commits bigint, branches bigint, row_added bigint)"
     )
-    own = connection.execute("select revision.track('odd', 'commit', %s)", [expression]).fetchone()[0]
+    own = connection.execute("select revision.track('odd', '{commit}', %s)", [expression]).fetchone()[0]
     connection.execute("insert into odd values (1, 0, 7, 8, 9), (2, 0, 7, 8, 9)")
     assert queued(connection) == [(1, own or 0), (2, own or 0)]
     assert connection.execute("select message from revision.fault").fetchall() == []

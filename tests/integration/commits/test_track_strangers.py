@@ -156,7 +156,7 @@ def test_who_may_track_can_have_nothing_done_by_who_looks_after_all_tables(admin
     parameters = owner.execute(
         "select proargnames from pg_proc where oid = 'revision.register'::regproc"
     ).fetchone()[0]
-    says = {"tbl": "own.mine", "commit_id": "id", "branch_id": 0, "expression": None, "function": smuggled}
+    says = {"tbl": "own.mine", "key": "{id}", "branch_id": 0, "expression": None, "function": smuggled}
     given = [says.get(name, 0) for name in parameters]
     owner.execute(f"select revision.register({', '.join(['%s'] * len(given))})", given)
     owner.execute("drop trigger pgchange_capture on own.mine")

@@ -149,7 +149,7 @@ def captured_before(connection):
 
 TWICE = {
     "pgmb": ("select pgmb.push_table_mutations('item')", "select count(*) from pgmb.events"),
-    "revision": ("select revision.track('item', 'id')", "select count(*) from revision.commit_queue"),
+    "revision": ("select revision.track('item', '{id}')", "select count(*) from revision.commit_queue"),
 }
 
 

@@ -218,16 +218,16 @@ def test_a_function_that_runs_as_its_owner_changes_nothing_of_anothers_table(adm
 
 CALLS = {
     "revision.grant_owner": [
-        "select revision.track('theirs.item', 'x')",
+        "select revision.track('theirs.item', '{x}')",
         "select revision.untrack('theirs.item')",
-        "select revision.register('theirs.item', 'x', 0, null, 0)",
+        "select revision.register('theirs.item', '{x}', 0, null, 0)",
         "select revision.unregister('theirs.item')",
-        "select revision.own_branch('theirs.former')",
+        "select revision.own_branch('theirs.former', '{bigint}')",
         "select revision.replay_faults('theirs.item')",
         "call revision.enqueue_existing('theirs.item')",
         "insert into revision.fault (tbl, commit_id, message) values ('theirs.item'::regclass, 1, 'none')",
-        "insert into revision.tracked (tbl, commit_id, branch_id, key_ceiling)"
-        " values ('theirs.former'::regclass, 'id', 0, 0)",
+        "insert into revision.tracked (tbl, key, branch_id, key_ceiling)"
+        " values ('theirs.former'::regclass, '{id}', 0, 0)",
         "insert into revision.branch (type, tbl) values ('stable', 'theirs.former'::regclass)",
     ],
     "revision.grant_maintainer": ["select revision.recapture()"],

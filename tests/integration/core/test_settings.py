@@ -66,8 +66,8 @@ NOT_PINNED = {
 
 
 USERS = [
-    "revision.track(regclass, name, text)",
-    "revision.enqueue_row(regclass, bigint)",
+    "revision.track(regclass, name[], text)",
+    "revision.enqueue_row(regclass, text)",
     "revision.enqueue_chunk(regclass, integer)",
     "revision.enqueue_attached(regclass)",
     "tube.parse_predicate(text)",

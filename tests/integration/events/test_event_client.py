@@ -203,7 +203,7 @@ def test_a_time_and_an_interval_make_the_same_time_in_every_session(connection, 
     ("system", "capture", "again"),
     [
         ("pgmb", "select pgmb.push_table_mutations('item')", "select count(*) from pgmb.events"),
-        ("revision", "select revision.track('item', 'id')", "select count(*) from revision.commit_queue"),
+        ("revision", "select revision.track('item', '{id}')", "select count(*) from revision.commit_queue"),
     ],
 )
 def test_writers_go_on_where_a_schema_was_dropped_and_uninstall_takes_what_it_left(

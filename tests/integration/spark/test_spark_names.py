@@ -52,7 +52,7 @@ def same(connection):
 
 
 def commit_feed(connection):
-    track = sql.SQL("select revision.track({}, {})").format(QUOTED[0].as_string(connection), KEY)
+    track = sql.SQL("select revision.track({})").format(QUOTED[0].as_string(connection))
     branch = connection.execute(track).fetchone()[0]
     fill(connection)
     return CommitFeed("named", branch)

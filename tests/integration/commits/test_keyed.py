@@ -1,0 +1,321 @@
+"""Tables whose key is no number but a uuid, a text or several columns: capture, consumers, backfill and restore."""
+
+from __future__ import annotations
+
+import threading
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
+from airflow_pgchange.feeds.keys import Key, text
+from tests.commits import Failed, claim_and_fail, drain
+from tests.tubes import one
+
+SHAPES = {
+    "uuid": ("id uuid primary key", "gen_random_uuid()", ("uuid",)),
+    "text": ("id text primary key", "md5(random()::text)", ("text",)),
+    "pair": ("tenant uuid, no int, primary key (tenant, no)", "gen_random_uuid(), n", ("uuid", "bigint")),
+    "day": (
+        "id bigint, day date, primary key (id, day)) partition by range (day",
+        "n, date '2026-01-01' + n % 60",
+        ("bigint", "date"),
+    ),
+}
+"""The columns of a table, an expression that gives the key of a new row, and the types of the key."""
+PARTS = """
+create table january partition of item for values from ('2026-01-01') to ('2026-02-01');
+create table later partition of item default;
+"""
+
+
+class Table:
+    """A table of one of the shapes; each row has a key that no other has."""
+
+    def __init__(self, connection, shape):
+        self.connection = connection
+        columns, self.new, self.types = SHAPES[shape]
+        connection.execute(f"create table item ({columns})")
+        if shape == "day":
+            connection.execute(PARTS)
+        self.written = 0
+
+    def insert(self, rows, connection=None):
+        """Insert rows; their keys."""
+        first, self.written = self.written + 1, self.written + rows
+        query = f"insert into item select {self.new} from generate_series({first}, {self.written}) as n returning *"
+        return [self.key(row) for row in (connection or self.connection).execute(query).fetchall()]
+
+    def key(self, row) -> Key:
+        parts = [part if isinstance(part, int) else str(part) for part in row]
+        return parts[0] if len(parts) == 1 else tuple(parts)
+
+    def rows(self):
+        return sorted(text(self.key(row)) for row in self.connection.execute("select * from item").fetchall())
+
+
+@pytest.fixture(params=SHAPES)
+def table(request, connect):
+    return Table(connect(), request.param)
+
+
+def track(table):
+    return one(table.connection, "select revision.track('item')")
+
+
+def enqueued(table):
+    """The texts of all commits, once the rows from before are in the queue."""
+    table.connection.execute("call revision.enqueue_existing('item', 7)")
+    return sorted(
+        row[0] for row in table.connection.execute("select key from revision.commit_queue").fetchall()
+    )
+
+
+def test_a_consumer_gets_each_key_once_as_python_has_it_though_an_attempt_fails(table, db):
+    feed = CommitFeed("c", track(table))
+    first = table.insert(5)
+    batch = claim_and_fail(db, feed=feed)
+    assert batch.key == table.types
+    second = table.insert(5)
+    with pytest.raises(Failed), ConsumerTransaction(feed, db) as consumer:
+        assert consumer.claim(1000).id == batch.id
+        assert [change.id for change in consumer.changes()] == first
+        raise Failed
+    assert drain(db, feed=feed, limit=3) == [*first, *second]
+    assert drain(db, feed=feed) == []
+
+
+def test_what_is_updated_or_deleted_is_no_commit(table, db):
+    feed = CommitFeed("c", track(table))
+    keys = table.insert(2)
+    column = one(table.connection, "select key[1] from revision.tracked")
+    table.connection.execute(f"update item set {column} = {column}; delete from item")
+    assert drain(db, feed=feed) == keys
+
+
+def test_rows_from_before_come_once_beside_those_that_were_captured(table):
+    table.insert(25)
+    track(table)
+    table.insert(3)
+    column = one(table.connection, "select key[1] from revision.tracked")
+    table.connection.execute(f"update item set {column} = {column}")
+    assert enqueued(table) == table.rows()
+    assert enqueued(table) == table.rows()
+
+
+def test_an_empty_table_has_no_rows_from_before(table):
+    track(table)
+    assert one(table.connection, "select existing_done from revision.tracked") is True
+
+
+FORGETFUL = """
+create or replace function revision.full_xid(xmin xid) returns bigint language sql stable as
+$$ select 0::bigint $$
+"""
+"""A fault: no row counts as young, so the queue is not asked whether it was captured."""
+
+
+@pytest.mark.parametrize("fault", [None, FORGETFUL], ids=["sound", "forgetful"])
+def test_rows_from_before_come_once_while_writers_write(table, connect, fault):
+    """Backfill with random keys beside two writers, which a fault on purpose would double."""
+    table.insert(200)
+    late = connect(autocommit=False)
+    late.execute("select pg_current_xact_id()")
+    track(table)
+    if fault:
+        table.connection.execute(fault)
+    done, errors = threading.Event(), []
+
+    def write(writer, first):
+        try:
+            n = first
+            while not done.is_set():
+                n += 1
+                writer.execute(f"insert into item select {table.new} from (select {n} as n) as s")
+        except psycopg.Error as error:
+            errors.append(error)
+
+    writers = [threading.Thread(target=write, args=(connect(), first)) for first in (10**6, 2 * 10**6)]
+    for thread in writers:
+        thread.start()
+    table.insert(3, late)
+    chunks = 0
+    while table.connection.execute("select revision.enqueue_chunk('item', 20)").fetchone() != (None,):
+        chunks += 1
+        if chunks == 2:
+            late.commit()
+        if chunks > 8:
+            done.set()
+    done.set()
+    for thread in writers:
+        thread.join()
+    assert (errors, chunks > 8) == ([], True)
+    keys = sorted(
+        row[0] for row in table.connection.execute("select key from revision.commit_queue").fetchall()
+    )
+    assert (keys == table.rows()) is (fault is None)
+    assert sorted(set(keys)) == table.rows()
+
+
+def test_a_key_whose_columns_are_named_in_another_order_pages_by_the_index(connect):
+    connection = connect()
+    connection.execute("create table item (a int, b text, unique (a, b))")
+    connection.execute("alter table item alter a set not null, alter b set not null")
+    connection.execute("insert into item select n % 3, n::text from generate_series(1, 20) n")
+    connection.execute("select revision.track('item', '{b,a}'); ")
+    connection.execute("call revision.enqueue_existing('item', 3)")
+    assert connection.execute(
+        "select count(*), count(distinct key) from revision.commit_queue"
+    ).fetchone() == (20, 20)
+    assert one(connection, "select key from revision.commit_queue order by id limit 1") == "{12,0}"
+    connection.execute("set enable_seqscan = off")
+    known = "(select t from revision.tracked t)"
+    beyond = one(connection, f"select revision.beside_key({known}, '{{b,a}}', 'item', '>', '{{12,0}}')")
+    ordered = one(connection, f"select revision.key_order({known}, '{{b,a}}', 'item')")
+    plan = connection.execute(
+        f"explain select from item where {beyond} order by {ordered} limit 3"
+    ).fetchall()
+    assert "Sort" not in str(plan)
+
+
+def test_a_fault_is_replayed_by_its_key(table):
+    track(table)
+    (key,) = table.insert(1)
+    table.connection.execute("truncate revision.commit_queue")
+    fault = "insert into revision.fault (tbl, key, message) values ('item', %s, 'why')"
+    table.connection.execute(fault, [text(key)])
+    table.connection.execute("delete from revision.fault where key is null")
+    assert one(table.connection, "select revision.replay_faults('item')") == 1
+    assert one(table.connection, "select key from revision.commit_queue") == text(key)
+
+
+def test_a_consumer_goes_on_in_a_restored_dump_which_gives_only_what_was_not_captured_before(
+    connect, db, restored
+):
+    table = Table(connect(), "day")
+    before = table.insert(3)
+    feed = CommitFeed("c", track(table))
+    done = table.insert(2)
+    assert drain(db, feed=feed) == done
+    there = restored()
+    there.execute("select pubsub.rebase_after_restore()")
+    there.execute("call revision.enqueue_existing('item')")
+    assert sorted(drain(there.info.dsn, feed=feed)) == sorted(before)
+
+
+CHANGED = {
+    "alter table item alter id type text": "its key column id is text now, and was uuid",
+    "alter table item drop constraint item_pkey": "its key column id is not unique any more",
+    "alter table item drop constraint item_pkey; alter table item alter id drop not null": "may be null now",
+    "alter table item drop column id; alter table item add n int": "its key column id was dropped",
+}
+
+
+@pytest.mark.parametrize("change", CHANGED)
+def test_a_key_that_is_none_any_more_is_a_finding_and_no_row_is_lost(connect, change):
+    table = Table(connect(), "uuid")
+    track(table)
+    table.connection.execute(change)
+    told = [row[0] for row in table.connection.execute("select told from revision.health()").fetchall()]
+    assert [CHANGED[change] in line for line in told] == [True]
+    table.connection.execute(
+        "insert into item values (null)"
+        if "column" in change
+        else "insert into item select gen_random_uuid()"
+    )
+    counts = "select (select count(*) from revision.commit_queue), (select count(*) from revision.fault)"
+    assert table.connection.execute(counts).fetchone() == ((0, 1) if "column" in change else (1, 0))
+
+
+def test_a_row_without_a_part_of_its_key_is_a_fault_and_the_others_of_its_statement_are_captured(connect):
+    table = Table(connect(), "pair")
+    track(table)
+    table.connection.execute(
+        "alter table item drop constraint item_pkey; alter table item alter no drop not null"
+    )
+    kept = uuid4()
+    table.connection.execute("insert into item values (%s, 1), (%s, null)", [kept, uuid4()])
+    assert one(table.connection, "select array_agg(key) from revision.commit_queue") == [f"{{{kept},1}}"]
+    assert one(table.connection, "select message from revision.fault") == "its key is null"
+    assert one(table.connection, "select without_key from revision.tracking()") == 1
+
+
+def test_key_columns_that_were_renamed_are_captured_and_followed(connect):
+    table = Table(connect(), "pair")
+    branch = track(table)
+    table.connection.execute("alter table item rename no to number; alter table item add no text default 'x'")
+    first, second = uuid4(), uuid4()
+    table.connection.execute("insert into item (tenant, number) values (%s, 1)", [first])
+    assert [row[0] for row in table.connection.execute("select revision.recapture()")] == [
+        "public.item: its key is captured as tenant, number"
+    ]
+    table.connection.execute("insert into item (tenant, number) values (%s, 2)", [second])
+    assert one(table.connection, "select array_agg(key order by id) from revision.commit_queue") == [
+        f"{{{first},1}}",
+        f"{{{second},2}}",
+    ]
+    assert one(table.connection, "select revision.track('item')") == branch
+
+
+def test_dates_and_bytes_have_one_text_whatever_a_writer_has_set(connect):
+    connection = connect()
+    connection.execute("create table item (at timestamptz, code bytea, primary key (at, code))")
+    connection.execute("select revision.track('item')")
+    connection.execute("set timezone = 'Asia/Kolkata'; set datestyle = 'German'; set bytea_output = 'escape'")
+    connection.execute("insert into item values ('2026-11-29 14:00Z', '\\x00ff')")
+    assert (
+        one(connection, "select key from revision.commit_queue") == '{"2026-11-29 14:00:00+00","\\\\x00ff"}'
+    )
+
+
+def test_a_huge_key_is_captured_whole(connect, db):
+    connection = connect()
+    connection.execute("create table item (id text not null); create unique index on item (id)")
+    feed = CommitFeed("c", one(connection, "select revision.track('item', '{id}')"))
+    huge = "x" * 100_000
+    connection.execute("insert into item values (%s)", [huge])
+    assert drain(db, feed=feed) == [huge]
+
+
+def test_a_branch_keeps_the_types_of_its_keys(connect):
+    connection = connect()
+    connection.execute("create table item (id uuid primary key, no int not null unique)")
+    own = one(connection, "select revision.track('item')")
+    connection.execute("select revision.untrack('item')")
+    with pytest.raises(
+        psycopg.Error, match=f"keys of branch {own} are uuid, and those of public.item are bigint"
+    ) as refused:
+        connection.execute("select revision.track('item', '{no}')")
+    call = refused.value.diag.message_hint.split(": ")[1]
+    other = one(connection, call)
+    assert one(connection, "select revision.track('item', '{no}', %s)", str(other)) == other
+
+
+def test_keys_are_polled_by_hand_as_texts(connect):
+    table = Table(connect(), "pair")
+    branch = track(table)
+    (key,) = table.insert(1)
+    table.connection.execute("select pubsub.lock_watermark('c', %s)", [branch])
+    with pytest.raises(psycopg.Error, match=f"the keys of branch {branch} are texts"):
+        table.connection.execute("select * from pubsub.poll('c', %s)", [branch])
+    with pytest.raises(psycopg.Error, match="the keys of branch 0 are numbers"):
+        table.connection.execute("select * from pubsub.poll_keyed('c', 0)")
+    found = table.connection.execute("select id::text[] from pubsub.poll_keyed('c', %s)", [branch]).fetchall()
+    assert found == [([str(part) for part in key],)]
+    assert UUID(found[0][0][0])
+
+
+def test_a_dead_letter_shows_its_keys(connect, db):
+    table = Table(connect(), "pair")
+    feed = CommitFeed("c", track(table))
+    (key,) = table.insert(1)
+    claim_and_fail(db, feed=feed)
+    table.connection.execute(
+        "select pubsub.skip('c', %s, (pubsub.in_work('c', %s, pubsub.position('c', %s))), 'bad')",
+        [feed.branch] * 3,
+    )
+    shown = one(
+        table.connection, "select pgchange.letter_content(id) -> 'commits' -> 0 ->> 'id' from pgchange.letter"
+    )
+    assert shown == text(key)
