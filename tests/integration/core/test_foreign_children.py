@@ -18,7 +18,7 @@ JOIN = "alter table item attach partition far for values from (100) to (200)"
 
 def track(connection):
     connection.execute("alter table item add unique (id)")
-    connection.execute("select revision.track('item'); alter table item drop constraint item_id_key")
+    connection.execute("select revision.track('item', '{id}'); alter table item drop constraint item_id_key")
 
 
 def touch(connection):

@@ -62,7 +62,7 @@ REFUSED = ("42501", "22023", "PC002", "PC008")
 """The states of what is denied, cannot be meant, or is not there for whom it is hidden from."""
 LOOKED_AT = {
     "revision.is_captured(oid,oid)": "select revision.is_captured('theirs.item'::regclass, 'theirs.item'::regclass)",
-    "revision.key_column(oid)": "select revision.key_column('theirs.item'::regclass)",
+    "revision.key_columns(oid)": "select revision.key_columns('theirs.item'::regclass)",
     "tube.hold_shard(regclass)": "select tube.hold_shard('theirs.item')",
     "tube.is_attached(text,oid)": "select tube.is_attached('theirs', 'theirs.item'::regclass)",
     "pgmb.crowded_default(regclass,timestamp with time zone)": "select pgmb.crowded_default('theirs.item')",

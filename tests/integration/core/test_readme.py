@@ -84,7 +84,7 @@ def test_a_consumer_without_airflow(db, connect):
     branch = connection.execute("select branch_id from revision.tracked").fetchone()[0]
     assert branch == 1
     (example,) = blocks("python", "docs/commit-queue.md")
-    (by_hand,) = blocks("sql", "docs/commit-queue.md")
+    keyed, by_hand = blocks("sql", "docs/commit-queue.md")
     placeholder = '"host=localhost dbname=shop"'
     assert placeholder in example
     for _ in range(2):
@@ -93,6 +93,12 @@ def test_a_consumer_without_airflow(db, connect):
     assert balances == [("ann", 70), ("bob", 50)]
     answers = [connection.execute(statement) for statement in statements(by_hand)]
     assert len(answers[2].fetchall()) == 3
+    made, track = statements(keyed)
+    connection.execute(made)
+    assert connection.execute(track).fetchone() == (2,)
+    connection.execute("insert into public.reading values (gen_random_uuid(), now(), 1)")
+    connection.execute("select pubsub.lock_watermark('by hand', 2)")
+    assert len(connection.execute("select id::text[] from pubsub.poll_keyed('by hand', 2)").fetchall()) == 1
 
 
 def test_the_tutorial_and_the_guide_to_the_queue_have_one_statement() -> None:
