@@ -190,13 +190,3 @@ def test_rows_in_doubt_are_refused_once_the_history_that_would_tell_is_trimmed(d
     assert "trimmed 1" in str(ledger.execute("select pubsub.trim_commit_queue('0 s')").fetchall())
     with pytest.raises(psycopg.Error, match="the history that would tell was trimmed"):
         ledger.execute("call revision.enqueue_existing('ledger')")
-
-
-def test_a_restored_table_gives_only_what_was_not_captured_before(connect, restored):
-    connection = connect()
-    connection.execute("create table ledger (id bigint primary key)")
-    connection.execute("insert into ledger select generate_series(10, 30, 10)")
-    connection.execute("select revision.track('ledger')")
-    connection.execute("insert into ledger values (15)")
-    there = restored()
-    assert enqueued(there) == [10, 15, 20, 30]

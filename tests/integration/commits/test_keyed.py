@@ -60,6 +60,11 @@ def table(request, connect):
     return Table(connect(), request.param)
 
 
+@pytest.fixture
+def pairs(connect):
+    return Table(connect(), "pair")
+
+
 def track(table):
     return one(table.connection, "select revision.track('item')")
 
@@ -86,11 +91,11 @@ def test_a_consumer_gets_each_key_once_as_python_has_it_though_an_attempt_fails(
     assert drain(db, feed=feed) == []
 
 
-def test_what_is_updated_or_deleted_is_no_commit(table, db):
-    feed = CommitFeed("c", track(table))
-    keys = table.insert(2)
-    column = one(table.connection, "select key[1] from revision.tracked")
-    table.connection.execute(f"update item set {column} = {column}; delete from item")
+def test_what_is_updated_or_deleted_is_no_commit(pairs, db):
+    feed = CommitFeed("c", track(pairs))
+    keys = pairs.insert(2)
+    column = one(pairs.connection, "select key[1] from revision.tracked")
+    pairs.connection.execute(f"update item set {column} = {column}; delete from item")
     assert drain(db, feed=feed) == keys
 
 
@@ -104,9 +109,9 @@ def test_rows_from_before_come_once_beside_those_that_were_captured(table):
     assert enqueued(table) == table.rows()
 
 
-def test_an_empty_table_has_no_rows_from_before(table):
-    track(table)
-    assert one(table.connection, "select existing_done from revision.tracked") is True
+def test_an_empty_table_has_no_rows_from_before(pairs):
+    track(pairs)
+    assert one(pairs.connection, "select existing_done from revision.tracked") is True
 
 
 FORGETFUL = """
@@ -116,9 +121,10 @@ $$ select 0::bigint $$
 """A fault: no row counts as young, so the queue is not asked whether it was captured."""
 
 
-@pytest.mark.parametrize("fault", [None, FORGETFUL], ids=["sound", "forgetful"])
-def test_rows_from_before_come_once_while_writers_write(table, connect, fault):
+@pytest.mark.parametrize(("shape", "fault"), [("uuid", None), ("day", None), ("uuid", FORGETFUL)])
+def test_rows_from_before_come_once_while_writers_write(connect, shape, fault):
     """Backfill with random keys beside two writers, which a fault on purpose would double."""
+    table = Table(connect(), shape)
     table.insert(200)
     late = connect(autocommit=False)
     late.execute("select pg_current_xact_id()")
@@ -179,29 +185,35 @@ def test_a_key_whose_columns_are_named_in_another_order_pages_by_the_index(conne
     assert "Sort" not in str(plan)
 
 
-def test_a_fault_is_replayed_by_its_key(table):
-    track(table)
-    (key,) = table.insert(1)
-    table.connection.execute("truncate revision.commit_queue")
+def test_a_fault_is_replayed_by_its_key(pairs):
+    track(pairs)
+    (key,) = pairs.insert(1)
+    pairs.connection.execute("truncate revision.commit_queue")
     fault = "insert into revision.fault (tbl, key, message) values ('item', %s, 'why')"
-    table.connection.execute(fault, [text(key)])
-    table.connection.execute("delete from revision.fault where key is null")
-    assert one(table.connection, "select revision.replay_faults('item')") == 1
-    assert one(table.connection, "select key from revision.commit_queue") == text(key)
+    pairs.connection.execute(fault, [text(key)])
+    pairs.connection.execute("delete from revision.fault where key is null")
+    assert one(pairs.connection, "select revision.replay_faults('item')") == 1
+    assert one(pairs.connection, "select key from revision.commit_queue") == text(key)
 
 
 def test_a_consumer_goes_on_in_a_restored_dump_which_gives_only_what_was_not_captured_before(
     connect, db, restored
 ):
     table = Table(connect(), "day")
+    table.connection.execute("create table ledger (id bigint primary key)")
+    table.connection.execute("insert into ledger select generate_series(10, 30, 10)")
     before = table.insert(3)
     feed = CommitFeed("c", track(table))
     done = table.insert(2)
+    numbers = CommitFeed("c", one(table.connection, "select revision.track('ledger')"))
+    table.connection.execute("insert into ledger values (15)")
     assert drain(db, feed=feed) == done
     there = restored()
+    there.execute("call revision.enqueue_existing('ledger')")
     there.execute("select pubsub.rebase_after_restore()")
     there.execute("call revision.enqueue_existing('item')")
     assert sorted(drain(there.info.dsn, feed=feed)) == sorted(before)
+    assert sorted(drain(there.info.dsn, feed=numbers)) == [10, 15, 20, 30]
 
 
 CHANGED = {
