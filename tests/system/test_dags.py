@@ -56,6 +56,20 @@ insert into offer select what, 1 from unnest(
     '{room, flight_there, flight_back, transfer_to_hotel, transfer_from_hotel}'::text[]) as what;
 """
 
+REPORT = """
+create table public.flight (flight_id bigint primary key, carrier text not null);
+create table public.ticket (ticket_id bigint primary key, flight_id bigint not null, cents bigint not null);
+create index on public.ticket (flight_id);
+create table public.flight_revenue (
+    flight_id bigint primary key, carrier text not null, tickets bigint not null, cents numeric not null
+);
+select tube.tube_ensure_exists('flight_sales');
+select tube.tube_table_ensure_attached('flight_sales', 'public.flight', shard => 0);
+select tube.tube_table_ensure_attached('flight_sales', 'public.ticket', shard => 0, id_column => 'flight_id');
+insert into public.flight values (1, 'UA'), (2, 'AA');
+insert into public.ticket values (11, 1, 300), (12, 1, 400);
+"""
+
 
 @pytest.fixture
 def airline(db: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> psycopg.Connection[Any]:
@@ -86,6 +100,7 @@ def test_the_examples_import_without_a_database(monkeypatch: pytest.MonkeyPatch)
         "delay_report",
         "pgchange_maintenance",
         "tube_replay",
+        "tube_report",
         "tube_backfill",
         "event_handlers",
         "tour_booking",
@@ -125,6 +140,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "pgchange_maintenance": {"databases": ["mine"]},
     "tour_booking": {},
     "tube_backfill": {},
+    "tube_report": {},
     "tube_replay": {"spark_conn_id": "sparks"},
 }
 
@@ -298,6 +314,22 @@ def test_tube_replay_works_on_every_tube_that_has_something_to_do(
     replayed = [ti.map_index for ti in run.get_task_instances() if ti.task_id == "worker.replay"]
     assert sorted(replayed) == [0, 1]
     assert planes.execute("select * from later.plane").fetchall() == copy_of(planes) == [(3, "N3")]
+
+
+def test_tube_report_computes_the_flights_whose_tickets_or_rows_have_changed(
+    example: Example, airline: psycopg.Connection[Any]
+) -> None:
+    """Seconds: Airflow runs a whole DAG twice."""
+    airline.execute(REPORT)
+    assert set(states(example("tube_report").test()).values()) == {"success"}
+    report = "select flight_id, carrier, tickets, cents from public.flight_revenue order by 1"
+    assert airline.execute(report).fetchall() == [(1, "UA", 2, 700), (2, "AA", 0, 0)]
+    airline.execute(
+        "update public.flight set carrier = 'DL' where flight_id = 2;"
+        "insert into public.ticket values (13, 2, 90); delete from public.flight where flight_id = 1"
+    )
+    assert set(states(example("tube_report").test()).values()) == {"success"}
+    assert airline.execute(report).fetchall() == [(2, "DL", 1, 90)]
 
 
 @pytest.mark.usefixtures("connect_server")
