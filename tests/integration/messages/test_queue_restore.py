@@ -70,6 +70,33 @@ def test_a_restored_queue_goes_on_where_it_was_and_loses_nothing(q, restored, co
     assert there(here) == []
 
 
+def test_a_restored_queue_that_is_ordered_by_a_property_keeps_the_order_of_each_key(q, db, restored, connect):
+    """With a message of a key in a batch that failed, one that waits for it, and one that was committed late."""
+    q.execute("select mbus.order_by('q', 'kind')")
+    late = connect(autocommit=False)
+    post(late, "a1", kind="a")
+    post(q, "b1", kind="b")
+    with pytest.raises(ZeroDivisionError), ConsumerTransaction(QueueFeed("q"), db) as consumer:
+        assert [change.data["data"]["n"] for change in consumer.claim(1) and consumer.changes()] == ["b1"]
+        raise ZeroDivisionError
+    post(q, "b2", kind="b")
+    late.commit()
+    post(q, "a2", kind="a")
+    here = restored()
+    here.execute("select mbus.rebase_after_restore()")
+    post(here, "b3", kind="b")
+    post(here, "a3", kind="a")
+    done = []
+    while True:
+        with ConsumerTransaction(QueueFeed("q"), here.info.dsn) as consumer:
+            if consumer.claim(2) is None:
+                break
+            done += [change.data["data"]["n"] for change in consumer.changes()]
+            consumer.ack()
+    assert [each for each in done if each[0] == "a"] == ["a1", "a2", "a3"]
+    assert [each for each in done if each[0] == "b"] == ["b1", "b2", "b3"]
+
+
 def test_a_restored_queue_doubles_nothing_where_its_transaction_ids_come_again(q, restored, connect_to):
     with q.transaction():
         old = one(q, "select pg_current_xact_id()::text::bigint")
