@@ -17,6 +17,7 @@ import pytest
 from airflow_pgchange.errors import PgChangeError
 from airflow_pgchange.feeds import Change, CommitFeed, ConsumerTransaction
 from airflow_pgchange.feeds.feed import Feed
+from airflow_pgchange.feeds.keys import text
 
 FULL = os.environ.get("CHAOS") == "full"
 FEED = CommitFeed("chaos", 0)
@@ -30,7 +31,7 @@ Each = TypeVar("Each")
 
 @dataclass(frozen=True)
 class Campaign:
-    """How hard, and for how long. Times in seconds."""
+    """How hard, and for how long. Times in seconds. ``table`` is the one whose rows are the commits."""
 
     writers: int = 16
     seconds: float = 60 if FULL else 3
@@ -39,6 +40,7 @@ class Campaign:
     failures: float = 0.1
     consumers: int = 3
     seed: int = SEED
+    table: str = "revision.commit"
 
 
 class ConsumerFailed(Exception):
@@ -48,7 +50,9 @@ class ConsumerFailed(Exception):
 def prepare_results(results: str) -> None:
     """The table that consumers write to: one row for each commit that they processed, in their order."""
     with psycopg.connect(results, autocommit=True) as connection:
-        connection.execute("create table processed (n bigint generated always as identity, commit_id bigint)")
+        connection.execute(
+            "create table processed (n bigint generated always as identity, commit_id bigint, key text)"
+        )
 
 
 def write(source: str, campaign: Campaign, number: int, deadline: float) -> None:
@@ -63,11 +67,11 @@ def write_some(connection: psycopg.Connection[Any], campaign: Campaign, chance: 
     """Write one transaction of a few commits."""
     connection.execute("begin")
     connection.execute(
-        "insert into revision.commit select from generate_series(1, %s)", [chance.randint(1, 20)]
+        f"insert into {campaign.table} select from generate_series(1, %s)", [chance.randint(1, 20)]
     )
     if chance.random() < 0.3:
         connection.execute("savepoint s")
-        connection.execute("insert into revision.commit default values")
+        connection.execute(f"insert into {campaign.table} default values")
         if chance.random() < 0.5:
             connection.execute("rollback to s")
     if chance.random() < 0.3:
@@ -94,8 +98,11 @@ def harmed(changes: Sequence[Each], fault: str) -> list[Each]:
 
 
 def keep_commits(connection: psycopg.Connection[Any], changes: Sequence[Change]) -> None:
-    ids = [change.id for change in changes]
-    connection.execute("insert into processed (commit_id) select unnest(%s::bigint[])", [ids])
+    ids = [change.id if isinstance(change.id, int) else None for change in changes]
+    keys = [None if isinstance(change.id, int) else text(change.id) for change in changes]
+    connection.execute(
+        "insert into processed (commit_id, key) select * from unnest(%s::bigint[], %s::text[])", [ids, keys]
+    )
 
 
 def consume_once(
@@ -151,8 +158,17 @@ class Consumers:
                 self.stopping.wait(0.02)
 
 
-def run(feed: CommitFeed, results: str, sources: Sequence[str], campaign: Campaign) -> Consumers:
-    """Write and consume at once; ``sources[0]`` takes the writes. Returns when everything written has been drained."""
+def run(
+    feed: CommitFeed,
+    results: str,
+    sources: Sequence[str],
+    campaign: Campaign,
+    beside: Callable[[], None] = lambda: None,
+) -> Consumers:
+    """Write and consume at once; ``sources[0]`` takes the writes. Returns when everything written has been drained.
+
+    ``beside`` is called while writers write.
+    """
     prepare_results(results)
     consumers = Consumers(feed, results, sources, campaign)
     deadline = time.monotonic() + campaign.seconds
@@ -163,6 +179,7 @@ def run(feed: CommitFeed, results: str, sources: Sequence[str], campaign: Campai
     reading = [threading.Thread(target=consumers.run, args=(n,)) for n in range(campaign.consumers)]
     for thread in writing + reading:
         thread.start()
+    beside()
     for thread in writing:
         thread.join()
     consumers.stopping.set()
@@ -181,13 +198,14 @@ class Verdict:
     in_order: bool
 
 
-def judge(results: str, source: str) -> Verdict:
-    """Compare what was processed with the ledger: every commit that the source holds."""
+def judge(results: str, source: str, written: str = "select id::text from revision.commit") -> Verdict:
+    """Compare what was processed with the ledger: every commit that the source holds, whose texts ``written`` returns."""
+    known = "select coalesce(key, commit_id::text) from"
     with psycopg.connect(source) as connection:
-        queue = connection.execute("select commit_id from revision.commit_queue order by txid, id").fetchall()
-        ledger = {row[0] for row in connection.execute("select id from revision.commit").fetchall()}
+        queue = connection.execute(f"{known} revision.commit_queue order by txid, id").fetchall()
+        ledger = {row[0] for row in connection.execute(written).fetchall()}
     with psycopg.connect(results) as connection:
-        got = [row[0] for row in connection.execute("select commit_id from processed order by n").fetchall()]
+        got = [row[0] for row in connection.execute(f"{known} processed order by n").fetchall()]
     counts = Counter(got)
     return Verdict(
         written=len(ledger),
