@@ -34,7 +34,8 @@ CUT = """
 class Picture:
     """A picture to take. ``view`` is the address behind ``/plugin/pgchange/``.
 
-    The tables that ``shown`` names must be there. The button ``pressed`` is pressed before the picture is taken.
+    The tables that ``shown`` names must be there. The button ``pressed`` is pressed before the picture is taken. The
+    picture is of the whole view, or of its region ``part``.
     """
 
     name: str
@@ -42,13 +43,23 @@ class Picture:
     view: str
     shown: tuple[str, ...]
     pressed: str | None = None
+    part: str | None = None
     theme: Theme = "light"
 
 
 AUDIT = urlencode({"connection": "airline", "kind": "commit", "consumer": "commits:movement_audit/0"})
+ZERO = "psycopg.errors.DivisionByZero: division by zero"
 PICTURES = (
     Picture("page-light", 1000, "", ("What needs a person", "Consumers")),
     Picture("page-dark", 1000, "", ("What needs a person", "Consumers"), theme="dark"),
+    Picture("page-flow-light", 1000, "", ("Consumers",), part="How changes flow"),
+    Picture(
+        "page-letters-light",
+        560,
+        "letters",
+        ("Dead letters in airline",),
+        pressed=f"Show the letters that failed on: {ZERO}",
+    ),
     Picture("page-consumer-light", 1110, f"consumer?{AUDIT}", ("Batches of the last day",)),
     Picture("page-backfills-dark", 424, "backfills", ("Backfills in airline",), theme="dark"),
     Picture("page-queues-light", 830, "queues", ("Queues in airline",)),
@@ -94,7 +105,8 @@ def take(context: BrowserContext, url: str, picture: Picture) -> bytes:
     _settle(tab)
     cut = tab.evaluate(CUT)
     assert cut == [], f"{picture.name}: these buttons are cut: {cut}"
-    image = tab.screenshot(animations="disabled")
+    seen = tab if picture.part is None else tab.get_by_role("region", name=picture.part, exact=True)
+    image = seen.screenshot(animations="disabled")
     tab.close()
     return image
 
