@@ -181,6 +181,16 @@ def test_what_did_not_come_with_rows_misses_none(item):
     assert commits(item) == [1]
 
 
+def test_what_the_capture_of_a_former_owner_has_caught_is_not_missed(item, role):
+    owner = role("owner").name
+    item.execute(f"grant create on schema public to {owner}; select revision.grant_owner('{owner}')")
+    item.execute(f"alter table item owner to {owner}; alter table low owner to {owner}")
+    item.execute("select revision.track('item')")
+    assert troubles(item) == []
+    item.execute("insert into item values (2)")
+    assert commits(item) == [1, 2]
+
+
 def test_only_the_owner_brings_what_came(item, role, connect_to):
     come(item)
     refresh(item)
