@@ -31,6 +31,7 @@ OTHERS = [
     "updated_at",
     "held_back_by",
     "elsewhere",
+    "part_of",
     "why",
 ]
 """The other columns of a row of status, of which nothing is known before the consumer is registered."""

@@ -13,6 +13,7 @@ from airflow_pgchange.errors import (
     UnknownBranch,
     UnknownConsumer,
 )
+from airflow_pgchange.feeds.batch import whole_of
 from airflow_pgchange.feeds.consumer_state import in_work, lag
 from airflow_pgchange.feeds.feed import Feed
 
@@ -35,6 +36,5 @@ def elsewhere(results: Connection, source: Connection, feed: Feed) -> dict[str, 
     except (HistoryTrimmed, SourceLostTail, SourceRestored, UnknownBranch, UnknownConsumer) as error:
         return {**dict.fromkeys(LAG), "held_back_by": str(error)}
     batch = in_work(results, source, feed) or {}
-    return {name: getattr(found, of) for name, of in LAG.items()} | {
-        name: batch.get(of) for name, of in IN_WORK.items()
-    }
+    work = {name: batch.get(of) for name, of in IN_WORK.items()} | {"part_of": whole_of(batch)}
+    return {name: getattr(found, of) for name, of in LAG.items()} | work

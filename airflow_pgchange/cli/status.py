@@ -69,11 +69,18 @@ def _brief(row: Mapping[str, Any], reasons: Iterable[DagReason]) -> dict[str, An
         "waiting": "?" if row["waiting"] is None else row["waiting"],
         "faults": "?" if row["faults"] is None else row["faults"],
         "at work": "yes" if row["at_work"] else "",
-        "batch": "" if row["batch_id"] is None else f"{row['batch_id']}, attempt {row['attempt']}",
+        "batch": _batch(row),
         "progress": "" if row["updated_at"] is None else f"{row['updated_at']:%Y-%m-%d %H:%M:%S}",
         "held back by": row.get("held_back_by") or "",
         "why behind": "; ".join(filter(None, [row["new"] or _short(row), *(one.told for one in reasons)])),
     }
+
+
+def _batch(row: Mapping[str, Any]) -> str:
+    if row["batch_id"] is None:
+        return ""
+    part = "" if row["part_of"] is None else f", part of {row['part_of']}"
+    return f"{row['batch_id']}, attempt {row['attempt'] or 0}{part}"
 
 
 def _short(row: Mapping[str, Any]) -> str:

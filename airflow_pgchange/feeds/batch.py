@@ -62,6 +62,12 @@ class Partition:
     count: int
 
 
+def whole_of(batch: Mapping[str, Any]) -> str | None:
+    """Return the id of the whole batch, given a batch in work as JSON, if that is a part of it."""
+    bounds = batch.get("bounds", {})
+    return bounds["split"]["parts_of"][0] if "split" in bounds and "letter" not in bounds else None
+
+
 @dataclass(frozen=True)
 class Batch:
     """An ordered set of changes. Every attempt gets the same changes under the same id.

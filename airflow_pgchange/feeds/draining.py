@@ -26,7 +26,7 @@ from airflow_pgchange.feeds.checks import (
     patience,
 )
 from airflow_pgchange.feeds.checks import until as checked_until
-from airflow_pgchange.feeds.feed import Feed, Splitting
+from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
 
 SHOWN_BATCHES = 20
@@ -50,8 +50,7 @@ class Plan:
     - ``max_attempts``: the number of failures after which a batch is not tried again; None: always try again.
     - ``on_give_up``: then, ``bisect``: split a batch that fails by its own content, until the bad change is alone and
       becomes a dead letter. ``fail``, until a person has corrected the cause or given up the batch. ``dead_letter``: make
-      the whole batch a dead letter and continue. A feed that does not implement ``Splitting`` fails in place of
-      ``bisect``.
+      the whole batch a dead letter and continue.
     - ``hide``: removes further secrets from the text of an error.
     - ``run``: the name of the run, for people.
     - ``register``: whether a new consumer is registered.
@@ -87,9 +86,7 @@ class Plan:
     @property
     def splits(self) -> bool:
         """Whether a batch that fails by its own content is split."""
-        return (
-            self.on_give_up == "bisect" and self.max_attempts is not None and isinstance(self.feed, Splitting)
-        )
+        return self.on_give_up == "bisect" and self.max_attempts is not None
 
     @property
     def reason(self) -> str:

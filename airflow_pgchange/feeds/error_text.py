@@ -15,7 +15,7 @@ from psycopg.conninfo import conninfo_to_dict
 from airflow_pgchange.errors import PgChangeError
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.connections import connect
-from airflow_pgchange.feeds.feed import Feed, Splitting
+from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.feeds.secret_text import any_of
 
@@ -62,9 +62,7 @@ def note(
     """Store the error of the attempt on ``batch``, and whether the batch itself may have caused it. If that fails, only
     log it, because the task has failed already."""
     kept = hide(text)[:LONGEST]
-    query = (
-        feed.blame(batch, kept, of_batch) if isinstance(feed, Splitting) else feed.note_failure(batch, kept)
-    )
+    query = feed.note_failure(batch, kept, of_batch)
     try:
         with connect(source, primary=True) as connection, connection.transaction():
             for setting in ("statement_timeout", "lock_timeout"):

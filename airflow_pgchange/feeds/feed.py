@@ -108,11 +108,19 @@ class Feed(Watched, Protocol):
         """source, a standby: the next batch that can be read there. None for a feed that reads only the primary."""
 
     def claim(
-        self, position: Position, limit: int, choice: Mapping[str, Any] | None, max_attempts: int | None
+        self,
+        position: Position,
+        limit: int,
+        choice: Mapping[str, Any] | None,
+        max_attempts: int | None,
+        *,
+        split: bool = False,
     ) -> sql.Composed:
         """source, primary: record and return the next batch, or the batch in work once more; null if nothing is ready.
 
-        A batch that has failed ``max_attempts`` times is refused, which does not count as an attempt.
+        A batch that has failed ``max_attempts`` times is refused, which does not count as an attempt. With ``split``, a
+        batch that has failed so often by its own content is split, and its first half is returned. The other parts come
+        before other changes. PoisonousChange is raised for a single change. Attempts that an outage ended do not count.
         """
 
     def changes(self, batch: Batch, part: Slice) -> sql.Composed:
@@ -136,29 +144,13 @@ class Feed(Watched, Protocol):
         """source, primary: the batch that was claimed and not acked, as the claim returned it, with the ``error`` of its
         last attempt; null if there is none."""
 
-    def note_failure(self, batch: Batch, error: str) -> sql.Composed:
-        """source, primary: store the error of this attempt on the batch."""
+    def note_failure(self, batch: Batch, error: str, of_batch: bool | None = None) -> sql.Composed:
+        """source, primary: store the error of this attempt on the batch, and whether the batch itself may have caused
+        it."""
 
     def skip(self, row: Mapping[str, Any], reason: str) -> sql.Composed:
         """progress: make a batch that ``in_work`` returned a dead letter, move past it, and return the letter's
         number."""
-
-
-@runtime_checkable
-class Splitting(Feed, Protocol):
-    """The contract of a feed that can split a batch which fails by its own content, until the bad change is alone."""
-
-    def claim_or_split(
-        self, position: Position, limit: int, choice: Mapping[str, Any] | None, max_attempts: int
-    ) -> sql.Composed:
-        """source, primary: as ``claim``, but split a batch that has failed ``max_attempts`` times by its own content, and
-        return its first half. The other parts come before other changes.
-
-        Raises PoisonousChange for a single change. Attempts that an outage ended do not count.
-        """
-
-    def blame(self, batch: Batch, error: str, of_batch: bool) -> sql.Composed:
-        """source, primary: as ``note_failure``, and store whether the batch itself may have caused the error."""
 
 
 @runtime_checkable

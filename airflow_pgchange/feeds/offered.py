@@ -18,6 +18,11 @@ from airflow_pgchange.feeds.queries import call, select
 from airflow_pgchange.feeds.starting import Start, check_start
 
 
+def on_give_up(split: bool) -> str | None:
+    """Return the argument of a claim in SQL that says what becomes of a batch whose attempts are used up."""
+    return "bisect" if split else None
+
+
 class SchemaFeed:
     """A feed whose queries call the functions of a schema.
 
@@ -68,9 +73,15 @@ class SchemaFeed:
         return None
 
     def claim(
-        self, position: Position, limit: int, choice: Mapping[str, Any] | None, max_attempts: int | None
+        self,
+        position: Position,
+        limit: int,
+        choice: Mapping[str, Any] | None,
+        max_attempts: int | None,
+        *,
+        split: bool = False,
     ) -> sql.Composed:
-        return self._select("claim", position, limit, max_attempts)
+        return self._select("claim", position, limit, max_attempts, on_give_up(split))
 
     def ack(self, batch: Batch) -> sql.Composed:
         return self._select("ack", batch.to_json())
@@ -78,8 +89,8 @@ class SchemaFeed:
     def in_work(self, position: Position) -> sql.Composed:
         return self._select("in_work", position)
 
-    def note_failure(self, batch: Batch, error: str) -> sql.Composed:
-        return self._select("note_failure", batch.to_json(), error)
+    def note_failure(self, batch: Batch, error: str, of_batch: bool | None = None) -> sql.Composed:
+        return self._select("note_failure", batch.to_json(), error, of_batch)
 
     def skip(self, row: Mapping[str, Any], reason: str) -> sql.Composed:
         return self._select("skip", row, reason)
@@ -106,14 +117,6 @@ class OfferedFeed(SchemaFeed):
 
     def __post_init__(self) -> None:
         check_start(self.start)
-
-    def claim_or_split(
-        self, position: Position, limit: int, choice: Mapping[str, Any] | None, max_attempts: int
-    ) -> sql.Composed:
-        return self._select("claim", position, limit, max_attempts, "bisect")
-
-    def blame(self, batch: Batch, error: str, of_batch: bool) -> sql.Composed:
-        return self._select("note_failure", batch.to_json(), error, of_batch)
 
     def lag(self, position: Position, upto: int) -> sql.Composed:
         return select(f"{self.schema}.lag", position, upto)

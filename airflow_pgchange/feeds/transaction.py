@@ -27,7 +27,7 @@ from airflow_pgchange.feeds.batch import Batch, Change
 from airflow_pgchange.feeds.checks import BATCH_LIMIT, Seconds, patience, seconds
 from airflow_pgchange.feeds.connections import begun, cancel, connect, keep_open
 from airflow_pgchange.feeds.errors import is_of_the_batch, translated
-from airflow_pgchange.feeds.feed import NOWHERE, Feed, Splitting, progress_at
+from airflow_pgchange.feeds.feed import NOWHERE, Feed, progress_at
 from airflow_pgchange.feeds.progress import Progress
 from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.feeds.retrying import past_deadlocks, succeeds
@@ -153,8 +153,7 @@ class ConsumerTransaction:
 
         With ``split``, a batch that has failed ``max_attempts`` times by its own content is split, and its first half is
         returned. Its other parts come next. PoisonousChange is raised for a change that has failed alone so often, and
-        BatchGivenUp only if no attempt failed by the content, or if ten changes of the whole batch are dead letters. A
-        feed that does not implement ``Splitting`` does not split.
+        BatchGivenUp only if no attempt failed by the content, or if ten changes of the whole batch are dead letters.
         """
         if limit < 1:
             raise InvalidArgument(f"limit must be at least 1 change, not {limit}")
@@ -169,10 +168,7 @@ class ConsumerTransaction:
             position = self._read_position()
             choose = self.feed.choose(position, limit) if self._on_standby else None
             choice = None if choose is None else ask(self._reader, choose)
-            if split and max_attempts is not None and isinstance(self.feed, Splitting):
-                claim = self.feed.claim_or_split(position, limit, choice, max_attempts)
-            else:
-                claim = self.feed.claim(position, limit, choice, max_attempts)
+            claim = self.feed.claim(position, limit, choice, max_attempts, split=split)
             row = past_deadlocks(lambda: ask(self._claims, claim))
         self.progress.begin("process")
         self.batch = None if row is None else Batch.from_json({**row, "feed": self.feed.name})

@@ -13,7 +13,7 @@ from airflow_pgchange.feeds.batch import Batch, Change, Slice
 from airflow_pgchange.feeds.checks import is_name
 from airflow_pgchange.feeds.feed import Ask, Goal, Position, kind_of_feed
 from airflow_pgchange.feeds.names import NUMBER, TEXT, Names
-from airflow_pgchange.feeds.offered import SchemaFeed
+from airflow_pgchange.feeds.offered import SchemaFeed, on_give_up
 from airflow_pgchange.feeds.queries import call, select
 from airflow_pgchange.feeds.schemas import our_schema
 
@@ -98,9 +98,15 @@ class TubeFeed(SchemaFeed):
         return select("tube.lag", *self.share, position, upto)
 
     def claim(
-        self, position: Position, limit: int, choice: Mapping[str, Any] | None, max_attempts: int | None
+        self,
+        position: Position,
+        limit: int,
+        choice: Mapping[str, Any] | None,
+        max_attempts: int | None,
+        *,
+        split: bool = False,
     ) -> sql.Composed:
-        return self._select("claim", position, limit, self.workers, max_attempts)
+        return self._select("claim", position, limit, self.workers, max_attempts, on_give_up(split))
 
     def changes(self, batch: Batch, part: Slice) -> sql.Composed:
         return call("tube.changes", *self.parts, batch.bounds, part.after, part.upto)

@@ -75,8 +75,8 @@ class FeedOperator(CheckedArguments, BaseOperator):
     :param max_attempts: the number of failures after which a batch is not tried again; None: always try again
     :param on_give_up: what is done with such a batch. ``bisect``: if the batch itself caused an error, halve it until the
         bad change is alone, make that change a dead letter with its last error, and continue; an outage never halves a
-        batch, and batches of tubes and queues fail instead. ``fail`` the task until a person has corrected the cause or
-        skipped the batch. ``dead_letter``: make the whole batch a dead letter with its last error, and continue
+        batch. ``fail`` the task until a person has corrected the cause or skipped the batch. ``dead_letter``: make the
+        whole batch a dead letter with its last error, and continue
     :param skip_if_empty: skip the task if nothing is ready; otherwise it succeeds with zero batches
     """
 

@@ -63,6 +63,7 @@ class Consumer(BaseModel):
     at_work: bool | None
     batch: str | None
     attempt: int | None
+    part_of: str | None = Field(description="The batch that was split, if its batch is a part of it")
     error: str | None = Field(description="For who may read the connection")
     claimed_at: datetime | None
     updated_at: datetime | None

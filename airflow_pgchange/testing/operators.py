@@ -13,7 +13,6 @@ from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.errors import is_of_the_batch
 from airflow_pgchange.feeds.event import EventFeed
-from airflow_pgchange.feeds.feed import Splitting
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.operators.batch import BatchOperator
 from airflow_pgchange.operators.handlers import EventHandlersOperator
@@ -97,8 +96,8 @@ def run_batch_once(
         except Exception as error:
             if operator.max_attempts is None or attempt < operator.max_attempts:
                 raise
-            splits = isinstance(found, Splitting) and batch.count == 1 and is_of_the_batch(error)
-            if operator.on_give_up == "dead_letter" or (operator.on_give_up == "bisect" and splits):
+            is_poison = batch.count == 1 and is_of_the_batch(error)
+            if operator.on_give_up == "dead_letter" or (operator.on_give_up == "bisect" and is_poison):
                 return BatchRun(batch, dead_letter=error)
             raise
         statements = tuple(results.statements) if isinstance(results, RecordedConnection) else ()

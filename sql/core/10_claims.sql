@@ -173,10 +173,11 @@ begin
 end
 $$;
 
--- The batch of a claim once more, with the attempt counted; refused after max_attempts of them, uncounted. If such batches are
--- split, attempts that an outage ended are not among them, and a change that failed alone is refused by an error of its own.
-create function pgchange.claim_again(mark pgchange.claim, max_attempts integer, on_give_up text) returns jsonb
-language plpgsql as $$
+-- Refuse to claim a batch once more after max_attempts attempts on it. If such batches are split, attempts that an outage ended are not
+-- among them, and a change that failed alone is refused by an error of its own.
+-- Without a search_path of its own, because claims call it.
+create function pgchange.check_again(mark pgchange.claim, max_attempts integer, on_give_up text) returns void
+language plpgsql immutable as $$
 begin
     if on_give_up = 'bisect' then
         perform pgchange.check_poison(mark, max_attempts);
@@ -184,6 +185,13 @@ begin
     if on_give_up is null or mark.attempt - mark.outages >= max_attempts then
         perform pgchange.check_attempts(mark.consumer, mark.batch_id::text, mark.attempt, max_attempts);
     end if;
+end
+$$;
+
+-- The batch of a claim once more, with the attempt counted.
+create function pgchange.claim_again(mark pgchange.claim) returns jsonb
+language plpgsql as $$
+begin
     update pgchange.claim as c set attempt = c.attempt + 1, claimed_at = clock_timestamp()
     where c.kind = mark.kind and c.consumer = mark.consumer
     returning c.attempt into mark.attempt;

@@ -2,7 +2,7 @@
 -- until the bad change is alone. A part is a batch with an id of its own. Its bounds have "split":
 --   parts_of: the ids of the batches of which it is a part, the whole batch first
 --   rest: the parts of the whole that follow it, as {count, depth}: how many changes each has, and of how many of parts_of it is a part
---   ends: the place where the whole ends
+--   ends: the place where the whole ends, if it has one
 --   attempts: how many attempts were made on the whole and on its earlier parts
 --   letters: how many changes of the whole became dead letters
 
@@ -36,14 +36,32 @@ begin
 end
 $$;
 
--- The parts of a split batch that a consumer at a version has still to process, as halves() returns them, and in before the place
--- where they begin; null if there are none. A consumer that was moved since is at another version, so its split is over.
+-- The parts of a split batch that follow one that has ended, as halves() returns them, and in before the place where they begin, if it
+-- has one; null if there are none.
+create function pgchange.parts_behind(mark pgchange.claim) returns jsonb
+language plpgsql immutable as $$
+declare
+    split constant jsonb := mark.batch -> 'bounds' -> 'split';
+begin
+    if coalesce(split -> 'rest', '[]') = '[]' then
+        return null;
+    end if;
+    return split || jsonb_build_object(
+        'attempts', (split -> 'attempts')::integer + mark.attempt,
+        -- If each attempt on a change failed, and its consumer is behind it all the same, it became a dead letter.
+        'letters', (split -> 'letters')::integer
+            + (mark.batch ->> 'count' = '1' and mark.failures > 0 and mark.failures + mark.outages = mark.attempt)::integer,
+        'before', mark.batch -> 'bounds' -> 'upto', 'within', (mark.batch -> 'bounds') - 'split');
+end
+$$;
+
+-- The parts of a split batch that a consumer at a version has still to process, as parts_behind() returns them; null if there are none.
+-- A consumer that was moved since is at another version, so its split is over.
 -- Without a search_path of its own, because each claim calls it.
 create function pgchange.parts_left(kind text, consumer text, version bigint) returns jsonb
 language plpgsql stable as $$
 declare
     mark pgchange.claim;
-    split jsonb;
 begin
     select c.* into mark
     from pgchange.claim as c
@@ -52,13 +70,7 @@ begin
     if not found then
         return null;
     end if;
-    split := mark.batch -> 'bounds' -> 'split';
-    return split || pg_catalog.jsonb_build_object(
-        'attempts', (split -> 'attempts')::integer + mark.attempt,
-        -- If each attempt on a change failed, and its consumer is behind it all the same, it became a dead letter.
-        'letters', (split -> 'letters')::integer
-            + (mark.batch ->> 'count' = '1' and mark.failures > 0 and mark.failures + mark.outages = mark.attempt)::integer,
-        'before', mark.batch -> 'bounds' -> 'upto', 'within', (mark.batch -> 'bounds') - 'split');
+    return pgchange.parts_behind(mark);
 end
 $$;
 

@@ -4,14 +4,21 @@ create type pgchange.consumer_status as (
     kind text, consumer text, feed jsonb, version bigint,
     ready bigint, ready_exact boolean, oldest_seconds double precision, waiting bigint, faults bigint,
     at_work boolean, batch_id uuid, attempt integer, error text, claimed_at timestamptz, updated_at timestamptz,
-    held_back_by text, elsewhere text
+    held_back_by text, elsewhere text, part_of uuid
 );
 comment on type pgchange.consumer_status is
     'How a consumer stands. kind, consumer: what it is and how people call it; feed: what else its feed is made of. version counts '
     'its batches and moves. ready: what a claim would return now, exact or at least so many, the oldest that many seconds old; '
     'waiting: what is there and cannot be claimed yet; faults: what its capture could not place. at_work: whether somebody holds '
     'its lock. batch_id, attempt, error, claimed_at: the batch that was claimed and not acked. held_back_by: whom or what it waits '
-    'for. elsewhere: ''changes'' or ''progress'' where these are in another database, as far as is known here.';
+    'for. elsewhere: ''changes'' or ''progress'' where these are in another database, as far as is known here. part_of: the batch that was '
+    'split, if batch_id is a part of it.';
+
+-- The whole batch of which a batch is a part; null for a whole batch, and for that of a dead letter.
+create function pgchange.whole_of(batch jsonb) returns uuid
+language sql immutable as $$
+    select case when not batch -> 'bounds' ? 'letter' then (batch #>> '{bounds,split,parts_of,0}')::uuid end
+$$;
 
 -- How a consumer stands, by its position, its lag and the claim of the batch that it has in work, all as far as they are known.
 create function pgchange.standing(
@@ -24,7 +31,7 @@ begin
         (lag ->> 'ready')::bigint, (lag ->> 'ready_exact')::boolean, (lag ->> 'ready_age')::double precision,
         (lag ->> 'waiting')::bigint, (lag ->> 'faults')::bigint, at_work,
         (work ->> 'batch_id')::uuid, (work ->> 'attempt')::integer, work ->> 'error', (work ->> 'claimed_at')::timestamptz,
-        (at ->> 'updated_at')::timestamptz, held_back_by, elsewhere
+        (at ->> 'updated_at')::timestamptz, held_back_by, elsewhere, pgchange.whole_of(coalesce(nullif(work -> 'batch', 'null'), work))
     )::pgchange.consumer_status;
 end
 $$;

@@ -127,7 +127,7 @@ $$;
 -- own: the functions that the schema writes itself in place of the given ones.
 -- origin: the schema that has here() and is_native(), if not this one.
 -- letters_elsewhere and tells_of_batches: as in pgchange.registered.
--- options: more arguments of a claim, which the claim passes on to choose() or claim_again().
+-- options: more arguments of a claim, which the claim passes on to choose() or claimed().
 -- for_admins: functions that only admins may call, and not consumers.
 -- as_owner: whether the functions for users run as their owner; false if users work tables under their own rights.
 create function pgchange.offer(
@@ -200,6 +200,8 @@ $$;
 create function pgchange.missing(schema name, wanted pgchange.promised) returns text
 language plpgsql stable as $$
 declare
+    shown_returns constant text := regexp_replace(
+        wanted.returns, '[a-z_.]+$', format_type(to_regtype(regexp_replace(wanted.returns, '^setof ', '')), null));
     types constant oid[] := array(select to_regtype(t)::oid from unnest((pgchange.arguments(wanted.takes)).types) as t);
     result text := (
         select case when p.proretset then 'setof ' else '' end || format_type(p.prorettype, null)
@@ -209,7 +211,8 @@ declare
                or (p.proargtypes::oid[])[0:cardinality(types) - 1] = types and p.pronargs - cardinality(types) <= p.pronargdefaults)
         order by p.pronargs limit 1);
 begin
-    if wanted.returns in (result, case when result like 'setof %' then 'setof record' end) or wanted.takes is null and result is not null then
+    -- Both as this search_path spells them.
+    if shown_returns in (result, case when result like 'setof %' then 'setof record' end) or wanted.takes is null and result is not null then
         return null;
     end if;
     return format('%I.%I(%s) returns %s%s: %s', schema, wanted.name, coalesce(wanted.takes, '...'), wanted.returns,

@@ -149,7 +149,8 @@ begin
     end if;
     if mark.version is not null then
         if batch is null then
-            batch := pgchange.claim_again(mark, max_attempts, on_give_up);
+            perform pgchange.check_again(mark, max_attempts, on_give_up);
+            batch := pgchange.claim_again(mark);
             if batch -> 'bounds' ? 'letter' then
                 perform %1$I.letter_batch(%2$s, "position");
             end if;

@@ -22,10 +22,13 @@ begin
         when 'acked' then perform pgchange.note_end(%3$L, %1$I.name_of(%9$s), batch);
         when 'skipped' then perform pgchange.note_end(%3$L, %1$I.name_of(%9$s), batch, skipped => true);
         when 'claimed' then perform pgchange.note_claim(%3$L, %1$I.name_of(%9$s), batch);
+        when 'split' then
+            perform pgchange.note_split(
+                %3$L, %1$I.name_of(%9$s), (batch ->> 'id')::uuid, (batch ->> 'attempt')::integer);
         when 'failed' then perform pgchange.note_failed(%3$L, %1$I.name_of(%9$s), batch, error);
     end case;
 end
-$$, 'Note in pgchange.batch what became of an attempt on a batch: claimed, failed, acked or skipped.');
+$$, 'Note in pgchange.batch what became of an attempt on a batch: claimed, failed, split, acked or skipped.');
 
     perform pgchange.add_offer('feed', 'ack', '%1$s, batch jsonb', 'bigint', 'volatile', null, 'consumer', $$
 declare

@@ -7,23 +7,29 @@ begin
         'work set', 'position', '%3$s', 'jsonb',
         'Return the state of the consumer, which changes with each new batch; null if the consumer has none.');
     perform pgchange.add_hook(
-        'work set', 'claim_again', '%1$s, "position" jsonb, max_changes integer, max_attempts integer%2$s', 'jsonb',
-        'Return a batch that was claimed and never acked, if it is still whole, with the attempt counted; null if there is none. Refuse a '
-        'consumer that is unknown, not the caller''s, or not where the position says, what pgchange.check_claim() refuses, and a batch '
-        'that was tried max_attempts times.');
+        'work set', 'claimed', '%1$s, "position" jsonb, max_changes integer%2$s', 'pgchange.claim',
+        'Return the batch that was claimed and never acked, if it is still whole, as a claim; null if there is none. Refuse a consumer '
+        'that is unknown, not the caller''s, or not where the position says, and what pgchange.check_claim() refuses.');
+    perform pgchange.add_hook(
+        'work set', 'claim_again', '%1$s, "position" jsonb, mark pgchange.claim, split jsonb', 'jsonb',
+        'Count one more attempt on the batch that claimed() returned, and return the batch. If parts are given, replace the batch by the '
+        'first of them, which pgchange.part() makes, with its first attempt.');
     perform pgchange.add_hook(
         'work set', 'claim_next', '%1$s, "position" jsonb, max_changes integer', 'jsonb',
         'Record and return the next batch, with its first attempt; null if nothing is ready.');
     perform pgchange.add_hook(
         'work set', 'advance', '%1$s, batch jsonb', 'bigint',
-        'Delete a batch and all that it holds, and return its version. Refuse a batch that is no longer as it was claimed.');
+        'Delete a batch and all that it holds, and return its version. If parts of a split batch follow it, which '
+        'pgchange.parts_behind() tells, the next of them takes its place, without an attempt. Refuse a batch that is no longer as it was '
+        'claimed.');
     perform pgchange.add_hook(
         'work set', 'in_work', '%3$s, "position" jsonb', 'jsonb',
         'Return a batch that was claimed, is not acked and not at work, with its attempts and the error of the last one; null if there is '
         'none. Refuse a consumer that is unknown.');
     perform pgchange.add_hook(
-        'work set', 'set_error', '%1$s, batch jsonb, error text', 'boolean',
-        'Keep the error of the last attempt with its batch; false if the given attempt is not the last.');
+        'work set', 'set_error', '%1$s, batch jsonb, error text, of_batch boolean', 'boolean',
+        'Keep the error of the last attempt with its batch, and count it among the failures or the outages; false if the given attempt '
+        'is not the last.');
 
     perform pgchange.add_offer('work set', 'take_idle', '%1$s', 'void', 'volatile', false, null, $$
 begin
@@ -32,14 +38,30 @@ end
 $$, 'Take the lock of a consumer that is not at work, or say so.');
 
     perform pgchange.add_offer(
-        'work set', 'claim', '%1$s, "position" jsonb, max_changes integer%2$s, max_attempts integer default null', 'jsonb', 'volatile', null,
-        'consumer', $$
+        'work set', 'claim',
+        '%1$s, "position" jsonb, max_changes integer%2$s, max_attempts integer default null, on_give_up text default null', 'jsonb',
+        'volatile', null, 'consumer', $$
 declare
+    mark pgchange.claim;
+    split jsonb;
     batch jsonb;
 begin
-    batch := %1$I.claim_again(%2$s, "position", max_changes, max_attempts%8$s);
-    if batch is null then
+    if on_give_up is not null then
+        perform pgchange.check_on_give_up(on_give_up);
+    end if;
+    mark := %1$I.claimed(%2$s, "position", max_changes%8$s);
+    if mark.batch_id is null then
         batch := %1$I.claim_next(%2$s, "position", max_changes);
+    else
+        if on_give_up = 'bisect' then
+            split := pgchange.halves(mark, max_attempts);
+        end if;
+        if split is null then
+            perform pgchange.check_again(mark, max_attempts, on_give_up);
+        else
+            perform %1$I.note_attempt(%2$s, 'split', mark.batch || pg_catalog.jsonb_build_object('attempt', mark.attempt));
+        end if;
+        batch := %1$I.claim_again(%2$s, "position", mark, split);
     end if;
     if batch is not null then
         perform %1$I.note_attempt(%2$s, 'claimed', batch);
@@ -47,14 +69,19 @@ begin
     return batch;
 end
 $$, 'Record and return the next batch of a consumer, or one that was claimed and never acked, with the attempt counted; null if nothing is '
-    'ready. Call it in a transaction of its own, while the transaction of the position holds the lock.');
+    'ready. With on_give_up bisect, a batch that has failed max_attempts times by its own content is split, and its first half returned; '
+    'the other parts follow when it is acked, and a change that fails alone is refused by the SQLSTATE PC014. Call it in a transaction of '
+    'its own, while the transaction of the position holds the lock.');
 
-    perform pgchange.add_offer('work set', 'note_failure', '%1$s, batch jsonb, error text', 'void', 'volatile', null, 'consumer', $$
+    perform pgchange.add_offer(
+        'work set', 'note_failure', '%1$s, batch jsonb, error text, of_batch boolean default null', 'void', 'volatile', null,
+        'consumer', $$
 begin
-    if %1$I.set_error(%2$s, batch, error) then
+    if %1$I.set_error(%2$s, batch, error, of_batch) then
         perform %1$I.note_attempt(%2$s, 'failed', batch, error);
     end if;
 end
-$$, 'Note what the attempt on a batch failed on, for its dead letter.');
+$$, 'Note what the attempt on a batch failed on, for its dead letter. of_batch: whether the batch itself may have caused the error, so '
+    'that the batch may be split; false for an outage, null if that is not known.');
 end
 $do$;

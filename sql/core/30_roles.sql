@@ -9,7 +9,7 @@ select pgchange.add_role(
     ],
     functions => $$
         ours status health consumers_health lag_limit_of is_behind told_ready told_behind told_kept kept why_behind explained reasons
-        has_stopped_looking many shell_quoted watchers latest_watchers watchers_health batches note_samples samples trends
+        has_stopped_looking many shell_quoted whole_of watchers latest_watchers watchers_health batches note_samples samples trends
     $$);
 
 select pgchange.add_role(
@@ -21,7 +21,8 @@ select pgchange.add_role(
         'usage, create on schema pgchange_staging'
     ],
     functions => $$
-        who_locks locked locks_held check_claim check_attempts check_reason check_taken check_isolation check_version refuse_stale
+        who_locks locked locks_held check_claim check_attempts check_again check_poison check_on_give_up check_reason check_taken
+        check_isolation check_version refuse_stale halves part parts_behind
         full_xid snapshot_of snapshot_union snapshot_below snapshot_with note_watchers pinned_settings
     $$);
 
@@ -70,6 +71,6 @@ alter table pgchange.lag_limit enable row level security;
 create policy kept on pgchange.lag_limit using (pgchange.has_letter_right('keep', kind, address));
 
 select pgchange.close_schema('pgchange', types => 'consumer_status finding', unpinned => $$
-        check_attempts check_claimed check_known check_position check_version close_schema fits in_work is_named lock_briefly next_number
+        check_again check_attempts check_claimed check_known check_position check_version close_schema fits in_work is_named lock_briefly next_number
         note_claim note_end note_failed parts_left refuse_stale settings
     $$);

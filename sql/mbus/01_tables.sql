@@ -182,6 +182,8 @@ create table mbus.batch (
     slot integer not null,
     batch jsonb not null,
     attempt integer not null default 1,
+    failures integer not null default 0,
+    outages integer not null default 0,
     error text,
     count bigint not null,
     lowest bigint not null,
@@ -192,7 +194,9 @@ create table mbus.batch (
 );
 create index on mbus.batch (consumer, number);
 comment on table mbus.batch is
-    'Batches that workers of a consumer''s feed claimed and did not ack: their messages are in mbus.apart between lowest and highest. '
+    'Batches that workers of a consumer''s feed claimed and did not ack: their messages, so many, are in mbus.apart between lowest and '
+    'highest. Of a batch that was split, batch is the part that is due, and the messages are its own and those of the parts behind it. '
+    'failures is how many attempts failed by an error of the batch itself, outages how many by another one, such as a lost server. '
     'The transaction taken_by, which is that of the worker itself, took so many of them by their ids.';
 
 create table mbus.fault (

@@ -1,15 +1,63 @@
 -- The batch of a feed: claimed in a transaction of its own, read, acked with the results.
 
 -- A claim finds messages by indexes, whatever the statistics say: the hooks below run under these settings.
-alter function mbus_sealed.claim(pgchange.caller, text, text, jsonb, integer, integer)
+alter function mbus_sealed.claim(pgchange.caller, text, text, jsonb, integer, integer, text)
     set enable_seqscan = off set enable_bitmapscan = off set enable_mergejoin = off set enable_hashjoin = off set enable_sort = off
     set jit = off set max_parallel_workers_per_gather = 0 set plan_cache_mode = force_generic_plan;
 
--- The next batch that was claimed and is not at work, as this slot's, with the attempt counted; null for none. Refuse a consumer by whom
--- the caller may not consume, and a position without a lock of its feed. Batches that are no longer whole are dissolved.
-create function mbus.claim_again(
-    caller pgchange.caller, qname text, cname text, "position" jsonb, max_changes integer, max_attempts integer
-) returns jsonb
+-- A batch as a claim, whose attempts pgchange.halves() judges.
+create function mbus.mark_of(qname text, cname text, mark mbus.batch) returns pgchange.claim
+language plpgsql stable as $$
+begin
+    return jsonb_populate_record(null::pgchange.claim, jsonb_build_object(
+        'consumer', mbus.name_of(qname, cname), 'version', mark.batch -> 'version', 'batch_id', mark.batch -> 'id',
+        'attempt', mark.attempt, 'failures', mark.failures, 'outages', mark.outages, 'batch', mark.batch));
+end
+$$;
+
+-- The batch of a consumer that has some messages of the record with a number, or all of them.
+create function mbus.batch_of(known mbus.queue, c integer, number bigint, version bigint, ids bigint[]) returns jsonb
+language plpgsql stable as $$
+declare
+    slices jsonb;
+    lowest bigint;
+    highest bigint;
+    oldest timestamptz;
+begin
+    with numbered as (
+        select i as id, (row_number() over (order by i) - 1) / 10000 as slice from unnest(ids) as i
+    ), sliced as (
+        select count(*) as counted, min(n.id) as lowest, max(n.id) as highest from numbered as n group by n.slice
+    )
+    select jsonb_agg(jsonb_build_object('count', s.counted, 'after', s.lowest - 1, 'upto', s.highest) order by s.lowest),
+           min(s.lowest), max(s.highest)
+    into slices, lowest, highest from sliced as s;
+    execute format('select l.added from mbus.%I as l where l.id = $1', 'log$' || known.qname) into oldest using lowest;
+    return jsonb_build_object(
+        -- Not made of numbers: a restored database gives them again, to other messages.
+        'id', gen_random_uuid(),
+        'version', version, 'count', cardinality(ids), 'slices', slices, 'oldest', oldest,
+        'bounds', jsonb_build_object('number', number, 'consumer', c, 'lowest', lowest, 'highest', highest));
+end
+$$;
+
+-- The next of the parts of a split batch, as pgchange.halves() or pgchange.parts_behind() returns them: the first of the messages that
+-- the record still has.
+create function mbus.part(known mbus.queue, mark mbus.batch, split jsonb) returns jsonb
+language plpgsql as $$
+begin
+    return pgchange.part(split, mbus.batch_of(
+        known, mark.consumer, mark.number, nextval(pg_get_serial_sequence('mbus.batch', 'number')), array(
+            select a.id from mbus.apart as a
+            where a.consumer = mark.consumer and a.batch = mark.number and a.id between mark.lowest and mark.highest
+            order by a.id
+            limit (split -> 'rest' -> 0 -> 'count')::integer)));
+end
+$$;
+
+-- The next batch that was claimed and is not at work; null for none. Refuse a consumer by whom the caller may not consume, and a position
+-- without a lock of its feed. Batches that are no longer whole are dissolved.
+create function mbus.claimed(caller pgchange.caller, qname text, cname text, "position" jsonb, max_changes integer) returns pgchange.claim
 language plpgsql as $$
 declare
     c mbus.consumer := mbus.feed_consumer(caller, qname, cname);
@@ -29,7 +77,7 @@ begin
         -- What another worker adopts meanwhile is locked, or at work when this comes to it.
         select b.* into mark from mbus.batch as b
         where b.consumer = c.id
-          and (b.slot = my_slot or b.slot not in (select h.slot from mbus.held_slots(claim_again.qname, claim_again.cname) as h))
+          and (b.slot = my_slot or b.slot not in (select h.slot from mbus.held_slots(claimed.qname, claimed.cname) as h))
         order by b.slot <> my_slot, b.number
         limit 1
         for update skip locked;
@@ -43,12 +91,30 @@ begin
         exit when mark.count = remaining;
         perform mbus.dissolve(mbus.queue_named(qname), mark);
     end loop;
-    perform pgchange.check_attempts(mbus.name_of(qname, cname), mark.batch ->> 'id', mark.attempt, max_attempts);
+    return mbus.mark_of(qname, cname, mark);
+end
+$$;
+
+-- A batch once more, as that of this slot, with the attempt counted, or the first of its parts.
+create function mbus.claim_again(caller pgchange.caller, qname text, cname text, "position" jsonb, mark pgchange.claim, split jsonb)
+returns jsonb
+language plpgsql as $$
+declare
+    known mbus.batch := (select b from mbus.batch as b where b.number = (mark.batch -> 'bounds' -> 'number')::bigint);
+begin
+    if split is not null then
+        known.batch := mbus.part(mbus.queue_named(qname), known, split);
+        known.attempt := 0;
+        known.failures := 0;
+        known.outages := 0;
+        known.error := null;
+    end if;
     update mbus.batch as b set
-        attempt = b.attempt + 1, slot = my_slot, claimed_at = clock_timestamp(), taken = 0, taken_by = null
-    where b.number = mark.number
-    returning b.* into mark;
-    return mark.batch || jsonb_build_object('attempt', mark.attempt, 'lsn', pg_current_wal_insert_lsn());
+        batch = known.batch, attempt = known.attempt + 1, failures = known.failures, outages = known.outages, error = known.error,
+        slot = ("position" ->> 'slot')::integer, claimed_at = clock_timestamp(), taken = 0, taken_by = null
+    where b.number = known.number
+    returning b.* into known;
+    return known.batch || jsonb_build_object('attempt', known.attempt, 'lsn', pg_current_wal_insert_lsn());
 end
 $$;
 
@@ -60,8 +126,6 @@ declare
     c constant integer := "position" ->> 'consumer';
     ids constant bigint[] := mbus.claim_ids(known, c, max_changes);
     mark mbus.batch;
-    slices jsonb;
-    oldest timestamptz;
 begin
     if ids = '{}' then
         return null;
@@ -69,15 +133,8 @@ begin
     -- What was claimed is not received before the ack.
     delete from mbus.receipt as r
     where r.queue = known.id and r.consumer = c and r.id = any (ids) and r.txid = pg_current_xact_id();
-    with numbered as (
-        select i as id, (row_number() over (order by i) - 1) / 10000 as slice from unnest(ids) as i
-    ), sliced as (
-        select count(*) as counted, min(n.id) as lowest, max(n.id) as highest from numbered as n group by n.slice
-    )
-    select jsonb_agg(jsonb_build_object('count', s.counted, 'after', s.lowest - 1, 'upto', s.highest) order by s.lowest)
-    into slices from sliced as s;
     insert into mbus.batch (consumer, slot, batch, count, lowest, highest)
-    values (c, ("position" ->> 'slot')::integer, '{}', cardinality(ids), (slices -> 0 ->> 'after')::bigint + 1, (slices -> -1 ->> 'upto')::bigint)
+    select c, ("position" ->> 'slot')::integer, '{}', count(*), min(i), max(i) from unnest(ids) as i
     returning * into mark;
     if known.ordered_by is null then
         insert into mbus.apart (consumer, id, part, due, batch)
@@ -89,13 +146,7 @@ begin
             mbus.key_of(known, 'l'), 'log$' || known.qname)
         using c, known.consumers_cnt, mark.number, ids;
     end if;
-    execute format('select l.added from mbus.%I as l where l.id = $1', 'log$' || known.qname) into oldest using mark.lowest;
-    update mbus.batch as b set batch = jsonb_build_object(
-        -- Not made of numbers: a restored database gives them again, to other messages.
-        'id', gen_random_uuid(),
-        'version', mark.number, 'count', mark.count, 'slices', slices, 'oldest', oldest,
-        'bounds', jsonb_build_object('number', mark.number, 'consumer', c, 'lowest', mark.lowest, 'highest', mark.highest))
-    where b.number = mark.number
+    update mbus.batch as b set batch = mbus.batch_of(known, c, mark.number, mark.number, ids) where b.number = mark.number
     returning b.* into mark;
     return mark.batch || jsonb_build_object('attempt', 1, 'lsn', pg_current_wal_insert_lsn());
 end
@@ -127,8 +178,24 @@ $$;
 comment on function mbus_sealed.changes(pgchange.caller, text, text, jsonb, bigint, bigint) is
     'The messages of a batch, by the bounds that it was claimed with, behind one number in the log up to another, in that order.';
 
--- Receive the messages of a batch; the version of the batch. The transaction that holds the lock of its worker may have taken some of them by their ids; a batch of
--- which another transaction took one is refused.
+-- Put the next part of a split batch in the place of the one that has ended, without an attempt. If the worker that acked took messages
+-- of the parts by their ids, the others go back to the consumer, so that the split is over.
+create function mbus.keep_parts(known mbus.queue, mark mbus.batch, parts jsonb, left_over bigint) returns void
+language plpgsql as $$
+begin
+    mark.lowest := (mark.batch -> 'bounds' -> 'highest')::bigint + 1;
+    mark.count := left_over;
+    if left_over <> (select sum((r.part -> 'count')::bigint) from jsonb_array_elements(parts -> 'rest') as r(part)) then
+        perform mbus.dissolve(known, mark);
+        return;
+    end if;
+    insert into mbus.batch (number, consumer, slot, batch, attempt, count, lowest, highest) overriding system value
+    values (mark.number, mark.consumer, mark.slot, mbus.part(known, mark, parts), 0, mark.count, mark.lowest, mark.highest);
+end
+$$;
+
+-- Receive the messages of a batch, and put the next part in its place if it is one; the version of the batch. The transaction that holds
+-- the lock of its worker may have taken some of them by their ids; a batch of which another transaction took one is refused.
 create function mbus.advance(caller pgchange.caller, qname text, cname text, batch jsonb) returns bigint
 language plpgsql
 set enable_seqscan = off
@@ -137,21 +204,33 @@ as $$
 declare
     c mbus.consumer := mbus.feed_consumer(caller, qname, cname);
     mark mbus.batch;
+    bounds jsonb;
+    parts jsonb;
     ids bigint[];
+    left_over bigint := 0;
 begin
     delete from mbus.batch as b
-    where b.number = (advance.batch ->> 'version')::bigint and b.consumer = c.id and b.attempt = (advance.batch ->> 'attempt')::integer
+    where b.number = (advance.batch -> 'bounds' ->> 'number')::bigint and b.consumer = c.id
+      and b.batch ->> 'id' = advance.batch ->> 'id' and b.attempt = (advance.batch ->> 'attempt')::integer
     returning b.* into mark;
+    bounds := mark.batch -> 'bounds';
     with gone as (
         delete from mbus.apart as a
-        where a.consumer = c.id and a.batch = mark.number and a.id between mark.lowest and mark.highest
+        where a.consumer = c.id and a.batch = mark.number
+          and a.id between (bounds -> 'lowest')::bigint and (bounds -> 'highest')::bigint
         returning a.id
     )
     select coalesce(array_agg(g.id), '{}') into ids from gone as g;
+    if bounds ? 'split' then
+        parts := pgchange.parts_behind(mbus.mark_of(qname, cname, mark));
+        left_over := (
+            select count(*) from mbus.apart as a
+            where a.consumer = c.id and a.batch = mark.number and a.id between mark.lowest and mark.highest);
+    end if;
     if mark.taken_by is distinct from pg_current_xact_id() then
         mark.taken := 0;
     end if;
-    if mark.number is null or cardinality(ids) + mark.taken <> mark.count then
+    if mark.number is null or cardinality(ids) + left_over + mark.taken <> mark.count then
         raise exception using errcode = 'PC006',
             message = format('batch %s of queue:%s/%s is no longer as it was claimed', batch ->> 'id', qname, cname),
             hint = 'somebody else has it, or took messages of it; roll back and claim again';
@@ -161,10 +240,13 @@ begin
     then
         perform mbus.wake_up(array[c.id], ids);
     end if;
+    if parts is not null then
+        perform mbus.keep_parts(mbus.queue_named(qname), mark, parts, left_over);
+    end if;
     if random() * 1000 < cardinality(ids) then
         perform mbus.trim_sometimes(mbus.queue_named(qname), cardinality(ids));
     end if;
-    return mark.number;
+    return (mark.batch -> 'version')::bigint;
 end
 $$;
 
@@ -177,15 +259,19 @@ $$;
 comment on function mbus_sealed.in_work(pgchange.caller, text, text, jsonb) is
     'The batch that was claimed, is not acked and not at work, with its attempts and the error of the last one; null for none.';
 
--- Keep the error of an attempt with its batch; true if it is the last attempt.
-create function mbus.set_error(caller pgchange.caller, qname text, cname text, batch jsonb, error text) returns boolean
+-- Keep the error of an attempt with its batch, and count it; true if it is the last attempt.
+create function mbus.set_error(caller pgchange.caller, qname text, cname text, batch jsonb, error text, of_batch boolean) returns boolean
 language plpgsql as $$
 declare
     c mbus.consumer := mbus.feed_consumer(caller, qname, cname);
 begin
-    update mbus.batch as b set error = set_error.error
-    where b.number = (set_error.batch ->> 'version')::bigint and b.attempt = (set_error.batch ->> 'attempt')::integer
-      and b.consumer = c.id;
+    update mbus.batch as b set
+        error = set_error.error,
+        -- An attempt that is noted twice fails once.
+        failures = b.failures + (of_batch is true and b.failures + b.outages < b.attempt)::integer,
+        outages = b.outages + (of_batch is false and b.failures + b.outages < b.attempt)::integer
+    where b.number = (set_error.batch -> 'bounds' ->> 'number')::bigint and b.consumer = c.id
+      and b.batch ->> 'id' = set_error.batch ->> 'id' and b.attempt = (set_error.batch ->> 'attempt')::integer;
     return found;
 end
 $$;

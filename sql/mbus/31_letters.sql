@@ -54,31 +54,36 @@ language plpgsql as $$
 declare
     c mbus.consumer := mbus.feed_consumer(caller, qname, cname);
     mark mbus.batch;
+    lowest bigint;
+    highest bigint;
+    counted bigint;
     letter bigint;
 begin
     -- Lock the batch before its messages, as a claim and an ack do. From here on no other transaction can ack or adopt the batch.
-    perform from mbus.batch as b where b.number = (give_up.batch ->> 'version')::bigint and b.consumer = c.id for update;
+    perform from mbus.batch as b where b.number = (give_up.batch -> 'bounds' ->> 'number')::bigint and b.consumer = c.id for update;
     select p.* into mark
     from mbus.pending(qname, c, (mbus.position(qname, cname) ->> 'slot')::integer) as p
-    where p.number = (give_up.batch ->> 'version')::bigint;
+    where p.number = (give_up.batch -> 'bounds' ->> 'number')::bigint and p.batch ->> 'id' = give_up.batch ->> 'id';
     if mark.number is null then
         raise exception using errcode = 'PC006', message = format('batch %s of queue:%s/%s is at work, or acked', batch ->> 'id', qname, cname),
             hint = 'look again: only a batch that was claimed and not acked can be skipped';
     end if;
+    lowest := mark.batch -> 'bounds' -> 'lowest';
+    highest := mark.batch -> 'bounds' -> 'highest';
     perform from mbus.apart as a
-    where a.consumer = mark.consumer and a.batch = mark.number and a.id between mark.lowest and mark.highest
+    where a.consumer = mark.consumer and a.batch = mark.number and a.id between lowest and highest
     order by a.id
     for update;
-    get diagnostics mark.count = row_count;
-    if mark.count = 0 then
+    get diagnostics counted = row_count;
+    if counted = 0 then
         raise exception using errcode = 'PC009',
             message = format('batch %s has no messages left to skip: others took them', mark.batch ->> 'id'),
             hint = 'nothing is to be done: the next claim passes over it';
     end if;
-    update mbus.batch as b set count = mark.count where b.number = mark.number;
+    update mbus.batch as b set count = b.count - (mark.batch -> 'count')::bigint + counted where b.number = mark.number;
     letter := mbus.named_by_itself(pgchange.write_letter(
         'queue', mbus.name_of(qname, cname), jsonb_build_object('queue', qname, 'consumer', cname),
-        jsonb_build_object('messages', mark.count), mark.count, reason, batch ->> 'error', mark.attempt, (batch ->> 'id')::uuid));
+        jsonb_build_object('messages', counted), counted, reason, batch ->> 'error', mark.attempt, (batch ->> 'id')::uuid));
     execute format($query$
         insert into mbus.dmq (iid, delayed_until, expires, headers, properties, data, letter)
         select coalesce(l.iid, %2$L || l.id), l.delayed_until::timestamp, l.expires::timestamp, l.headers, l.properties, l.data, $4
@@ -87,7 +92,7 @@ begin
         where a.consumer = $1 and a.batch = $2 and a.id between $3 and $5
         order by a.id
         $query$, 'log$' || qname, qname || '.')
-    using mark.consumer, mark.number, mark.lowest, letter, mark.highest;
+    using mark.consumer, mark.number, lowest, letter, highest;
     return letter;
 end
 $$;

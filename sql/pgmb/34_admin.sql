@@ -17,7 +17,7 @@ begin
     end if;
     waits := pgmb.waiting(upto);
     for known in
-        select g.id, coalesce(c.elsewhere, false) as elsewhere, c.batch_id, c.attempt, c.error, c.claimed_at, c.version as claimed,
+        select g.id, coalesce(c.elsewhere, false) as elsewhere, c.batch_id, c.batch, c.attempt, c.error, c.claimed_at, c.version as claimed,
                case when not c.elsewhere or c is null then coalesce(g.last_read_event_id, '')
                     when c.batch is null then c.upto else c.after end as cursor,
                case when not c.elsewhere or c is null then g.version
@@ -42,7 +42,8 @@ begin
             case when known.claimed > known.version and has_table_privilege(caller, 'pgmb.events', 'select') then known.error end,
             case when known.claimed > known.version then known.claimed_at end,
             known.updated_at::timestamptz, null::text,
-            case when known.elsewhere then 'progress' when known.unknown then 'changes' end;
+            case when known.elsewhere then 'progress' when known.unknown then 'changes' end,
+            case when known.claimed > known.version then pgchange.whole_of(known.batch) end;
     end loop;
 end
 $$;

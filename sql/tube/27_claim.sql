@@ -71,12 +71,29 @@ language sql immutable as $$
     select array[shard, pg_catalog.hashint8(id) & 63]
 $$;
 
+-- Where an id is in the order in which a batch is split. An id of several pods is where the first of them is.
+create function tube.place_in_order(shard integer, backfill boolean, first_seq bigint, id anyelement) returns jsonb
+language sql stable as $$
+    select pg_catalog.jsonb_build_array(shard, backfill, first_seq, id)
+$$;
+
+-- Whether an id at a place is in the part of the ids that a choice has; true if it has all.
+create function tube.is_in_part(choice jsonb, place jsonb) returns boolean
+language sql immutable as $$
+    select choice -> 'part' is null or place > choice -> 'part' -> 0 and place <= choice -> 'part' -> 1
+$$;
+
 -- The slices of a batch, each of one shard and, where parts are that small, of about 20,000 ids.
 create function tube.slices(tube text, worker integer, choice jsonb) returns jsonb
 language sql volatile as $$
     with counted as (
-        select tube.place(p.shard, i.id) as place, count(distinct i.id) as n
-        from tube.pods_of(tube, worker, choice) as p cross join lateral unnest(p.ids) as i(id)
+        select tube.place(d.shard, d.id) as place, count(*) as n
+        from (
+            select p.shard, i.id
+            from tube.pods_of(tube, worker, choice) as p cross join lateral unnest(p.ids) as i(id)
+            group by p.shard, i.id
+            having tube.is_in_part(choice, tube.place_in_order(p.shard, bool_and(p.op = 'B'), min(p.seq), i.id))
+        ) as d
         group by 1
     ), summed as (
         select c.place, c.n, sum(c.n) over (partition by c.place[1] order by c.place) - c.n as before from counted as c
@@ -89,6 +106,54 @@ language sql volatile as $$
         jsonb_build_object('count', s.n, 'after', array[s.shard, s.after], 'upto', array[s.shard, s.upto])
         order by s.shard, s.upto)
     from sliced as s
+$$;
+
+-- A batch of a worker that is at a version, with the slices of the pods that were chosen, or of a part of their ids.
+create function tube.batch_of(known tube.tube, worker integer, choice jsonb, began_at bigint, version bigint) returns jsonb
+language plpgsql volatile as $$
+declare
+    slices constant jsonb := tube.slices(known.name, worker, choice);
+begin
+    return jsonb_build_object(
+        'id', md5(concat_ws('|', known.name, known.partitions, worker, began_at, choice - 'upto'))::uuid,
+        'version', version, 'attempt', 1, 'slices', slices,
+        'count', (select sum((s.slice -> 'count')::bigint) from jsonb_array_elements(slices) as s(slice)),
+        'bounds', choice || jsonb_build_object('from_version', began_at),
+        'lsn', pg_current_wal_insert_lsn(), 'oldest', choice -> 'oldest');
+end
+$$;
+
+-- The next of the parts of a split batch, as pgchange.halves() or pgchange.parts_behind() returns them. Each part has all pods of the
+-- whole, and those of their ids that are behind one place of their order up to another.
+create function tube.part(known tube.tube, worker integer, split jsonb, began_at bigint, version bigint) returns jsonb
+language plpgsql volatile as $$
+declare
+    choice constant jsonb := split -> 'within';
+    after constant jsonb := case when split ? 'before' then choice -> 'part' -> 1 else coalesce(choice -> 'part' -> 0, '[]') end;
+    upto constant jsonb := (
+        select x.place
+        from (
+            select tube.place_in_order(p.shard, bool_and(p.op = 'B'), min(p.seq), i.id) as place
+            from tube.pods_of(known.name, worker, choice) as p cross join lateral unnest(p.ids) as i(id)
+            group by p.shard, i.id
+        ) as x
+        where x.place > after
+        order by x.place
+        offset (split -> 'rest' -> 0 -> 'count')::bigint - 1 limit 1);
+begin
+    return pgchange.part(split, tube.batch_of(
+        known, worker, choice || jsonb_build_object('part', jsonb_build_array(after, upto)), began_at, version));
+end
+$$;
+
+-- The batch of a worker as a claim, whose attempts pgchange.halves() judges.
+create function tube.mark_of(at tube.worker) returns pgchange.claim
+language plpgsql stable as $$
+begin
+    return jsonb_populate_record(null::pgchange.claim, jsonb_build_object(
+        'consumer', tube.name_of(at.tube, at.worker), 'version', at.batch -> 'version', 'batch_id', at.batch -> 'id',
+        'attempt', at.attempt, 'failures', at.failures, 'outages', at.outages, 'batch', at.batch));
+end
 $$;
 
 select pgchange.make_sealed('tube');
@@ -108,21 +173,21 @@ begin
     case became
         when 'claimed' then perform pgchange.note_claim('tube', consumer, batch);
         when 'failed' then perform pgchange.note_failed('tube', consumer, batch, error);
+        when 'split' then
+            perform pgchange.note_split('tube', consumer, (batch ->> 'id')::uuid, (batch ->> 'attempt')::integer);
         else perform pgchange.note_end('tube', consumer, batch, skipped => became = 'skipped');
     end case;
 end
 $$;
 comment on function tube_sealed.note_attempt(pgchange.caller, text, integer, text, jsonb, text) is
-    'Note in pgchange.batch what became of an attempt on a batch: claimed, failed, acked or skipped; if the caller may work the '
+    'Note in pgchange.batch what became of an attempt on a batch: claimed, failed, split, acked or skipped; if the caller may work the '
     'tube, else nothing.';
 
 select pgchange.show_sealed('tube');
 
--- The batch that a worker claimed and never acked, with the attempt counted; null if there is none, or if pods of it are gone. Refuse a
--- worker that is not one of so many, or not where its position says. A restored tube is rebased.
-create function tube.claim_again(
-    tube text, worker integer, "position" jsonb, max_changes integer, max_attempts integer, workers integer
-) returns jsonb
+-- The batch that a worker claimed and never acked; null if there is none, or if pods of it are gone. Refuse a worker that is not one of
+-- so many, or not where its position says. A restored tube is rebased.
+create function tube.claimed(tube text, worker integer, "position" jsonb, max_changes integer, workers integer) returns pgchange.claim
 language plpgsql volatile as $$
 declare
     known tube.tube := tube.named(tube);
@@ -145,10 +210,29 @@ begin
     then
         return null;
     end if;
-    perform pgchange.check_attempts(tube.name_of(tube, worker), at.batch ->> 'id', at.attempt, max_attempts);
-    update tube.worker as w set attempt = w.attempt + 1, claimed_at = clock_timestamp()
-    where w.tube = claim_again.tube and w.worker = claim_again.worker and w.version = at.version
-    returning w.attempt into at.attempt;
+    return tube.mark_of(at);
+end
+$$;
+
+-- The batch of a worker once more, with the attempt counted, or the first of its parts.
+create function tube.claim_again(tube text, worker integer, "position" jsonb, mark pgchange.claim, split jsonb) returns jsonb
+language plpgsql volatile as $$
+declare
+    began_at constant bigint := "position" ->> 'version';
+    part jsonb;
+    at tube.worker;
+begin
+    if split is not null then
+        part := tube.part(tube.named(tube), worker, split, began_at, mark.version + 1);
+    end if;
+    update tube.worker as w set
+        batch = coalesce(part, w.batch), claimed_at = clock_timestamp(),
+        attempt = case when part is null then w.attempt else 0 end + 1,
+        failures = case when part is null then w.failures else 0 end,
+        outages = case when part is null then w.outages else 0 end,
+        error = case when part is null then w.error end
+    where w.tube = claim_again.tube and w.worker = claim_again.worker and w.version = began_at
+    returning w.* into at;
     return at.batch || jsonb_build_object('attempt', at.attempt);
 end
 $$;
@@ -157,11 +241,10 @@ $$;
 create function tube.claim_next(tube text, worker integer, "position" jsonb, max_changes integer) returns jsonb
 language plpgsql volatile as $$
 declare
-    -- As claim_again() has checked it.
+    -- As claimed() has checked it.
     known tube.tube := (select t from tube.tube as t where t.name = claim_next.tube);
     began_at constant bigint := "position" ->> 'version';
     choice jsonb;
-    slices jsonb;
     made jsonb;
 begin
     if not tube.has_unread(known, worker) then
@@ -173,14 +256,8 @@ begin
     if (choice ->> 'pods')::bigint = 0 then
         return null;
     end if;
-    slices := tube.slices(tube, worker, choice);
-    made := jsonb_build_object(
-        'id', md5(concat_ws('|', tube, known.partitions, worker, began_at, choice - 'upto'))::uuid,
-        'version', began_at + 1, 'attempt', 1, 'slices', slices,
-        'count', (select sum((s.slice -> 'count')::bigint) from jsonb_array_elements(slices) as s(slice)),
-        'bounds', choice || jsonb_build_object('from_version', began_at),
-        'lsn', pg_current_wal_insert_lsn(), 'oldest', choice -> 'oldest');
-    update tube.worker as w set batch = made, attempt = 1, error = null, claimed_at = clock_timestamp()
+    made := tube.batch_of(known, worker, choice, began_at, began_at + 1);
+    update tube.worker as w set batch = made, attempt = 1, failures = 0, outages = 0, error = null, claimed_at = clock_timestamp()
     where w.tube = claim_next.tube and w.worker = claim_next.worker and w.version = began_at;
     return made;
 end

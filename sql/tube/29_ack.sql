@@ -1,6 +1,7 @@
--- An ack deletes the pods.
+-- An ack deletes the pods. The ack of a part of a split batch leaves them, and only that of the last part deletes them.
 
--- Delete the pods of a batch whose ids are all done, and put the worker behind it; the version of the batch.
+-- Delete the pods of a batch whose ids are all done, and put the worker behind it, or before the next part of it; the version of the
+-- batch.
 create function tube.advance(tube text, worker integer, batch jsonb) returns bigint
 language plpgsql volatile
 set jit = off
@@ -14,7 +15,8 @@ declare
     bounds jsonb := advance.batch -> 'bounds';
     moves_on boolean := bounds ->> 'moves_on';
     at tube.worker;
-    deleted bigint;
+    parts jsonb;
+    found bigint;
 begin
     delete from tube.worker as w
     where w.tube = advance.tube and w.worker = advance.worker and w.version = (bounds ->> 'from_version')::bigint
@@ -23,14 +25,28 @@ begin
         perform pgchange.refuse_stale(tube.name_of(tube, worker), batch);
     end if;
     perform pgchange.check_version(batch, coalesce((at.batch ->> 'version')::bigint, 0));
+    if at.batch -> 'bounds' ? 'split' then
+        parts := pgchange.parts_behind(tube.mark_of(at));
+    end if;
     execute format(
-        'with gone as (delete from %s where ctid = any (array(select u.place from (%s) as u)) returning 1) select count(*) from gone',
+        case when parts is null
+             then 'with gone as (delete from %s where ctid = any (array(select u.place from (%s) as u)) returning 1) select count(*) from gone'
+             else 'select count(*) from (%2$s) as u' end,
         known.pods, tube.pods_sql(known, worker, bounds))
-    into deleted;
-    if deleted <> (bounds ->> 'pods')::bigint then
+    into found;
+    if found <> (bounds ->> 'pods')::bigint then
         raise exception using errcode = 'PC006',
             message = format('pods of batch %s are gone', batch ->> 'id'),
             hint = 'somebody deleted them meanwhile; roll back and claim again';
+    end if;
+    if parts is not null then
+        insert into tube.worker (
+            tube, worker, version, snapshot, done, backfill_snapshot, backfill_done, control_attempt, control_failed_at, claimed_at, batch)
+        values (
+            at.tube, at.worker, (advance.batch ->> 'version')::bigint, at.snapshot, at.done, at.backfill_snapshot, at.backfill_done,
+            at.control_attempt, at.control_failed_at, at.claimed_at,
+            tube.part(known, worker, parts, (advance.batch ->> 'version')::bigint, (advance.batch ->> 'version')::bigint + 1));
+        return (batch ->> 'version')::bigint;
     end if;
     -- One that ended among the pods of late transactions leaves the position where it is: the rest of them is found again.
     if moves_on and (bounds ->> 'incremental')::bigint >= at.done then

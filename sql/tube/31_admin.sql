@@ -19,7 +19,7 @@ begin
                    tube.lock_key(known.name, k.worker) = any (held) or w.batch is not null and tube.locked(known.name, k.worker),
                    (w.batch ->> 'id')::uuid, nullif(w.attempt, 0),
                    case when w.batch is not null then w.error end, case when w.batch is not null then w.claimed_at end, w.updated_at,
-                   null::text, null::text
+                   null::text, null::text, pgchange.whole_of(w.batch)
             from generate_series(0, known.partitions - 1) as k(worker)
             left join lateral tube.worker_now(known.name, k.worker) as w on true
             cross join tube.count_faults(known.name) as f(faults)

@@ -19,11 +19,15 @@ begin
 end
 $$;
 
--- Keep the error of an attempt with its batch; true if it is the last attempt.
-create function tube.set_error(tube text, worker integer, batch jsonb, error text) returns boolean
+-- Keep the error of an attempt with its batch, and count it; true if it is the last attempt.
+create function tube.set_error(tube text, worker integer, batch jsonb, error text, of_batch boolean) returns boolean
 language plpgsql volatile as $$
 begin
-    update tube.worker as w set error = set_error.error, updated_at = clock_timestamp()
+    update tube.worker as w set
+        error = set_error.error, updated_at = clock_timestamp(),
+        -- An attempt that is noted twice fails once.
+        failures = w.failures + (of_batch is true and w.failures + w.outages < w.attempt)::integer,
+        outages = w.outages + (of_batch is false and w.failures + w.outages < w.attempt)::integer
     where w.tube = set_error.tube and w.worker = set_error.worker
       and w.version = (set_error.batch -> 'bounds' ->> 'from_version')::bigint
       and w.batch ->> 'id' = set_error.batch ->> 'id' and w.attempt = (set_error.batch ->> 'attempt')::integer;
@@ -37,8 +41,13 @@ language sql volatile as $$
     select coalesce(jsonb_agg(
         jsonb_build_object('shard', t.shard, 'op', t.op, 'payload', t.payload, 'ids', t.ids) order by t.first), '[]')
     from (
-        select p.shard, p.op, p.payload, min(p.seq) as first, jsonb_agg(distinct i.id) as ids
-        from tube.pods_of(tube, worker, choice) as p cross join lateral unnest(p.ids) as i(id)
+        select p.shard, p.op, p.payload, min(p.seq) as first, jsonb_agg(distinct p.id) as ids
+        from (
+            select p.*, i.id, tube.place_in_order(p.shard, bool_and(p.op = 'B') over same_id, min(p.seq) over same_id, i.id) as place
+            from tube.pods_of(tube, worker, choice) as p cross join lateral unnest(p.ids) as i(id)
+            window same_id as (partition by p.shard, i.id)
+        ) as p
+        where tube.is_in_part(choice, p.place)
         group by p.shard, p.op, p.payload
     ) as t
 $$;

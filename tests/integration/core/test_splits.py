@@ -1,4 +1,4 @@
-"""A batch that fails by its own content is split until the bad change is alone: of every feed by position."""
+"""A batch that fails by its own content is split until the bad change is alone: of every feed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,18 @@ import pytest
 
 from airflow_pgchange.admin import by_hand, dead_letters
 from airflow_pgchange.errors import BatchGivenUp, ServerUnavailable
-from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, EventFeed, TopologyFeed
+from airflow_pgchange.feeds import (
+    CommitFeed,
+    ConsumerTransaction,
+    EventFeed,
+    QueueFeed,
+    TopologyFeed,
+    TubeFeed,
+)
 from airflow_pgchange.feeds.draining import Drained, Plan, drain
-from airflow_pgchange.feeds.offered import OfferedFeed
+from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.feeds.queries import ask
-from tests import commits
+from tests import commits, queues, tubes
 from tests.events import publish, subscribe
 from tests.ledger import Connect
 from tests.letters import Poison
@@ -29,6 +36,8 @@ pytestmark = pytest.mark.usefixtures("few_sessions")
 DIARY = Path(__file__).parents[2] / "sixth_feed" / "diary.sql"
 N = 8
 """The changes of a batch."""
+LIMIT = N + 2
+"""The limit of a batch, as a tube counts an id in each of its pods."""
 ATTEMPTS = 2
 """``max_attempts``."""
 
@@ -54,7 +63,31 @@ def _commits(connection: Connection) -> None:
         commits.commits(connection, n)
 
 
-FEEDS: dict[str, tuple[OfferedFeed, Callable[[Connection], Any], Callable[[Connection], Any]]] = {
+def _tube(connection: Connection) -> None:
+    connection.execute("create table public.item (id bigserial primary key, n integer)")
+    tubes.make(connection)
+    tubes.attach(connection)
+
+
+def _pods(*sizes: int) -> Callable[[Connection], None]:
+    """Touch new rows by statements, each of which makes a pod, and two of them once more."""
+
+    def write(connection: Connection) -> None:
+        for n in sizes:
+            connection.execute("insert into public.item (n) select n from generate_series(1, %s) as n", [n])
+        connection.execute(
+            "update public.item set n = 0 where id in (select id from public.item order by id desc limit 2)"
+        )
+
+    return write
+
+
+def _messages(connection: Connection) -> None:
+    for n in range(N):
+        queues.post(connection, n)
+
+
+FEEDS: dict[str, tuple[Feed, Callable[[Connection], Any], Callable[[Connection], Any]]] = {
     "commit": (
         CommitFeed("c", 0),
         lambda connection: None,
@@ -72,22 +105,28 @@ FEEDS: dict[str, tuple[OfferedFeed, Callable[[Connection], Any], Callable[[Conne
         _by_statements("select topology.add_replicaset('r' || count(*) + 1) from topology._pico_replicaset"),
     ),
     "diary": (DiaryFeed("ann"), _diary, _by_statements("insert into diary.line (words) values ('one')")),
+    "tube": (TubeFeed("q"), _tube, _pods(N)),
+    "tube of several pods": (TubeFeed("q"), _tube, _pods(3, 4, 1)),
+    "queue": (QueueFeed("q"), queues.make, _messages),
 }
+IN_EVERY_RUN = ("commits of few transactions", "tube of several pods", "queue")
 
-each = pytest.mark.parametrize(
-    ("feed", "make", "write"), [pytest.param(*given, id=name) for name, given in FEEDS.items()]
-)
+
+def _given(name: str, *marks: pytest.MarkDecorator) -> Any:
+    needs = [pytest.mark.hstore] if name == "queue" else []
+    return pytest.param(*FEEDS[name], id=name, marks=[*marks, *needs])
+
+
+each = pytest.mark.parametrize(("feed", "make", "write"), [_given(name) for name in FEEDS])
 one_of_each = pytest.mark.parametrize(
     ("feed", "make", "write"),
     [
-        pytest.param(
-            *given,
-            id=name,
-            marks=[]
-            if name == "commits of few transactions"
-            else [pytest.mark.release("all feeds by position have the same claim, which one of them shows")],
+        _given(name)
+        if name in IN_EVERY_RUN
+        else _given(
+            name, pytest.mark.release("feeds of a trait have the same claim, which one of them shows")
         )
-        for name, given in FEEDS.items()
+        for name in FEEDS
     ],
 )
 places_of_bad_changes = pytest.mark.parametrize(
@@ -105,8 +144,8 @@ places_of_bad_changes = pytest.mark.parametrize(
 class Work:
     """A consumer's work: what it processed and how often, and which of the changes are bad."""
 
-    def __init__(self, feed: OfferedFeed, db: str, **plan: Any) -> None:
-        self.plan = Plan(feed, db, **{"limit": N, "max_batches": None, "max_attempts": ATTEMPTS, **plan})
+    def __init__(self, feed: Feed, db: str, **plan: Any) -> None:
+        self.plan = Plan(feed, db, **{"limit": LIMIT, "max_batches": None, "max_attempts": ATTEMPTS, **plan})
         self.bad: set[Any] = set()
         self.places: Iterable[int] = ()
         self.error: Exception = Poison("bad")
@@ -134,7 +173,7 @@ class Work:
         raise AssertionError("the task fails without end")
 
 
-def fresh(feed: OfferedFeed, make: Any, write: Any, db: str, connection: Connection, **plan: Any) -> Work:
+def fresh(feed: Feed, make: Any, write: Any, db: str, connection: Connection, **plan: Any) -> Work:
     """A consumer with one batch of changes before it."""
     make(connection)
     Work(feed, db).run()
@@ -147,7 +186,7 @@ def bound(poisons: int) -> int:
     return ATTEMPTS * (1 + poisons * 2 * math.ceil(math.log2(N)))
 
 
-def split_at(connection: Connection, feed: OfferedFeed) -> list[str]:
+def split_at(connection: Connection, feed: Feed) -> list[str]:
     """The ids of the batches that were split, the first first."""
     query = "select batch_id::text from pgchange.batches(%s) where split_at is not null order by split_at"
     return [row[0] for row in connection.execute(query, [feed.name]).fetchall()]
@@ -156,7 +195,7 @@ def split_at(connection: Connection, feed: OfferedFeed) -> list[str]:
 @each
 @places_of_bad_changes
 def test_only_the_bad_changes_become_dead_letters(
-    feed: OfferedFeed, make: Any, write: Any, places: set[int], db: str, connect: Connect
+    feed: Feed, make: Any, write: Any, places: set[int], db: str, connect: Connect
 ) -> None:
     connection = connect()
     work = fresh(feed, make, write, db, connection)
@@ -187,7 +226,7 @@ def test_only_the_bad_changes_become_dead_letters(
 
 @one_of_each
 def test_a_part_names_the_batches_of_which_it_is_a_part(
-    feed: OfferedFeed, make: Any, write: Any, db: str, connect: Connect
+    feed: Feed, make: Any, write: Any, db: str, connect: Connect
 ) -> None:
     """A sink elsewhere that has recorded one of them as done has the part, too."""
     work = fresh(feed, make, write, db, connect())
@@ -212,11 +251,11 @@ def test_a_part_names_the_batches_of_which_it_is_a_part(
     assert within[-1] == (whole,)
 
 
-def fail_once(feed: OfferedFeed, db: str, error: Exception | None = None) -> tuple[str, list[Any]]:
+def fail_once(feed: Feed, db: str, error: Exception | None = None) -> tuple[str, list[Any]]:
     """Claim a batch, fail, and note the error; the batch's id and its changes."""
     error = error or Poison("bad")
     with suppress(type(error)), ConsumerTransaction(feed, db) as consumer:
-        batch = consumer.claim(N)
+        batch = consumer.claim(LIMIT)
         assert batch is not None
         found = batch.id, [change.id for change in consumer.changes()]
         raise error
@@ -225,31 +264,34 @@ def fail_once(feed: OfferedFeed, db: str, error: Exception | None = None) -> tup
 
 @one_of_each
 def test_a_kill_before_or_after_the_claim_of_a_half_changes_nothing(
-    feed: OfferedFeed, make: Any, write: Any, db: str, connect: Connect
+    feed: Feed, make: Any, write: Any, db: str, connect: Connect
 ) -> None:
     connection = connect()
     work = fresh(feed, make, write, db, connection)
     whole, ids = fail_once(feed, db)
-    position = ask(connection, feed.position())
-    in_work = ask(connection, feed.in_work(position))
-    with connection.transaction(force_rollback=True):
-        half = ask(connection, feed.claim_or_split(position, N, None, 1))
-    assert ask(connection, feed.in_work(position)) == in_work
-    assert split_at(connection, feed) == []
-    # A process that is killed after its claim notes no error.
-    again = ask(connection, feed.claim_or_split(position, N, None, 1))
-    assert (again["id"], again["bounds"], again["count"]) == (half["id"], half["bounds"], N // 2)
+    keeper = connect()
+    with keeper.transaction():
+        ask(keeper, feed.lock())
+        position = ask(keeper, feed.position())
+        in_work = ask(connection, feed.in_work(position))
+        with connection.transaction(force_rollback=True):
+            half = ask(connection, feed.claim(position, N, None, 1, split=True))
+        assert ask(connection, feed.in_work(position)) == in_work
+        assert split_at(connection, feed) == []
+        # A process that is killed after its claim notes no error.
+        again = ask(connection, feed.claim(position, N, None, 1, split=True))
+    assert (again["bounds"], again["count"]) == (half["bounds"], N // 2)
     assert split_at(connection, feed) == [whole]
     work.bad = {ids[5]}
     work.run_to_the_end()
-    assert work.tries[0][:2] == (half["id"], 2)
+    assert work.tries[0][:2] == (again["id"], 2)
     assert work.done == [each for each in ids if each not in work.bad]
     assert [letter.changes for letter in dead_letters.letters(connection)] == [1]
 
 
 @one_of_each
 def test_an_outage_never_halves_a_batch_and_does_not_count(
-    feed: OfferedFeed, make: Any, write: Any, db: str, connect: Connect
+    feed: Feed, make: Any, write: Any, db: str, connect: Connect
 ) -> None:
     connection = connect()
     work = fresh(feed, make, write, db, connection)
@@ -281,7 +323,7 @@ def test_an_outage_never_halves_a_batch_and_does_not_count(
 @each
 @pytest.mark.release("the letter of a whole batch of commits is in every run")
 def test_a_whole_batch_is_one_letter_where_that_is_asked_for(
-    feed: OfferedFeed, make: Any, write: Any, db: str, connect: Connect
+    feed: Feed, make: Any, write: Any, db: str, connect: Connect
 ) -> None:
     connection = connect()
     work = fresh(feed, make, write, db, connection, on_give_up="dead_letter")
@@ -353,7 +395,7 @@ def test_a_commit_that_becomes_visible_after_its_neighbours_were_claimed_is_in_n
 
 def test_a_split_is_one_of_the_batches_of_a_run(db: str, connect: Connect) -> None:
     connection = connect()
-    work = fresh(db=db, connection=connection, max_attempts=1, max_batches=1, **ONE_BY_ONE)
+    work = fresh(db=db, connection=connection, limit=N, max_attempts=1, max_batches=1, **ONE_BY_ONE)
     for places in ({2}, {N - 1}):
         WRITE(connection)
         work.places, work.bad, work.done = places, set(), []

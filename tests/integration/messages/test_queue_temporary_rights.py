@@ -53,7 +53,7 @@ def rights(granted, connect, role):
         f"grant usage on schema mbus to {user.name}; grant execute on function "
         "mbus.create_temporary_consumer(text, text), mbus.consume(text, text), mbus.list(), "
         "mbus.can_consume(text, text), mbus.take_lock(text, text), mbus.position(text, text), "
-        f"mbus.claim(text, text, jsonb, integer, integer) to {user.name}"
+        f"mbus.claim(text, text, jsonb, integer, integer, text) to {user.name}"
     )
     yield Rights(connection, user, granted == "by roles")
     connection.execute("select mbus.drop_queue('q')")
