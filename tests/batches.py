@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from airflow_pgchange.feeds import Change, ConsumerTransaction, transaction
+from airflow_pgchange.feeds import Change, ConsumerTransaction, error_text, transaction
 from airflow_pgchange.feeds.connections import connect
 from airflow_pgchange.feeds.feed import Feed
 
@@ -57,6 +57,7 @@ def _connect(conninfo: str, *, primary: bool = False) -> AbstractContextManager[
 
 
 transaction.connect = _connect  # type: ignore[assignment]
+error_text.connect = _connect  # type: ignore[assignment]
 
 
 @contextmanager

@@ -11,8 +11,8 @@ begin
         'Return the batch that was claimed and never acked, if it is still whole, as a claim; null if there is none. Refuse a consumer '
         'that is unknown, not the caller''s, or not where the position says, and what pgchange.check_claim() refuses.');
     perform pgchange.add_hook(
-        'work set', 'claim_again', '%1$s, "position" jsonb, mark pgchange.claim, split jsonb', 'jsonb',
-        'Count one more attempt on the batch that claimed() returned, and return the batch. If parts are given, replace the batch by the '
+        'work set', 'claim_again', '%1$s, "position" jsonb, batch jsonb, split jsonb', 'jsonb',
+        'Count one more attempt on the batch of the claim that claimed() returned, and return the batch. If parts are given, replace the batch by the '
         'first of them, which pgchange.part() makes, with its first attempt.');
     perform pgchange.add_hook(
         'work set', 'claim_next', '%1$s, "position" jsonb, max_changes integer', 'jsonb',
@@ -61,7 +61,7 @@ begin
         else
             perform %1$I.note_attempt(%2$s, 'split', mark.batch || pg_catalog.jsonb_build_object('attempt', mark.attempt));
         end if;
-        batch := %1$I.claim_again(%2$s, "position", mark, split);
+        batch := %1$I.claim_again(%2$s, "position", mark.batch, split);
     end if;
     if batch is not null then
         perform %1$I.note_attempt(%2$s, 'claimed', batch);

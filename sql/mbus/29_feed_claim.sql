@@ -96,11 +96,11 @@ end
 $$;
 
 -- A batch once more, as that of this slot, with the attempt counted, or the first of its parts.
-create function mbus.claim_again(caller pgchange.caller, qname text, cname text, "position" jsonb, mark pgchange.claim, split jsonb)
+create function mbus.claim_again(caller pgchange.caller, qname text, cname text, "position" jsonb, batch jsonb, split jsonb)
 returns jsonb
 language plpgsql as $$
 declare
-    known mbus.batch := (select b from mbus.batch as b where b.number = (mark.batch -> 'bounds' -> 'number')::bigint);
+    known mbus.batch := (select b from mbus.batch as b where b.number = (claim_again.batch -> 'bounds' -> 'number')::bigint);
 begin
     if split is not null then
         known.batch := mbus.part(mbus.queue_named(qname), known, split);

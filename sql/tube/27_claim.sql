@@ -215,7 +215,7 @@ end
 $$;
 
 -- The batch of a worker once more, with the attempt counted, or the first of its parts.
-create function tube.claim_again(tube text, worker integer, "position" jsonb, mark pgchange.claim, split jsonb) returns jsonb
+create function tube.claim_again(tube text, worker integer, "position" jsonb, batch jsonb, split jsonb) returns jsonb
 language plpgsql volatile as $$
 declare
     began_at constant bigint := "position" ->> 'version';
@@ -223,7 +223,7 @@ declare
     at tube.worker;
 begin
     if split is not null then
-        part := tube.part(tube.named(tube), worker, split, began_at, mark.version + 1);
+        part := tube.part(tube.named(tube), worker, split, began_at, (batch -> 'version')::bigint + 1);
     end if;
     update tube.worker as w set
         batch = coalesce(part, w.batch), claimed_at = clock_timestamp(),
