@@ -80,7 +80,7 @@ def _batch(row: Mapping[str, Any]) -> str:
     if row["batch_id"] is None:
         return ""
     part = "" if row["part_of"] is None else f", part of {row['part_of']}"
-    return f"{row['batch_id']}, attempt {row['attempt'] or 0}{part}"
+    return f"{row['batch_id']}, attempt {row['attempt']}{part}"
 
 
 def _short(row: Mapping[str, Any]) -> str:

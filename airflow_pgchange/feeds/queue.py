@@ -31,8 +31,8 @@ class QueueFeed(SchemaFeed):
     """The messages that one consumer of a queue receives. Their order is not defined, except by ``consume_after``.
 
     Up to 64 workers of one consumer may have batches at once. Messages in a batch are skipped by the other workers and by
-    consumers in SQL; ``mbus.take`` waits for them. A retry gets the same batch, unless a message of it was taken in the
-    meantime. Exactly once for results in the queue's database, at least once elsewhere.
+    consumers in SQL; ``mbus.take`` waits for them. A retry gets the same batch, or a part of it, unless a message of it
+    was taken in the meantime. Exactly once for results in the queue's database, at least once elsewhere.
 
     A change's ``id`` is the message's iid. Its ``data`` has ``data``, ``properties`` and ``headers``, which are JSON
     objects of texts or nulls, like an hstore. Raises InvalidArgument for an empty name.

@@ -30,9 +30,9 @@ class TubeFeed(SchemaFeed):
     """The touched ids of a worker's shards. An id is at most once in a batch, and never in two batches at once.
 
     Workers are numbered from 0. A worker has the shards with ``shard % workers == worker``. Incremental pods come before
-    the pods of a backfill, both in the order of seq. A pod is deleted when all its ids are processed. Progress is kept in
-    the tube's database: exactly once for results there, at least once elsewhere. Raises InvalidArgument for an empty name
-    and for an invalid number of a worker.
+    the pods of a backfill, both in the order of seq. A pod is deleted when all its ids are processed; the pods of a batch
+    that was split, when its last part is. Progress is kept in the tube's database: exactly once for results there, at
+    least once elsewhere. Raises InvalidArgument for an empty name and for an invalid number of a worker.
     """
 
     kind: ClassVar[str] = "tube"

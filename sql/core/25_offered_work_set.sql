@@ -25,7 +25,7 @@ begin
     perform pgchange.add_hook(
         'work set', 'in_work', '%3$s, "position" jsonb', 'jsonb',
         'Return a batch that was claimed, is not acked and not at work, with its attempts and the error of the last one; null if there is '
-        'none. Refuse a consumer that is unknown.');
+        'none, or if it is a part of a split batch that is not claimed yet. Refuse a consumer that is unknown.');
     perform pgchange.add_hook(
         'work set', 'set_error', '%1$s, batch jsonb, error text, of_batch boolean', 'boolean',
         'Keep the error of the last attempt with its batch, and count it among the failures or the outages; false if the given attempt '

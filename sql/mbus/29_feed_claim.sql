@@ -254,10 +254,12 @@ create function mbus_sealed.in_work(caller pgchange.caller, qname text, cname te
 language sql stable security definer as $$
     select b.batch || jsonb_build_object('attempt', b.attempt, 'error', b.error, 'claimed_at', b.claimed_at)
     from mbus.pending(qname, mbus.feed_consumer(caller, qname, cname), ("position" ->> 'slot')::integer) as b
+    where b.attempt > 0
     limit 1
 $$;
 comment on function mbus_sealed.in_work(pgchange.caller, text, text, jsonb) is
-    'The batch that was claimed, is not acked and not at work, with its attempts and the error of the last one; null for none.';
+    'The batch that was claimed, is not acked and not at work, with its attempts and the error of the last one; null for none, and for a '
+    'part of a split batch that is not claimed yet.';
 
 -- Keep the error of an attempt with its batch, and count it; true if it is the last attempt.
 create function mbus.set_error(caller pgchange.caller, qname text, cname text, batch jsonb, error text, of_batch boolean) returns boolean

@@ -89,7 +89,8 @@ comment on table tube.worker is
     'A hint for each worker: of its shards'' pods those that snapshot sees are done up to seq done, and of backfill pods those '
     'that backfill_snapshot sees up to backfill_done. The pods that are there are the truth; the hint saves stepping over what '
     'was deleted. version counts the batches, batch is the one in work, error what its last attempt failed on, if it could say '
-    'so; failures is how many attempts failed by an error of the batch itself, outages how many by another one, such as a lost server. control_attempt is how often in a row some of its control pods failed, whatever batches came between, the last time at '
+    'so; failures is how many attempts failed by an error of the batch itself, outages how many by another one, such as a lost '
+    'server. control_attempt is how often in a row some of its control pods failed, whatever batches came between, the last time at '
     'control_failed_at. Each batch puts a new row in the place of the last, so that the newest is found at once, however many '
     'dead ones an old snapshot keeps.';
 

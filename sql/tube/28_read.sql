@@ -11,7 +11,8 @@ language sql volatile as $$
     cross join lateral unnest(p.ids) as i(id)
     where tube.place(p.shard, i.id) > after and tube.place(p.shard, i.id) <= upto
     group by p.shard, i.id
-    having tube.is_in_part(choice, tube.place_in_order(p.shard, bool_and(p.op = 'B'), min(p.seq), i.id))
+    having (select choice -> 'part') is null
+           or tube.is_in_part(choice -> 'part', tube.place_in_order(p.shard, bool_and(p.op = 'B'), min(p.seq), i.id))
     order by bool_and(p.op = 'B'), min(p.seq), i.id
 $$;
 

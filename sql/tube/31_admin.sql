@@ -16,10 +16,10 @@ begin
                    jsonb_build_object('tube', known.name, 'worker', k.worker, 'workers', known.partitions), coalesce(w.version, 0),
                    coalesce((l.lag ->> 'ready')::bigint, 0), coalesce((l.lag ->> 'ready_exact')::boolean, true),
                    (l.lag ->> 'ready_age')::double precision, coalesce((l.lag ->> 'waiting')::bigint, 0), f.faults,
-                   tube.lock_key(known.name, k.worker) = any (held) or w.batch is not null and tube.locked(known.name, k.worker),
-                   (w.batch ->> 'id')::uuid, nullif(w.attempt, 0),
-                   case when w.batch is not null then w.error end, case when w.batch is not null then w.claimed_at end, w.updated_at,
-                   null::text, null::text, pgchange.whole_of(w.batch)
+                   tube.lock_key(known.name, k.worker) = any (held) or w.attempt > 0 and tube.locked(known.name, k.worker),
+                   case when w.attempt > 0 then (w.batch ->> 'id')::uuid end, nullif(w.attempt, 0),
+                   case when w.attempt > 0 then w.error end, case when w.attempt > 0 then w.claimed_at end, w.updated_at,
+                   null::text, null::text, case when w.attempt > 0 then pgchange.whole_of(w.batch) end
             from generate_series(0, known.partitions - 1) as k(worker)
             left join lateral tube.worker_now(known.name, k.worker) as w on true
             cross join tube.count_faults(known.name) as f(faults)

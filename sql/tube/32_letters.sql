@@ -9,13 +9,15 @@ language sql stable as $$
       and (has_table_privilege(t.pods, 'select, delete') or has_any_column_privilege(t.pods, 'insert'))
 $$;
 
--- The batch that a worker claimed and has not acked, with its attempts and the error of the last one; null for none.
+-- The batch that a worker claimed and has not acked, with its attempts and the error of the last one; null for none, and for a part of a
+-- split batch that is not claimed yet.
 create function tube.in_work(tube text, worker integer, "position" jsonb) returns jsonb
 language plpgsql stable as $$
 begin
     perform tube.check_worker_number((tube.named(tube)).partitions, worker);
     return (
-        select w.batch || jsonb_build_object('attempt', w.attempt, 'error', w.error) from tube.worker_now(tube, worker) as w);
+        select w.batch || jsonb_build_object('attempt', w.attempt, 'error', w.error) from tube.worker_now(tube, worker) as w
+        where w.attempt > 0);
 end
 $$;
 
@@ -47,7 +49,7 @@ language sql volatile as $$
             from tube.pods_of(tube, worker, choice) as p cross join lateral unnest(p.ids) as i(id)
             window same_id as (partition by p.shard, i.id)
         ) as p
-        where tube.is_in_part(choice, p.place)
+        where (select choice -> 'part') is null or tube.is_in_part(choice -> 'part', p.place)
         group by p.shard, p.op, p.payload
     ) as t
 $$;

@@ -42,7 +42,7 @@ export const Batch = ({ consumer }) => {
     h(
       Text,
       { fontSize: "xs", overflowWrap: "anywhere", title: consumer.batch },
-      `batch ${consumer.batch.slice(0, 8)}, ${consumer.part_of ? `part of ${consumer.part_of.slice(0, 8)}, ` : ""}attempt ${consumer.attempt ?? 0}, claimed `,
+      `batch ${consumer.batch.slice(0, 8)}, ${consumer.part_of ? `part of ${consumer.part_of.slice(0, 8)}, ` : ""}attempt ${consumer.attempt}, claimed `,
       h(Ago, { time: consumer.claimed_at }),
     ),
     h(Told, { error: consumer.error }),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from airflow_pgchange.admin import by_hand, dead_letters
+from airflow_pgchange.admin import by_hand, consumers, dead_letters
 from airflow_pgchange.errors import BatchGivenUp, ServerUnavailable
 from airflow_pgchange.feeds import (
     CommitFeed,
@@ -282,6 +281,8 @@ def test_a_kill_before_or_after_the_claim_of_a_half_changes_nothing(
         again = ask(connection, feed.claim(position, N, None, 1, split=True))
     assert (again["bounds"], again["count"]) == (half["bounds"], N // 2)
     assert split_at(connection, feed) == [whole]
+    (row,) = consumers.status(connection)
+    assert (str(row["batch_id"]), row["attempt"], str(row["part_of"])) == (again["id"], 1, whole)
     work.bad = {ids[5]}
     work.run_to_the_end()
     assert work.tries[0][:2] == (again["id"], 2)
@@ -460,46 +461,3 @@ def test_where_results_are_elsewhere_the_bad_change_is_a_letter_there(
     assert work.done == [each for each in work.tries[0][2] if each not in work.bad]
     assert [letter.changes for letter in dead_letters.letters(connect_to(other_db))] == [1]
     assert len(work.tries) <= bound(1) + 2 * ATTEMPTS
-
-
-@pytest.mark.parametrize(
-    "seed", [1, *(pytest.param(seed, marks=pytest.mark.release("other seeds")) for seed in range(2, 7))]
-)
-def test_of_many_changes_with_one_percent_of_bad_ones_each_other_is_processed_once_and_in_order(
-    seed: int, db: str, connect: Connect
-) -> None:
-    """Under outages before and after the ack."""
-    connection, chance = connect(), random.Random(seed)
-    feed = CommitFeed("c", 0)
-    ids: list[int] = []
-    while len(ids) < 400:
-        ids += commits.commits(connection, chance.choice((1, 1, 2, 7, 30)))
-    bad = set(chance.sample(ids, len(ids) // 100))
-    connection.execute("create table public.result (id bigint, place bigint generated always as identity)")
-
-    def process(transaction: ConsumerTransaction, batch: Any) -> None:
-        found = [change.id for change in transaction.changes()]
-        if chance.random() < 0.1:
-            raise ServerUnavailable("gone")
-        if bad & set(found):
-            raise Poison(f"bad: {min(bad & set(found))}")
-        transaction.ack(
-            lambda results: results.cursor().executemany(
-                "insert into public.result (id) values (%s)", [[each] for each in found]
-            )
-        )
-        if chance.random() < 0.1:
-            raise ServerUnavailable("gone before the commit")
-
-    plan = Plan(feed, db, limit=100, max_batches=None, max_attempts=2)
-    for _ in range(500):
-        with suppress(Poison, ServerUnavailable):
-            drain(plan, process)
-            break
-    kept = [row[0] for row in connection.execute("select id from public.result order by place").fetchall()]
-    assert kept == [each for each in ids if each not in bad]
-    letters = dead_letters.letters(connection)
-    assert sorted(letter.error or "" for letter in letters) == sorted(
-        f"tests.letters.Poison: bad: {each}" for each in bad
-    )
-    assert {letter.changes for letter in letters} == {1}
