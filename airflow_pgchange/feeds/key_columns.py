@@ -20,6 +20,8 @@ KeyNames = str | Sequence[str]
 """The columns of a table that hold the ids of changes, in the order in which an id has them; a name for one column."""
 PRINTED = frozenset({"pg_catalog.inet", "pg_catalog.cidr"})
 """Types whose cast to text adds something to what PostgreSQL prints, which is the text in an id."""
+NUMERIC = 'pg_catalog."numeric"'
+"""The type as ``quote_ident`` writes it, because its name is a keyword."""
 AND = sql.SQL(" and ")
 
 # A domain is looked through, with the length of the type that it is made of.
@@ -91,7 +93,7 @@ class KeyColumn:
         column = sql.Identifier(table, self.name)
         if self.type is None:
             return sql.SQL("{}").format(column)
-        if self.type == "pg_catalog.numeric":
+        if self.type == NUMERIC:
             return sql.SQL("pg_catalog.trim_scale({})::pg_catalog.text").format(column)
         if self.type in PRINTED or not self.type.startswith("pg_catalog."):
             return sql.SQL("pg_catalog.concat({})").format(column)
@@ -179,8 +181,9 @@ def _column(table: str, found: _Found) -> KeyColumn:
     if found.kind is None:
         raise InvalidArgument(f'{table} has no column "{found.name}": correct the table or its key')
     if found.differs:
+        kind = found.type.removeprefix("pg_catalog.").replace('"', "")
         raise InvalidArgument(
-            f'{table}: column "{found.name}" of the key is {found.type.removeprefix("pg_catalog.")}, and the ids of the '
+            f'{table}: column "{found.name}" of the key is {kind}, and the ids of the '
             f"changes are {found.id_type}: name the column that holds the changes' ids"
         )
     if found.kind in ("int2", "int4"):

@@ -10,6 +10,8 @@ from airflow_pgchange.feeds.feed import partitions
 from airflow_pgchange.feeds.key_columns import found_by, key_columns, parts
 from airflow_pgchange.feeds.keys import text, value
 from airflow_pgchange.feeds.reading import current_rows
+from airflow_pgchange.tubes.copies import TRUE
+from airflow_pgchange.tubes.held_ids import HeldIds
 from tests.tubes import one
 
 DDL = """
@@ -114,6 +116,8 @@ def test_two_values_of_a_type_have_one_text_if_they_are_equal_and_each_is_read_b
             held = value(int(key) if types == ["bigint"] else key, types)
             assert text(held) == key
             assert found(forty, name, types, key) == keys.count(key), (kind, key)
+        held = HeldIds.of(forty, f"s_{name}", [name], types)
+        assert sorted(str(id_) for ids in held.pages(TRUE) for id_ in ids) == sorted(set(keys)), kind
 
 
 def test_a_key_of_all_the_types_that_are_taken_goes_through_the_commit_queue_and_finds_its_row(forty, db):
