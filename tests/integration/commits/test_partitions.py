@@ -29,6 +29,15 @@ def queue(db, connect_to):
     return connection
 
 
+def test_history_without_an_age_from_which_it_may_go_stays(queue):
+    commits(queue, 3)
+    use_up_transactions(queue)
+    for keep in (None, "-1 s"):
+        with pytest.raises(psycopg.errors.InvalidParameterValue, match="keep is how much history stays"):
+            queue.execute("select pubsub.trim_commit_queue(%s)", [keep])
+    assert queue.execute("select count(*) from revision.commit_queue").fetchone() == (3,)
+
+
 def test_what_was_trimmed_is_told_to_a_consumer_that_comes_later(queue, db):
     commits(queue, 3)
     drain(db)

@@ -104,6 +104,13 @@ def test_why_consumers_are_behind_costs_nothing_for_those_that_are_not(full):
     assert many < few + 50, (few, many)
 
 
+def test_a_consumer_of_a_branch_that_is_not_here_counts_no_changes(full):
+    """Its branch is in another database, or was deleted."""
+    full.execute("update pubsub.watermark set branch_id = 4711")
+    (row,) = shown(full, 1000, "commit")
+    assert (row["consumer"], row["ready"], row["elsewhere"]) == ("commits:test/4711", None, "changes")
+
+
 def test_one_kind_can_be_asked_for(full):
     assert [row["consumer"] for row in shown(full, 10, "event")] == ["events:g"]
 
