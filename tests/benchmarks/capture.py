@@ -2,40 +2,83 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Callable
+
 import psycopg
 
 from tests.benchmarks.measure import Report, cpu_of, ratio, section, side_by_side
+from tests.tubes import one
 
 GOALS = {1: 1.6, 100: 2.3, 10_000: 3.0}
 STATEMENTS = {1: 10_000, 100: 1_000, 10_000: 20}
+BIGINT = "id bigint generated always as identity primary key"
+KEYS = {
+    "uuid": "id uuid default gen_random_uuid() primary key",
+    "two columns": (
+        "tenant uuid default gen_random_uuid(), no bigint generated always as identity, primary key (tenant, no)"
+    ),
+}
+OTHER = 1.5
+"""What the capture of another key adds, at most, as a multiple of what that of a bigint adds."""
 
 
 def run(conninfo: str, report: Report) -> None:
-    with psycopg.connect(conninfo, autocommit=True) as connection, section("capture / no trigger, inserts"):
-        for name in ("plain", "tracked", "expressed"):
-            connection.execute(
-                f"create table {name} (id bigint generated always as identity primary key, kind bigint, "
-                "flight_date date, carrier text, flight integer, origin text, dest text, at timestamptz, delay integer)"
-            )
-        connection.execute("select revision.track('tracked')")
-        connection.execute("select revision.track('expressed', branch_id => '0 * kind')")
-        for rows, most in GOALS.items():
-
-            def insert(name: str, rows: int = rows) -> float:
-                query = (
-                    f"insert into {name} (kind, flight_date, carrier, flight, origin, dest, at, delay) "
-                    "select g, '2013-01-01', 'UA', 1545, 'EWR', 'IAH', '2013-01-01 05:17-05', 2 "
-                    f"from generate_series(1, {rows}) as g"
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        with section("capture / no trigger, inserts"):
+            for name in ("plain", "tracked", "expressed"):
+                _make(connection, name, BIGINT)
+            connection.execute("select revision.track('tracked')")
+            connection.execute("select revision.track('expressed', branch_id => '0 * kind')")
+            for rows, most in GOALS.items():
+                plain, tracked, expressed = side_by_side(
+                    5, *(_inserting(connection, name, rows) for name in ("plain", "tracked", "expressed"))
                 )
+                report.say(f"{rows:,} rows a statement", ratio(tracked, plain), "x", most=most)
+                report.say(f"{rows:,} rows a statement, branch by expression", ratio(expressed, plain), "x")
+        for key, columns in KEYS.items():
+            with section(f"what capture adds for a key of {key} / for a bigint"):
+                _other_key(connection, report, key.split()[0], columns)
 
-                def work() -> None:
-                    for _ in range(STATEMENTS[rows]):
-                        connection.execute(query)
 
-                return cpu_of(connection, work)
+def _make(connection: psycopg.Connection, name: str, key: str) -> None:
+    connection.execute(
+        f"create table {name} ({key}, kind bigint, flight_date date, carrier text, flight integer, origin text, "
+        "dest text, at timestamptz, delay integer)"
+    )
 
-            plain, tracked, expressed = side_by_side(
-                5, lambda: insert("plain"), lambda: insert("tracked"), lambda: insert("expressed")
-            )
-            report.say(f"{rows:,} rows a statement", ratio(tracked, plain), "x", most=most)
-            report.say(f"{rows:,} rows a statement, branch by expression", ratio(expressed, plain), "x")
+
+def _inserting(connection: psycopg.Connection, name: str, rows: int) -> Callable[[], float]:
+    query = (
+        f"insert into {name} (kind, flight_date, carrier, flight, origin, dest, at, delay) "
+        "select g, '2013-01-01', 'UA', 1545, 'EWR', 'IAH', '2013-01-01 05:17-05', 2 "
+        f"from generate_series(1, {rows}) as g"
+    )
+
+    def work() -> None:
+        for _ in range(STATEMENTS[rows]):
+            connection.execute(query)
+
+    return lambda: cpu_of(connection, work)
+
+
+def _other_key(connection: psycopg.Connection, report: Report, name: str, columns: str) -> None:
+    """The plain tables grow as the tracked ones do, for random keys make an index dearer as it grows."""
+    _make(connection, f"plain_{name}", columns)
+    _make(connection, f"tracked_{name}", columns)
+    branch = one(connection, f"select revision.track('tracked_{name}')")
+    for rows in GOALS:
+        figures = side_by_side(
+            5,
+            *(
+                _inserting(connection, table, rows)
+                for table in ("plain", "tracked", f"plain_{name}", f"tracked_{name}")
+            ),
+        )
+        plain, tracked, other, captured = (statistics.median(each) for each in figures)
+        micros = 1e6 / STATEMENTS[rows]
+        report.say(f"{rows:,} rows a statement, bigint", (tracked - plain) * micros, "us")
+        report.say(f"{rows:,} rows a statement", (captured - other) * micros, "us")
+        report.say(f"{rows:,} rows a statement", (captured - other) / (tracked - plain), "x", most=OTHER)
+    size = "select pg_column_size(q) from revision.commit_queue q where branch_id = %s order by id desc limit 1"
+    report.say("a commit", float(one(connection, size, branch)), "bytes")
