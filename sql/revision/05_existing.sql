@@ -8,6 +8,16 @@ language sql stable as $$
     from (select pg_snapshot_xmax(pg_current_snapshot())::text::bigint) as now(n), (select xmin::text::bigint) as x(n)
 $$;
 
+-- The SQL condition that a row is of a transaction that was open or to come when a snapshot was taken: that revision.full_xid() of its
+-- xmin is not below. The call of a function for each row would cost more than all else. It knows the transactions of now by the
+-- snapshot of the statement in which it stands, for a row of a later one would look old.
+create function revision.is_young(since pg_snapshot) returns text
+language sql immutable as $$
+    select format(
+        '(xmin::text::bigint + case when xmin::text::bigint > (%1$s & 4294967295) then -4294967296 else 0 end + (%1$s & ~4294967295) >= %2$s)',
+        '(select pg_snapshot_xmax(pg_current_snapshot())::text::bigint)', pg_snapshot_xmin(since)::text)
+$$;
+
 -- The transaction that made the ids of the queue this cluster's own: that of the installation, or of a rebase; null where they are
 -- not.
 create function revision.native_from() returns bigint
@@ -132,7 +142,10 @@ comment on function revision.replay_faults(regclass) is
 -- Put the next chunk of the rows that were there before the tracking in the queue; returns how many rows it looked at, null when
 -- there are no more.
 create function revision.enqueue_chunk(tbl regclass, chunk integer) returns bigint
-language plpgsql as $$
+language plpgsql
+-- It would compile for longer than the queries run.
+set jit = off
+as $$
 declare
     known revision.tracked;
     columns name[] := revision.key_columns(tbl);
@@ -180,10 +193,10 @@ begin
     execute format($chunk$
         select count(*), %9$s, count(*) filter (where c.young and %4$s)
         from (
-            select %1$s as key, revision.full_xid(xmin) >= %3$L::bigint as young, %10$s as n
+            select %1$s as key, %3$s as young, %10$s as n
             from %2$s as %8$I where %6$s order by %5$s limit %7$s
         ) as c
-    $chunk$, key, tbl, pg_snapshot_xmin(since)::text, doubted, ordered, beyond, chunk, row_alias, last, number)
+    $chunk$, key, tbl, revision.is_young(since), doubted, ordered, beyond, chunk, row_alias, last, number)
     into looked, upto, unclear;
     within := case when upto is null then 'false' else beyond || ' and ' || revision.beside_key(known, columns, row_alias, '<=', upto) end;
     if unclear > 0 and not exists (select from revision.branch as b where b.tbl = enqueue_chunk.tbl and b.id = known.branch_id) then
@@ -193,7 +206,7 @@ begin
                 select from (
                     select %1$s as key, pg_catalog.int8up((%2$s)) as branch
                     from %3$s as %4$I
-                    where %5$s and revision.full_xid(xmin) >= %6$L::bigint
+                    where %5$s and %12$s
                 ) as c
                 join revision.commit_queue as q on (q.branch_id, q.%10$I) = (c.branch, c.key)
                 where %11$s and q.txid >= %6$L::xid8 and not pg_catalog.pg_visible_in_snapshot(q.txid, %7$L)
@@ -201,7 +214,7 @@ begin
                       select from revision.tracked as t
                       where t.tbl <> %9$L::pg_catalog.regclass and (t.expression is not null or t.branch_id = c.branch))))
         $doubt$, key, branch, tbl, row_alias, within, pg_snapshot_xmin(since)::text, since, known.branch_id is not null, tbl, held,
-            doubted)
+            doubted, revision.is_young(since))
         into in_queue;
     end if;
     if in_queue then
@@ -219,7 +232,7 @@ begin
         execute format($chunk$
             with existing as materialized (
                 select %1$s as key, pg_catalog.int8up((%5$s)) as branch,
-                       revision.full_xid(xmin) >= %2$L::bigint as young, %12$s as n
+                       %13$s as young, %12$s as n
                 from %3$s as %6$I where %4$s
                 order by %11$s
             ), captured as materialized (
@@ -235,7 +248,8 @@ begin
                   select from revision.fault as f
                   where f.%10$I = c.key and f.tbl in (select d.relid from pgchange.descendants(%9$L) as d(relid))))
             order by c.n, c.key
-        $chunk$, key, pg_snapshot_xmin(since)::text, tbl, within, branch, row_alias, since, doubted, tbl, held, ordered, number);
+        $chunk$, key, pg_snapshot_xmin(since)::text, tbl, within, branch, row_alias, since, doubted, tbl, held, ordered, number,
+            revision.is_young(since));
     exception when others or assert_failure then
         if looked > 1 then
             return revision.enqueue_chunk(tbl, greatest(chunk / 10, 1));

@@ -13,7 +13,7 @@ select pgchange.add_role(
         'insert (tbl, kind, commit_id, key, message), delete on revision.fault'
     ],
     functions => $$
-        track untrack drop_capture bar drop_bar tracking replay_faults recapture key_columns key_attributes keys_of queue_column beside_key key_order own_branch check_branch owns check_owner note_missed
+        track untrack drop_capture bar drop_bar tracking replay_faults recapture key_columns key_attributes keys_of queue_column beside_key key_order is_young own_branch check_branch owns check_owner note_missed
         enqueue_attached check_trackable capture_body check_expression function_for place_function key_trouble is_captured
         note_departed note_fault departed mend_key drop_departed register unregister place_triggers full_xid is_native native_from
         trimmed_since check_reads_no_code enqueue_row enqueue_chunk enqueue_existing

@@ -115,8 +115,8 @@ def test_an_empty_table_has_no_rows_from_before(pairs):
 
 
 FORGETFUL = """
-create or replace function revision.full_xid(xmin xid) returns bigint language sql stable as
-$$ select 0::bigint $$
+create or replace function revision.is_young(since pg_snapshot) returns text language sql immutable as
+$$ select 'false' $$
 """
 """A fault: no row counts as young, so the queue is not asked whether it was captured."""
 
