@@ -80,5 +80,7 @@ def _other_key(connection: psycopg.Connection, report: Report, name: str, column
         report.say(f"{rows:,} rows a statement, bigint", (tracked - plain) * micros, "us")
         report.say(f"{rows:,} rows a statement", (captured - other) * micros, "us")
         report.say(f"{rows:,} rows a statement", (captured - other) / (tracked - plain), "x", most=OTHER)
-    size = "select pg_column_size(q) from revision.commit_queue q where branch_id = %s order by id desc limit 1"
+    size = (
+        "select pg_column_size(q) from revision.commit_queue q where branch_id = %s order by id desc limit 1"
+    )
     report.say("a commit", float(one(connection, size, branch)), "bytes")
