@@ -126,6 +126,8 @@ ARGUMENTS: dict[Callable[..., BaseOperator], dict[str, Any]] = {
         "consumer": "commits:audit/0",
         "older_than": "7 days",
         "letter_ids": [1],
+        "key": "4711",
+        "field": "customer.mail",
         **BOTH,
     },
     FeedOperator: FEED,

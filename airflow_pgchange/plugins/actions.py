@@ -50,6 +50,14 @@ class Numbers(BaseModel):
     ids: list[Number] = Field(min_length=1, max_length=1000)
 
 
+class Key(BaseModel):
+    """What to erase from the letters of a consumer, or from all: an id, or the value of a field."""
+
+    key: Name
+    field: Name | None = None
+    consumer: Name | None = None
+
+
 @contextmanager
 def both(connection_id: str, source: str | None) -> Iterator[tuple[psycopg.Connection[Any], ...]]:
     """The database of the results, and that of the changes: the same one unless another is named."""
@@ -122,6 +130,17 @@ def drop_letters(connection_id: str, asked: Numbers) -> Done:
     with both(connection_id, None) as (results, _):
         dropped = dead_letters.drop_letters(results, ids=asked.ids)
     return Done(done=[f"letter {number} is dropped" for number in dropped])
+
+
+@router.post(
+    "/connections/{connection_id:path}/letters/erase", dependencies=acting("pgchange_letters_erase", Key)
+)
+def erase_letters(connection_id: str, asked: Key) -> Done:
+    """Erase from letters what they hold of one key, and keep the rest."""
+    with both(connection_id, None) as (results, _):
+        found = dead_letters.erase_letters(results, asked.key, field=asked.field, consumer=asked.consumer)
+    erased = [f"letter {one.id}: changes erased: {one.erased}" for one in found]
+    return Done(done=erased or ["no letter held this key"])
 
 
 @router.post("/connections/{connection_id:path}/maintenance", dependencies=acting("pgchange_maintenance"))

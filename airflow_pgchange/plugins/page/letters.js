@@ -1,4 +1,4 @@
-// What consumers gave up, in groups of what failed on the same, to be looked at, sent again or dropped.
+// What consumers gave up, in groups of what failed on the same, to be looked at, sent again, dropped, or erased from.
 import { Fragment, chakra, h, useCallback, useEffect, useRef, useState } from "./shell.js";
 import { Act, Ago, Call, Empty, Held, OfConsumer, Section, Told } from "./pieces.js";
 import { ACTIONS, Cell, Opened, Rows } from "./table.js";
@@ -200,6 +200,15 @@ const Letters = ({ database, consumers, confirm }) => {
           onClick: () => confirm(plans.dropLetters(connection, chosen)),
         },
         chosen.length ? `Drop ${chosen.length}` : "Drop",
+      ),
+      h(
+        Act,
+        {
+          label: `Erase a key from the letters in ${connection}`,
+          danger: true,
+          onClick: () => confirm(plans.eraseLetters(connection, [...new Set(said.letters.map((letter) => letter.consumer))].sort())),
+        },
+        "Erase a key",
       ),
     );
   const all = mayEdit &&

@@ -83,6 +83,44 @@ export const dropLetters = (connection, letters) => ({
   run: () => act(connection, "letters/drop", { ids: letters.map((letter) => letter.id) }),
 });
 
+const EVERY = "*";
+
+export const eraseLetters = (connection, consumers) => ({
+  title: `Erase a key from the dead letters in ${connection}?`,
+  lines: [
+    "What letters hold of this key will be gone, and will not be sent again with them. A letter of which nothing is left is dropped. " +
+      "An error or a reason that names the key is replaced.",
+    "Airflow's audit log notes the key, and who had it erased.",
+  ],
+  fields: [
+    {
+      name: "by",
+      label: "The key is",
+      value: "id",
+      choices: [
+        ["id", "the id of a message, an event or a row"],
+        ["field", "the value of a field of a message, an event or a touch"],
+      ],
+    },
+    { name: "field", label: "Field, such as customer.mail", when: (values) => values.by === "field" },
+    { name: "key", label: "Key" },
+    {
+      name: "consumer",
+      label: "Letters of",
+      value: EVERY,
+      options: [[EVERY, "every consumer"], ...consumers.map((consumer) => [consumer, consumer])],
+    },
+  ],
+  verb: "Erase it",
+  danger: true,
+  run: ({ by, field, key, consumer }) =>
+    act(connection, "letters/erase", {
+      key,
+      field: by === "field" ? field : null,
+      consumer: consumer === EVERY ? null : consumer,
+    }),
+});
+
 export const WORDS = { pause: "Pause", resume: "Resume", cancel: "Cancel" };
 
 const MEANS = {

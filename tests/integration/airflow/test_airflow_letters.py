@@ -199,6 +199,25 @@ def test_an_operator_drops_letters_by_age(
     assert run(operator(conn_id, action="drop", older_than=age))["letters"] == [letter]
 
 
+def test_an_operator_erases_a_key_from_the_letters_of_a_consumer(
+    db: str, conn_id: str, connection: psycopg.Connection[Any]
+) -> None:
+    make(connection)
+    connection.execute(
+        "select tube.touch('q', 0, '{1,2}', 'T', payload => '{\"mail\": \"ann@example.org\"}')"
+    )
+    connection.execute("select tube.touch('q', 0, '{3}', 'T', payload => '{\"mail\": \"bob@example.org\"}')")
+    run(consumer(conn_id, feed=TubeFeed("q")))
+    letter = only(connection)
+    assert letter.changes == 3
+    erase = {"action": "erase", "key": "ann@example.org"}
+    assert run(operator(conn_id, **erase, field="mail", consumer="tube:other/0"))["letters"] == []
+    assert run(operator(conn_id, **erase))["letters"] == []
+    assert only(connection).changes == 3
+    done = run(operator(conn_id, **erase, field="mail", consumer="tube:q/0"))
+    assert (done, only(connection).changes) == ({"action": "erase", "letters": [letter.id]}, 1)
+
+
 @pytest.mark.parametrize("form", ["[{}]", "{}", " {} "])
 def test_an_operator_takes_numbers_as_a_form_renders_them(
     db: str, conn_id: str, connection: psycopg.Connection[Any], form: str
@@ -223,6 +242,10 @@ def test_an_operator_names_letters_that_cannot_be_sent(
         ({"action": "drop"}, InvalidArgument),
         ({"action": "drop", "letter_ids": "all"}, InvalidArgument),
         ({"action": "redrive", "letter_ids": [5]}, UnknownLetter),
+        ({"action": "drop", "consumer": "commits:x/0", "key": "4711"}, InvalidArgument),
+        ({"action": "erase"}, InvalidArgument),
+        ({"action": "erase", "key": "4711", "letter_ids": [5]}, InvalidArgument),
+        ({"action": "erase", "key": "4711", "older_than": "1 day"}, InvalidArgument),
     ],
 )
 def test_an_operator_refuses_nonsense(

@@ -33,6 +33,7 @@ ACTIONS: list[tuple[str, dict[str, Any]]] = [
     ("consumers/repair", {"consumer": "commits:delays/0"}),
     ("letters/redrive", {"ids": [1]}),
     ("letters/drop", {"ids": [1]}),
+    ("letters/erase", {"key": "carrier", "consumer": "commits:delays/0"}),
     ("maintenance", {}),
     ("backfills/start", {"tube": "copies", "table": "ledger"}),
     ("backfills/1/pause", {}),
@@ -355,6 +356,15 @@ def test_who_may_edit_does_what_the_command_line_can_and_the_audit_log_tells_who
     assert done.status_code == 200, done.text
     (letter,) = dead_letters.letters(connect())
     assert (letter.consumer, letter.reason) == ("commits:delays/0", "no use")
+    erasing = {"key": "use", "field": None, "consumer": "commits:delays/0"}
+    for key, told in (
+        ("use", f"letter {letter.id}: changes erased: 0"),
+        ("carrier", "no letter held this key"),
+    ):
+        done = op.post(f"{AIRLINE}/letters/erase", erasing | {"key": key})
+        assert (done.status_code, done.json()["done"]) == (200, [told]), done.text
+    (letter,) = dead_letters.letters(connect())
+    assert letter.reason == "erased"
     for action in ("letters/redrive", "letters/drop"):
         done = op.post(f"{AIRLINE}/{action}", {"ids": [letter.id]})
         assert done.status_code == 200, done.text
@@ -369,8 +379,11 @@ def test_who_may_edit_does_what_the_command_line_can_and_the_audit_log_tells_who
     assert {who for _, who, _ in entries} == {"the_op"}
     assert entries[0][0] == "pgchange_skip"
     assert entries[0][2] == {"connection_id": "airline", "method": "POST", **SKIP}
+    assert entries[1][2] == {"connection_id": "airline", "method": "POST", **erasing}
     assert [event for event, _, _ in entries] == [
         "pgchange_skip",
+        "pgchange_letters_erase",
+        "pgchange_letters_erase",
         "pgchange_letters_redrive",
         "pgchange_letters_drop",
         "pgchange_move",

@@ -97,6 +97,11 @@ UNFIT: list[tuple[str, Any]] = [
         for verb in ("redrive", "drop")
         for number in (HUGE, -HUGE, "\ud800")
     ),
+    *(
+        ("letters/erase", {"key": "4711", field: text})
+        for field in ("key", "field", "consumer")
+        for text in TEXTS
+    ),
     *((f"backfills/{HUGE}/{verb}", {}) for verb in ("pause", "resume", "cancel")),
     ("consumers/skip", {"\ud800": 1}),
     ("consumers/skip", "\ud800"),
