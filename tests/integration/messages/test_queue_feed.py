@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+from airflow_pgchange.admin import by_hand, dead_letters
 from airflow_pgchange.errors import InvalidArgument, StaleClaim, UnknownConsumer
 from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
 from airflow_pgchange.feeds.draining import Plan, drain
@@ -441,3 +442,36 @@ def test_clearing_leaves_what_is_claimed(db, connection):
         assert numbers(consumer.changes()) == ["1"]
         consumer.ack()
     assert queues.there(connection) == []
+
+
+@pytest.mark.parametrize("taker", ["another", "the worker itself"])
+def test_a_split_is_over_where_a_message_of_its_later_parts_is_taken(db, connection, taker):
+    iids = queues.fill(connection, range(6))
+    with suppress(ZeroDivisionError), ConsumerTransaction(FEED, db) as consumer:
+        whole = consumer.claim(10)
+        raise ZeroDivisionError("poison")
+    with ConsumerTransaction(FEED, db) as consumer:
+        half = consumer.claim(10, 1, split=True)
+        assert (half.parts_of, numbers(consumer.changes())) == ((whole.id,), ["0", "1", "2"])
+        consumer.ack(lambda own: queues.take(own, iids[4]) if taker == "the worker itself" else None)
+    if taker == "another":
+        assert queues.take(connection, iids[4]) == "4"
+    with ConsumerTransaction(FEED, db) as consumer:
+        rest = consumer.claim(10)
+        assert (rest.parts_of, numbers(consumer.changes())) == ((), ["3", "5"])
+        consumer.ack()
+    assert queues.there(connection) == []
+
+
+def test_a_letter_of_a_part_is_without_the_messages_that_others_took(db, connection):
+    iids = queues.fill(connection, range(4))
+    with suppress(ZeroDivisionError), ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(10)
+        raise ZeroDivisionError("poison")
+    with suppress(ZeroDivisionError), ConsumerTransaction(FEED, db) as consumer:
+        assert consumer.claim(10, 1, split=True).count == 2
+        raise ZeroDivisionError("poison")
+    assert queues.take(connection, iids[0]) == "0"
+    by_hand.skip_batch(connection, connection, FEED, "no use")
+    assert [letter.changes for letter in dead_letters.letters(connection)] == [1]
+    assert work(db) == ["2", "3"]

@@ -13,6 +13,8 @@ import pytest
 
 from airflow_pgchange.errors import Refused
 from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
+from airflow_pgchange.feeds.draining import Plan
+from airflow_pgchange.feeds.draining import drain as drain_plan
 from airflow_pgchange.feeds.errors import translated
 from tests import queues
 from tests.queues import one, post
@@ -297,3 +299,24 @@ def test_a_queue_that_is_made_anew_keeps_its_order(db, keyed):
         assert work(db) == []
     keyed.execute("select mbus.drop_queue('q')")
     assert one(keyed, "select count(*) from pg_proc where proname ~ '^key[$]'") == 0
+
+
+def test_messages_behind_a_bad_one_of_their_key_wait_until_it_is_a_letter(keyed, db):
+    """Also where they are in another part of the batch that is split: no other worker gets them before."""
+    fill(keyed, "a0", "a1", "b2", "a3")
+    plan = Plan(FEED, db, max_batches=None, max_attempts=1)
+    done = []
+
+    def process(transaction, batch):
+        found = [of(change.data) for change in transaction.changes()]
+        if batch.is_part and len(found) == 2 and not done:
+            fill(keyed, "a4", "c5")
+            assert work(db) == ["c5"]
+        if "a0" in found:
+            raise ZeroDivisionError("poison")
+        transaction.ack()
+        done.extend(found)
+
+    drained = drain_plan(plan, process)
+    assert done == ["a1", "b2", "a3", "a4"]
+    assert len(drained.letters) == 1
