@@ -38,8 +38,6 @@ OUTAGES = 0.05
 STATEMENTS = 150
 """A consumer dies before or after one of so many first statements, unless it has come to the end before."""
 PATIENCE = 60.0
-MEANT = ("", "whole letters", "loses a change", "doubles a change", "fails in vain")
-"""The faults that can be planted in a consumer."""
 
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload([__name__])
@@ -62,6 +60,7 @@ class Orders:
     chance: str
     was_killed: bool
     fault: str
+    """A fault that is planted, such as ``loses a change``; empty for none."""
 
 
 class Consumer:
@@ -77,7 +76,7 @@ class Consumer:
         self.left = self.chance.randrange(1, 2 * STATEMENTS)
         self.armed = not orders.was_killed
         self.on_parts = 0
-        self.seen: set[str] = set()
+        self.tries: Counter[str] = Counter()
 
     def die_in_time(self) -> None:
         self.left -= self.armed
@@ -106,11 +105,11 @@ class Consumer:
         self.note(batch)
         ids = [str(change.id) for change in transaction.changes()]
         bad = sorted(self.orders.poison & set(ids))
-        if self.armed and self.chance.random() < OUTAGES:
+        self.tries[batch.id] += 1
+        in_vain = self.orders.fault == "fails in vain" and self.tries[batch.id] <= 8
+        if self.armed and (in_vain or self.chance.random() < OUTAGES):
             raise ServerUnavailable("gone")
-        in_vain = self.orders.fault == "fails in vain" and batch.id not in self.seen
-        self.seen.add(batch.id)
-        if bad or in_vain:
+        if bad:
             raise Poison(f"bad: {','.join(bad)}")
         rows = [[each] for each in ids]
         if batch.is_part and self.orders.fault == "loses a change":
@@ -243,7 +242,9 @@ class Campaign:
     def _bound(self, kills: int, log: Path) -> int:
         """The most attempts that poison, kills and outages explain; a half of commits can begin inside a transaction."""
         attempts = [json.loads(line) for line in log.read_text().splitlines()]
-        halvings = math.ceil(math.log2(self.limit)) * (2 if self.feed.kind == "commit" else 1)
+        halvings = math.ceil(math.log2(min(self.limit, len(self.ids)))) * (
+            2 if self.feed.kind == "commit" else 1
+        )
         outages = 3 * math.ceil(OUTAGES * len(attempts)) + 3
         return len(self.poison) * self.attempts * (1 + 2 * halvings) + kills + outages
 
