@@ -153,7 +153,8 @@ declare
     held text;
     key text;
     number text;
-    last text := '(array_agg(c.key order by c.n desc))[1]';
+    kept text;
+    last text;
     doubted text := 'true';
     branch text;
     ordered text;
@@ -179,8 +180,15 @@ begin
     branch := coalesce(known.expression, known.branch_id::text);
     ordered := revision.key_order(known, columns, row_alias);
     number := format('row_number() over (order by %s)', ordered);
+    -- The text of a key is made of the last row only.
+    select string_agg(format('%I.%I as key_%s', row_alias, u.name, u.place), ', '),
+           format('max(%s) filter (where c.is_last)',
+                  pgchange.key_text(known.key_types, array_agg(('key_' || u.place)::name order by u.place), 'c'))
+    into kept, last
+    from unnest(columns) with ordinality as u(name, place);
     if known.key_types = '{bigint}' then
         number := 'null::bigint';
+        kept := key || ' as key';
         last := 'max(c.key)';
         doubted := format('c.key <= %L', known.key_ceiling);
     end if;
@@ -191,12 +199,12 @@ begin
     -- dump all rows are in doubt.
     since := case when revision.is_native() then known.since else '1:1:' end;
     execute format($chunk$
-        select count(*), %9$s, count(*) filter (where c.young and %4$s)
+        select count(*), %9$s, count(*) filter (where c.is_young and %4$s)
         from (
-            select %1$s as key, %3$s as young, %10$s as n
-            from %2$s as %8$I where %6$s order by %5$s limit %7$s
+            select r.*, lead(true) over () is null as is_last
+            from (select %1$s, %3$s as is_young from %2$s as %8$I where %6$s order by %5$s limit %7$s) as r
         ) as c
-    $chunk$, key, tbl, revision.is_young(since), doubted, ordered, beyond, chunk, row_alias, last, number)
+    $chunk$, kept, tbl, revision.is_young(since), doubted, ordered, beyond, chunk, row_alias, last)
     into looked, upto, unclear;
     within := case when upto is null then 'false' else beyond || ' and ' || revision.beside_key(known, columns, row_alias, '<=', upto) end;
     if unclear > 0 and not exists (select from revision.branch as b where b.tbl = enqueue_chunk.tbl and b.id = known.branch_id) then
