@@ -292,7 +292,7 @@ def test_a_tube_of_a_dump_without_data_is_made_again_as_the_error_says(connectio
 def test_a_table_that_lost_the_column_of_its_ids_is_told_with_what_that_was_called(connection):
     connection.execute("alter table item drop column id")
     (told,) = [table for table in attached_to(connection) if table["name"] == "item"]
-    assert told["id_column"] == "id"
+    assert told["key"] == ["id"]
 
 
 def test_the_tubes_of_a_restored_dump_are_rebased_one_after_the_other(connect):
