@@ -36,7 +36,7 @@ begin
                 message = format('no range of transaction ids: %s to %s', bounds[i - 1], bounds[i]);
         end if;
         execute format(
-            'create table revision.%I (like revision.commit_queue including defaults including constraints including indexes)',
+            'create table revision.%I (like revision.commit_queue including defaults including indexes)',
             'commit_queue_' || bounds[i - 1]);
         perform pgchange.keep_to_owner(format('revision.%I', 'commit_queue_' || bounds[i - 1])::regclass);
     end loop;
