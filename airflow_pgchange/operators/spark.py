@@ -22,7 +22,6 @@ from airflow_pgchange.operators.spark_submission import Submission
 from airflow_pgchange.operators.spark_ui import SparkUiLink, ui_of
 from airflow_pgchange.results.merge import Staged, merge, read_manifest
 from airflow_pgchange.spark import blame, fork_client, submit
-from airflow_pgchange.spark.installed import check_versions
 from airflow_pgchange.spark.notes import Notes
 from airflow_pgchange.spark.serving import Serving
 from airflow_pgchange.topology.bucket_owners import Cluster
@@ -125,7 +124,6 @@ class SparkBatchOperator(FeedOperator, SparkSubmitOperator):
             self._end_serving()
 
     def process_batch(self, transaction: ConsumerTransaction, batch: Batch, context: Context) -> None:
-        check_versions()
         try:
             staged = self._staged = self._stage(transaction, batch, context)
 

@@ -15,6 +15,7 @@ from airflow.sdk.exceptions import AirflowException
 
 from airflow_pgchange.errors import ExtraMissing, InvalidArgument
 from airflow_pgchange.operators.spark_checks import check_server, check_submission, is_server, master_of
+from airflow_pgchange.spark.installed import check_versions
 
 try:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
@@ -165,9 +166,10 @@ class SparkArguments:
     def check(self, operator: SparkSubmitOperator, environment: Mapping[str, str]) -> None:
         """Check, before a batch is claimed, that Spark can run an application.
 
-        Raises InvalidArgument for what a person has to set right in the task or on this worker, ServerUnavailable if no
-        server accepts a connection.
+        Raises InvalidArgument for what a person has to set right in the task or on this worker, VersionsDiffer if Spark
+        is installed in two versions, ServerUnavailable if no server accepts a connection.
         """
+        check_versions()
         connection = self.connection()
         if connection is not None and is_server(connection):
             check_server(connection, self._given_for_a_driver(operator))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shutil
 import socket
@@ -17,9 +18,17 @@ if TYPE_CHECKING:
 
 OLDEST_JAVA = 17
 """Spark 4 needs it: https://spark.apache.org/docs/latest/#downloading"""
+OLDEST_SPARK = (4, 2)
+"""The oldest version of Spark with which this package works."""
 REACHED_WITHIN = 10.0
 """Seconds to wait for a server to accept a connection."""
-STANDALONE_PORT, CONNECT_PORT = 7077, 15002
+STANDALONE_PORT, CONNECT_PORT, HTTPS_PORT = 7077, 15002, 443
+MASTER = re.compile(r"local(\[.*\])?|local-cluster\[.*\]|yarn|(spark|k8s)://[^:].*")
+"""The masters that Spark takes: https://spark.apache.org/docs/latest/submitting-applications.html#master-urls"""
+JAR = re.compile(r"-(\d+\.\d+)[^-]*\.jar$")
+"""The version at the end of the name of Spark's own archives, as in spark-core_2.13-4.2.0.jar."""
+OF_KUBERNETES = ("kubernetes", "airflow.providers.cncf.kubernetes")
+"""The modules without which Airflow's hook does not submit to Kubernetes."""
 DEFAULT_BINARY = "spark-submit"
 OF_YARN = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
 
@@ -43,11 +52,14 @@ def check_submission(
 ) -> None:
     """Check that an application can be submitted.
 
-    Raises InvalidArgument if spark-submit, a Java that Spark supports or the configuration of YARN is missing, and
-    ServerUnavailable if no standalone master accepts a connection.
+    Raises InvalidArgument if the connection has no master that Spark takes, if spark-submit or a Java that Spark supports
+    is missing, or what YARN or Kubernetes needs. Raises ServerUnavailable if neither the standalone master nor one that
+    stands by, or not the API of Kubernetes, accepts a connection.
     """
     master = master_of(connection)
-    if master.partition(":")[0] == "yarn" and not any(environment.get(name) for name in OF_YARN):
+    if connection is not None:
+        _check_master(connection, master)
+    if master == "yarn" and not any(environment.get(name) for name in OF_YARN):
         there = (
             f"the connection {spark_conn_id} means YARN"
             if connection
@@ -65,8 +77,11 @@ def check_submission(
             f"brings {DEFAULT_BINARY}"
         )
     _check_java(environment)
+    _check_spark(wanted, environment)
     if master.startswith("spark://"):
         _reach("Spark master", list(_standalone(master)))
+    elif master.startswith("k8s://"):
+        _check_kubernetes(master)
 
 
 def check_server(connection: Connection, of_a_driver: Sequence[str]) -> None:
@@ -86,6 +101,58 @@ def check_server(connection: Connection, of_a_driver: Sequence[str]) -> None:
         )
     host = connection.host.removeprefix("sc://")
     _reach("Spark Connect server", [(host, connection.port or CONNECT_PORT)])
+
+
+def _check_master(connection: Connection, master: str) -> None:
+    if MASTER.fullmatch(master):
+        return
+    name = connection.conn_id
+    told = f"has the master {master!r}, which Spark does not take" if connection.host else "has no host"
+    raise InvalidArgument(
+        f"cannot submit to Spark: the connection {name} {told}; give it type spark and a master as its host: local[2], "
+        f"yarn, spark://HOST (port {STANDALONE_PORT}) or k8s://https://HOST; `airflow connections delete {name}`, then "
+        f"`airflow connections add {name} --conn-type spark --conn-host 'local[2]'`"
+    )
+
+
+def _check_kubernetes(master: str) -> None:
+    missing = [name for name in OF_KUBERNETES if not _is_installed(name)]
+    if missing:
+        raise InvalidArgument(
+            f"cannot submit to Spark: the master {master} needs Python's {missing[0]}, which this worker has not; "
+            "`pip install apache-airflow-providers-cncf-kubernetes`"
+        )
+    address = urlsplit(master.removeprefix("k8s://"))
+    if not address.hostname:
+        # Spark takes an address without a scheme for HTTPS.
+        address = urlsplit(f"https://{master.removeprefix('k8s://')}")
+    port = address.port or (80 if address.scheme == "http" else HTTPS_PORT)
+    _reach("API of Kubernetes", [(address.hostname or "", port)])
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        # A package above the module is missing.
+        return False
+
+
+def _check_spark(binary: str, environment: Mapping[str, str]) -> None:
+    """Raise an error if spark-submit belongs to an older Spark than this package works with."""
+    program = Path(shutil.which(binary, path=environment.get("PATH")) or binary).resolve()
+    home = Path(environment.get("SPARK_HOME") or program.parents[1])
+    versions = [
+        version_of_jar[1]
+        for jar in home.glob("jars/spark-core_*.jar")
+        if (version_of_jar := JAR.search(jar.name))
+    ]
+    for version in versions:
+        if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_SPARK:
+            raise InvalidArgument(
+                f"cannot submit to Spark: it needs Spark {'.'.join(map(str, OLDEST_SPARK))} or newer, and {home} is "
+                f"Spark {version}; install a newer one, or unset SPARK_HOME and `pip install pyspark`"
+            )
 
 
 def _check_java(environment: Mapping[str, str]) -> None:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from airflow.sdk import Connection
 
-from airflow_pgchange.errors import InvalidArgument, ServerUnavailable
+from airflow_pgchange.errors import InvalidArgument, ServerUnavailable, VersionsDiffer
+from airflow_pgchange.operators import spark_checks
+from airflow_pgchange.operators.spark_arguments import SparkArguments
 from airflow_pgchange.operators.spark_checks import check_server, check_submission, master_of
+from airflow_pgchange.spark import installed
 
 
 def spark(**fields: Any) -> Connection:
@@ -101,6 +106,72 @@ def test_a_java_that_spark_does_not_support_is_refused(
     (tmp_path / "jdk" / "release").write_text(f'JAVA_VERSION="{version}"\n')
     with pytest.raises(InvalidArgument, match=f"jdk/bin/java is Java {number}"):
         check_submission("spark", spark(host="local"), None, worker)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({}, "the connection spark has no host"),
+        ({"host": "sparky"}, "the connection spark has the master 'sparky', which Spark does not take"),
+        ({"host": "mesos://a"}, "has the master 'mesos://a'"),
+        ({"conn_type": "yarn"}, "has no host"),
+        ({"conn_type": "http", "host": "a"}, "has the master 'http://a'"),
+        ({"port": 7077}, "has no host"),
+    ],
+)
+def test_a_connection_without_a_master_that_spark_takes_is_refused(
+    fields: dict[str, Any], told: str, worker: dict[str, str]
+) -> None:
+    with pytest.raises(
+        InvalidArgument, match=rf"{told}.*local\[2\], yarn, spark://HOST.*airflow connections add"
+    ):
+        check_submission("spark", spark(**fields), None, worker)
+
+
+@pytest.mark.parametrize(
+    ("version", "is_told"), [("3.5.1", True), ("4.1.0", True), ("4.2.0", False), ("4.10.0", False)]
+)
+@pytest.mark.parametrize("by", ["SPARK_HOME", "spark-submit"])
+def test_a_spark_that_is_too_old_is_refused(
+    version: str, is_told: bool, by: str, worker: dict[str, str], tmp_path: Path
+) -> None:
+    home = tmp_path / "opt"
+    (home / "jars").mkdir(parents=True)
+    (home / "jars" / f"spark-core_2.13-{version}.jar").touch()
+    if by == "SPARK_HOME":
+        worker["SPARK_HOME"] = str(home)
+    else:
+        (home / "bin").mkdir()
+        (tmp_path / "spark-submit").rename(home / "bin" / "spark-submit")
+        worker["PATH"] = str(home / "bin")
+    told = f"needs Spark 4.2 or newer, and {home} is Spark {version[:3]}; install a newer one"
+    with pytest.raises(InvalidArgument, match=told) if is_told else nullcontext():
+        check_submission("spark", spark(host="local"), None, worker)
+
+
+def test_a_spark_that_is_installed_in_two_versions_is_told_before_a_connection_is_looked_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(installed, "_version", {"pyspark": "4.2.0", "pyspark-client": "4.3.0"}.get)
+    with pytest.raises(VersionsDiffer, match="overwrite each other"):
+        SparkArguments({"conn_id": "nowhere"}).check(Mock(), {})
+
+
+def test_kubernetes_must_have_its_client_and_an_api_that_accepts_a_connection(
+    worker: dict[str, str], port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = {"host": "k8s://https://127.0.0.1", "port": port}
+    monkeypatch.setattr(spark_checks, "OF_KUBERNETES", ("json", "not_there.kubernetes"))
+    with pytest.raises(
+        InvalidArgument,
+        match=r"needs Python's not_there\.kubernetes.*apache-airflow-providers-cncf-kubernetes",
+    ):
+        check_submission("spark", spark(**there), None, worker)
+    monkeypatch.setattr(spark_checks, "OF_KUBERNETES", ("json", "json.decoder"))
+    check_submission("spark", spark(**there), None, worker)
+    check_submission("spark", spark(conn_type="k8s", host="127.0.0.1", port=port), None, worker)
+    with pytest.raises(ServerUnavailable, match=r"API of Kubernetes at 127\.0\.0\.1:1 "):
+        check_submission("spark", spark(**{**there, "port": 1}), None, worker)
 
 
 def test_a_standalone_master_must_accept_a_connection_or_one_that_stands_by(
