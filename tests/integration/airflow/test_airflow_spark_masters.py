@@ -50,6 +50,7 @@ def parsed(db, connect, tmp_path, monkeypatch):
     monkeypatch.setattr(
         "airflow.providers.apache.spark.hooks.spark_submit.kube_client", SimpleNamespace(), raising=False
     )
+    monkeypatch.setattr("airflow_pgchange.operators.spark_checks.OF_KUBERNETES", ())
 
     def submitted(connection: dict[str, Any]) -> dict[str, Any]:
         monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({"conn_type": "spark", **connection}))
@@ -68,12 +69,8 @@ MASTERS = {
         {"spark.master": "yarn", "spark.yarn.queue": "night", "spark.executor.instances": "4"},
     ),
     "Kubernetes": (
-        {"host": "k8s://https://127.0.0.1", "port": 1, "extra": {"namespace": "batches"}},
-        {
-            "spark.master": "k8s://https://127.0.0.1:1",
-            "spark.kubernetes.namespace": "batches",
-            "spark.executor.instances": "4",
-        },
+        {"host": "k8s://https://127.0.0.1", "extra": {"namespace": "batches"}},
+        {"spark.kubernetes.namespace": "batches", "spark.executor.instances": "4"},
     ),
     "standalone": ({"host": "spark://127.0.0.1"}, {}),
 }
@@ -89,9 +86,9 @@ def test_a_driver_for_a_cluster_starts_here_with_what_the_operator_was_given(par
     """Seconds: a JVM starts."""
     connection, settings = MASTERS[master]
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        if master == "standalone":
+        if master != "YARN":
             connection = {**connection, "port": listening.getsockname()[1]}
-            settings = {"spark.master": f"spark://127.0.0.1:{connection['port']}"}
+            settings = {**settings, "spark.master": f"{connection['host']}:{connection['port']}"}
         seen = parsed(connection)
     expected = {
         **settings,
