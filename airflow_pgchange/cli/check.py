@@ -1,4 +1,4 @@
-"""``airflow pgchange check``: whether the feeds that DAGs name can be watched."""
+"""``airflow pgchange check``: whether the feeds that DAGs name can be watched, and whether Spark can run batches."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ from airflow_pgchange.feeds.connections import keep_open
 from airflow_pgchange.feeds.error_text import described, without_secrets
 from airflow_pgchange.feeds.feed import BEGINNING, Feed, Watched
 from airflow_pgchange.feeds.starting import outlook
+from airflow_pgchange.operators.spark_checks import check_spark, environment_of
 from airflow_pgchange.plugins.looks import LIMITS, REACH
 from airflow_pgchange.plugins.places import Named, ParsedDag, ParsedDags, Place
+from airflow_pgchange.plugins.spark_tasks import SparkNeeds
 from airflow_pgchange.plugins.watched_assets import Clash, WatchedAsset, clashes
 
 Naming = dict[Place, dict[Watched | None, set[str]]]
@@ -34,10 +37,12 @@ Starts = dict[tuple[Place, str], dict[str, set[str]]]
 
 @dataclass(frozen=True)
 class Read:
-    """What each DAG names, the assets that it gives watchers, and what could not be read, with the DAG if it is known."""
+    """What each DAG names, the assets that it gives watchers, what its tasks need of Spark, and what could not be read,
+    with the DAG if it is known."""
 
     named: Mapping[str, Sequence[Named]]
     assets: Mapping[str, Sequence[WatchedAsset]]
+    spark: Mapping[str, Sequence[SparkNeeds]]
     unread: Sequence[tuple[str, str]] = ()
 
 
@@ -54,6 +59,7 @@ def check(args: Namespace) -> Rows:
             for place in sorted(naming, key=str)
             for told in _told(place, naming[place], found, starts)
         ),
+        *(() if args.no_spark else _of_spark(read.spark)),
         *(_row(None, "", {dag_id}, "", why) for dag_id, why in read.unread),
     ]
 
@@ -93,7 +99,9 @@ def _told(
         with both_databases(reached[0], reached[1] if place.source else None, primary=False) as opened:
             for connection in opened:
                 keep_open(connection, **LIMITS)
-            told += [_asked(*opened, feed, starts[place, feed.name if feed else ""]) for feed, _ in ordered]
+            told += [
+                _asked(*opened, feed, starts[place, feed.name if feed else ""]) for feed, dags in ordered
+            ]
     except (PgChangeError, psycopg.Error) as error:
         told = [(None, str(error).strip())] * len(ordered)
     for (feed, dags), (new, why) in zip(ordered, told, strict=True):
@@ -132,6 +140,27 @@ def _two_starts(starts: Mapping[str, set[str]]) -> str:
     )
 
 
+def _of_spark(needed: Mapping[str, Iterable[SparkNeeds]]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each Spark connection, or for each of the ways in which tasks use it."""
+    dags: dict[SparkNeeds, set[str]] = defaultdict(set)
+    for dag_id, all_needs in needed.items():
+        for needs in all_needs:
+            dags[needs].add(dag_id)
+    for needs in sorted(dags):
+        yield _row(Place(needs.conn_id), "", dags[needs], "", _spark_trouble(needs))
+
+
+def _spark_trouble(needs: SparkNeeds) -> str:
+    """What keeps Spark from running batches on this machine."""
+    try:
+        # Imported here, because Spark is an extra.
+        import_module("airflow_pgchange.spark.installed").check_versions()
+        check_spark(needs.conn_id, needs.binary, needs.of_a_driver, environment_of(needs.environment))
+    except PgChangeError as error:
+        return str(error)
+    return ""
+
+
 def _row(place: Place | None, consumer: str, dags: set[str], new: str, why: str) -> dict[str, Any]:
     return {
         "connection": "" if place is None else place.connection,
@@ -150,6 +179,7 @@ def _parsed() -> Read:
     return Read(
         {dag_id: dag.named for dag_id, dag in parsed.items()},
         {dag_id: dag.assets for dag_id, dag in parsed.items()},
+        {dag_id: dag.spark for dag_id, dag in parsed.items()},
     )
 
 
@@ -160,6 +190,7 @@ def _in_files(files: Sequence[Path]) -> Read:
             raise InvalidArgument(f"{path} is not there: name DAG files, or folders of them")
     named: dict[str, list[Named]] = defaultdict(list)
     assets: dict[str, list[WatchedAsset]] = defaultdict(list)
+    spark: dict[str, list[SparkNeeds]] = defaultdict(list)
     unread: list[tuple[str, str]] = []
     for path in files:
         bag = _bag(path.absolute())
@@ -175,7 +206,8 @@ def _in_files(files: Sequence[Path]) -> Read:
             else:
                 named[dag_id] += found.named
                 assets[dag_id] += found.assets
-    return Read(named, assets, unread)
+                spark[dag_id] += found.spark
+    return Read(named, assets, spark, unread)
 
 
 def _bag(path: Path) -> DagBag:

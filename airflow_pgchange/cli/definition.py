@@ -71,6 +71,11 @@ DAG_FILES = _arg(
     metavar="file",
     help="DAG files, or folders of them; default: all DAGs that are parsed",
 )
+NO_SPARK = _arg(
+    "--no-spark",
+    action="store_true",
+    help="leave out Spark, as on a machine that has no Java and runs no tasks",
+)
 LISTEN = _arg("--listen", default="127.0.0.1:4327", help="address and port for clients; default: %(default)s")
 USERS = _arg("--users", type=Path, help="who may connect: a file of names and SCRAM-SHA-256 verifiers")
 TRUST = _arg("--trust", action="store_true", help="or everybody may, without a password")
@@ -155,8 +160,9 @@ def get_pgchange_cli_commands() -> list[GroupCommand]:
                 ),
                 _command(
                     "check.check",
-                    "Whether the feeds that DAGs name can be watched; ends with code 1 where one cannot",
+                    "Whether the feeds that DAGs name can be watched, and Spark can run batches; ends with code 1 if not",
                     DAG_FILES,
+                    NO_SPARK,
                 ),
                 _command(
                     "status.health",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +16,7 @@ from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.operators import spark_connect
 from airflow_pgchange.operators.feed import CONSUMER, FeedOperator
 from airflow_pgchange.operators.spark_arguments import SparkArguments
+from airflow_pgchange.operators.spark_checks import environment_of
 from airflow_pgchange.operators.spark_submission import Submission
 from airflow_pgchange.operators.spark_ui import SparkUiLink, ui_of
 from airflow_pgchange.results.merge import Staged, merge, read_manifest
@@ -111,6 +110,16 @@ class SparkBatchOperator(FeedOperator, SparkSubmitOperator):
         self._running: fork_client.Running | None = None
         self._submission: Submission | None = None
 
+    @classmethod
+    def get_serialized_fields(cls) -> frozenset[str]:
+        fields = super().get_serialized_fields()  # type: ignore[no-untyped-call]
+        return frozenset({*fields, "spark_needs"})
+
+    @property
+    def spark_needs(self) -> str:
+        """What the task needs of Spark, as JSON. Airflow stores it with the DAG."""
+        return self._arguments.needs(self)
+
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
         # Airflow pushes the link only when the task ends. Push it now, so that it works while Spark runs.
         if (ui := ui_of(self.conn_id)) and "ti" in context:
@@ -203,10 +212,8 @@ class SparkBatchOperator(FeedOperator, SparkSubmitOperator):
         return {**self._environment(), **handed}
 
     def _environment(self) -> dict[str, str]:
-        """The environment of the application. What pip installs beside this Python, such as spark-submit, is found."""
-        given = {**os.environ, **(self.env_vars or {})}
-        path = os.pathsep.join((given.get("PATH", os.defpath), str(Path(sys.executable).parent)))
-        return {**given, "PATH": path}
+        """The environment of the application."""
+        return environment_of(self.env_vars or {})
 
     def _submission_of(
         self, arguments: list[Any] | None, environment: dict[str, str], folder: Path, context: Context

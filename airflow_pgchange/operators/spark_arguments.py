@@ -6,15 +6,15 @@ here a second time, and the hook is created by its public constructor.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseHook, conf
-from airflow.sdk.exceptions import AirflowException
+from airflow.sdk import conf
 
 from airflow_pgchange.errors import ExtraMissing, InvalidArgument
-from airflow_pgchange.operators.spark_checks import check_server, check_submission, is_server, master_of
+from airflow_pgchange.operators.spark_checks import check_spark, connection_of, master_of
 from airflow_pgchange.spark.installed import check_versions
 
 try:
@@ -101,6 +101,11 @@ class SparkArguments:
         kept = self._of_the_hook
         return [name for name in OF_A_DRIVER if (kept[name] if name in kept else getattr(operator, name))]
 
+    def needs(self, operator: SparkSubmitOperator) -> str:
+        """What `airflow pgchange check` has to know of a task, as JSON."""
+        binary, of_a_driver = self._of_the_hook["spark_binary"], self._given_for_a_driver(operator)
+        return json.dumps({"conn_id": self.conn_id, "binary": binary, "of_a_driver": of_a_driver})
+
     def hook(
         self,
         operator: SparkSubmitOperator,
@@ -170,16 +175,10 @@ class SparkArguments:
         is installed in two versions, ServerUnavailable if no server accepts a connection.
         """
         check_versions()
-        connection = self.connection()
-        if connection is not None and is_server(connection):
-            check_server(connection, self._given_for_a_driver(operator))
-        else:
-            check_submission(self.conn_id, connection, self._of_the_hook["spark_binary"], environment)
+        check_spark(
+            self.conn_id, self._of_the_hook["spark_binary"], self._given_for_a_driver(operator), environment
+        )
 
     def connection(self) -> Connection | None:
         """The connection to Spark; None if Airflow has none of this name."""
-        try:
-            return BaseHook.get_connection(self.conn_id)
-        except AirflowException:
-            # The hook then submits to YARN.
-            return None
+        return connection_of(self.conn_id)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shutil
 import socket
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+
+from airflow.sdk import BaseHook
+from airflow.sdk.exceptions import AirflowException
 
 from airflow_pgchange.errors import InvalidArgument, ServerUnavailable
 
@@ -33,9 +38,39 @@ DEFAULT_BINARY = "spark-submit"
 OF_YARN = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
 
 
+def environment_of(env_vars: Mapping[str, str]) -> dict[str, str]:
+    """The environment of an application with these variables. What pip installs beside this Python, such as
+    spark-submit, is found."""
+    given = {**os.environ, **env_vars}
+    path = os.pathsep.join((given.get("PATH", os.defpath), str(Path(sys.executable).parent)))
+    return {**given, "PATH": path}
+
+
 def is_server(connection: Connection) -> bool:
     """Whether a connection names a Spark Connect server."""
     return bool(connection.conn_type == "spark_connect")
+
+
+def connection_of(spark_conn_id: str) -> Connection | None:
+    """The connection to Spark; None if Airflow has none of this name. Airflow's hook then submits to YARN."""
+    try:
+        return BaseHook.get_connection(spark_conn_id)
+    except AirflowException:
+        return None
+
+
+def check_spark(
+    spark_conn_id: str, binary: str | None, of_a_driver: Sequence[str], environment: Mapping[str, str]
+) -> None:
+    """Check that Spark can run an application. ``binary`` and ``of_a_driver`` are as in the functions that this calls.
+
+    Raises InvalidArgument and ServerUnavailable.
+    """
+    connection = connection_of(spark_conn_id)
+    if connection is not None and is_server(connection):
+        check_server(connection, of_a_driver)
+    else:
+        check_submission(spark_conn_id, connection, binary, environment)
 
 
 def master_of(connection: Connection | None) -> str:

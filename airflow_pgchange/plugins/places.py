@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session
 
 from airflow_pgchange.errors import PgChangeError
 from airflow_pgchange.feeds.feed import BEGINNING, Movable, Watched, from_uri
+from airflow_pgchange.plugins.spark_tasks import SparkNeeds, spark_needs
 from airflow_pgchange.plugins.watched_assets import Clash, WatchedAsset, clashes, unwrapped, watched_assets
 from airflow_pgchange.utils.arguments import watched_of
 
@@ -130,14 +131,19 @@ class Places:
 
 @dataclass(frozen=True)
 class ParsedDag:
-    """What a DAG names, and the assets that it gives watchers."""
+    """What a DAG names, the assets that it gives watchers, and what its tasks need of Spark."""
 
     named: list[Named]
     assets: list[WatchedAsset]
+    spark: list[SparkNeeds] = field(default_factory=list)
 
     @classmethod
     def of(cls, serialized: Any) -> ParsedDag:
-        return cls(each_once(named_in(serialized)), list(dict.fromkeys(watched_assets(serialized))))
+        return cls(
+            each_once(named_in(serialized)),
+            list(dict.fromkeys(watched_assets(serialized))),
+            list(dict.fromkeys(spark_needs(serialized))),
+        )
 
 
 class ParsedDags:

@@ -29,7 +29,7 @@ DAG = """
 from airflow.sdk import dag
 from airflow_pgchange.assets.pgchange import feed_asset
 from airflow_pgchange.feeds import CommitFeed, EventFeed, TubeFeed
-from airflow_pgchange.operators import BatchOperator, MaintenanceOperator
+from airflow_pgchange.operators import BatchOperator, MaintenanceOperator, SparkBatchOperator
 
 @dag(schedule=[{assets}])
 def woken():
@@ -62,7 +62,7 @@ def dag_file(folder: Path, *assets: str, task: str = "pass", name: str = "woken.
 def check_files(capsys: pytest.CaptureFixture[str]) -> Check:
     """Of files: the rows of the command, and its exit code."""
 
-    def run(*files: Path) -> tuple[Any, int]:
+    def run(*files: Path | str) -> tuple[Any, int]:
         args = get_parser().parse_args(["pgchange", "check", *map(str, files), "--output", "json"])
         capsys.readouterr()
         code = 0
@@ -130,6 +130,50 @@ def test_where_our_schemas_are_not_it_says_how_they_come(
 def test_a_schema_of_another_version_is_told(check: Check, conn_id: str, connect: Connect) -> None:
     connect().execute("update pubsub.installed set version = 99")
     assert "schema pubsub is at version 99" in hindrance(check, GOOD)
+
+
+SPARK_TASK = (
+    "SparkBatchOperator("
+    "task_id='{0}', feed=CommitFeed('delays', 0), postgres_conn_id='airline', application='a', {1})"
+)
+SPARK = {
+    "spark_default": (
+        "",
+        None,
+        "there is no connection spark_default, and neither HADOOP_CONF_DIR nor YARN_CONF_DIR",
+    ),
+    "away": ("conn_id='away'", "spark://127.0.0.1:1", "cannot reach the Spark master at 127.0.0.1:1"),
+    "old": ("conn_id='old', spark_binary='spark3-submit'", "spark://local", "no program spark3-submit"),
+    "java": ("conn_id='java', env_vars={'JAVA_HOME': '/x'}", "spark://local", "JAVA_HOME is /x"),
+    "jars": (
+        "conn_id='jars', jars='a.jar'",
+        "spark-connect://h",
+        "jars: the connection jars is a Spark Connect server",
+    ),
+    "good": ("conn_id='good', env_vars={'JAVA_HOME': '{{ ds }}'}", "spark://local", ""),
+}
+MAPPED = (
+    "SparkBatchOperator.partial(task_id='mapped', postgres_conn_id='airline', application='a', conn_id='far')"
+    ".expand(feed=[CommitFeed('delays', 0)])"
+)
+
+
+def test_spark_is_checked_as_its_operator_would_do_it_unless_it_is_not_wanted(
+    check_files: Check, tmp_path: Path, conn_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {**{name: told for name, (_, _, told) in SPARK.items()}, "far": "there is no connection far"}
+    for name, (_, connection, _) in SPARK.items():
+        if connection is not None:
+            monkeypatch.setenv(f"AIRFLOW_CONN_{name.upper()}", connection)
+    tasks = [SPARK_TASK.format(name, arguments) for name, (arguments, _, _) in SPARK.items()]
+    file = dag_file(tmp_path, task="\n    ".join([*tasks, MAPPED]))
+    rows, code = check_files(file)
+    found = {row["connection"]: row for row in rows if row["connection"] != "airline"}
+    assert (code, found.keys()) == (1, told.keys())
+    for name, row in found.items():
+        assert (row["dags"], row["can be watched"]) == ("woken", "no" if told[name] else "yes"), row
+        assert row["hindrance"].partition(told[name] or "?")[1] == told[name], row
+    assert [row["connection"] for row in check_files(file, "--no-spark")[0]] == ["airline"]
 
 
 def test_rights_that_are_missing_are_told_with_the_grant_that_gives_them(

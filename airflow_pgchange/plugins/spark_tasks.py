@@ -1,0 +1,67 @@
+"""The tasks of DAGs that run batches in Spark, and what each needs for that."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_pgchange.plugins.watched_assets import unwrapped
+
+MODULES = ("airflow_pgchange.operators.spark", "airflow_pgchange.decorators.spark")
+DEFAULT_CONNECTION = "spark_default"
+
+
+@dataclass(frozen=True, order=True)
+class SparkNeeds:
+    """What tasks need of Spark.
+
+    ``binary`` is the program that submits, if the task names one. ``of_a_driver`` has the names of the task's arguments
+    that only a driver of its own can use. ``env_vars`` are the environment variables of the task, as JSON.
+    """
+
+    conn_id: str
+    binary: str | None = None
+    of_a_driver: tuple[str, ...] = ()
+    env_vars: str = "{}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        found: dict[str, str] = json.loads(self.env_vars)
+        return found
+
+
+def spark_needs(node: Any) -> Iterator[SparkNeeds]:
+    """What the tasks of a serialized DAG, or of a part of it, need of Spark. Templates are left out."""
+    if isinstance(node, Mapping):
+        if "_task_module" in node and (found := _needs(node)) is not None:
+            yield found
+        for value in node.values():
+            yield from spark_needs(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from spark_needs(value)
+
+
+def _needs(task: Mapping[str, Any]) -> SparkNeeds | None:
+    if "spark_needs" in task:
+        given = json.loads(task["spark_needs"])
+    else:
+        if not task.get("_is_mapped") or task["_task_module"] not in MODULES:
+            return None
+        # A mapped task has only the arguments that are the same for all.
+        fixed = unwrapped(task.get("partial_kwargs") or {})
+        given = {"conn_id": fixed.get("conn_id", DEFAULT_CONNECTION), "binary": fixed.get("spark_binary")}
+    variables = unwrapped(task.get("env_vars"))
+    plain = {
+        str(name): str(value)
+        for name, value in (variables if isinstance(variables, Mapping) else {}).items()
+        if "{{" not in str(value)
+    }
+    return SparkNeeds(
+        str(given["conn_id"]),
+        given.get("binary"),
+        tuple(given.get("of_a_driver") or ()),
+        json.dumps(plain, sort_keys=True),
+    )
