@@ -55,7 +55,9 @@ WORDS = {
         "the last time that it is tried", NUMBER, ("max_tries", "attempts_at_most", "max_retries")
     ),
     "key": Word(
-        "the column, or columns, by which a row is found", NAME, ("id_column", "key_column", "id_col")
+        "the column, or columns, by which a row is found; where something is erased, the id or the value that it has",
+        NAME,
+        ("id_column", "key_column", "id_col"),
     ),
     "tube": Word("a tube", NAME, ("tube_name",)),
     "queue_name": Word("a message queue: `queue` is Airflow's own, of its executor", NAME, ("queue",)),
