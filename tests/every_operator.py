@@ -185,6 +185,7 @@ ARGUMENTS: dict[Callable[..., BaseOperator], dict[str, Any]] = {
         "tables": ["plane"],
         "shard": 1,
         "key": "no",
+        "group_by": "no",
         "workers": 2,
         "predicate": "true",
         **WHERE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import psycopg
@@ -16,17 +17,24 @@ def one(connection: Connection, query: str, *parameters: Any) -> Any:
 
 
 def make(
-    connection: Connection, tube: str = "q", workers: int | None = None, predicate: str | None = None
+    connection: Connection,
+    tube: str = "q",
+    workers: int | None = None,
+    predicate: str | None = None,
+    key: Sequence[str] | None = None,
 ) -> None:
-    connection.execute("select tube.tube_ensure_exists(%s, %s, %s)", [tube, workers, predicate])
+    connection.execute(
+        "select tube.tube_ensure_exists(%s, %s, %s, %s::text[]::regtype[])",
+        [tube, workers, predicate, None if key is None else list(key)],
+    )
 
 
 def attach(
     connection: Connection, table: str = "item", tube: str = "q", shard: int | None = 0, **options: Any
 ) -> None:
     connection.execute(
-        "select tube.tube_table_ensure_attached(%s, %s, %s, %s)",
-        [tube, table, shard, options.get("id_column")],
+        "select tube.tube_table_ensure_attached(%s, %s, %s, %s::name[], %s::name[])",
+        [tube, table, shard, options.get("key"), options.get("group_by")],
     )
 
 
@@ -76,7 +84,7 @@ def changes(connection: Connection, batch: dict[str, Any], worker: int = 0, tube
     found = []
     for part in batch["slices"]:
         rows = connection.execute(
-            "select id from tube.changes(%s, %s, %s, %s, %s)",
+            f"select id from tube.{'key_changes' if 'key' in batch['bounds'] else 'changes'}(%s, %s, %s, %s, %s)",
             [tube, worker, json.dumps(batch["bounds"]), part["after"], part["upto"]],
         ).fetchall()
         assert len(rows) == part["count"]

@@ -30,7 +30,7 @@ CURRENT = "select {wanted} from ({changes}) q left join {table} t on {found}"
 CURRENT_WANTED = """
 with pgchange_batch as materialized ({changes}), pgchange_wanted as materialized (
     select distinct {wanted_id} as id
-    from tube.wanted({tube}, {name}::regclass, array(select {batch_id} from pgchange_batch b)) w(id))
+    from {judged}({tube}, {name}::regclass, array(select {batch_id} from pgchange_batch b)) w(id))
 select {wanted}
 from pgchange_batch q
 left join (pgchange_wanted w join {table} t on {found}) on w.id = q.id
@@ -68,6 +68,7 @@ def current_rows(
         wanted=sql.SQL(", ").join(wanted),
         changes=_verbatim(partition.query),
         tube=tube,
+        judged=sql.Identifier("tube", "wanted" if key[0].type is None else "wanted_keys"),
         name=table_identifier(table).as_string(None),
         table=table_identifier(table),
         found=found_by("t", key, parts("q.id" if tube is None else "w.id", len(key))),

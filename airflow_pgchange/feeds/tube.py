@@ -12,6 +12,7 @@ from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds.batch import Batch, Change, Slice
 from airflow_pgchange.feeds.checks import is_name
 from airflow_pgchange.feeds.feed import Ask, Goal, Position, kind_of_feed
+from airflow_pgchange.feeds.keys import BIGINT
 from airflow_pgchange.feeds.names import NUMBER, TEXT, Names
 from airflow_pgchange.feeds.offered import SchemaFeed, on_give_up
 from airflow_pgchange.feeds.queries import call, select
@@ -109,7 +110,8 @@ class TubeFeed(SchemaFeed):
         return self._select("claim", position, limit, self.workers, max_attempts, on_give_up(split))
 
     def changes(self, batch: Batch, part: Slice) -> sql.Composed:
-        return call("tube.changes", *self.parts, batch.bounds, part.after, part.upto)
+        function = "tube.changes" if batch.key == BIGINT else "tube.key_changes"
+        return call(function, *self.parts, batch.bounds, part.after, part.upto)
 
     def change(self, row: Mapping[str, Any]) -> Change:
         data = {name: row[name] for name in ("shard", "backfill", "payload")}
@@ -118,6 +120,10 @@ class TubeFeed(SchemaFeed):
     def attached(self) -> sql.Composed:
         """source, any server: the tables attached to this worker's shards, for ``Attached.all``."""
         return select("tube.attached_to", *self.share)
+
+    def key_types(self) -> sql.Composed:
+        """source, any server: the types of the columns of the tube's ids, as ``Batch.key`` has them."""
+        return sql.SQL("select pg_catalog.to_jsonb(({}).key::text[])").format(call("tube.named", self.tube))
 
     def tables(self) -> sql.Composed:
         query = sql.SQL("""

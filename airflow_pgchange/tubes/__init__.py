@@ -1,6 +1,6 @@
 """Tubes beside their feed: making them, backfills, control pods and workers. psycopg only, no Airflow and no Spark."""
 
-from airflow_pgchange.tubes.attachment import attach, attached, ensure, touch
+from airflow_pgchange.tubes.attachment import attach, attached, ensure, key_types, touch
 from airflow_pgchange.tubes.backfills import BackfillProgress, ask_backfill, backfill, backfill_chunks
 from airflow_pgchange.tubes.control_pods import Control, Downstream, work_off
 from airflow_pgchange.tubes.copies import TableDownstream
@@ -18,6 +18,7 @@ __all__ = [
     "backfill",
     "backfill_chunks",
     "ensure",
+    "key_types",
     "ready",
     "recompute",
     "touch",

@@ -9,6 +9,7 @@ import psycopg
 from psycopg import sql
 
 from airflow_pgchange.errors import InvalidArgument
+from airflow_pgchange.feeds.key_columns import KeyNames, names_of
 from airflow_pgchange.feeds.queries import ask, select
 from airflow_pgchange.feeds.tables import found, table_identifier
 from airflow_pgchange.feeds.tube import TubeFeed
@@ -16,13 +17,38 @@ from airflow_pgchange.results.attached import Attached
 
 
 def ensure(
-    connection: psycopg.Connection[Any], tube: str, workers: int | None = None, predicate: str | None = None
+    connection: psycopg.Connection[Any],
+    tube: str,
+    workers: int | None = None,
+    predicate: str | None = None,
+    key: Sequence[str] | None = None,
 ) -> None:
     """Make a tube in the current schema, or change what is given of one that is there.
 
     ``predicate`` is SQL over a row that says whether touching it counts; an empty one takes it away.
+    ``key``: the types of the columns of its ids, by default ``["bigint"]``, which are integers of any size. Ids of other
+    types, such as ``["uuid"]`` or ``["text", "bigint"]``, travel as text.
     """
-    ask(connection, select("tube.tube_ensure_exists", tube, workers, predicate))
+    query = sql.SQL("select tube.tube_ensure_exists({}, {}, {}, {}::regtype[])")
+    ask(connection, query.format(tube, workers, predicate, None if key is None else list(key)))
+
+
+def key_types(
+    connection: psycopg.Connection[Any], tube: str, table: str, columns: KeyNames | None
+) -> list[str] | None:
+    """Return the types that the ids of a new tube have if its first table has them in ``columns``, by default its primary
+    key; None if there is such a tube already."""
+    if ask(connection, sql.SQL("select exists (select from tube.tube where name = {})").format(tube)):
+        return None
+    query = sql.SQL(
+        "select pg_catalog.to_jsonb(pgchange.key_types(t, coalesce({}::name[], pgchange.primary_key(t)))::text[]) "
+        "from (select {}::regclass) as q(t)"
+    )
+    with found(table):
+        types: list[str] = ask(
+            connection, query.format(_listed(columns), table_identifier(table).as_string(None))
+        )
+    return types if types and all(types) else None
 
 
 def attach(
@@ -31,18 +57,24 @@ def attach(
     table: str,
     *,
     shard: int | None = None,
-    key: str | None = None,
+    key: KeyNames | None = None,
+    group_by: KeyNames | None = None,
 ) -> None:
     """Let a table touch a tube, from now on. Twice does nothing.
 
-    ``shard`` is by default the number at the end of the name of the table's schema, ``key`` is ``id``. Raises
-    InvalidArgument for a table that is not there, UnknownConsumer for a tube that is not, Refused for a table that cannot
-    be attached.
+    ``shard`` is by default the number at the end of the name of the table's schema. ``key`` is the column, or the list of
+    the columns, of which no two rows have the same values: by default the primary key. ``group_by`` names columns
+    instead of which several rows have the same values, such as the order of each of its lines. Raises InvalidArgument
+    for a table that is not there, UnknownConsumer for a tube that is not, Refused for a table that cannot be attached.
     """
     name = table_identifier(table).as_string(None)
-    query = sql.SQL("select tube.tube_table_ensure_attached({}, {}::regclass, {}, {})")
+    query = sql.SQL("select tube.tube_table_ensure_attached({}, {}::regclass, {}, {}::name[], {}::name[])")
     with found(table):
-        ask(connection, query.format(tube, name, shard, key))
+        ask(connection, query.format(tube, name, shard, _listed(key), _listed(group_by)))
+
+
+def _listed(names: KeyNames | None) -> list[str] | None:
+    return None if names is None else list(names_of(names))
 
 
 def touch(

@@ -17,7 +17,7 @@ from airflow_pgchange.errors import BatchNotFinished, ConsumerBusy, PgChangeErro
 from airflow_pgchange.feeds.checks import Seconds, seconds
 from airflow_pgchange.feeds.connections import connect, keep_open
 from airflow_pgchange.feeds.errors import translated
-from airflow_pgchange.feeds.keys import Key
+from airflow_pgchange.feeds.keys import BIGINT, Key
 from airflow_pgchange.feeds.queries import ask, call, records, select
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
 from airflow_pgchange.feeds.tube import TubeFeed
@@ -230,16 +230,18 @@ class _Turn:
         """Touch what the downstream gives; returns how many ids. A question that it refuses holds up no other; raises
         Refused if it refuses all."""
         touched, refusals = 0, list[Refused]()
+        types = tuple(ask(connection, self.feed.key_types()))
+        collect = "tube.collect" if types == BIGINT else "tube.collect_keys"
         for question in questions:
             try:
                 given: Any = self.downstream(question) or ()
                 # An error that is kept would keep the source that it left, and its connections.
                 with closing(given) if hasattr(given, "close") else nullcontext():
-                    held = each_id(given)
+                    held = each_id(given, types)
                     while ids := list(islice(held, CHUNK)):
                         if self.stopped():
                             raise Stopped(f"{self.feed.name}: stopped, and nothing was given up")
-                        touched += ask(connection, self._about("tube.collect", question.seq, ids))
+                        touched += ask(connection, self._about(collect, question.seq, ids))
             except Refused as error:
                 refusals.append(error)
                 log.warning("%s: control pod %s: %s", self.feed.name, question.seq, error)

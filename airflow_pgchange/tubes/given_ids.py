@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from airflow_pgchange.errors import InvalidArgument
+from airflow_pgchange.feeds.keys import BIGINT, text, value
 
 
-def each_id(held: object) -> Iterator[int]:
-    """What a downstream gave, where it is ids. A text would be taken for its digits."""
+def each_id(held: object, types: Sequence[str]) -> Iterator[int | str]:
+    """Yield the ids that a downstream gave: numbers, or the texts of keys of other ``types``.
+
+    Raises InvalidArgument for a text, which would be taken for its letters, and for something that is no such id.
+    """
     if not isinstance(held, Iterable) or isinstance(held, (str, bytes, bytearray)):
         raise InvalidArgument(f"{held!r:.100} is no list of ids: a downstream gives a list, or yields them")
-    return (_id(each) for each in held if each is not None)
+    if tuple(types) == BIGINT:
+        return (_id(each) for each in held if each is not None)
+    return (_text(each, types) for each in held if each is not None)
 
 
 def _id(given: Any) -> int:
@@ -24,3 +30,11 @@ def _id(given: Any) -> int:
     if number is None or isinstance(given, bool) or not -(2**63) <= number < 2**63:
         raise InvalidArgument(f"{given!r:.100} is no id: ids are whole numbers of 64 bits, as bigint is")
     return number
+
+
+def _text(given: Any, types: Sequence[str]) -> str:
+    if len(types) == 1:
+        return str(given)
+    if not isinstance(given, (str, tuple, list)) or None in given:
+        raise InvalidArgument(f"{given!r:.100} is no id: ids are tuples of {', '.join(types)}")
+    return text(value(given if isinstance(given, str) else [str(part) for part in given], types))

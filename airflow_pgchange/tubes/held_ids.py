@@ -123,10 +123,11 @@ def absent(source: psycopg.Connection[Any], attached: Attached, ids: Ids, kind: 
     """Return those of the ids that a copy of the table is not to hold."""
     query = sql.SQL(
         "select w.id from unnest({ids}::{kind}) as w(id) "
-        "where w.id not in (select tube.wanted({tube}, {table}::regclass, {ids}::{kind}))"
+        "where w.id not in (select {wanted}({tube}, {table}::regclass, {ids}::{kind}))"
     ).format(
         ids=list(ids),
         kind=kind,
+        wanted=sql.Identifier("tube", "wanted" if kind.as_string(None) == "bigint[]" else "wanted_keys"),
         tube=attached.tube,
         table=table_identifier(attached.table).as_string(None),
     )

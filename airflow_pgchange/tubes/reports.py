@@ -13,6 +13,8 @@ from psycopg import sql
 from airflow_pgchange.errors import InvalidArgument, MergeRefused
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.connections import connect, read_only
+from airflow_pgchange.feeds.key_columns import KeyNames, names_of
+from airflow_pgchange.feeds.keys import BIGINT, Key, text
 from airflow_pgchange.feeds.queries import ask, rows
 from airflow_pgchange.feeds.reading import check_whole
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
@@ -34,12 +36,14 @@ COMMA = sql.SQL(", ")
 
 
 def recompute(
-    transaction: ConsumerTransaction, query: str, into: str, key: str, *, evolve: bool = False
+    transaction: ConsumerTransaction, query: str, into: str, key: KeyNames, *, evolve: bool = False
 ) -> None:
     """Replace the rows of the batch's ids in the table ``into`` by the rows that ``query`` returns, and ack the batch.
 
-    The query is SQL. It names the ids as ``%(ids)s``, an array of ``bigint``, and any other percent sign is written
-    ``%%``. It returns at most one row for each of these ids, with the id in the column ``key``. Its columns are written
+    The query is SQL. It names the ids as ``%(ids)s``, an array of the type of the tube's ids, such as ``bigint[]`` or
+    ``uuid[]``, and any other percent sign is written ``%%``. If the ids have several columns, ``key`` is the list of
+    them, and the query names an array for each, as in ``(tenant, no) in (select * from unnest(%(tenant)s, %(no)s))``. It
+    returns at most one row for each of these ids, with the id in the column ``key``. Its columns are written
     to the columns of ``into`` with the same names. An id for which it returns no row is deleted there. ``into`` needs a
     unique index on ``key`` alone. The query runs with the rights of the connection to the changes, so only people with
     these rights should write it.
@@ -63,8 +67,9 @@ def recompute(
     feed, batch = transaction.feed, transaction.batch
     if not isinstance(feed, TubeFeed):
         raise InvalidArgument(f"{feed.name} is a {feed.kind} feed: only a tube has ids to recompute")
-    report = Report(query, into, key)
-    ids = sorted({int(str(change.id)) for change in transaction.changes()})
+    types = BIGINT if batch is None else batch.key
+    ids = sorted({change.id for change in transaction.changes()}, key=None if types == BIGINT else text)
+    report = Report(query, into, names_of(key), types)
     if evolve:
         with connect(transaction.results, primary=True) as results:
             # The consumer's own transaction would keep its locks on what the query reads, also on the report itself.
@@ -87,42 +92,57 @@ def recompute(
 @dataclass(frozen=True)
 class Report:
     """A table ``into`` that has one row for each id, found by ``key``, and the query that computes the rows of some ids.
+    ``types`` are the types of the columns of the ids.
 
-    Raises InvalidArgument for a query without ``%(ids)s``.
+    Raises InvalidArgument for a query that does not name the ids, and for a key with another number of columns.
     """
 
     query: str
     into: str
-    key: str
+    key: tuple[str, ...]
+    types: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        check_query("query", self.query)
+        if len(self.key) != len(self.types):
+            raise InvalidArgument(
+                f"key names {len(self.key)} columns, and the ids of the tube have {len(self.types)}: "
+                f"{', '.join(self.types)}"
+            )
+        if len(self.key) == 1:
+            check_query("query", self.query)
+        for name in self.key if len(self.key) > 1 else ():
+            if f"%({name})s" not in self.query:
+                raise InvalidArgument(
+                    "query must say for which ids it returns rows, as in `where (tenant, no) in (select * from "
+                    f"unnest(%(tenant)s, %(no)s))`: it does not name %({name})s"
+                )
 
     def stage(
         self,
         source: psycopg.Connection[Any],
         results: psycopg.Connection[Any],
         batch: Batch,
-        ids: Collection[int],
+        ids: Collection[Key],
     ) -> Staged:
         """Compute the rows of the ids on ``source``, and stage them on ``results`` together with the ids.
 
         Raises MergeRefused if they do not fit.
         """
         columns = self._columns(source)
-        validate(results, self.into, [self.key], Mode.MIRROR, columns)
+        validate(results, self.into, self.key, Mode.MIRROR, columns, ids=self.types)
         table = create(results, batch, self.into, list(columns.items()))
         staging = sql.Identifier(SCHEMA, table)
         computed = self._rows(source, columns, ids, staging, results)
-        self._check_ids(results, staging, ids)
+        asked = self._unnested(columns, ids)
+        self._check_ids(results, staging, asked)
         results.execute(
-            sql.SQL("insert into {} ({}) select {}, true, unnest({}::bigint[])").format(
-                staging, _names([ATTEMPT, TOUCHED, self.key]), WRITER, list(ids)
+            sql.SQL("insert into {} ({}) select {}, true, * from {}").format(
+                staging, _names([ATTEMPT, TOUCHED, *self.key]), WRITER, asked
             )
         )
         return Staged(
             target=self.into,
-            key=(self.key,),
+            key=self.key,
             mode=Mode.MIRROR,
             table=table,
             columns=tuple(columns.items()),
@@ -133,7 +153,9 @@ class Report:
 
     def evolve(self, source: psycopg.Connection[Any], results: psycopg.Connection[Any]) -> None:
         """Let the table follow the columns of the query. Raises MergeRefused, PermissionDenied, ConsumerBusy."""
-        fit = partial(validate, results, self.into, [self.key], Mode.MIRROR, self._columns(source))
+        fit = partial(
+            validate, results, self.into, self.key, Mode.MIRROR, self._columns(source), ids=self.types
+        )
         query = Source("the query", columns_of_query(source, self._bound(source, [])))
         evolve_target(results, self.into, query, fit)
 
@@ -160,18 +182,22 @@ class Report:
             name: kind if kind.removesuffix("[]") in EXACT else "text"
             for name, kind in zip(names, kinds, strict=True)
         }
-        if columns.get(self.key) not in INTEGERS:
-            found = dict(zip(names, kinds, strict=True)).get(self.key, "not among its columns")
-            raise MergeRefused(
-                f'{self.into}: the query must return the ids as integers in the column "{self.key}", which is {found}'
-            )
-        return {**columns, self.key: "bigint"}
+        for name, type_ in zip(self.key, self.types, strict=True):
+            if name not in columns or (columns[name] in INTEGERS) != (type_ == "bigint"):
+                found = dict(zip(names, kinds, strict=True)).get(name, "not among its columns")
+                wanted = "integers" if type_ == "bigint" else type_
+                raise MergeRefused(
+                    f'{self.into}: the query must return the ids as {wanted} in the column "{name}", which is {found}'
+                )
+            if type_ == "bigint":
+                columns[name] = type_
+        return columns
 
     def _rows(
         self,
         source: psycopg.Connection[Any],
         columns: dict[str, str],
-        ids: Collection[int],
+        ids: Collection[Key],
         staging: sql.Identifier,
         results: psycopg.Connection[Any],
     ) -> int:
@@ -179,10 +205,7 @@ class Report:
         # False: the merge need not look again whether the rows have ids of the batch.
         query = sql.SQL("select {}, false, {} from ({}\n) as r").format(
             WRITER,
-            COMMA.join(
-                sql.SQL("{}::{}").format(sql.Identifier(name), sql.SQL(kind))
-                for name, kind in columns.items()
-            ),
+            COMMA.join(self._staged(name, kind) for name, kind in columns.items()),
             self._bound(source, ids),
         )
         names = _names([ATTEMPT, TOUCHED, *columns])
@@ -198,33 +221,74 @@ class Report:
                     taken.write(block)
             return writing.rowcount
 
+    def _staged(self, name: str, kind: str) -> sql.Composed:
+        if name in self.key and kind == "text":
+            # As PostgreSQL prints it: the cast of inet to text adds something to that.
+            return sql.SQL("case when {0} is not null then pg_catalog.concat({0}) end").format(
+                sql.Identifier(name)
+            )
+        return sql.SQL("{}::{}").format(sql.Identifier(name), sql.SQL(kind))
+
+    def _unnested(self, columns: dict[str, str], ids: Collection[Key]) -> sql.Composed:
+        """The ids as rows, in the types in which the columns of the key are staged."""
+        arrays = [
+            sql.SQL("{}::{}[]").format(values, sql.SQL(columns[name]))
+            for name, values in zip(self.key, self._values(ids), strict=True)
+        ]
+        return sql.SQL("unnest({})").format(COMMA.join(arrays))
+
+    def _values(self, ids: Collection[Key]) -> list[list[int | str]]:
+        """The values of each column of the key."""
+        parts = [id_ if isinstance(id_, tuple) else (id_,) for id_ in ids]
+        return [[part[place] for part in parts] for place in range(len(self.key))]
+
     def _check_ids(
-        self, results: psycopg.Connection[Any], staging: sql.Identifier, ids: Collection[int]
+        self, results: psycopg.Connection[Any], staging: sql.Identifier, asked: sql.Composed
     ) -> None:
+        keys = [sql.Identifier("s", name) for name in self.key]
+        numbers = [sql.Identifier("a", f"k{place}") for place in range(len(keys))]
         query = sql.SQL(
-            "select {key}, count(*) from {staging} group by {key} "
-            "having count(*) > 1 or {key} is null or {key} <> all ({ids}::bigint[]) order by {key} limit 1"
-        ).format(key=sql.Identifier(self.key), staging=staging, ids=list(ids))
-        for found, count in rows(results, query):
-            if found is None:
-                wrong = f'a row without "{self.key}": leave such rows out'
-            elif found not in ids:
-                wrong = f"a row {self.key}={found} for an id that it was not asked for: restrict it to {IDS}"
+            "select {keys}, count(*), bool_or({missing}), bool_or({first} is null) "
+            "from {staging} as s left join {asked} as a({names}) on {same} "
+            "group by {keys} having count(*) > 1 or bool_or({first} is null) order by {keys} limit 1"
+        ).format(
+            keys=COMMA.join(keys),
+            missing=sql.SQL(" or ").join(sql.SQL("{} is null").format(key) for key in keys),
+            first=numbers[0],
+            staging=staging,
+            asked=asked,
+            names=_names([f"k{place}" for place in range(len(keys))]),
+            same=sql.SQL(" and ").join(
+                sql.SQL("{} = {}").format(key, number) for key, number in zip(keys, numbers, strict=True)
+            ),
+        )
+        for *values, count, is_missing, is_other in rows(results, query):
+            row = ", ".join(f"{name}={value}" for name, value in zip(self.key, values, strict=True))
+            if is_missing:
+                columns = ", ".join(f'"{name}"' for name in self.key)
+                wrong = f"a row without {columns}: leave such rows out"
+            elif is_other:
+                wrong = f"a row {row} for an id that it was not asked for: restrict it to {IDS}"
             else:
-                wrong = f"{count} rows {self.key}={found}: group them, so that each id has one row"
+                wrong = f"{count} rows {row}: group them, so that each id has one row"
             raise MergeRefused(f"{self.into}: the query returns {wrong}; nothing was written")
 
-    def _bound(self, connection: psycopg.Connection[Any], ids: Collection[int]) -> sql.SQL:
+    def _bound(self, connection: psycopg.Connection[Any], ids: Collection[Key]) -> sql.SQL:
         """Return the query with the ids filled in."""
-        typed = self.query.rstrip("; \r\n\t").replace(IDS, f"{IDS}::bigint[]")
+        names = ["ids"] if len(self.key) == 1 else list(self.key)
+        typed = self.query.rstrip("; \r\n\t")
+        for name, type_ in zip(names, self.types, strict=True):
+            typed = typed.replace(f"%({name})s", f"%({name})s::{type_}[]")
         try:
-            text = psycopg.ClientCursor(connection).mogrify(typed.encode(), {"ids": list(ids)})
-        except psycopg.ProgrammingError as error:
+            filled = psycopg.ClientCursor(connection).mogrify(
+                typed.encode(), dict(zip(names, self._values(ids), strict=True))
+            )
+        except (psycopg.ProgrammingError, KeyError) as error:
             raise InvalidArgument(
                 f"the query for {self.into} cannot be filled in: {error}: {IDS} is its only placeholder, and any other "
                 "percent sign is written %%"
             ) from error
-        return _verbatim(text)
+        return _verbatim(filled)
 
 
 def check_query(name: str, query: str) -> None:

@@ -137,6 +137,11 @@ def names(name: str, value: Any) -> list[str]:
     return found
 
 
+def columns(name: str, value: Any) -> str | list[str]:
+    """The name of a column, or a list of such names."""
+    return text(name, value) if isinstance(value, str) else names(name, value)
+
+
 def texts(name: str, value: Any) -> Mapping[str, str | None]:
     """Texts or None by name."""
     if not isinstance(value, Mapping):

@@ -18,18 +18,22 @@ create table tube.tube (
     pods regclass not null unique,
     partitions integer not null default 1 check (partitions between 1 and 999),
     predicate text,
-    made_at timestamptz not null default now()
+    made_at timestamptz not null default now(),
+    key regtype[] not null default '{bigint}' check (cardinality(key) between 1 and 32)
 );
 comment on table tube.tube is
     'Every tube: the table of its pods, the number of workers that share it, and the predicate over a row that says whether '
-    'touching the row counts, for tables that are attached from now on.';
+    'touching the row counts, for tables that are attached from now on. key has the types of the columns of its ids: {bigint}, or others '
+    'whose ids travel as text.';
 
 create table tube.attachment (
     tube text not null references tube.tube on delete cascade,
     tbl regclass not null,
     shard integer not null,
-    id_column name not null,
-    id_number smallint not null,
+    key name[] not null,
+    key_numbers smallint[] not null,
+    key_types regtype[] not null,
+    is_grouped boolean not null,
     predicate text,
     token text not null unique,
     attached_at timestamptz not null default now(),
@@ -37,8 +41,9 @@ create table tube.attachment (
     primary key (tube, tbl)
 );
 comment on table tube.attachment is
-    'The tables that touch a tube, each with its shard, the column that holds its ids, by its name and by the number that it had in '
-    'the table whose number is number_of (a restored table has another one, and may number its columns anew), and the tube''s '
+    'The tables that touch a tube, each with its shard, the columns that hold its ids, by their names and by the numbers that they had in '
+    'the table whose number is number_of (a restored table has another one, and may number its columns anew), their types, whether '
+    'several rows may have one id (is_grouped), and the tube''s '
     'predicate as it was when the table''s owner attached it: a later one needs that owner''s consent. token is in the names of its functions and of no '
     'others.';
 
@@ -122,7 +127,7 @@ create table tube.backfill (
         check (state in ('scheduled', 'running', 'paused', 'done', 'cancelled', 'failed')),
     in_nulls boolean not null default false,
     last_value text,
-    last_id bigint,
+    last_id text,
     looked_at bigint not null default 0,
     done bigint not null default 0,
     total bigint not null,
@@ -143,7 +148,7 @@ comment on table tube.backfill is
     'order_col when it began: values of another have another order.';
 
 create type tube.keyset as (
-    in_nulls boolean, last_value text, last_id bigint, looked_at bigint, touched bigint, finished boolean
+    in_nulls boolean, last_value text, last_id text, looked_at bigint, touched bigint, finished boolean
 );
 comment on type tube.keyset is
     'Where a backfill stands, and how many rows its last slice looked at and touched.';

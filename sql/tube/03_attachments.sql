@@ -1,4 +1,4 @@
--- Which table an attachment is of, by which column and triggers it touches its tube, and under which shard: found again whatever
+-- Which table an attachment is of, by which columns and triggers it touches its tube, and under which shard: found again whatever
 -- was renamed, dropped or restored since.
 
 -- Whether a relation is the table that was made for a tube's pods; false where that was dropped.
@@ -17,7 +17,7 @@ begin
         select count(*) = 4
         from pg_attribute as a
         join (values
-            ('seq', 'bigint'::regtype), ('shard', 'integer'), ('ids', 'bigint[]'), ('txid', 'xid8')
+            ('seq', 'bigint'::regtype), ('shard', 'integer'), ('ids', 'bigint[]'), ('ids', 'text[]'), ('txid', 'xid8')
         ) as v(name, type) on a.attname = v.name and a.atttypid = v.type
         where a.attrelid = rel and a.attnum > 0);
 end
@@ -105,10 +105,10 @@ begin
 end
 $$;
 
--- The column of ids as it is today. If one column has its name and another its number, it is the one in a unique index: that took the
--- place of the other. If both are or neither is, it is the one with the number, whatever it is called now; in a restored table, where
--- numbers are others, the one with the name.
-create function tube.id_attribute(attached tube.attachment) returns pg_attribute
+-- A column of the ids of an attached table as it is today, by its place in the key. If one column has its name and another its number,
+-- it is the one in a unique index: that took the place of the other. If both are or neither is, it is the one with the number, whatever
+-- it is called now; in a restored table, where numbers are others, the one with the name.
+create function tube.key_attribute(attached tube.attachment, place integer) returns pg_attribute
 language plpgsql stable as $$
 begin
     return (
@@ -121,32 +121,46 @@ begin
                   and c.attnum = any (i.indkey::smallint[]))
         ) as u(is_unique)
         where c.attrelid = attached.tbl and c.attnum > 0 and not c.attisdropped
-          and (c.attname = attached.id_column or c.attnum = attached.id_number)
-        order by u.is_unique desc, (c.attnum = attached.id_number) = (attached.number_of = attached.tbl::oid) desc
+          and (c.attname = attached.key[place] or c.attnum = attached.key_numbers[place])
+        order by u.is_unique desc, (c.attnum = attached.key_numbers[place]) = (attached.number_of = attached.tbl::oid) desc
         limit 1);
 end
 $$;
 
--- What is wrong with the column of ids of an attached table as it is today; null where its values are the ids of all rows.
+-- What is wrong with the columns of ids of an attached table as they are today; null where their values are the ids of all rows.
 create function tube.id_trouble(attached tube.attachment) returns text
 language sql stable as $$
-    select case
-        when k.attname is null then format('its column of ids, %I, was dropped, and its changes are lost', attached.id_column)
-        when not pgchange.is_integer(k.atttypid)
-            then format('its column of ids, %I, is %s now, and has to be bigint, integer or smallint', k.attname,
-                        format_type(k.atttypid, k.atttypmod))
-        when not k.attnotnull
-            then format('its column of ids, %I, may be null: a row without an id touches nothing, and is in no copy', k.attname)
-    end
-    from (select (tube.id_attribute(attached)).*) as k
+    with key as materialized (
+        select p.place, attached.key[p.place] as name, attached.key_types[p.place] as type, k.*
+        from generate_subscripts(attached.key, 1) as p(place)
+        cross join lateral (select (tube.key_attribute(attached, p.place)).*) as k
+    )
+    select coalesce(
+        (select case
+             when k.attname is null then format('its column of ids, %I, was dropped, and its changes are lost', k.name)
+             when pgchange.key_type(k.atttypid) <> k.type
+                 then format('its column of ids, %I, is %s now, and has to be %s', k.attname, format_type(k.atttypid, k.atttypmod),
+                             case when k.type = 'bigint'::regtype then 'bigint, integer or smallint' else k.type::text end)
+             when t.reason is not null then format('its column of ids, %I: %s', k.attname, t.reason)
+             else format('its column of ids, %I, may be null: a row without an id touches nothing, and is in no copy', k.attname) end
+         from key as k cross join lateral pgchange.key_type_trouble(k.atttypid, k.attcollation) as t(reason)
+         where k.attname is null or pgchange.key_type(k.atttypid) <> k.type or t.reason is not null or not k.attnotnull
+         order by k.place limit 1),
+        (select format('no unique index names its rows by %s: several rows can have one id', string_agg(quote_ident(k.attname), ', ' order by k.place))
+         from key as k
+         where not attached.is_grouped
+         having pgchange.key_order(attached.tbl, array_agg(k.attname order by k.place)) is null and count(*) > 0))
 $$;
 
--- Today's name of the column of ids of an attached table or of a partition of it.
-create function tube.id_column(rel oid, tube text) returns name
+-- Today's names of the columns of ids of an attached table or of a partition of it; null if one of them is gone.
+create function tube.key_names(rel oid, tube text) returns name[]
 language sql stable as $$
-    select pgchange.key_now(a.tbl, k.attname, k.attnum, a.id_column, case when a.number_of = a.tbl::oid then a.id_number end)
+    select case when bool_and(n.name is not null) then array_agg(n.name order by p.place) end
     from (select (tube.attachment_of(rel, tube)).*) as a
-    cross join lateral (select (tube.id_attribute(a::tube.attachment)).*) as k
+    cross join lateral generate_subscripts(a.key, 1) as p(place)
+    cross join lateral (select (tube.key_attribute(a::tube.attachment, p.place)).*) as k
+    cross join lateral pgchange.key_now(
+        a.tbl, k.attname, k.attnum, a.key[p.place], case when a.number_of = a.tbl::oid then a.key_numbers[p.place] end) as n(name)
 $$;
 
 -- What the triggers are for by which a table and each of its partitions touch a tube, and those that make such triggers right.

@@ -50,7 +50,7 @@ begin
             left join (values
                 ('seq', 'bigint'::regtype,
                  'CASEWHEN(pg_current_xact_id()ISNOTNULL)THENnextval(''tube.seq''::regclass)ELSENULL::bigintEND'),
-                ('op', 'character', '''T''::bpchar'), ('shard', 'integer', ''), ('ids', 'bigint[]', ''), ('payload', 'jsonb', ''),
+                ('op', 'character', '''T''::bpchar'), ('shard', 'integer', ''), ('ids', 'bigint[]', ''), ('ids', 'text[]', ''), ('payload', 'jsonb', ''),
                 ('ts', 'timestamptz', 'statement_timestamp()'), ('txid', 'xid8', 'pg_current_xact_id()')
             ) as v(name, type, value) on a.attname = v.name and a.atttypid = v.type and coalesce(
                 translate(pg_get_expr(d.adbin, d.adrelid), E' \n', '') = v.value, true)

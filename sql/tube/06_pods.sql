@@ -50,7 +50,7 @@ end
 $$;
 
 -- Make the table of a tube's pods.
-create function tube.make_pods(schema_name name, tube text) returns regclass
+create function tube.make_pods(schema_name name, tube text, key regtype[]) returns regclass
 language plpgsql as $$
 declare
     pods text;
@@ -84,13 +84,15 @@ begin
             seq bigint not null default case when pg_current_xact_id() is not null then nextval('tube.seq') end,
             op character(1) not null default 'T',
             shard integer not null,
-            ids bigint[] not null,
+            ids %2$s not null,
             payload jsonb,
             ts timestamptz not null default statement_timestamp(),
             txid xid8 not null default pg_current_xact_id()
         ) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000)
-    $table$, pods);
-    execute format('alter table %s alter column ids set storage plain', pods);
+    $table$, pods, case when key = '{bigint}' then 'bigint[]' else 'text[] collate "C"' end);
+    if key = '{bigint}' then
+        execute format('alter table %s alter column ids set storage plain', pods);
+    end if;
     -- They have no key. Under a publication for all tables, or for those of the schema, PostgreSQL would refuse every delete.
     execute format('alter table %s replica identity full', pods);
     execute format('create index on %s (txid, seq)', pods);
@@ -116,22 +118,39 @@ begin
 end
 $$;
 
--- Put ids of a shard among the pods of a tube, chunk_size a pod, each pod with the payload; without ids the payload makes a control
--- pod.
+-- The bytes of text that a pod has: as many as fit on a page. One key that is longer is in a pod all the same, outside of the page.
+create function tube.bytes_a_pod() returns integer
+language sql immutable as $$
+    select 7000
+$$;
+
+-- Put ids of a shard among the pods of a tube, chunk_size a pod and no more bytes than fit, each pod with the payload; without ids the
+-- payload makes a control pod.
 create function tube.put_pods(
-    pods regclass, op text, shard integer, ids bigint[], payload jsonb default null, chunk_size integer default 900
+    pods regclass, op text, shard integer, ids anyarray, payload jsonb default null, chunk_size integer default 900
 ) returns void
 language plpgsql as $$
+declare
+    -- The payload is named only where there is one: a role without a right to that column may touch all the same.
+    target constant text := format('insert into %s (op, shard, ids%s)', pods, case when payload is not null then ', payload' end);
+    with_payload constant text := case when payload is not null then ', $5' else '' end;
 begin
     if coalesce(cardinality(ids), 0) = 0 and payload is null then
         return;
     end if;
-    -- The payload is named only where there is one: a role without a right to that column may touch all the same.
-    execute format(
-        'insert into %s (op, shard, ids%s) select $1, $2, ($3::bigint[])[i : i + $4 - 1]%s '
-        'from generate_series(1, greatest(cardinality($3), 1), $4) as i',
-        pods, case when payload is not null then ', payload' end, case when payload is not null then ', $5' end)
-    using op, shard, ids, chunk_size, payload;
+    if pg_typeof(ids) = 'text[]'::regtype and cardinality(ids) > 1 then
+        execute format(
+            '%s select $1, $2, array_agg(c.id order by c.n)%s from (
+                select u.id, u.n, sum(octet_length(u.id) + 8) over (order by u.n rows unbounded preceding) / %s as bytes
+                from unnest($3) with ordinality as u(id, n)) as c
+             group by c.bytes, (c.n - 1) / $4 order by min(c.n)', target, with_payload, tube.bytes_a_pod())
+        using op, shard, ids, chunk_size, payload;
+    else
+        execute format(
+            '%s select $1, $2, ($3)[i : i + $4 - 1]%s from generate_series(1, greatest(cardinality($3), 1), $4) as i',
+            target, with_payload)
+        using op, shard, ids, chunk_size, payload;
+    end if;
 end
 $$;
 
@@ -139,7 +158,7 @@ $$;
 create function tube.put_control(known tube.tube, attached tube.attachment, op text, type text, details jsonb) returns void
 language sql as $$
     select tube.put_pods(
-        known.pods, op, attached.shard, '{}',
+        known.pods, op, attached.shard, '{}'::bigint[],
         jsonb_build_object('type', type, 'tbl', tube.full_name(attached.tbl)) || details)
 $$;
 

@@ -148,9 +148,9 @@ language sql immutable as $$
     where choice ->> k.kind is not null
 $$;
 
--- The pods of a batch, as far as they are there.
-create function tube.pods_of(tube text, worker integer, choice jsonb)
-returns table (seq bigint, op character(1), shard integer, ids bigint[], payload jsonb, ts timestamptz)
+-- The pods of a batch, as far as they are there. like_ids is an array of the type of the tube's ids: bigint or text.
+create function tube.pods_of(tube text, worker integer, choice jsonb, like_ids anyarray)
+returns table (seq bigint, op character(1), shard integer, ids anyarray, payload jsonb, ts timestamptz)
 language plpgsql volatile
 set jit = off
 set enable_sort = off
@@ -161,5 +161,19 @@ as $$
 begin
     return query execute 'select u.seq, u.op, u.shard, u.ids, u.payload, u.ts from ('
         || tube.pods_sql(tube.named(tube), worker, choice) || ') as u';
+end
+$$;
+
+-- The numbers of the pods of a batch, as far as they are there.
+create function tube.seqs_of(tube text, worker integer, choice jsonb) returns setof bigint
+language plpgsql volatile
+set jit = off
+set enable_sort = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set max_parallel_workers_per_gather = 0
+as $$
+begin
+    return query execute 'select u.seq from (' || tube.pods_sql(tube.named(tube), worker, choice) || ') as u';
 end
 $$;

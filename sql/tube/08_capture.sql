@@ -7,11 +7,79 @@
 
 -- The expression of the ids in a transition table, without those that are null: up to ten million, as an array may not pass a
 -- gigabyte.
-create function tube.ids_of(rows text, tbl regclass, id_column name, predicate text) returns text
+create function tube.ids_of(rows text, attached tube.attachment) returns text
 language sql stable as $$
     select format(
-        'array(select %1$I::bigint from %2$I as %3$I where %3$I.%1$I is not null%4$s limit 10000001)', id_column, rows,
-        (select c.relname from pg_class as c where c.oid = tbl), E' and (' || predicate || E'\n)')
+        'array(select %1$s from %2$I as %3$I where %4$s%5$s limit 10000001)',
+        case when attached.key_types = '{bigint}' then format('%I::bigint', attached.key[1])
+             else pgchange.key_text(attached.key_types, attached.key, c.relname::text) end,
+        rows, c.relname,
+        (select string_agg(format('%I.%I is not null', c.relname, k.name), ' and ' order by k.place)
+         from unnest(attached.key) with ordinality as k(name, place)),
+        E' and (' || attached.predicate || E'\n)')
+    from pg_class as c where c.oid = attached.tbl
+$$;
+
+-- How many ids of these types a pod has at least room for, each with its length; null if a text of theirs can be of any length.
+create function tube.ids_a_pod(types regtype[]) returns integer
+language sql stable as $$
+    -- Two quotes and a comma around each of several texts, and their braces.
+    select case when types = '{bigint}' then 900
+                when bool_and(w.bytes is not null)
+                    then tube.bytes_a_pod() / (8 + sum(w.bytes) + case when count(*) > 1 then 3 * count(*) + 2 else 0 end)::integer end
+    from unnest(types) as t(type)
+    left join (values
+        ('bigint'::regtype, 20), ('uuid', 36), ('boolean', 5), ('oid', 10), ('xid8', 20), ('date', 16), ('timestamp', 36),
+        ('timestamptz', 40), ('macaddr', 17), ('macaddr8', 23), ('pg_lsn', 17)
+    ) as w(type, bytes) on w.type = t.type
+$$;
+
+-- The part of a trigger function that puts the ids that it found into pods. The numbers are those of the ids that fit into one.
+create function tube.put_body(attached tube.attachment, pods text, kind text) returns text
+language sql stable as $$
+    select case when attached.key_types = '{bigint}' then format($body$
+    if pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.>) 0
+        and pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.<=) 900
+    then
+        insert into %1$s (op, shard, ids) values (%2$s, %3$s, pgchange_touched);
+    elsif pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.>) 900
+        and pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.<=) 10000000
+    then
+        insert into %1$s (op, shard, ids)
+        select %2$s, %3$s, pgchange_touched[i : pg_catalog.int4pl(i, 899)]
+        from pg_catalog.generate_series(1, pg_catalog.cardinality(pgchange_touched), 900) as i;
+$body$, pods, kind, attached.shard)
+    else format($body$
+    if pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.=) 1
+        or pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.>) 0
+        and pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.<=) %4$s%5$s
+    then
+        insert into %1$s (op, shard, ids) values (%2$s, %3$s, pgchange_touched);%6$s
+    elsif pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.>) 0
+        and pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.<=) 10000000
+    then
+        insert into %1$s (op, shard, ids)
+        select %2$s, %3$s, pg_catalog.array_agg(c.id)
+        from (
+            select u.id, pg_catalog.sum(pg_catalog.int4pl(pg_catalog.octet_length(u.id), 8))
+                             over (order by u.n rows unbounded preceding) operator(pg_catalog./) %7$s::pg_catalog.int8 as part
+            from pg_catalog.unnest(pgchange_touched) with ordinality as u(id, n)
+        ) as c
+        group by c.part;
+$body$, pods, kind, attached.shard, coalesce(a.most, 900),
+        case when a.most is null then format(
+            E'\n        and pg_catalog.pg_column_size(pgchange_touched) operator(pg_catalog.<=) %s', tube.bytes_a_pod()) end,
+        -- A slice of such an array is found by going through what is before it.
+        case when a.most is not null then format($slices$
+    elsif pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.>) %4$s
+        and pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.<=) 20000
+    then
+        insert into %1$s (op, shard, ids)
+        select %2$s, %3$s, pgchange_touched[i : pg_catalog.int4pl(i, %5$s)]
+        from pg_catalog.generate_series(1, pg_catalog.cardinality(pgchange_touched), %4$s) as i;$slices$,
+            pods, kind, attached.shard, a.most, a.most - 1) end,
+        tube.bytes_a_pod()) end
+    from tube.ids_a_pod(attached.key_types) as a(most)
 $$;
 
 -- Today's name, with its schema, of the table of a tube's pods: a body that was written before it changed asks for it. Null where it
@@ -88,6 +156,21 @@ end
 $body$, attached.shard, attached.tube, tube.full_name(attached.tbl))
 $$;
 
+-- The query of the text of the id of a row that is given as jsonb, by today's names of the columns of the ids; null of a row without an
+-- id. Null if one of these columns is gone.
+create function tube.key_query(rel oid, tube text) returns text
+language sql stable
+-- Asked by captures too, whatever a writer has set.
+set row_security = on
+as $$
+    select format(
+        'select case when %s then %s end from pg_catalog.jsonb_populate_record(null::%s, $1) as pgchange_row',
+        (select string_agg(format('pgchange_row.%I is not null', k), ' and ') from unnest(n.names) as k),
+        pgchange.key_text((tube.attachment_of(rel, key_query.tube)).key_types, n.names, 'pgchange_row'), tube.full_name(rel))
+    from tube.key_names(rel, key_query.tube) as n(names)
+    where n.names is not null
+$$;
+
 -- The part of a trigger function that takes each row by itself: where the capture of all of them failed, or where there are more than
 -- ten million. The pods it finds whatever they are called now.
 create function tube.row_by_row_body(attached tube.attachment, rows text, kind text) returns text
@@ -99,7 +182,7 @@ language sql stable as $$
             pgchange_attached boolean := false;
             pgchange_column pg_catalog.text;
             pgchange_row pg_catalog.record;
-            pgchange_id bigint;
+            pgchange_id %6$s;
             pgchange_told boolean;
             pgchange_wanted boolean;
             pgchange_failed bigint := 0;
@@ -111,7 +194,7 @@ language sql stable as $$
                 pgchange_pods := tube.pods_named(%2$L);
                 pgchange_open := tube.may_put(pgchange_pods, '{op, shard, ids}')
                     and pg_catalog.has_sequence_privilege('tube.seq', 'usage');
-                pgchange_column := tube.id_column(tg_relid, %2$L);
+                pgchange_column := %7$s;
             exception
                 when undefined_function or invalid_schema_name then
                     null;
@@ -141,8 +224,7 @@ language sql stable as $$
                 pgchange_told := false;
                 pgchange_wanted := true;
                 begin
-                    pgchange_id := pg_catalog.to_jsonb(pgchange_row) operator(pg_catalog.->>) pgchange_column;
-                    pgchange_told := pg_catalog.to_jsonb(pgchange_row) operator(pg_catalog.?) pgchange_column;
+                    %8$s
                     -- A row without an id is nothing to touch.
                     continue when pgchange_id is null and pgchange_told;
                     %4$s
@@ -156,7 +238,7 @@ language sql stable as $$
                 elsif pgchange_wanted then
                     pgchange_touched := pg_catalog.array_append(pgchange_touched, pgchange_id);
                 end if;
-                if pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.=) 900 then
+                if %9$s then
                     execute pgchange_pods using %1$s, pgchange_touched;
                     pgchange_touched := '{}';
                 end if;
@@ -182,7 +264,20 @@ $body$,
             E'select (%s\n) into strict pgchange_wanted\n'
             '                    from pg_catalog.jsonb_populate_record(null::%s, pg_catalog.to_jsonb(pgchange_row)) as %I;',
             attached.predicate, tube.full_name(attached.tbl), (select c.relname from pg_class as c where c.oid = attached.tbl)) end,
-        attached.shard)
+        attached.shard,
+        case when attached.key_types = '{bigint}' then 'bigint' else 'pg_catalog.text' end,
+        case when attached.key_types = '{bigint}' then format('(tube.key_names(tg_relid, %L))[1]', attached.tube)
+             else format('tube.key_query(tg_relid, %L)', attached.tube) end,
+        case when attached.key_types = '{bigint}'
+            then 'pgchange_id := pg_catalog.to_jsonb(pgchange_row) operator(pg_catalog.->>) pgchange_column;
+                    pgchange_told := pg_catalog.to_jsonb(pgchange_row) operator(pg_catalog.?) pgchange_column;'
+            else 'if pgchange_column is not null then
+                        execute pgchange_column using pg_catalog.to_jsonb(pgchange_row) into strict pgchange_id;
+                        pgchange_told := true;
+                    end if;' end,
+        case when attached.key_types = '{bigint}' then 'pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.=) 900'
+             else format('pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.=) 900
+                    or pg_catalog.pg_column_size(pgchange_touched) operator(pg_catalog.>) %s', tube.bytes_a_pod()) end)
 $$;
 
 -- The body of a trigger function of one table: an update touches the ids before and after it, if the predicate holds for either; a
@@ -198,8 +293,8 @@ declare
     kind text := format(
         'case when pg_catalog.strpos(pg_catalog.current_setting(''application_name''), ''backfill'') operator(pg_catalog.>) 0 '
         'then ''B'' else %L end', upper(left(op, 1)));
-    added text := tube.ids_of('pgchange_added', attached.tbl, attached.id_column, attached.predicate);
-    removed text := tube.ids_of('pgchange_removed', attached.tbl, attached.id_column, attached.predicate);
+    added text := tube.ids_of('pgchange_added', attached);
+    removed text := tube.ids_of('pgchange_removed', attached);
 begin
     if op = 'truncate' then
         return tube.truncate_body(attached);
@@ -209,27 +304,17 @@ begin
     return format($body$
 #variable_conflict use_column
 declare
-    pgchange_touched bigint[];
-    pgchange_before bigint[];
+    pgchange_touched %6$s[];
+    pgchange_before %6$s[];
 begin
     begin
         select %2$s where %1$s;
-        %6$s
+        %4$s
     exception when others or assert_failure then
         pgchange_touched := null;
     end;
-    if pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.>) 0
-        and pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.<=) 900
-    then
-        insert into %3$s (op, shard, ids) values (%4$s, %5$s, pgchange_touched);
-    elsif pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.>) 900
-        and pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.<=) 10000000
-    then
-        insert into %3$s (op, shard, ids)
-        select %4$s, %5$s, pgchange_touched[i : pg_catalog.int4pl(i, 899)]
-        from pg_catalog.generate_series(1, pg_catalog.cardinality(pgchange_touched), 900) as i;
-    elsif (pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.=) 0) is not true then
-%7$s
+%3$s    elsif (pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.=) 0) is not true then
+%5$s
     end if;
     return null;
 end
@@ -245,15 +330,14 @@ $body$,
                'and pg_catalog.has_sequence_privilege(''tube.seq''::pg_catalog.regclass, ''usage'')',
                tube.full_name(pods), pods::oid, 'tube.seq'::regclass::oid)
             -- Nor are ids read from a column that has got the name of the column of ids.
-            || format(E'\n            and (%s\n                 or coalesce(tube.id_column(tg_relid, %L) operator(pg_catalog.=) %L::pg_catalog.name, false))',
-                      pgchange.key_check(attached.tbl, attached.id_column, (
-                          select a.attnum from pg_attribute as a where a.attrelid = attached.tbl and a.attname = attached.id_column)),
-                      attached.tube, attached.id_column),
+            || format(E'\n            and (%s\n                 or coalesce(tube.key_names(tg_relid, %L) operator(pg_catalog.=) %L::pg_catalog.name[], false))',
+                      (select string_agg(pgchange.key_check(attached.tbl, k.name, a.attnum), ' and ' order by k.place)
+                       from unnest(attached.key) with ordinality as k(name, place)
+                       left join pg_attribute as a on a.attrelid = attached.tbl and a.attname = k.name),
+                      attached.tube, attached.key),
         case op when 'update' then format('%s, %s into pgchange_touched, pgchange_before', added, removed)
                 else format('%s into pgchange_touched', case op when 'delete' then removed else added end) end,
-        tube.full_name(pods),
-        kind,
-        attached.shard,
+        tube.put_body(attached, tube.full_name(pods), kind),
         case op when 'update' then $update$if pgchange_before operator(pg_catalog.<>) pgchange_touched then
             pgchange_touched := array(
                 select pg_catalog.unnest(pgchange_touched) union select pg_catalog.unnest(pgchange_before));
@@ -263,6 +347,7 @@ $body$,
             case op when 'delete' then 'select r.* from pgchange_removed as r'
                     when 'insert' then 'select r.* from pgchange_added as r'
                     else 'select r.* from pgchange_added as r union all select r.* from pgchange_removed as r' end,
-            kind));
+            kind),
+        case when attached.key_types = '{bigint}' then 'bigint' else 'pg_catalog.text' end);
 end
 $$;

@@ -11,29 +11,42 @@ begin
 end
 $$;
 
--- Refuse, with the reason, a column that cannot hold a table's ids; returns its number, which a rename keeps.
-create function tube.check_key(tbl regclass, id_column name) returns smallint
+-- Refuse, with the reason, columns that cannot hold ids of a tube, whether they name one row each or not.
+create function tube.check_columns(tbl regclass, columns name[], known tube.tube) returns void
 language plpgsql stable as $$
 declare
-    key pg_attribute := (
-        select a from pg_attribute as a
-        where a.attrelid = tbl and a.attname = id_column and a.attnum > 0 and not a.attisdropped
-    );
-    other constant text := pgchange.key_hint(tbl, 'as in tube.tube_table_ensure_attached(..., id_column => ...)');
+    column_name name;
+    found_one pg_attribute;
+    reason text;
+    types constant regtype[] := pgchange.key_types(tbl, columns);
 begin
-    if key is null then
-        perform pgchange.refuse(format('%s has no column %I', tbl, id_column), other);
+    if coalesce(cardinality(columns), 0) = 0 then
+        perform pgchange.refuse(format('no column of %s is named', tbl), 'name the columns that hold its ids');
     end if;
-    if not pgchange.is_integer(key.atttypid) then
+    foreach column_name in array columns loop
+        found_one := (
+            select a from pg_attribute as a
+            where a.attrelid = tbl and a.attname = column_name and a.attnum > 0 and not a.attisdropped);
+        reason := pgchange.key_type_trouble(found_one.atttypid, found_one.attcollation);
+        if found_one is null then
+            perform pgchange.refuse(format('%s has no column %I', tbl, column_name), 'name columns that it has');
+        elsif found_one.attgenerated = 'v' then
+            perform pgchange.refuse(
+                format('column %I of %s is virtual', column_name, tbl), 'its values are in no row that a trigger sees: have them stored');
+        elsif reason is not null then
+            perform pgchange.refuse(
+                format('column %I of %s is %s: %s', column_name, tbl, format_type(found_one.atttypid, found_one.atttypmod), reason),
+                'name columns of other types');
+        end if;
+    end loop;
+    if types <> known.key then
         perform pgchange.refuse(
-            format('column %I of %s is %s, and ids are bigint, integer or smallint', id_column, tbl,
-                   format_type(key.atttypid, key.atttypmod)), other);
+            format('the ids of %s, %s, are %s, and those of tube %I are %s', tbl,
+                   (select string_agg(quote_ident(c.name), ', ' order by c.place) from unnest(columns) with ordinality as c(name, place)),
+                   array_to_string(types, ', '), known.name, array_to_string(known.key, ', ')),
+            format('make a tube for such ids: select tube.tube_ensure_exists(%L, key => %L); or name other columns, by key or, if several '
+                   'rows have one id, by group_by', known.name || '_2', types));
     end if;
-    if key.attgenerated = 'v' then
-        perform pgchange.refuse(
-            format('column %I of %s is virtual', id_column, tbl), 'its values are in no row that a trigger sees: have them stored');
-    end if;
-    return key.attnum;
 end
 $$;
 

@@ -108,20 +108,33 @@ begin
 end
 $$;
 
+-- The columns by which a backfill goes through a table: the one of its order, and then those of the ids, in the order of their index.
+create function tube.order_columns(attached tube.attachment, order_col name) returns name[]
+language sql stable as $$
+    select order_col || array_remove(coalesce(pgchange.key_order(attached.tbl, attached.key), attached.key), order_col)
+$$;
+
+-- The column by which a backfill goes if nobody names one: the first of the index of the ids.
+create function tube.default_order(attached tube.attachment) returns name
+language sql stable as $$
+    select (coalesce(pgchange.key_order(attached.tbl, attached.key), attached.key))[1]
+$$;
+
 -- Whether indexes give the order of a backfill in all of a table: of the column and, among rows that are equal in it, of the id.
-create function tube.has_order_index(tbl regclass, order_col name, id_column name) returns boolean
+create function tube.has_order_index(attached tube.attachment, order_col name) returns boolean
 language sql stable as $$
     select not exists (
-        select from pgchange.descendants(tbl) as d(relid)
+        select from pgchange.descendants(attached.tbl) as d(relid)
         join pg_class as t on t.oid = d.relid and t.relkind = 'r'
         where not exists (
             select from pg_index as i
             join pg_class as c on c.oid = i.indexrelid
             join pg_am as m on m.oid = c.relam and m.amname = 'btree'
-            join pg_opclass as s on s.oid = i.indclass[0] and s.opcdefault
-            join pg_attribute as o on o.attrelid = t.oid and o.attname = order_col
-            join pg_attribute as k on k.attrelid = t.oid and k.attname = id_column
             where i.indrelid = t.oid and i.indisvalid and i.indpred is null
-              and i.indkey[0] = o.attnum and i.indoption[0] = 0 and i.indcollation[0] = o.attcollation
-              and (o.attnum = k.attnum or i.indnatts > 1 and i.indkey[1] = k.attnum and i.indoption[1] = 0)))
+              and not exists (
+                  select from unnest(tube.order_columns(attached, order_col)) with ordinality as w(name, place)
+                  left join pg_attribute as a on a.attrelid = t.oid and a.attname = w.name
+                  left join pg_opclass as s on s.oid = i.indclass[w.place - 1] and s.opcdefault
+                  where s.oid is null or w.place > i.indnkeyatts or i.indkey[w.place - 1] is distinct from a.attnum
+                     or i.indoption[w.place - 1] <> 0 or i.indcollation[w.place - 1] <> a.attcollation)))
 $$;

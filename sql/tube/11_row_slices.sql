@@ -20,40 +20,73 @@ create function tube.slice_sql(
     attached tube.attachment, order_col name, at tube.keyset, chunk integer, row_name name, wanted text
 ) returns text
 language sql stable as $$
+    with columns as (
+        select format('%I.%I', row_name, o.name) as place, o.number, o.name = order_col as is_order,
+               format('%L::%s',
+                      case when o.name = any (attached.key)
+                           then (pgchange.key_parts(attached.key_types, at.last_id))[array_position(attached.key, o.name)]
+                           else at.last_value end,
+                      case when attached.key_types = '{bigint}' and o.name = attached.key[1] then 'bigint'
+                           else format_type((tube.base_type(attached.tbl, o.name)).oid, -1) end) as value
+        from unnest(tube.order_columns(attached, order_col)) with ordinality as o(name, number)
+    ), joined as (
+        select max(c.place) filter (where c.is_order) as order_place,
+               string_agg(c.place, ', ' order by c.number) as places, string_agg(c.value, ', ' order by c.number) as values,
+               string_agg(c.place, ', ' order by c.number) filter (where not c.is_order) as id_places,
+               string_agg(c.value, ', ' order by c.number) filter (where not c.is_order) as id_values
+        from columns as c
+    )
     select format(
-        'select %1$s as o, %2$s::bigint as id, %3$s as wanted from %4$s as %5$I where %6$s and %2$s is not null '
-        'order by %7$s fetch first %8$s rows with ties',
-        c.place, c.id, wanted, attached.tbl, row_name,
+        'select %1$s as o, %2$s as id, %3$s as wanted from %4$s as %5$I where %6$s and %7$s '
+        'order by %8$s fetch first %9$s rows with ties',
+        j.order_place, pgchange.key_text(attached.key_types, attached.key, row_name::text), wanted, attached.tbl, row_name,
         case when at.in_nulls then
-                 c.place || ' is null' || case when at.last_id is null then '' else format(' and %s > %L::bigint', c.id, at.last_id) end
-             when at.last_id is null then c.place || ' is not null'
-             when c.place = c.id then format('%s > %L::bigint', c.place, at.last_id)
-             else format('(%s, %s) > (%L::%s, %L::bigint)', c.place, c.id, at.last_value,
-                         format_type((tube.base_type(attached.tbl, order_col)).oid, -1), at.last_id) end,
-        case when c.place = c.id or at.in_nulls then c.id else c.place || ', ' || c.id end,
+                 j.order_place || ' is null' || case when at.last_id is null then '' else format(' and (%s) > (%s)', j.id_places, j.id_values) end
+             when at.last_id is null then j.order_place || ' is not null'
+             else format('(%s) > (%s)', j.places, j.values) end,
+        (select string_agg(format('%I.%I is not null', row_name, k.name), ' and ' order by k.place)
+         from unnest(attached.key) with ordinality as k(name, place)),
+        -- With the row's name: to sort, a bare one would be that of what is selected.
+        case when at.in_nulls then coalesce(j.id_places, j.places) else j.places end,
         chunk)
-    -- With the row's name: to sort, a bare one would be that of what is selected.
-    from (select format('%I.%I', row_name, order_col), format('%I.%I', row_name, attached.id_column)) as c(place, id)
+    from joined as j
+$$;
+
+-- What stands in "from" to find the rows of some ids that are texts through the table's index: pgchange_n is the number of the id of each.
+-- The values are literals, which their types read without a cast of a user.
+create function tube.found_sql(attached tube.attachment, row_name name, asked text[]) returns text
+language sql stable as $$
+    select format(
+        'unnest(%s) with ordinality as pgchange_asked(%s, pgchange_n) join %s as %I on %s',
+        string_agg(
+            format('%L::%s[]',
+                   array(select (pgchange.key_parts(attached.key_types, u.id))[k.place] from unnest(asked) with ordinality as u(id, n) order by u.n),
+                   format_type((tube.base_type(attached.tbl, k.name)).oid, -1)), ', ' order by k.place),
+        string_agg('pgchange_k' || k.place, ', ' order by k.place), attached.tbl, row_name,
+        string_agg(format('%I.%I = pgchange_asked.pgchange_k%s', row_name, k.name, k.place), ' and ' order by k.place))
+    from unnest(attached.key) with ordinality as k(name, place)
 $$;
 
 -- Those of some ids whose row, taken by itself, the predicate holds for, or fails; for how many it failed, and why.
 create function tube.judged(
-    predicate text, tbl regclass, id_column name, asked bigint[], out ids bigint[], out failed bigint, out message text
+    attached tube.attachment, asked anyarray, out ids anyarray, out failed bigint, out message text
 )
 language plpgsql stable as $$
 declare
     each_row record;
-    test text := format(E'select (%s\n) from (select ($1::%s).*) as %I', predicate, tbl,
-                        (select c.relname from pg_class as c where c.oid = tbl));
     is_wanted boolean;
+    test text := format(E'select (%s\n) from (select ($1::%s).*) as %I', attached.predicate, attached.tbl,
+                        (select c.relname from pg_class as c where c.oid = attached.tbl));
+    rows constant text := case when attached.key_types = '{bigint}' then format(
+            'select pgchange_asked.id, pgchange_row as wanted '
+            'from (select u.id, min(u.n) as n from unnest($1) with ordinality as u(id, n) group by u.id) as pgchange_asked '
+            'join %s as pgchange_row on pgchange_row.%I = pgchange_asked.id order by pgchange_asked.n', attached.tbl, attached.key[1])
+        else format('select ($1)[pgchange_n] as id, pgchange_row as wanted from %s order by pgchange_n',
+                    tube.found_sql(attached, 'pgchange_row', asked::text[])) end;
 begin
     ids := '{}';
     failed := 0;
-    for each_row in execute format(
-        'select pgchange_asked.id, pgchange_row as wanted '
-        'from (select u.id, min(u.n) as n from unnest($1) with ordinality as u(id, n) group by u.id) as pgchange_asked '
-        'join %s as pgchange_row on pgchange_row.%I = pgchange_asked.id order by pgchange_asked.n', tbl, id_column)
-    using asked loop
+    for each_row in execute rows using asked loop
         begin
             execute test using each_row.wanted into is_wanted;
         exception when others or assert_failure then
@@ -92,15 +125,14 @@ $$;
 
 -- What tube.judged_slice() says, with the rights of whoever calls it.
 create function tube.read_slice(
-    attached tube.attachment, order_col name, in_nulls boolean, last_value text, last_id bigint, chunk integer,
-    out looked_at bigint, out upto_value text, out upto_id bigint, out ids bigint[], out failed bigint, out message text
+    attached tube.attachment, order_col name, in_nulls boolean, last_value text, last_id text, chunk integer, like_ids anyarray,
+    out looked_at bigint, out upto_value text, out upto_id text, out ids anyarray, out failed bigint, out message text
 )
 language plpgsql as $$
 declare
     relation name := (select c.relname from pg_class as c where c.oid = attached.tbl);
     has_predicate boolean := attached.predicate is not null;
     at tube.keyset := row(in_nulls, last_value, last_id, 0, 0, false);
-    judged record;
 begin
     perform tube.check_whole(attached.tbl);
     perform pgchange.check_code(attached.tbl, or_else => 'attach it with a predicate, such as true');
@@ -119,28 +151,27 @@ begin
         execute tube.boundary_sql(
             attached.tbl, order_col, tube.slice_sql(attached, order_col, at, chunk, relation, 'true'), false)
         into looked_at, upto_value, upto_id, ids;
-        judged := tube.judged(attached.predicate, attached.tbl, attached.id_column, ids);
-        ids := judged.ids;
-        failed := judged.failed;
-        message := judged.message;
+        select j.ids, j.failed, j.message into ids, failed, message from tube.judged(attached, ids) as j;
     end;
 end
 $$;
 
 -- What tube.judged_ids() says, with the rights of whoever calls it. It writes nothing: it works on a standby.
-create function tube.read_wanted(attached tube.attachment, asked bigint[]) returns bigint[]
+create function tube.read_wanted(attached tube.attachment, asked anyarray) returns anyarray
 language plpgsql stable
 set jit = off
 as $$
 declare
     relation name := (select c.relname from pg_class as c where c.oid = attached.tbl);
-    ids bigint[];
+    test text := E'(' || coalesce(attached.predicate, 'true') || E'\n)';
+    ids asked%type;
 begin
     perform tube.check_whole(attached.tbl);
     perform pgchange.check_code(attached.tbl, or_else => 'attach it with a predicate, such as true');
-    execute format(
-        E'select array(select %1$I::bigint from %2$s as %3$I where %1$I in (select unnest($1)) and (%4$s\n))',
-        attached.id_column, attached.tbl, relation, coalesce(attached.predicate, 'true'))
+    execute case when attached.key_types = '{bigint}' then format(
+            'select array(select %1$I::bigint from %2$s as %3$I where %1$I in (select unnest($1)) and %4$s)',
+            attached.key[1], attached.tbl, relation, test)
+        else format('select array(select ($1)[pgchange_n] from %s where %s)', tube.found_sql(attached, relation, asked::text[]), test) end
     using asked into ids;
     return ids;
 exception
@@ -150,6 +181,6 @@ exception
         if attached.predicate is null then
             raise;
         end if;
-        return (tube.judged(attached.predicate, attached.tbl, attached.id_column, asked)).ids;
+        return (tube.judged(attached, asked)).ids;
 end
 $$;

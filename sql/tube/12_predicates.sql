@@ -74,9 +74,9 @@ create trigger predicate_parses before insert or update of predicate on tube.tub
 
 -- What the function of a table's owner says, and nothing else of what it does.
 create function tube.ask_judge(
-    judge regprocedure, asked bigint[] default null, order_col name default null, in_nulls boolean default null,
-    last_value text default null, last_id bigint default null, chunk integer default null,
-    out looked_at bigint, out upto_value text, out upto_id bigint, out ids bigint[], out failed bigint, out message text
+    judge regprocedure, asked anyarray, order_col name default null, in_nulls boolean default null,
+    last_value text default null, last_id text default null, chunk integer default null,
+    out looked_at bigint, out upto_value text, out upto_id text, out ids anyarray, out failed bigint, out message text
 )
 language plpgsql as $$
 declare
@@ -85,7 +85,7 @@ begin
     -- Each argument of the very type: else it could be another function of that name that is called, which runs with the rights
     -- of the caller. And undone in any case: what a cursor held, a trigger deferred or a setting left behind would run with them
     -- later.
-    execute format('select * from %s($1::bigint[], $2::name, $3::boolean, $4::text, $5::bigint, $6::integer)', judge::regproc)
+    execute format('select * from %s($1::%s, $2::name, $3::boolean, $4::text, $5::text, $6::integer)', judge::regproc, pg_typeof(asked))
     using asked, order_col, in_nulls, last_value, last_id, chunk
     into looked_at, upto_value, upto_id, ids, failed, message;
     answered := true;
@@ -109,7 +109,9 @@ begin
     from pg_proc as p join pg_class as c on c.oid = attached.tbl
     where p.proname = tube.function_name(attached.token, 'judge') and p.proowner = c.relowner and p.prosecdef
       and array(select unnest(p.proallargtypes)::regtype)
-          = '{bigint[],name,boolean,text,bigint,integer,bigint,text,bigint,bigint[],bigint,text}'
+          = case when attached.key_types = '{bigint}'
+                 then '{bigint[],name,boolean,text,text,integer,bigint,text,text,bigint[],bigint,text}'::regtype[]
+                 else '{text[],name,boolean,text,text,integer,bigint,text,text,text[],bigint,text}' end
       and p.pronargs = 6;
     if judge is null then
         perform pgchange.refuse(
@@ -128,10 +130,11 @@ end
 $$;
 
 -- The next rows of a backfill: how many there are, the last one's order and id, and the ids of those for which the attachment's
--- predicate holds. A predicate is applied by a function of the table's owner, and no other way.
+-- predicate holds. A predicate is applied by a function of the table's owner, and no other way. like_ids is null, and of the type of
+-- an array of the ids.
 create function tube.judged_slice(
-    attached tube.attachment, order_col name, in_nulls boolean, last_value text, last_id bigint, chunk integer,
-    out looked_at bigint, out upto_value text, out upto_id bigint, out ids bigint[]
+    attached tube.attachment, order_col name, in_nulls boolean, last_value text, last_id text, chunk integer, like_ids anyarray,
+    out looked_at bigint, out upto_value text, out upto_id text, out ids anyarray
 )
 language plpgsql as $$
 declare
@@ -140,11 +143,11 @@ declare
 begin
     if attached.predicate is null then
         select s.* into looked_at, upto_value, upto_id, ids, failed, message
-        from tube.read_slice(attached, order_col, in_nulls, last_value, last_id, chunk) as s;
+        from tube.read_slice(attached, order_col, in_nulls, last_value, last_id, chunk, like_ids) as s;
         return;
     end if;
     select s.* into looked_at, upto_value, upto_id, ids, failed, message
-    from tube.ask_judge(tube.judge_of(attached), asked => null, order_col => order_col, in_nulls => in_nulls,
+    from tube.ask_judge(tube.judge_of(attached), asked => like_ids, order_col => order_col, in_nulls => in_nulls,
                         last_value => last_value, last_id => last_id, chunk => chunk) as s;
     if failed > 0 then
         insert into tube.fault (tube, tbl, ids, message) values (attached.tube, attached.tbl, failed, message);
@@ -153,7 +156,7 @@ end
 $$;
 
 -- Those of some ids that have a row for which the attachment's predicate holds, or fails.
-create function tube.judged_ids(attached tube.attachment, asked bigint[]) returns bigint[]
+create function tube.judged_ids(attached tube.attachment, asked anyarray) returns anyarray
 language plpgsql as $$
 begin
     if attached.predicate is null then

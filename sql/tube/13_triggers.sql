@@ -49,7 +49,7 @@ begin
         format(
             'create or replace function %s() returns trigger language plpgsql security definer %s %s as %L', function,
             case when attached.predicate is not null or op = 'truncate' then 'set search_path = pg_catalog, tube, pg_temp' end,
-            case when attached.predicate is not null then pgchange.settings() end,
+            case when attached.predicate is not null then pgchange.settings() else pgchange.key_settings(attached.key_types) end,
             tube.capture_body(attached, op)),
         tube.capture_comment(attached));
     execute format('alter function %s() owner to %I', function, owner_name);
@@ -63,33 +63,38 @@ language plpgsql as $$
 declare
     owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = attached.tbl);
     function text := tube.placed_name(attached, 'judge');
-    signature text := function || '(bigint[], name, boolean, text, bigint, integer)';
+    ids text := case when attached.key_types = '{bigint}' then 'bigint[]' else 'text[]' end;
+    signature text := format('%s(%s, name, boolean, text, text, integer)', function, ids);
 begin
     perform pgchange.place_function(signature, format($function$
-        create or replace function %s(
-            asked bigint[], order_col name, in_nulls boolean, last_value text, last_id bigint, chunk integer,
-            out looked_at bigint, out upto_value text, out upto_id bigint, out ids bigint[], out failed bigint, out message text
+        create or replace function %1$s(
+            asked %2$s, order_col name, in_nulls boolean, last_value text, last_id text, chunk integer,
+            out looked_at bigint, out upto_value text, out upto_id text, out ids %2$s, out failed bigint, out message text
         )
         language plpgsql security definer
-        set search_path = pg_catalog, tube, pg_temp %s
-        as %L
-    $function$, function, pgchange.settings(), format($body$
+        set search_path = pg_catalog, tube, pg_temp %3$s
+        as %4$L
+    $function$, function, ids, pgchange.settings(), format($body$
 declare
     attached tube.attachment := (select a from tube.attachment as a where a.token = %L);
 begin
-    attached.id_column := tube.id_column(attached.tbl, attached.tube);
+    attached.key := tube.key_names(attached.tbl, attached.tube);
     if asked is not null then
         ids := tube.read_wanted(attached, asked);
     elsif chunk is null then
         perform tube.check_predicate(attached.predicate, attached.tbl);
     else
         select s.* into looked_at, upto_value, upto_id, ids, failed, message
-        from tube.read_slice(attached, order_col, in_nulls, last_value, last_id, chunk) as s;
+        from tube.read_slice(attached, order_col, in_nulls, last_value, last_id, chunk, asked) as s;
     end if;
 end
 $body$, attached.token)), format('Reads %s for backfills into tube %s.', attached.tbl, attached.tube));
     execute format('alter function %s owner to %I', signature, owner_name);
-    perform tube.ask_judge(signature::regprocedure);
+    if attached.key_types = '{bigint}' then
+        perform tube.ask_judge(signature::regprocedure, null::bigint[]);
+    else
+        perform tube.ask_judge(signature::regprocedure, null::text[]);
+    end if;
 end
 $$;
 

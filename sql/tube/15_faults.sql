@@ -4,7 +4,7 @@
 create function tube.backfill_call(attached tube.attachment) returns text
 language sql stable as $$
     select format('backfill %1$s: select tube.tube_backfill_schedule(%2$L, %3$L, %4$s, %4$s), or the DAG tube_backfill',
-                  tube.full_name(attached.tbl), attached.tube, quote_ident(attached.id_column), attached.shard)
+                  tube.full_name(attached.tbl), attached.tube, quote_ident(tube.default_order(attached)), attached.shard)
 $$;
 
 -- Note which of the partitions that a capture came to late have rows that may be in no pod, and say so.

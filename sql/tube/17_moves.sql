@@ -35,7 +35,7 @@ begin
                and l.seq > (select min(m.upto) from tube.moved as m where m.tube = $3 and m.to_shard = $1 and m.upto < $2)
                and l.seq not in (
                    select p.seq
-                   from tube.worker as w cross join lateral tube.pods_of(w.tube, w.worker, w.batch -> ''bounds'') as p
+                   from tube.worker as w cross join lateral tube.seqs_of(w.tube, w.worker, w.batch -> ''bounds'') as p(seq)
                    where w.tube = $3 and w.worker = $4 and w.batch is not null)
              group by l.ctid
              having bool_and(a.id is not null)
@@ -85,7 +85,7 @@ begin
         'insert into %1$s (op, shard, ids, payload, ts)
          select c.op, $2, array_agg(c.id order by c.seq, c.n), c.payload, min(c.ts)
          from (
-             select u.*, div(row_number() over (partition by u.op, u.payload order by u.seq, u.n) - 1, 250) as chunk
+             select u.*, div(row_number() over (partition by u.op, u.payload order by u.seq, u.n) - 1, %2$s) as chunk
              from (
                  select distinct on (l.op, l.payload, i.id) l.op, l.payload, i.id, i.n, l.seq, l.ts
                  from %1$s as l cross join lateral unnest(l.ids) with ordinality as i(id, n)
@@ -94,7 +94,7 @@ begin
              ) as u
          ) as c
          group by c.op, c.payload, c.chunk
-         order by min(c.seq)', known.pods)
+         order by min(c.seq)', known.pods, case when known.key = '{bigint}' then 250 else 150 end)
     using from_shard, to_shard;
     execute format(
         'insert into %1$s (op, shard, ids, payload, ts)

@@ -1,8 +1,49 @@
 -- Attaching and detaching tables, with writers running.
 
+-- The column id of a table without a primary key, of which several rows may then have one value; null if it has a primary key, or no
+-- such column.
+create function tube.lone_id(tbl regclass) returns name[]
+language plpgsql stable as $$
+begin
+    if pgchange.primary_key(tbl) <> '{}' or not exists (
+        select from pg_attribute as a where a.attrelid = tbl and a.attname = 'id' and not a.attisdropped)
+    then
+        return null;
+    end if;
+    if pgchange.key_trouble(tbl, '{id}') is not null then
+        raise notice '% has no primary key: its ids are those in column id, and several rows may have one', tbl;
+    end if;
+    return '{id}';
+end
+$$;
+
+-- Refuse, with the reason, what cannot be the ids of a table in a tube; returns their columns: the key, by default the primary key, or
+-- columns whose values several rows can have.
+create function tube.check_key(tbl regclass, key name[], group_by name[], known tube.tube) returns name[]
+language plpgsql stable as $$
+declare
+    call constant text := format('select tube.tube_table_ensure_attached(%L, %L, key => %%s)', known.name, tube.full_name(tbl));
+    columns constant name[] := coalesce(group_by, key, pgchange.primary_key(tbl));
+    reason constant text := case when group_by is null then pgchange.key_trouble(tbl, columns) end;
+begin
+    if key is not null and group_by is not null then
+        perform pgchange.refuse('both key and group_by are given', 'give key if an id is one row, group_by if it is several');
+    end if;
+    if reason is not null then
+        perform pgchange.refuse(
+            reason,
+            concat_ws('; ', pgchange.other_keys(tbl, call),
+                      format('if an id is to stand for several rows, say so: group_by => %L',
+                             case when cardinality(columns) > 0 then columns::text else '{order_id}' end)));
+    end if;
+    perform tube.check_columns(tbl, columns, known);
+    return columns;
+end
+$$;
+
 -- Attach a table, or mend and change how it is attached; agreed, as far as its owner calls, to the tube's present predicate, else
 -- under the one that it has.
-create function tube.attach(tube text, tbl regclass, shard integer, id_column name, agreed boolean) returns void
+create function tube.attach(tube text, tbl regclass, shard integer, key name[], group_by name[], agreed boolean) returns void
 language plpgsql as $$
 declare
     known tube.tube := tube.named(tube);
@@ -11,6 +52,7 @@ declare
     wanted tube.attachment;
     held oid;
     came regclass[];
+    columns name[];
 begin
     perform pgchange.check_isolation();
     perform tube.check_table(tbl);
@@ -35,13 +77,22 @@ begin
     perform tube.check_rights(tbl, known);
     perform tube.check_family(tbl, tube);
     perform tube.check_parents(tbl);
+    if key is null and group_by is null and before.tube is not null then
+        columns := coalesce(tube.key_names(tbl, known.name), before.key);
+        perform tube.check_columns(tbl, columns, known);
+    else
+        group_by := coalesce(group_by, case when key is null then tube.lone_id(tbl) end);
+        columns := tube.check_key(tbl, key, group_by, known);
+    end if;
     wanted := (
-        known.name, tbl, coalesce(shard, before.shard, tube.inferred_shard(tbl)),
-        coalesce(id_column, tube.id_column(tbl, known.name), before.id_column, pgchange.default_key(tbl)), 0,
+        known.name, tbl, coalesce(shard, before.shard, tube.inferred_shard(tbl)), columns,
+        array(
+            select a.attnum from unnest(columns) with ordinality as c(name, place)
+            join pg_attribute as a on a.attrelid = tbl and a.attname = c.name order by c.place),
+        known.key, case when key is null and group_by is null then coalesce(before.is_grouped, false) else group_by is not null end,
         case when agreed or before.tube is null then known.predicate else before.predicate end,
         case when before.token is null or tube.is_anothers(before)
              then left(md5(concat(tube, tbl::oid, clock_timestamp(), random())), 12) else before.token end, now(), tbl::oid);
-    wanted.id_number := tube.check_key(tbl, wanted.id_column);
     -- Those that became twins by a new name are mended all the same.
     if before.shard is distinct from wanted.shard then
         perform tube.check_twin(wanted);
@@ -55,7 +106,7 @@ begin
         perform tube.hold(tube.touch_key(tbl), format('those who touch %s by hand', tbl));
         perform pgchange.lock_family(tbl, 'share row exclusive');
         perform tube.move(known, tbl, shard_before, wanted.shard);
-    elsif wanted.predicate is distinct from before.predicate or wanted.id_column is distinct from tube.id_column(tbl, known.name) then
+    elsif wanted.predicate is distinct from before.predicate or wanted.key is distinct from tube.key_names(tbl, known.name) then
         perform tube.fail_backfills(known.name, tbl, format('%s was attached with another predicate, or by other ids', tbl));
     end if;
     if before.token <> wanted.token then
@@ -65,8 +116,8 @@ begin
     end if;
     insert into tube.attachment values (wanted.*)
     on conflict on constraint attachment_pkey do update set
-        shard = excluded.shard, id_column = excluded.id_column, id_number = excluded.id_number, predicate = excluded.predicate,
-        token = excluded.token, number_of = excluded.number_of;
+        shard = excluded.shard, key = excluded.key, key_numbers = excluded.key_numbers, key_types = excluded.key_types,
+        is_grouped = excluded.is_grouped, predicate = excluded.predicate, token = excluded.token, number_of = excluded.number_of;
     delete from tube.detached as d where d.tube = known.name and d.tbl = attach.tbl;
     if found then
         raise notice 'what changed in % while it was detached is in no pod: a backfill brings it', tbl;
@@ -79,15 +130,16 @@ end
 $$;
 
 create function tube.tube_table_ensure_attached(
-    tube text, tbl regclass, shard integer default null, id_column name default null
+    tube text, tbl regclass, shard integer default null, key name[] default null, group_by name[] default null
 ) returns void
 language sql as $$
-    select tube.attach(tube, tbl, shard, id_column, agreed => true)
+    select tube.attach(tube, tbl, shard, key, group_by, agreed => true)
 $$;
-comment on function tube.tube_table_ensure_attached(text, regclass, integer, name) is
+comment on function tube.tube_table_ensure_attached(text, regclass, integer, name[], name[]) is
     'Let a table touch a tube: each of its inserts, updates, deletes and truncates from now on, under a shard (given, or the '
-    'trailing digits of its schema''s name or of its own), by the ids in id_column (the primary key), if the tube''s predicate holds. Again, it '
-    'mends the capture, takes the tube''s predicate of now, and changes what is given; another shard when no worker is at work.';
+    'trailing digits of its schema''s name or of its own), by the columns of its key (the primary key), if the tube''s predicate holds. '
+    'The key is unique and not null; group_by names columns whose values several rows have instead, such as the order of each line. Again, '
+    'it mends the capture, takes the tube''s predicate of now, and changes what is given; another shard when no worker is at work.';
 
 -- Take the capture off tables, null meaning of all tubes or tables, once nobody uses them nor what is beside.
 create function tube.detach(tube text, tbl regclass, beside regclass default null) returns void

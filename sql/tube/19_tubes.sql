@@ -22,18 +22,29 @@ end
 $$;
 
 -- Make a tube, or change what of it is given.
-create function tube.make(tube text, partitions integer, predicate text, schema_name name) returns void
+create function tube.make(tube text, partitions integer, predicate text, key regtype[], schema_name name) returns void
 language plpgsql as $$
 declare
     known tube.tube;
     wanted text := nullif(trim(predicate), '');
     attached tube.attachment;
+    types regtype[] := array(
+        select pgchange.key_type(u.type) from unnest(make.key) with ordinality as u(type, place) order by u.place);
+    reason text;
 begin
     if coalesce(tube, '') = '' then
         perform pgchange.refuse('a tube needs a name', 'its pods are in a table of that name');
     end if;
     if partitions not between 1 and 999 then
         perform pgchange.refuse(format('%s workers cannot share a tube', partitions), 'partitions is a number from 1 to 999');
+    end if;
+    select format('ids cannot be %s: %s', u.type, t.reason) into reason
+    from unnest(types) as u(type) cross join lateral pgchange.key_type_trouble(u.type, 'pg_catalog.default'::regcollation) as t(reason)
+    where t.reason is not null limit 1;
+    if reason is not null or key is not null and cardinality(types) not between 1 and 32 then
+        perform pgchange.refuse(
+            coalesce(reason, format('ids cannot have %s columns', cardinality(types))),
+            'give the types of the columns of the ids, as in key => ''{uuid}''');
     end if;
     -- Where two make the same tube at once, the second finds it made.
     perform pg_advisory_xact_lock(hashtextextended('pgchange make ' || tube, 0));
@@ -44,11 +55,17 @@ begin
         known := null;
     end if;
     if known.name is null then
-        known := (make.tube, tube.make_pods(schema_name, make.tube), coalesce(make.partitions, 1), wanted, now());
+        types := coalesce(nullif(types, '{}'), '{bigint}');
+        known := (make.tube, tube.make_pods(schema_name, make.tube, types), coalesce(make.partitions, 1), wanted, now(), types);
         insert into tube.tube values (known.*);
         perform tube.index_pods(known.pods, known.partitions);
-        perform tube.make_touch(schema_name, tube);
+        perform tube.make_touch(schema_name, tube, types);
         return;
+    end if;
+    if key is not null and types <> known.key then
+        perform pgchange.refuse(
+            format('the ids of tube %I are %s', tube, array_to_string(known.key, ', ')),
+            format('make another tube for those that are %s', array_to_string(types, ', ')));
     end if;
     perform pgchange.check_isolation();
     perform tube.named(tube);
@@ -75,13 +92,15 @@ begin
 end
 $$;
 
-create function tube.tube_ensure_exists(tube text, partitions integer default null, predicate text default null) returns void
+create function tube.tube_ensure_exists(
+    tube text, partitions integer default null, predicate text default null, key regtype[] default null
+) returns void
 language sql as $$
-    select tube.make(tube, partitions, predicate, pg_catalog.current_schema())
+    select tube.make(tube, partitions, predicate, key, pg_catalog.current_schema())
 $$;
-comment on function tube.tube_ensure_exists(text, integer, text) is
-    'Make a tube in the current schema, for partitions workers (1) and the rows that predicate holds for (all); of one that is '
-    'there change what is given: the number of workers once none is at work, the predicate (an empty one takes it away) at once '
+comment on function tube.tube_ensure_exists(text, integer, text, regtype[]) is
+    'Make a tube in the current schema, for partitions workers (1), the rows that predicate holds for (all), and ids whose columns have '
+    'the types in key ({bigint}, which are integers of any size; others, as {uuid} or {uuid,bigint}, travel as text); of one that is there change what is given: the number of workers once none is at work, the predicate (an empty one takes it away) at once '
     'for the caller''s tables, for those of others when their owners attach them again. It is SQL over one row, and runs with '
     'the rights of the owner of each attached table.';
 

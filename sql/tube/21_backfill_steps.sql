@@ -3,7 +3,7 @@
 -- First a seq is drawn; then the writers of that moment are waited for; then the rows are read. So a row that is not read, or
 -- read before it changed, is touched by a pod with a higher seq, and what the downstream has not written since that seq is gone.
 
--- An attachment, with today's name of its column of ids; refused where there is none, or under another shard.
+-- An attachment, with today's names of its columns of ids; refused where there is none, or under another shard.
 create function tube.require_attachment(tube text, tbl regclass, shard integer) returns tube.attachment
 language plpgsql stable as $$
 declare
@@ -22,8 +22,8 @@ begin
             format('%s is attached to tube %I as shard %s, not %s', tbl, tube, found_row.shard, shard),
             'leave the shard out, or attach the table again');
     end if;
-    found_row.id_column := coalesce(tube.id_column(tbl, tube), found_row.id_column);
-    perform tube.check_key(tbl, found_row.id_column);
+    found_row.key := coalesce(tube.key_names(tbl, tube), found_row.key);
+    perform tube.check_columns(tbl, found_row.key, known);
     return found_row;
 end
 $$;
@@ -59,19 +59,20 @@ begin
 end
 $$;
 
--- Touch the next chunk rows of a table, as pods of op B, and return where that ended.
-create function tube.backfill_slice(
-    known tube.tube, attached tube.attachment, order_col name, at tube.keyset, chunk integer, pod_size integer
+-- Touch the next chunk rows of a table, as pods of op B, and return where that ended. like_ids is null, and of the type of an array of
+-- the ids.
+create function tube.touch_slice(
+    known tube.tube, attached tube.attachment, order_col name, at tube.keyset, chunk integer, pod_size integer, like_ids anyarray
 ) returns tube.keyset
 language plpgsql
 set jit = off
 as $$
 declare
-    ids bigint[];
+    ids like_ids%type;
 begin
     at.in_nulls := coalesce(at.in_nulls, false);
     select s.looked_at, s.upto_value, s.upto_id, s.ids into at.looked_at, at.last_value, at.last_id, ids
-    from tube.judged_slice(attached, order_col, at.in_nulls, at.last_value, at.last_id, chunk) as s;
+    from tube.judged_slice(attached, order_col, at.in_nulls, at.last_value, at.last_id, chunk, like_ids) as s;
     perform tube.put_pods(known.pods, 'B', attached.shard, ids, chunk_size => pod_size);
     at.touched := cardinality(ids);
     at.finished := false;
@@ -88,7 +89,20 @@ begin
 end
 $$;
 
--- Where it ended is a text, which the next chunk reads in another session.
+-- The same, of the type that the tube's ids have; under pinned settings, because where it ended is a text that the next chunk reads in
+-- another session.
+create function tube.backfill_slice(
+    known tube.tube, attached tube.attachment, order_col name, at tube.keyset, chunk integer, pod_size integer
+) returns tube.keyset
+language plpgsql as $$
+begin
+    if known.key = '{bigint}' then
+        return tube.touch_slice(known, attached, order_col, at, chunk, pod_size, null::bigint[]);
+    end if;
+    return tube.touch_slice(known, attached, order_col, at, chunk, pod_size, null::text[]);
+end
+$$;
+
 select pgchange.pin_settings('tube.backfill_slice(tube.tube, tube.attachment, name, tube.keyset, integer, integer)');
 
 -- How many rows a table has, as far as its size and its statistics tell.
@@ -189,7 +203,7 @@ begin
     end if;
     perform tube.clear_missed(known.name, tbl, clock_timestamp());
     -- Without an index each read sorts the table: then in few large ones.
-    chunk := case when tube.has_order_index(tbl, column_name, attached.id_column) then fetch_chunk_size
+    chunk := case when tube.has_order_index(attached, column_name) then fetch_chunk_size
                   else greatest(fetch_chunk_size, 1000000) end;
     perform tube.put_control(known, attached, 'T', 'backfill_start', jsonb_build_object('start_seq', step1));
     so_far := tube.begun(tube.estimated_rows(tbl));

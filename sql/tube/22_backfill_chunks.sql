@@ -17,7 +17,7 @@ begin
     perform tube.check_whole(tbl);
     attached := tube.lock_backfill(tube, tbl, shard);
     -- Not before: one that waits there with a lock on the table would keep writers from ending that the other waits for.
-    column_name := tube.check_order(tbl, coalesce(nullif(trim(order_col), ''), quote_ident(attached.id_column)));
+    column_name := tube.check_order(tbl, coalesce(nullif(trim(order_col), ''), quote_ident(tube.default_order(attached))));
     running := tube.unfinished_backfill(known.name, tbl);
     if running.id is not null then
         if trim(order_col) <> '' and running.order_col <> column_name then
@@ -28,9 +28,11 @@ begin
         return running.id;
     end if;
     perform tube.check_replayed(tube, tbl, attached.shard);
-    if not tube.has_order_index(tbl, column_name, attached.id_column) then
-        raise notice 'no index gives the order of %, so every chunk sorts the whole table: create index on % (%, %) would help, '
-                     'or larger chunks', quote_ident(column_name), tbl, quote_ident(column_name), quote_ident(attached.id_column);
+    if not tube.has_order_index(attached, column_name) then
+        raise notice 'no index gives the order of %, so every chunk sorts the whole table: create index on % (%) would help, '
+                     'or larger chunks', quote_ident(column_name), tbl, (
+            select string_agg(quote_ident(c.name), ', ' order by c.place)
+            from unnest(tube.order_columns(attached, column_name)) with ordinality as c(name, place));
     end if;
     insert into tube.backfill (tube, tbl, shard, order_col, order_type, chunk_size, start_seq, total)
     values (known.name, tbl, attached.shard, column_name, tube.order_type(tbl, column_name), chunk_size, nextval('tube.seq'),
@@ -68,7 +70,7 @@ language plpgsql stable as $$
 begin
     return case
         when tube.schema_of(job.tbl) is null then 'the table is gone'
-        when tube.id_column(job.tbl, job.tube) is null then 'the column of its ids is gone'
+        when tube.key_names(job.tbl, job.tube) is null then 'the column of its ids is gone'
         when tube.order_type(job.tbl, job.order_col) is null then format('column %I is gone, or renamed', job.order_col)
         when tube.order_type(job.tbl, job.order_col) <> job.order_type then
             format('column %I, in whose order it goes, was %s and is %s', job.order_col, job.order_type,

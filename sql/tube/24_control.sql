@@ -98,19 +98,31 @@ $$;
 -- Touch ids that the downstream holds and a control pod asks it to give up: for backfill_end those of its tbl and shard that it has
 -- not written since start_seq, for truncate all of its tbl. They follow as pods of the control pod's kind. Call it as often as
 -- needed, then tube.control_done() in the same transaction.
-create function tube.collect(tube text, workers integer, worker integer, seq bigint, ids bigint[]) returns bigint
+create function tube.collect_ids(tube text, workers integer, worker integer, seq bigint, ids anyarray) returns bigint
 language plpgsql volatile as $$
 declare
     known tube.tube := tube.named(tube);
     control record := tube.control_pod(known, workers, worker, seq);
     relation regclass := tube.table_named(control.payload ->> 'tbl');
-    given bigint[] := array(select i from unnest(ids) as i where i is not null);
+    given ids%type := array(select i from unnest(ids) as i where i is not null);
 begin
     -- Under the shard that the table has now: under its old one the ids could be in work twice.
     perform tube.hold_shard(relation);
     perform tube.put_pods(known.pods, control.op, coalesce(tube.shard_of(known.name, relation), control.shard), given);
     return cardinality(given);
 end
+$$;
+
+-- The same for ids that are numbers.
+create function tube.collect(tube text, workers integer, worker integer, seq bigint, ids bigint[]) returns bigint
+language sql volatile as $$
+    select tube.collect_ids(tube, workers, worker, seq, ids)
+$$;
+
+-- As tube.collect(), for a tube whose ids are texts.
+create function tube.collect_keys(tube text, workers integer, worker integer, seq bigint, keys text[]) returns bigint
+language sql volatile as $$
+    select tube.collect_ids(tube, workers, worker, seq, tube.canonical_keys((tube.named(tube)).key, keys))
 $$;
 
 -- Take away a control pod that is worked off, in the transaction that holds the worker's lock.
@@ -185,6 +197,6 @@ begin
     if cancelled is not null then
         perform pgchange.refuse(format('backfill %s was cancelled', cancelled), 'ask for another');
     end if;
-    return tube.backfill_begin(tube, relation, coalesce(control.payload ->> 'order_col', attached.id_column));
+    return tube.backfill_begin(tube, relation, coalesce(control.payload ->> 'order_col', quote_ident(tube.default_order(attached))));
 end
 $$;

@@ -40,7 +40,8 @@ declare
     upto pg_snapshot := coalesce(listed, pg_current_snapshot());
     held jsonb := tube.held_back(known, worker);
     chosen jsonb := jsonb_build_object(
-        'upto', upto, 'held_back', held, 'after', "position", 'moves_on', held = '[]' and listed is not null);
+        'upto', upto, 'held_back', held, 'after', "position", 'moves_on', held = '[]' and listed is not null)
+        || case when known.key = '{bigint}' then '{}' else jsonb_build_object('key', known.key::text[]) end;
     pods bigint := 0;
     ids bigint := 0;
     oldest timestamptz;
@@ -71,6 +72,12 @@ language sql immutable as $$
     select array[shard, pg_catalog.hashint8(id) & 63]
 $$;
 
+-- The same for an id that is a text.
+create function tube.place(shard integer, id text) returns integer[]
+language sql immutable as $$
+    select array[shard, (pg_catalog.hashtextextended(id collate pg_catalog."C", 0) & 63)::integer]
+$$;
+
 -- Where an id is in the order in which a batch is split. An id of several pods is where the first of them is.
 create function tube.place_in_order(shard integer, backfill boolean, first_seq bigint, id anyelement) returns jsonb
 language sql stable as $$
@@ -85,13 +92,13 @@ language sql immutable as $$
 $$;
 
 -- The slices of a batch, each of one shard and, where parts are that small, of about 20,000 ids.
-create function tube.slices(tube text, worker integer, choice jsonb) returns jsonb
+create function tube.slices(tube text, worker integer, choice jsonb, like_ids anyarray default null::bigint[]) returns jsonb
 language sql volatile as $$
     with counted as (
         select tube.place(d.shard, d.id) as place, count(*) as n
         from (
             select p.shard, i.id
-            from tube.pods_of(tube, worker, choice) as p cross join lateral unnest(p.ids) as i(id)
+            from tube.pods_of(tube, worker, choice, like_ids) as p cross join lateral unnest(p.ids) as i(id)
             group by p.shard, i.id
             having (select choice -> 'part') is null
                    or tube.is_in_part(choice -> 'part', tube.place_in_order(p.shard, bool_and(p.op = 'B'), min(p.seq), i.id))
@@ -114,7 +121,8 @@ $$;
 create function tube.batch_of(known tube.tube, worker integer, choice jsonb, began_at bigint, version bigint) returns jsonb
 language plpgsql volatile as $$
 declare
-    slices constant jsonb := tube.slices(known.name, worker, choice);
+    slices constant jsonb := case when known.key = '{bigint}' then tube.slices(known.name, worker, choice)
+                                  else tube.slices(known.name, worker, choice, null::text[]) end;
 begin
     return jsonb_build_object(
         'id', md5(concat_ws('|', known.name, known.partitions, worker, began_at, choice - 'upto'))::uuid,
@@ -125,6 +133,22 @@ begin
 end
 $$;
 
+-- The place of the last of so many ids of a batch behind a place of their order.
+create function tube.part_end(
+    tube text, worker integer, choice jsonb, after jsonb, counted bigint, like_ids anyarray default null::bigint[]
+) returns jsonb
+language sql volatile as $$
+    select x.place
+    from (
+        select tube.place_in_order(p.shard, bool_and(p.op = 'B'), min(p.seq), i.id) as place
+        from tube.pods_of(tube, worker, choice, like_ids) as p cross join lateral unnest(p.ids) as i(id)
+        group by p.shard, i.id
+    ) as x
+    where x.place > after
+    order by x.place
+    offset counted - 1 limit 1
+$$;
+
 -- The next of the parts of a split batch, as pgchange.halves() or pgchange.parts_behind() returns them. Each part has all pods of the
 -- whole, and those of their ids that are behind one place of their order up to another.
 create function tube.part(known tube.tube, worker integer, split jsonb, began_at bigint, version bigint) returns jsonb
@@ -132,16 +156,9 @@ language plpgsql volatile as $$
 declare
     choice constant jsonb := split -> 'within';
     after constant jsonb := case when split ? 'before' then choice -> 'part' -> 1 else coalesce(choice -> 'part' -> 0, '[]') end;
-    upto constant jsonb := (
-        select x.place
-        from (
-            select tube.place_in_order(p.shard, bool_and(p.op = 'B'), min(p.seq), i.id) as place
-            from tube.pods_of(known.name, worker, choice) as p cross join lateral unnest(p.ids) as i(id)
-            group by p.shard, i.id
-        ) as x
-        where x.place > after
-        order by x.place
-        offset (split -> 'rest' -> 0 -> 'count')::bigint - 1 limit 1);
+    counted constant bigint := split -> 'rest' -> 0 -> 'count';
+    upto constant jsonb := case when known.key = '{bigint}' then tube.part_end(known.name, worker, choice, after, counted)
+                                else tube.part_end(known.name, worker, choice, after, counted, null::text[]) end;
 begin
     return pgchange.part(split, tube.batch_of(
         known, worker, choice || jsonb_build_object('part', jsonb_build_array(after, upto)), began_at, version));
@@ -208,7 +225,7 @@ begin
         at := tube.worker_now(tube, worker);
     end if;
     if at.batch is null
-       or (select count(*) from tube.pods_of(tube, worker, at.batch -> 'bounds')) <> (at.batch -> 'bounds' ->> 'pods')::bigint
+       or (select count(*) from tube.seqs_of(tube, worker, at.batch -> 'bounds')) <> (at.batch -> 'bounds' ->> 'pods')::bigint
     then
         return null;
     end if;

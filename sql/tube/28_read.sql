@@ -7,7 +7,7 @@ returns table (id bigint, shard integer, seq bigint, backfill boolean, payload j
 language sql volatile as $$
     select i.id, p.shard, max(p.seq), bool_and(p.op = 'B'),
            (array_agg(p.payload order by p.seq desc) filter (where p.payload is not null))[1], min(p.ts)
-    from tube.pods_of(tube, worker, choice) as p
+    from tube.pods_of(tube, worker, choice, null::bigint[]) as p
     cross join lateral unnest(p.ids) as i(id)
     where tube.place(p.shard, i.id) > after and tube.place(p.shard, i.id) <= upto
     group by p.shard, i.id
@@ -16,7 +16,22 @@ language sql volatile as $$
     order by bool_and(p.op = 'B'), min(p.seq), i.id
 $$;
 
--- The tables in a worker's shards: of each the shard, its schema and name, today's name of the column of its ids, the predicate that
+-- As tube.changes(), for a tube whose ids are texts.
+create function tube.key_changes(tube text, worker integer, choice jsonb, after integer[], upto integer[])
+returns table (id text, shard integer, seq bigint, backfill boolean, payload jsonb, touched_at timestamptz)
+language sql volatile as $$
+    select i.id, p.shard, max(p.seq), bool_and(p.op = 'B'),
+           (array_agg(p.payload order by p.seq desc) filter (where p.payload is not null))[1], min(p.ts)
+    from tube.pods_of(tube, worker, choice, null::text[]) as p
+    cross join lateral unnest(p.ids) as i(id)
+    where tube.place(p.shard, i.id) > after and tube.place(p.shard, i.id) <= upto
+    group by p.shard, i.id
+    having (select choice -> 'part') is null
+           or tube.is_in_part(choice -> 'part', tube.place_in_order(p.shard, bool_and(p.op = 'B'), min(p.seq), i.id))
+    order by bool_and(p.op = 'B'), min(p.seq), i.id collate "C"
+$$;
+
+-- The tables in a worker's shards: of each the shard, its schema and name, today's names of the columns of its ids, the predicate that
 -- it is attached with; shared: whether another table that touches the tube, or did under another shard, has the same name, so that
 -- copies in one schema would be one; the twin that has both name and shard in common with it, or null; and the keeper, who owns the
 -- pods.
@@ -44,7 +59,9 @@ begin
         )
         select coalesce(jsonb_agg(jsonb_build_object(
             'shard', t.shard, 'schema', t.nspname, 'name', t.relname,
-            'key', jsonb_build_array(coalesce((tube.id_attribute(t.attached)).attname, (t.attached).id_column)),
+            'key', array(
+                select coalesce((tube.key_attribute(t.attached, p)).attname, (t.attached).key[p])
+                from generate_subscripts((t.attached).key, 1) as p),
             'predicate', (t.attached).predicate,
             'shared', t.namesakes > 1 or coalesce(f.lowest <> t.shard or f.highest <> t.shard, false),
             'keeper', (select pg_get_userbyid(p.relowner) from pg_class as p where p.oid = known.pods),
@@ -66,3 +83,13 @@ $$;
 comment on function tube.wanted(text, regclass, bigint[]) is
     'Those of some ids that a copy of an attached table is to hold: there is a row, and the predicate that the table was attached '
     'with holds for it, or fails. Refuses a table of which row security hides rows.';
+
+create function tube.wanted_keys(tube text, tbl regclass, keys text[]) returns setof text
+language plpgsql stable as $$
+begin
+    perform tube.check_whole(tbl);
+    return query select unnest(tube.judged_ids(tube.require_attachment(tube, tbl, null), keys));
+end
+$$;
+comment on function tube.wanted_keys(text, regclass, text[]) is
+    'As tube.wanted(), for a tube whose ids are texts.';

@@ -35,15 +35,18 @@ $$;
 
 create function tube.attachments()
 returns table (
-    tube text, tbl regclass, shard integer, id_column name, untriggered regclass[], disabled regclass[], stale boolean,
+    tube text, tbl regclass, shard integer, key name[], untriggered regclass[], disabled regclass[], stale boolean,
     faults bigint, predicate_waits boolean, lost text, missed bigint, id_trouble text
 )
 language sql stable
 set jit = off
 as $$
-    select a.tube, a.tbl, a.shard, a.id_column, tube.uncaptured(a),
+    select a.tube, a.tbl, a.shard, a.key, tube.uncaptured(a),
            c.disabled,
-           (i.key).attname is distinct from a.id_column or (i.key).attnum <> a.id_number or a.number_of <> a.tbl::oid
+           exists (
+               select from generate_subscripts(a.key, 1) as p(place) cross join lateral (select tube.key_attribute(a, p.place)) as i(key)
+               where (i.key).attname is distinct from a.key[p.place] or (i.key).attnum <> a.key_numbers[p.place])
+           or a.number_of <> a.tbl::oid
            or exists (
                select from pg_proc as p
                where p.oid = any (c.functions)
@@ -75,7 +78,6 @@ as $$
            tube.id_trouble(a)
     from tube.attachment as a
     join pg_class as r on r.oid = a.tbl
-    cross join lateral (select tube.id_attribute(a)) as i(key)
     cross join lateral (
         select coalesce(array_agg(distinct f.relid) filter (where not f.enabled), '{}') as disabled,
                array_agg(distinct f.function) filter (where f.op not in ('guard', 'bar')) as functions
@@ -90,7 +92,7 @@ comment on function tube.attachments() is
     'disabled, and has to enable; faults of their capture, up to 1000; whether the tube has another predicate than the '
     'table''s owner agreed to by attaching it; and why changes are lost: where the table''s owner may no longer write the pods, '
     'or the table got a parent that is not attached, or a foreign table as a child; with how many partitions rows came that a '
-    'backfill has to bring; and what is wrong with the column of ids.';
+    'backfill has to bring; and what is wrong with the columns of ids.';
 
 -- The tables that the caller owns and whose capture needs tube.recapture(), with their full names.
 create function tube.to_recapture() returns table (tube text, tbl regclass, name text)
@@ -108,7 +110,7 @@ begin
         -- A predicate that the former owner agreed to is not the new owner's.
         perform tube.judge_of(before);
     end if;
-    perform tube.attach(tube, tbl, shard => null, id_column => null, agreed => false);
+    perform tube.attach(tube, tbl, shard => null, key => null, group_by => null, agreed => false);
 end
 $$;
 comment on function tube.recapture(text, regclass) is 'Mend the capture of a table: nothing of how it is attached changes.';

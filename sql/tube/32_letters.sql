@@ -37,8 +37,9 @@ begin
 end
 $$;
 
--- What a batch consists of, as [{shard, op, payload, ids}, ...] in the order in which they were first touched.
-create function tube.touches(tube text, worker integer, choice jsonb) returns jsonb
+-- What a batch consists of, as [{shard, op, payload, ids}, ...] in the order in which they were first touched. like_ids is an array of the
+-- type of the tube's ids.
+create function tube.touches(tube text, worker integer, choice jsonb, like_ids anyarray default null::bigint[]) returns jsonb
 language sql volatile as $$
     select coalesce(jsonb_agg(
         jsonb_build_object('shard', t.shard, 'op', t.op, 'payload', t.payload, 'ids', t.ids) order by t.first), '[]')
@@ -46,7 +47,7 @@ language sql volatile as $$
         select p.shard, p.op, p.payload, min(p.seq) as first, jsonb_agg(distinct p.id) as ids
         from (
             select p.*, i.id, tube.place_in_order(p.shard, bool_and(p.op = 'B') over same_id, min(p.seq) over same_id, i.id) as place
-            from tube.pods_of(tube, worker, choice) as p cross join lateral unnest(p.ids) as i(id)
+            from tube.pods_of(tube, worker, choice, like_ids) as p cross join lateral unnest(p.ids) as i(id)
             window same_id as (partition by p.shard, i.id)
         ) as p
         where (select choice -> 'part') is null or tube.is_in_part(choice -> 'part', p.place)
@@ -60,7 +61,8 @@ language plpgsql volatile as $$
 begin
     return pgchange.write_letter(
         'tube', tube.name_of(tube, worker), jsonb_build_object('tube', tube),
-        jsonb_build_object('touches', tube.touches(tube, worker, batch -> 'bounds'), 'tables', (
+        jsonb_build_object('touches', case when (tube.named(tube)).key = '{bigint}' then tube.touches(tube, worker, batch -> 'bounds')
+                                      else tube.touches(tube, worker, batch -> 'bounds', null::text[]) end, 'tables', (
             select coalesce(jsonb_agg(jsonb_build_array(a.shard, c.name)), '[]')
             from tube.attachment as a cross join lateral tube.full_name(a.tbl) as c(name)
             where a.tube = give_up.tube and not tube.is_gone(a))),
@@ -107,10 +109,10 @@ begin
     loop
         perform tube.hold_shard(each_tbl);
     end loop;
-    perform tube.touch(wanted.tube, s.shard, t.ids, t.op, t.payload)
+    perform tube.touch_keys(wanted.tube, s.shard, t.ids, t.op, t.payload)
     from (
         select (e.touch ->> 'shard')::integer as shard, e.touch ->> 'op' as op, nullif(e.touch -> 'payload', 'null') as payload,
-               array(select x::bigint from jsonb_array_elements_text(e.touch -> 'ids') as x) as ids
+               array(select x from jsonb_array_elements_text(e.touch -> 'ids') as x) as ids
         from jsonb_array_elements(wanted.touches) with ordinality as e(touch, n)
         order by e.n
     ) as t

@@ -7,7 +7,8 @@ language sql immutable as $$
         when field is null then (
             select coalesce(jsonb_agg(i.id order by i.n), '[]')
             from jsonb_array_elements(touch -> 'ids') with ordinality as i(id, n)
-            where i.id #>> '{}' <> key)
+            -- Of several columns people leave the braces out.
+            where i.id #>> '{}' not in (key, '{' || key || '}'))
         when pgchange.field_is(touch -> 'payload', field, key) then '[]'
         else touch -> 'ids' end
 $$;

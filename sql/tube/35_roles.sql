@@ -91,5 +91,6 @@ create policy touched on tube.backfill using (
     exists (select from tube.tube as t where t.name = tube and has_any_column_privilege(t.pods, 'insert')));
 
 select pgchange.close_schema('tube', types => 'keyset progress', unpinned => $$
-        claim_again claim_next claimed is_in_part lock_key place place_in_order take_lock tube_ensure_exists tube_pods_insert worker_of
+        claim_again claim_next claimed insert_pods is_in_part lock_key place place_in_order take_lock tube_ensure_exists tube_pods_insert
+        worker_of
     $$);

@@ -65,7 +65,7 @@ create table public.flight_revenue (
 );
 select tube.tube_ensure_exists('flight_sales');
 select tube.tube_table_ensure_attached('flight_sales', 'public.flight', shard => 0);
-select tube.tube_table_ensure_attached('flight_sales', 'public.ticket', shard => 0, id_column => 'flight_id');
+select tube.tube_table_ensure_attached('flight_sales', 'public.ticket', shard => 0, group_by => '{flight_id}');
 insert into public.flight values (1, 'UA'), (2, 'AA');
 insert into public.ticket values (11, 1, 300), (12, 1, 400);
 """

@@ -10,9 +10,10 @@ from airflow.sdk import BaseOperator
 
 from airflow_pgchange import tubes
 from airflow_pgchange.feeds.connections import read_committed
+from airflow_pgchange.feeds.key_columns import KeyNames
 from airflow_pgchange.feeds.tables import table_parts
 from airflow_pgchange.hooks.pgchange import PgChangeHook
-from airflow_pgchange.utils.arguments import CheckedArguments, Number, checks, names, whole
+from airflow_pgchange.utils.arguments import CheckedArguments, Number, checks, columns, maybe, names, whole
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -44,19 +45,33 @@ class SqlFromFile:
 class TubeAttachOperator(CheckedArguments, SqlFromFile, BaseOperator):
     """Creates a tube if it does not exist, and attaches tables to it: all of them or none.
 
+    A new tube takes ids of the types that the first table's have. A table with ids of other types is refused.
+
     Guarantee: exactly once, in one transaction. Repeating it changes nothing.
 
     :param tube: the name of the tube (templated)
     :param tables: the tables, as ``schema.table`` (templated)
     :param shard: the shard of the tables; default: the number at the end of each table's schema (templated)
-    :param key: the column that holds their ids; default: ``id`` (templated)
+    :param key: the column of which no two rows have the same value, or the list of such columns; default: the primary key
+        (templated)
+    :param group_by: instead of ``key``, the column, or the list of the columns, of which several rows have the same
+        values, such as the order of each of its lines (templated)
     :param workers: how many workers share the tube; default: 1 for a new tube, no change for another (templated)
     :param predicate: an SQL expression over a row, or a ``*.sql`` file with it. Rows for which it is false are not
         touched. It runs with the rights of each table's owner. Default: the predicate that the tube has (templated)
     :param postgres_conn_id: the database of the tables; the role must be their owner
     """
 
-    arguments = checks("tube", "tables", "shard", "key", "workers", "predicate", "postgres_conn_id")
+    arguments = checks(
+        "tube",
+        "tables",
+        "shard",
+        "workers",
+        "predicate",
+        "postgres_conn_id",
+        key=maybe(columns),
+        group_by=maybe(columns),
+    )
     template_fields: Sequence[str] = tuple(arguments)
     template_fields_renderers: ClassVar[dict[str, str]] = {"predicate": "sql"}
     sql_field = "predicate"
@@ -67,7 +82,8 @@ class TubeAttachOperator(CheckedArguments, SqlFromFile, BaseOperator):
         tube: str,
         tables: Sequence[str] | str,
         shard: Number | None = None,
-        key: str | None = None,
+        key: KeyNames | None = None,
+        group_by: KeyNames | None = None,
         workers: Number | None = None,
         predicate: str | None = None,
         postgres_conn_id: str = PgChangeHook.default_conn_name,
@@ -77,7 +93,8 @@ class TubeAttachOperator(CheckedArguments, SqlFromFile, BaseOperator):
         self.tube = tube
         self.tables: Any = tables
         self.shard: Any = shard
-        self.key = key
+        self.key: Any = key
+        self.group_by: Any = group_by
         self.workers: Any = workers
         self.predicate = predicate
         self.postgres_conn_id = postgres_conn_id
@@ -85,12 +102,15 @@ class TubeAttachOperator(CheckedArguments, SqlFromFile, BaseOperator):
     def execute(self, context: Context) -> None:
         with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as connection:
             with read_committed(connection):
-                tubes.ensure(connection, self.tube, self.workers, self.predicate)
+                types = tubes.key_types(connection, self.tube, self.tables[0], self.group_by or self.key)
+                tubes.ensure(connection, self.tube, self.workers, self.predicate, types)
                 # Tables that are attached already come first: to get another shard, they wait for workers, and no other
                 # table must be locked against writes meanwhile. The order is fixed, so that two runs cannot deadlock.
                 known = [table_parts(table) for table in tubes.attached(connection, self.tube)]
                 for table in sorted(self.tables, key=partial(_turn, known)):
-                    tubes.attach(connection, self.tube, table, shard=self.shard, key=self.key)
+                    tubes.attach(
+                        connection, self.tube, table, shard=self.shard, key=self.key, group_by=self.group_by
+                    )
             self.log.info("%s: touched by %s", self.tube, ", ".join(self.tables))
 
 

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_pgchange.feeds.batch import Batch
+from airflow_pgchange.feeds.key_columns import KeyNames
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
 from airflow_pgchange.operators.feed import FeedOperator
 from airflow_pgchange.operators.tube.attach import SqlFromFile
 from airflow_pgchange.operators.tube.control_pods import tube_feed
 from airflow_pgchange.tubes import recompute
 from airflow_pgchange.tubes.reports import check_query
-from airflow_pgchange.utils.arguments import Check, FeedLike, checks, text
+from airflow_pgchange.utils.arguments import Check, FeedLike, checks, columns, text
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 def _report_query(name: str, value: Any) -> str:
     query = text(name, value)
-    if not query.endswith(".sql"):
+    if not query.endswith(".sql") and "%(" not in query:
         check_query(name, query)
     return query
 
@@ -46,13 +47,14 @@ class TubeRecomputeOperator(SqlFromFile, FeedOperator):
         percent sign as ``%%``. It returns at most one row for each of these ids (templated)
     :param into: the table of the report, as ``schema.table``. The columns of the query are written to its columns of the
         same names (templated)
-    :param key: the column of the ids, in the query and in the table, which needs a unique index on it (templated)
+    :param key: the column of the ids, in the query and in the table, which needs a unique index on it; for ids of several
+        columns the list of them, each of which the query names as an array, such as ``%(tenant)s`` (templated)
     :param evolve: the table first gets new columns of the query, in a transaction of its own; its role must own the table
     """
 
     arguments: ClassVar[dict[str, Check]] = {
         **FeedOperator.arguments,
-        **checks(feed=tube_feed, query=_report_query, into=text, key=text),
+        **checks(feed=tube_feed, query=_report_query, into=text, key=columns),
     }
     template_fields: Sequence[str] = tuple(arguments)
     template_fields_renderers: ClassVar[dict[str, str]] = {
@@ -62,12 +64,12 @@ class TubeRecomputeOperator(SqlFromFile, FeedOperator):
     sql_field = "query"
 
     def __init__(
-        self, *, feed: FeedLike, query: str, into: str, key: str, evolve: bool = False, **kwargs: Any
+        self, *, feed: FeedLike, query: str, into: str, key: KeyNames, evolve: bool = False, **kwargs: Any
     ) -> None:
         super().__init__(feed=feed, **kwargs)
         self.query = query
         self.into = into
-        self.key = key
+        self.key: Any = key
         self.evolve = evolve
 
     def process_batch(self, transaction: ConsumerTransaction, batch: Batch, context: Context) -> None:

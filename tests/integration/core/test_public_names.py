@@ -16,9 +16,9 @@ STATS = "".join(
     for kind in ("inc", "backfill")
 )
 TUBE = {
-    "tube_ensure_exists(tube text, partitions integer, predicate text)": "void",
+    "tube_ensure_exists(tube text, partitions integer, predicate text, key regtype[])": "void",
     "tube_ensure_absent(in_tube text)": "void",
-    "tube_table_ensure_attached(tube text, tbl regclass, shard integer, id_column name)": "void",
+    "tube_table_ensure_attached(tube text, tbl regclass, shard integer, key name[], group_by name[])": "void",
     "tube_table_ensure_detached(in_tube text, in_tbl regclass)": "void",
     "tube_list(in_tbl regclass)": "TABLE(tube text, predicate text, partitions integer, tbl regclass, shard integer)",
     "tube_stats()": f"TABLE(tube text, predicate text, partition integer, shards integer, {STATS}control_count text)",
@@ -81,7 +81,7 @@ COLUMNS = {
 SIGNATURES = r"""
     select replace(
                regexp_replace(
-                   regexp_replace(pg_get_function_arguments(p.oid), ' DEFAULT NULL::[a-z_. ]+', '', 'g'),
+                   regexp_replace(pg_get_function_arguments(p.oid), ' DEFAULT NULL::[a-z_. ]+(\[\])?', '', 'g'),
                    '(''[^'']*'')::[a-z_.]+', '\1', 'g'),
                ' DEFAULT ', ' = '),
            pg_get_function_result(p.oid)

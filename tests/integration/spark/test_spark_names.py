@@ -85,7 +85,7 @@ def test_columns_of_any_name_are_chosen_by_it(db, named, path):
 def test_an_attached_table_of_any_name_is_mirrored(db, named, path):
     """Seconds where the worker's Spark session starts with it."""
     make(named)
-    attach(named, sql.Identifier("public", TABLE).as_string(named), id_column=KEY)
+    attach(named, sql.Identifier("public", TABLE).as_string(named), key=[KEY])
     fill(named)
     with batch_of(TubeFeed("q"), db) as job:
         (attached,) = job.attached()

@@ -76,6 +76,15 @@ def test_a_report_follows_both_of_its_tables(guide, db, connect):
     assert connection.execute("select count(*) from order_changes").fetchone() == (0,)
 
 
+def test_ids_of_several_columns_are_touched_as_the_guide_writes_them(guide, connect):
+    guide.run("Ids of other types")
+    connection = connect()
+    connection.execute("insert into public.session values ('acme', 7)")
+    call = guide.sections["Ids of other types"].partition("By hand: `")[2].partition("`")[0]
+    connection.execute(f"select public.{call}")
+    assert connection.execute("select ids from sessions order by seq").fetchall() == [(["{acme,7}"],)] * 2
+
+
 def test_pods_are_made_and_read_by_hand(guide, db, connect, capsys):
     connection = connect()
     connection.execute("insert into public.customer values (7, 'eve')")

@@ -100,7 +100,7 @@ class Story:
         self.steady.execute(TABLES)
         make(self.steady, workers=self.workers, predicate=self.predicate)
         for table, shard in self.shards.items():
-            attach(self.steady, table, shard=shard)
+            attach(self.steady, table, shard=shard, group_by=["id"] if table == "part" else None)
 
     def step(self, mended: bool) -> None:
         """``mended``: a backfill may put right what was missed before."""
@@ -198,7 +198,7 @@ class Story:
         self.slow.commit()
         table = self.chance.choice(list(self.shards))
         shard = self.chance.choice([each for each in range(-3, 9) if each not in self.shards.values()])
-        attach(self.steady, table, shard=shard)
+        attach(self.steady, table, shard=shard, group_by=["id"] if table == "part" else None)
         self.shards[table] = shard
 
     def change_workers(self) -> None:

@@ -121,7 +121,7 @@ def test_a_partitioned_table_is_filled_whole(connect):
     connection.execute("create index on item (day, id)")
     connection.execute("insert into item select g, (g * 7) % 13 from generate_series(1, 150) as g")
     make(connection)
-    attach(connection)
+    attach(connection, group_by=["id"])
     run(connection, begin(connection, chunk_size=20))
     assert ids_in_order(connection) == [row[0] for row in connection.execute(ITEMS_IN_ORDER)]
 

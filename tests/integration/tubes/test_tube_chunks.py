@@ -193,15 +193,15 @@ def test_a_backfill_whose_predicate_is_changed_fails(item, owned):
 
 
 def test_a_backfill_whose_ids_are_others_fails_and_one_whose_column_is_renamed_goes_on(item):
-    item.execute("alter table item add other bigint not null generated always as (1000 - id) stored")
+    item.execute("alter table item add other bigint not null unique generated always as (1000 - id) stored")
     number = begin(item)
     chunk(item, number)
     item.execute("alter table item rename id to number")
     attach(item)
     chunk(item, number)
-    attach(item, id_column="number")
+    attach(item, key=["number"])
     assert chunk(item, number)[4] == "running"
-    attach(item, id_column="other")
+    attach(item, key=["other"])
     with pytest.raises(psycopg.Error, match="by other ids"):
         chunk(item, number)
 
@@ -264,7 +264,7 @@ def test_without_a_column_it_goes_by_the_ids(connect, order_col):
     connection.execute("create table item (no bigint primary key)")
     connection.execute("insert into item select generate_series(1, 300)")
     make(connection)
-    attach(connection, id_column="no")
+    attach(connection, key=["no"])
     number = begin(connection, order_col=order_col)
     chunk(connection, number)
     assert begin(connection, order_col=order_col) == number

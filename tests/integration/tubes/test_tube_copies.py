@@ -328,7 +328,7 @@ def test_tables_and_id_columns_may_be_called_anything(connect, settle, name, key
     for schema in ("source", "copies"):
         connection.execute(f"create table {schema}.{table} ({column} bigint primary key, word text)")
     make(connection, "copies", predicate="word <> 'no'")
-    attach(connection, f"source.{table}", "copies", id_column=key)
+    attach(connection, f"source.{table}", "copies", key=[key])
     connection.execute(f"insert into copies.{table} values (7, 'ghost')")
     connection.execute(f"truncate source.{table}; insert into source.{table} values (1, 'a'), (2, 'no')")
     settle()

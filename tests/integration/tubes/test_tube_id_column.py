@@ -39,7 +39,7 @@ def test_a_column_that_took_the_place_of_the_ids_holds_them(connect, predicate, 
     connection.execute("delete from item")
     assert touched(connection) == [5000000000] * 3
     (attached,) = one(connection, "select tube.attached_to('q', 1, 0)")
-    assert (attached["name"], attached["id_column"]) == ("item", "id")
+    assert (attached["name"], attached["key"]) == ("item", ["id"])
     assert faults(connection) == []
 
 

@@ -178,7 +178,7 @@ def test_a_table_that_touches_such_a_tube_keeps_no_other_from_being_mended(keepe
     admin.execute("alter table item rename id to number")
     assert one(admin, "select array_agg(name) from tube.to_recapture()") == ["public.item"]
     admin.execute("select tube.recapture()")
-    assert one(admin, "select id_column from tube.attachments() where tube = 'q'") == "number"
+    assert one(admin, "select key from tube.attachments() where tube = 'q'") == ["number"]
 
 
 def test_a_tube_whose_pods_hold_code_can_be_removed_by_others(keeper, admin):

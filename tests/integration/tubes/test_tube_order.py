@@ -222,7 +222,7 @@ def test_no_row_is_missed_whatever_the_columns_are_called(connect, predicate):
             f"create table item ({id_column} bigint primary key, {order_col} text);"
             "insert into item select n, left(md5(n::text), 1) from generate_series(1, 50) as n"
         )
-        attach(connection, id_column=id_column)
+        attach(connection, key=[id_column])
         run(connection, begin(connection, order_col=order_col, chunk_size=10))
         assert sorted(ids_in_order(connection)) == list(range(1, 51)), (id_column, order_col)
         connection.execute("delete from q")

@@ -69,8 +69,8 @@ def test_a_row_for_which_the_predicate_fails_may_have_columns_that_cannot_be_com
         "update tube.tube set predicate = 'own.spy()' where name = 'mine'",
         "update tube.attachment set predicate = 'own.spy()'",
         "delete from tube.attachment; insert into tube.attachment "
-        "(tube, tbl, shard, id_column, id_number, predicate, token) "
-        "values ('mine', 'public.item', 0, 'id', 1, 'own.spy()', 'x')",
+        "(tube, tbl, shard, key, key_numbers, key_types, is_grouped, predicate, token, number_of) "
+        "values ('mine', 'public.item', 0, '{id}', '{1}', '{bigint}', false, 'own.spy()', 'x', 1)",
     ],
 )
 def test_a_keepers_new_predicate_is_not_run_with_the_rights_of_who_did_not_agree(keeper, admin, way):
@@ -151,7 +151,7 @@ def test_a_backfill_counts_rows_for_which_the_predicate_fails_and_touches_them(o
 
 
 def test_ids_are_judged_with_the_rights_of_the_tables_owner_too(owner, admin):
-    query = "select tube.judged_ids(a, '{2, 7, 1}') from tube.attachment as a"
+    query = "select tube.judged_ids(a, '{2, 7, 1}'::bigint[]) from tube.attachment as a"
     assert sorted(one(admin, query)) == [1, 2]
     assert ran_for(owner) == (True, False)
     owner.execute(FAILING)

@@ -47,7 +47,7 @@ def make_orders(connection):
     connection.execute(f"{REPORT}; insert into total values (1, 'ann', 12), (2, 'bob', 9)")
     make(connection)
     attach(connection, "orders")
-    attach(connection, "order_line", id_column="order_id")
+    attach(connection, "order_line", group_by=["order_id"])
 
 
 @pytest.fixture

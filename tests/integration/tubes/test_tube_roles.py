@@ -331,7 +331,7 @@ def test_a_function_of_anothers_that_is_called_like_ours_keeps_nobody_from_attac
     [
         "(tube.attachment_of('public.item'::regclass, 'q')).token",
         "tube.attached_name('public.item'::regclass, 'q')",
-        "tube.id_column('public.item'::regclass, 'q')",
+        "tube.key_names('public.item'::regclass, 'q')",
         "tube.pods_named('q')",
     ],
 )

@@ -247,7 +247,7 @@ def test_a_table_that_changed_its_shard_is_backfilled_under_the_new_one(db, item
 
 def test_without_an_order_it_goes_by_the_ids_whatever_their_column_is_called(db, item):
     item.execute("create table named (no bigint primary key); insert into named values (4), (5)")
-    attach(item, "named", id_column="no")
+    attach(item, "named", key=["no"])
     item.execute(
         """select tube.touch('q', 0, '{}', 'B', '{"type": "backfill_schedule", "tbl": "public.named"}')"""
     )

@@ -32,10 +32,10 @@ def use(admin, order_col="id"):
             way()
 
 
-SIGNATURE = "{judge}(bigint[], name, boolean, text, bigint, integer)"
+SIGNATURE = "{judge}(bigint[], name, boolean, text, text, integer)"
 LIKENESS = (
-    "{judge}(asked bigint[], order_col name, in_nulls boolean, last_value text, last_id bigint, chunk integer, "
-    "out looked_at SIZE, out upto_value text, out upto_id SIZE, out ids bigint[], out failed bigint, "
+    "{judge}(asked bigint[], order_col name, in_nulls boolean, last_value text, last_id text, chunk integer, "
+    "out looked_at SIZE, out upto_value text, out upto_id text, out ids bigint[], out failed bigint, "
     "out message text) language plpgsql"
 )
 IMPOSTORS = {
@@ -48,7 +48,7 @@ IMPOSTORS = {
     "create function own.read(own.size) returns bigint language sql as $$ select 7 from own.note() $$;"
     "create cast (own.size as bigint) with function own.read(own.size) as assignment;"
     f"create function {LIKENESS.replace('SIZE', 'own.size')} security definer "
-    "as $$ begin looked_at := row(7); upto_id := row(7); end $$",
+    "as $$ begin looked_at := row(7); end $$",
 }
 
 
