@@ -341,3 +341,44 @@ def test_tables_and_id_columns_may_be_called_anything(connect, settle, name, key
     settle()
     assert rows(connection, f"select * from copies.{table}") == [(1, "a")]
     assert one(connection, "select count(*) from tube.fault") == 0
+
+
+OTHER_KEYS = {
+    "text": ("code text", "code", ["text"], "'é, ' || n"),
+    "several columns": (
+        "no smallint, at timestamptz, price numeric(9,2)",
+        "no, at, price",
+        ["bigint", "timestamp with time zone", "numeric"],
+        "n, timestamptz '2024-11-03 05:30:00.5Z' + n * interval '1 hour', n + 0.5",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_KEYS)
+def test_a_copy_by_another_key_follows_and_gives_up_what_is_gone(connect, settle, kind):
+    """Seconds where the worker's Spark session starts with it."""
+    columns, key, types, values = OTHER_KEYS[kind]
+    connection = connect()
+    connection.execute(
+        "create schema copies; create schema source; "
+        f"create table source.seat ({columns}, word text, primary key ({key})); "
+        "create table copies.seat (like source.seat including indexes)"
+    )
+    make(connection, "copies", predicate="word <> 'no'", key=types)
+    attach(connection, "source.seat", "copies")
+    ghost = f"insert into copies.seat select {values}, 'ghost' from generate_series(%s::int, %s) as n"
+    connection.execute(ghost, [5, 7])
+    connection.execute("truncate source.seat")
+    connection.execute(
+        f"insert into source.seat select {values}, case n when 2 then 'no' else 'a' end from generate_series(1, 4) as n"
+    )
+    connection.execute("delete from source.seat where word = 'a' and ctid = '(0,4)'")
+    settle()
+    held, wanted = "select * from copies.seat", "select * from source.seat where word <> 'no'"
+    assert rows(connection, held) == rows(connection, wanted)
+    assert one(connection, "select count(*) from copies.seat") == 2
+    connection.execute(ghost, [6, 8])
+    tubes.backfill(connection, "copies", "source.seat", key.split(",")[0])
+    settle()
+    assert rows(connection, held) == rows(connection, wanted)
+    assert one(connection, "select count(*) from tube.fault") == 0
