@@ -13,13 +13,14 @@ from airflow_pgchange import tubes
 from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds.checks import Seconds
 from airflow_pgchange.feeds.feed import to_json
+from airflow_pgchange.feeds.key_columns import KeyNames
 from airflow_pgchange.feeds.stopping import Stop
 from airflow_pgchange.feeds.tube import TubeFeed
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.operators.tube.backfill import telling
 from airflow_pgchange.tubes import Downstream, TableDownstream
 from airflow_pgchange.tubes.control_pods import BACKFILL_SECONDS
-from airflow_pgchange.utils.arguments import CheckedArguments, FeedLike, checks, feed_of
+from airflow_pgchange.utils.arguments import CheckedArguments, FeedLike, checks, columns, feed_of, maybe
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -66,7 +67,8 @@ class TubeGarbageCollectOperator(CheckedArguments, BaseOperator):
         ``{table}`` stand for the names of the tube and of the copied table (templated). Or a callable that takes a
         ``airflow_pgchange.tubes.Control`` and returns the ids that it holds and that may be gone. A callable also gets
         control pods of other types, and carries them out itself. With a table they are deleted
-    :param key: the column of ids in that table; default: the name of the source's column (templated)
+    :param key: the column of ids in that table, or the list of its columns; default: the names of the source's columns
+        (templated)
     :param backfill_timeout: how long scheduled backfills may take in a run; the next run continues a longer one
         (templated)
     :param postgres_conn_id: the database of the downstream table
@@ -76,13 +78,13 @@ class TubeGarbageCollectOperator(CheckedArguments, BaseOperator):
     """
 
     arguments = checks(
-        "key",
         "backfill_timeout",
         "postgres_conn_id",
         "source_conn_id",
         "busy_timeout",
         feed=tube_feed,
         downstream=_downstream,
+        key=maybe(columns),
     )
     template_fields: Sequence[str] = tuple(arguments)
     template_fields_renderers: ClassVar[dict[str, str]] = {"feed": "json"}
@@ -93,7 +95,7 @@ class TubeGarbageCollectOperator(CheckedArguments, BaseOperator):
         *,
         feed: FeedLike,
         downstream: str | Downstream,
-        key: str | None = None,
+        key: KeyNames | None = None,
         backfill_timeout: Seconds = BACKFILL_SECONDS,
         postgres_conn_id: str = PgChangeHook.default_conn_name,
         source_conn_id: str | None = None,
@@ -104,7 +106,7 @@ class TubeGarbageCollectOperator(CheckedArguments, BaseOperator):
         super().__init__(**kwargs)
         self.feed = feed
         self.downstream: Any = downstream
-        self.key = key
+        self.key: Any = key
         self.backfill_timeout = backfill_timeout
         self.postgres_conn_id = postgres_conn_id
         self.source_conn_id = source_conn_id
