@@ -92,6 +92,9 @@ begin
     $table$, pods, case when key = '{bigint}' then 'bigint[]' else 'text[] collate "C"' end);
     if key = '{bigint}' then
         execute format('alter table %s alter column ids set storage plain', pods);
+    else
+        -- To compress the texts of a pod takes longer than all else. One key that is larger than a page is compressed all the same.
+        execute format('alter table %s set (toast_tuple_target = 8160)', pods);
     end if;
     -- They have no key. Under a publication for all tables, or for those of the schema, PostgreSQL would refuse every delete.
     execute format('alter table %s replica identity full', pods);
