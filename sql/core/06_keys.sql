@@ -142,13 +142,23 @@ begin
 end
 $$;
 
+-- Whether each text of a type stands in the text of an array as it is, without quotes.
+create function pgchange.is_plain(type regtype) returns boolean
+language sql immutable as $$
+    select type = any (
+        '{bigint,oid,xid8,uuid,boolean,numeric,time,inet,cidr,macaddr,macaddr8,pg_lsn}'::regtype[])
+$$;
+
 -- The SQL expression of the key of a row, by the types and the names of the columns of the key: a bigint, or a text. It names everything
--- with its schema and runs no cast of a user.
+-- with its schema and runs no cast of a user. To join plain texts takes half the time of making an array of them.
 create function pgchange.key_text(types regtype[], columns name[], row_alias text) returns text
 language sql stable as $$
     select case
         when types = '{bigint}' then format('%I.%I::pg_catalog.int8', row_alias, columns[1])
         when cardinality(types) = 1 then format('(%s collate pg_catalog."C")', max(e.text))
+        when bool_and(pgchange.is_plain(u.type)) then format(
+            '((''{'' operator(pg_catalog.||) %s operator(pg_catalog.||) ''}'') collate pg_catalog."C")',
+            string_agg(e.text, ' operator(pg_catalog.||) '','' operator(pg_catalog.||) ' order by u.place))
         else format('(array[%s]::pg_catalog.text collate pg_catalog."C")', string_agg(e.text, ', ' order by u.place)) end
     from unnest(types, columns) with ordinality as u(type, name, place)
     cross join lateral format(

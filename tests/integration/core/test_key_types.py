@@ -120,6 +120,18 @@ def test_two_values_of_a_type_have_one_text_if_they_are_equal_and_each_is_read_b
         assert sorted(str(id_) for ids in held.pages(TRUE) for id_ in ids) == sorted(set(keys)), kind
 
 
+def test_the_text_of_a_key_of_two_columns_is_that_of_an_array(forty):
+    """Also where it is joined of texts that need no quotes."""
+    query = "select pgchange.key_text(array_fill(pgchange.key_type(%s::regtype), array[%s]), %s::name[], 'k')"
+    for kind, given in TAKEN.items():
+        forty.execute(f"create temporary table k (x {kind})")
+        forty.execute(f"insert into k select v::{kind} from unnest(%s::text[]) as given(v)", [given])
+        single, pair = (one(forty, query, kind, len(columns), columns) for columns in (["x"], ["x", "x"]))
+        other = f"({pair})::text is distinct from array[({single})::text, ({single})::text]::text"
+        assert one(forty, f"select count(*) from k where {other}") == 0, kind
+        forty.execute("drop table k")
+
+
 def test_a_key_of_all_the_types_that_are_taken_goes_through_the_commit_queue_and_finds_its_row(forty, db):
     columns = [COLUMNS[kind] for kind in TAKEN]
     made = ", ".join(f"{COLUMNS[kind]} {kind}" for kind in TAKEN)
