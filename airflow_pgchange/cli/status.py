@@ -6,7 +6,6 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from textwrap import shorten
 from typing import Any
 
 from airflow_pgchange.admin import consumers, watching
@@ -16,6 +15,9 @@ from airflow_pgchange.cli.common import Rows, both, command
 from airflow_pgchange.cli.named_by_dags import named_by_dags
 from airflow_pgchange.errors import PgChangeError
 from airflow_pgchange.plugins.dag_reasons import DagReason
+
+SHOWN_REASON = 120
+"""Characters of a reason in a table; JSON has all."""
 
 
 @command("No consumer has begun here yet: the first claim makes one.")
@@ -84,5 +86,7 @@ def _batch(row: Mapping[str, Any]) -> str:
 
 
 def _short(row: Mapping[str, Any]) -> str:
-    """Why a consumer is behind, short enough for a line of the table; ``--output json`` and ``health`` tell the whole."""
-    return shorten((row["why"] or "").replace(f" at batch {row['batch_id']}", ""), 40, placeholder=" ...")
+    """The first line of why a consumer is behind, short enough for a table. ``--output json`` and ``health`` tell all of
+    it."""
+    first = (row["why"] or "").replace(f" at batch {row['batch_id']}", "").partition("\n")[0]
+    return first if len(first) <= SHOWN_REASON else f"{first[:SHOWN_REASON]}..."

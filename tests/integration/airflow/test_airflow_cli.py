@@ -16,6 +16,7 @@ from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange.admin.versions import SYSTEMS, present
 from airflow_pgchange.cli import named_by_dags
+from airflow_pgchange.cli.status import SHOWN_REASON
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from airflow_pgchange.feeds.extensions import EXTENSIONS
 from airflow_pgchange.operators.batch import BatchOperator
@@ -202,10 +203,19 @@ def test_status_and_health_say_what_airflow_knows_of_the_dags_of_a_consumer(
     assert "cannot be parsed; its DAG delays is paused" in capsys.readouterr().out
 
 
-def test_status_in_a_table_is_for_people(ledger: str, capsys: pytest.CaptureFixture[str]) -> None:
-    args = get_parser().parse_args(["pgchange", "status", "--dsn", ledger])
+def test_status_in_a_table_shows_the_first_line_of_an_error(
+    ledger: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with psycopg.connect(ledger, autocommit=True) as owner:
+        owner.execute(
+            "update pgchange.claim set error = %s",
+            [f"psycopg.errors.NotNullViolation: null value {'x' * SHOWN_REASON}\nDETAIL: no such line"],
+        )
+    args = get_parser().parse_args(["pgchange", "status", "--dsn", ledger, "--output", "plain"])
     args.func(args)
-    assert re.search("why behind.*attempt 1 failed", capsys.readouterr().out, re.DOTALL)
+    said = capsys.readouterr().out
+    assert re.search("attempt 1 failed: psycopg.errors.NotNullViolation: null value x+[.]{3}", said)
+    assert "DETAIL" not in said
 
 
 def test_a_number_that_is_an_estimate_is_marked_in_a_table_and_one_that_is_exact_is_not(
