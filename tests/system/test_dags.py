@@ -138,6 +138,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "flight_delays": {"spark_conn_id": "sparks"},
     "movement_audit": {},
     "pgchange_maintenance": {"databases": ["mine"]},
+    "topology_masters": {},
     "tour_booking": {},
     "tube_backfill": {},
     "tube_report": {},
@@ -158,9 +159,9 @@ def test_an_example_names_only_the_connections_that_it_is_given(name: str) -> No
         dag.doc_md = None
         stored = json.dumps(DagSerialization.to_dict(dag))
         assert dag.dag_id == "mine"
-        assert re.findall(r'["/](?:airline|spark_default)["/]', stored) == []
+        assert re.findall(r'["/](?:airline|catalogue|spark_default)["/]', stored) == []
     source = Path(str(module.__file__)).read_text().replace(str(module.__doc__), "")
-    named = [line.strip() for line in source.splitlines() if "airline" in line]
+    named = [line.strip() for line in source.splitlines() if re.search("airline|catalogue", line)]
     assert all(
         "conn_id: str =" in line or "variable" in line.lower() or "without it" in line for line in named
     )
