@@ -16,7 +16,7 @@ from airflow_pgchange.cli.named_by_dags import named_by_dags
 from airflow_pgchange.errors import PgChangeError
 from airflow_pgchange.plugins.dag_reasons import DagReason
 
-SHOWN_REASON = 120
+SHOWN_REASON = 160
 """Characters of a reason in a table; JSON has all."""
 
 
