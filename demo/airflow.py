@@ -33,6 +33,7 @@ COMPONENTS: dict[str, list[str]] = {
 }
 WATCHED = {"scheduler": "scheduler", "triggerer": "triggerer", "dag_processor": "dag-processor"}
 START_PATIENCE = 120.0
+ANSWER_PATIENCE = 120.0
 STOP_PATIENCE = 10.0
 """Seconds; the scheduler would wait for its running tasks as long as they take."""
 
@@ -62,7 +63,7 @@ class LocalAirflow(Started):
         self._environment = self._settings()
         self._token: str | None = None
         # A proxy of the environment would be asked for the loopback address too.
-        self._client = httpx.Client(base_url=self.url, timeout=30, trust_env=False)
+        self._client = httpx.Client(base_url=self.url, timeout=ANSWER_PATIENCE, trust_env=False)
 
     @property
     def url(self) -> str:
@@ -219,9 +220,13 @@ class LocalAirflow(Started):
             login = self._client.post("/auth/token", json={"username": self.user, "password": self.password})
             login.raise_for_status()
             self._token = str(login.json()["access_token"])
-        answer = self._client.request(
-            method, f"/api/v2/{path}", headers={"Authorization": f"Bearer {self._token}"}, **details
-        )
+        headers = {"Authorization": f"Bearer {self._token}"}
+        try:
+            answer = self._client.request(method, f"/api/v2/{path}", headers=headers, **details)
+        except httpx.TimeoutException as error:
+            raise TimeoutError(
+                f"Airflow did not answer {method} {path} within {ANSWER_PATIENCE:g} s: this machine may be too busy"
+            ) from error
         if answer.status_code not in expect:
             raise RuntimeError(f"{method} {path}: {answer.status_code} {answer.text[:500]}")
         return answer
