@@ -213,6 +213,9 @@ begin
     where b.number = (advance.batch -> 'bounds' ->> 'number')::bigint and b.consumer = c.id
       and b.batch ->> 'id' = advance.batch ->> 'id' and b.attempt = (advance.batch ->> 'attempt')::integer
     returning b.* into mark;
+    if found then
+        perform pgchange.check_version(batch, (mark.batch ->> 'version')::bigint);
+    end if;
     bounds := mark.batch -> 'bounds';
     with gone as (
         delete from mbus.apart as a
