@@ -228,7 +228,7 @@ def test_a_report_of_two_tables_is_recomputed_behind_writes_a_backfill_and_a_tru
 ) -> None:
     tube.execute("create table flight (no bigint primary key, plane bigint); create index on flight (plane)")
     tube.execute("create table flown (plane bigint primary key, flights bigint)")
-    tubes.attach(tube, "q", "public.flight", shard=0, key="plane")
+    tubes.attach(tube, "q", "public.flight", shard=0, group_by="plane")
     tube.execute("insert into flight values (1, 7), (2, 7), (3, 8)")
     query = """
         select p.id as plane, count(f.no) as flights from plane as p left join flight as f on f.plane = p.id
