@@ -16,7 +16,7 @@ from airflow_pgchange.feeds.checks import is_name
 from airflow_pgchange.feeds.feed import Ask, Goal, Position, kind_of_feed
 from airflow_pgchange.feeds.keys import BIGINT
 from airflow_pgchange.feeds.names import NUMBER, TEXT, Names
-from airflow_pgchange.feeds.offered import OfferedFeed, on_give_up
+from airflow_pgchange.feeds.offered import OfferedFeed
 from airflow_pgchange.feeds.queries import call, select
 from airflow_pgchange.feeds.schemas import our_schema
 
@@ -93,25 +93,8 @@ class CommitFeed(OfferedFeed):
     def choose(self, position: Position, limit: int) -> sql.Composed:
         return select("pubsub.choose", self.branch, position, limit, self.in_order)
 
-    def claim(
-        self,
-        position: Position,
-        limit: int,
-        choice: Mapping[str, Any] | None,
-        max_attempts: int | None,
-        *,
-        split: bool = False,
-    ) -> sql.Composed:
-        return self._select(
-            "claim",
-            position,
-            limit,
-            self.in_order,
-            self.accept_trimmed,
-            choice,
-            max_attempts,
-            on_give_up(split),
-        )
+    def _claim_options(self, choice: Mapping[str, Any] | None) -> tuple[Any, ...]:
+        return self.in_order, self.accept_trimmed, choice
 
     def changes(self, batch: Batch, part: Slice) -> sql.Composed:
         function = "pubsub.changes" if batch.key == BIGINT else "pubsub.keyed_changes"

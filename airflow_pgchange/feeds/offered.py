@@ -18,11 +18,6 @@ from airflow_pgchange.feeds.queries import call, select
 from airflow_pgchange.feeds.starting import Start, check_start
 
 
-def on_give_up(split: bool) -> str | None:
-    """Return the argument of a claim in SQL that says what becomes of a batch whose attempts are used up."""
-    return "bisect" if split else None
-
-
 class SchemaFeed:
     """A feed whose queries call the functions of a schema.
 
@@ -81,7 +76,12 @@ class SchemaFeed:
         *,
         split: bool = False,
     ) -> sql.Composed:
-        return self._select("claim", position, limit, max_attempts, on_give_up(split))
+        on_give_up = "bisect" if split else None
+        return self._select("claim", position, limit, *self._claim_options(choice), max_attempts, on_give_up)
+
+    def _claim_options(self, choice: Mapping[str, Any] | None) -> tuple[Any, ...]:
+        """Return the arguments that a claim has in this schema alone."""
+        return ()
 
     def ack(self, batch: Batch) -> sql.Composed:
         return self._select("ack", batch.to_json())

@@ -14,7 +14,7 @@ from airflow_pgchange.feeds.checks import is_name
 from airflow_pgchange.feeds.feed import Ask, Goal, Position, kind_of_feed
 from airflow_pgchange.feeds.keys import BIGINT
 from airflow_pgchange.feeds.names import NUMBER, TEXT, Names
-from airflow_pgchange.feeds.offered import SchemaFeed, on_give_up
+from airflow_pgchange.feeds.offered import SchemaFeed
 from airflow_pgchange.feeds.queries import call, select
 from airflow_pgchange.feeds.schemas import our_schema
 
@@ -98,16 +98,8 @@ class TubeFeed(SchemaFeed):
     def lag(self, position: Position, upto: int) -> sql.Composed:
         return select("tube.lag", *self.share, position, upto)
 
-    def claim(
-        self,
-        position: Position,
-        limit: int,
-        choice: Mapping[str, Any] | None,
-        max_attempts: int | None,
-        *,
-        split: bool = False,
-    ) -> sql.Composed:
-        return self._select("claim", position, limit, self.workers, max_attempts, on_give_up(split))
+    def _claim_options(self, choice: Mapping[str, Any] | None) -> tuple[Any, ...]:
+        return (self.workers,)
 
     def changes(self, batch: Batch, part: Slice) -> sql.Composed:
         function = "tube.changes" if batch.key == BIGINT else "tube.key_changes"
