@@ -37,8 +37,11 @@ Starts = dict[tuple[Place, str], dict[str, set[str]]]
 
 @dataclass(frozen=True)
 class Read:
-    """What each DAG names, the assets that it gives watchers, what its tasks need of Spark, and what could not be read,
-    with the DAG if it is known."""
+    """What the files or the database say of each DAG.
+
+    ``named`` are the feeds and connections that it names, ``assets`` the assets with watchers, ``spark`` how
+    its tasks submit to Spark. ``unread`` says what could not be read, with the DAG if it is known.
+    """
 
     named: Mapping[str, Sequence[Named]]
     assets: Mapping[str, Sequence[WatchedAsset]]
@@ -151,7 +154,7 @@ def _of_spark(needed: Mapping[str, Iterable[SparkNeeds]]) -> Iterator[dict[str, 
 
 
 def _spark_trouble(needs: SparkNeeds) -> str:
-    """What keeps Spark from running batches on this machine."""
+    """Why Spark cannot run a task's batches on this machine."""
     try:
         # Imported here, because Spark is an extra.
         import_module("airflow_pgchange.spark.installed").check_versions()

@@ -19,7 +19,7 @@ from airflow_pgchange.feeds.tables import table_identifier
 KeyNames = str | Sequence[str]
 """The columns of a table that hold the ids of changes, in the order in which an id has them; a name for one column."""
 PRINTED = frozenset({"pg_catalog.inet", "pg_catalog.cidr"})
-"""Types whose cast to text adds something to what PostgreSQL prints, which is the text in an id."""
+"""An id has the text that PostgreSQL prints. A cast to text adds something to it for values of these types."""
 NUMERIC = 'pg_catalog."numeric"'
 """The type as ``quote_ident`` writes it, because its name is a keyword."""
 AND = sql.SQL(" and ")

@@ -15,7 +15,7 @@ DEFAULT_CONNECTION = "spark_default"
 
 @dataclass(frozen=True, order=True)
 class SparkNeeds:
-    """What tasks need of Spark.
+    """The connection and the settings with which tasks submit to Spark.
 
     ``binary`` is the program that submits, if the task names one. ``of_a_driver`` has the names of the task's arguments
     that only a driver of its own can use. ``env_vars`` are the environment variables of the task, as JSON.
@@ -33,7 +33,7 @@ class SparkNeeds:
 
 
 def spark_needs(node: Any) -> Iterator[SparkNeeds]:
-    """What the tasks of a serialized DAG, or of a part of it, need of Spark. Templates are left out."""
+    """Yield the needs of each Spark task in a serialized DAG, or in a part of it, without values that are templates."""
     if isinstance(node, Mapping):
         if "_task_module" in node and (found := _needs(node)) is not None:
             yield found

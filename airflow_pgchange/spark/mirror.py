@@ -110,7 +110,7 @@ def _columns_of_ids(changes: DataFrame, id_: str, count: int) -> list[str]:
 
 
 def _check_types(frame: DataFrame, changes: DataFrame, into: str, ids: dict[str, str]) -> None:
-    """Raise MergeRefused if the key comes in another type than the ids, whose values would then not be found."""
+    """Raise MergeRefused if the key column of the frame has another type than the ids, so that no row would be found."""
     for name, id_ in ids.items():
         comes, is_read = frame.schema[name].dataType, changes.schema[id_].dataType
         if type(comes) is not type(is_read) and not {type(comes), type(is_read)} <= WHOLE:

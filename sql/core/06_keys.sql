@@ -73,7 +73,7 @@ language sql stable as $$
     select coalesce((select u.columns from pgchange.unique_indexes(tbl) as u where u.is_primary), '{}')
 $$;
 
--- The columns of a key in the order of the unique index that has exactly these; null if there is none.
+-- Columns of a table in the order in which a unique index has them; null if no unique index has exactly these columns.
 create function pgchange.key_order(tbl regclass, columns name[]) returns name[]
 language sql stable as $$
     select u.columns from pgchange.unique_indexes(tbl) as u
@@ -106,7 +106,7 @@ language sql stable as $$
                  else (select string_agg(quote_ident(c), ', ' order by n) from unnest(columns) with ordinality as u(c, n)) end) end)
 $$;
 
--- What to do if a key of a table was refused: which keys it has, with the call that names one, in which %s stands for the columns.
+-- A hint for whose key was refused: which keys the table has, each in the call that names it. %s in the call stands for the columns.
 create function pgchange.other_keys(tbl regclass, call text) returns text
 language sql stable as $$
     with known as (

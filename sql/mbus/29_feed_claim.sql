@@ -5,7 +5,7 @@ alter function mbus_sealed.claim(pgchange.caller, text, text, jsonb, integer, in
     set enable_seqscan = off set enable_bitmapscan = off set enable_mergejoin = off set enable_hashjoin = off set enable_sort = off
     set jit = off set max_parallel_workers_per_gather = 0 set plan_cache_mode = force_generic_plan;
 
--- A batch as a claim, whose attempts pgchange.halves() judges.
+-- The record of a batch in the form of a claim of the core, so that pgchange.halves() can judge its attempts.
 create function mbus.mark_of(qname text, cname text, mark mbus.batch) returns pgchange.claim
 language plpgsql stable as $$
 begin

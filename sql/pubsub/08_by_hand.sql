@@ -27,7 +27,7 @@ comment on function pubsub.lock_watermark(text, bigint, boolean) is
     'For SQL by hand: take a consumer''s lock until the transaction ends, waiting for another holder, and return its '
     'watermark, which the first call makes, at zero.';
 
--- Claim and ack the next batch of a consumer, whose branch has keys that are numbers, or texts.
+-- Claim and ack the next batch of a consumer. Its branch has numbers as keys, or texts.
 create function pubsub.take(consumer_id text, branch_id bigint, max_changes integer, in_order boolean, keyed boolean) returns jsonb
 language plpgsql volatile as $$
 declare

@@ -143,7 +143,7 @@ comment on function revision.replay_faults(regclass) is
 -- there are no more.
 create function revision.enqueue_chunk(tbl regclass, chunk integer) returns bigint
 language plpgsql
--- It would compile for longer than the queries run.
+-- Compiling the queries (jit) would take longer than running them.
 set jit = off
 as $$
 declare

@@ -127,7 +127,7 @@ begin
 end
 $$;
 
--- What is wrong with the columns of ids of an attached table as they are today; null where their values are the ids of all rows.
+-- What is wrong today with the columns from which the ids of an attached table are taken; null if every row has an id in them.
 create function tube.id_trouble(attached tube.attachment) returns text
 language sql stable as $$
     with key as materialized (
