@@ -37,17 +37,18 @@ select pgchange.add_role(
     ],
     functions => $$
         has_letter_right chosen_letters check_letter_choice letter_gone check_letter check_sendable keeps_letter check_letter_keeper
-        letter_hindrance letters letter_content redrive drop_letters expire_letters erase_letters field_is keep_of_letter names_key write_letter letters_health
-        limit_lag
+        letter_hindrance letters letter_content came_along redrive drop_letters expire_letters erase_letters field_is keep_of_letter
+        names_key write_letter letters_health limit_lag
     $$);
 
 select pgchange.add_role(
     'pgchange', 'reader', told =>
     'Let a role capture tables: see whose code a query of them runs, and under which settings, and lock them beside others.',
     functions => $$
-        descendants code_in check_code settings pinned_settings refuse keep_to_owner place_function check_owner check_capturable check_captured_once is_named
+        descendants code_in check_code settings pinned_settings refuse keep_to_owner place_function
+        check_owner check_capturable check_captured_once is_named
         primary_key key_type key_type_trouble key_types index_columns unique_indexes
-        key_order key_trouble other_keys check_key key_text key_parts key_condition key_settings
+        key_order key_trouble other_keys check_key is_plain key_text key_parts key_condition key_settings
         key_now key_check foreign_child place_bar place_guard came_with_rows told_missed bring_missed tell_missed unseen may_wait patience
         lock_briefly holds_tables holders stop_autovacuum take_locks lock_family
     $$);

@@ -103,7 +103,7 @@ select pgchange.add_role(
         'update (value) on pgmb.config'
     ],
     functions => $$
-        get_partitions_and_bounds get_current_partition holders overdue crowded_default place_scheduled make_partitions
+        default_partition get_partitions_and_bounds get_current_partition holders overdue crowded_default place_scheduled make_partitions
         trim_partitions drop_emptied trim_published expire_subscriptions forget_faults maintain_append_only_table
         maintain_events_table forget_dropped pushing to_recapture recapture health misfit_settings
     $$);

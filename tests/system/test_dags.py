@@ -484,6 +484,7 @@ def test_topology_masters_waits_for_the_master_of_each_replicaset_and_logs_who_i
     connection.execute("select topology.set_master('r1', 'r1-i2')")
     assert lag(connection, connection, feed).ready == 1
     caplog.set_level("INFO")
+    caplog.clear()
     assert set(states(example("topology_masters").test()).values()) == {"success"}
     assert [line for line in caplog.messages if "is the master of" in line] == [
         "r1-i2 is the master of replicaset r1"

@@ -109,6 +109,14 @@ def test_what_a_command_left_running_is_named_and_ended():
     assert measured(in_the_background(SLEEP), patience=0.2).endswith(" 1")
 
 
+def test_who_ends_the_run_ends_the_command_as_at_a_keyboard():
+    """The command's parent is told to end, and the command lives on for a while if nobody tells it."""
+    ended = "import os, signal, time\nos.kill(os.getppid(), signal.SIGTERM)\ntime.sleep(5)"
+    assert measured(
+        f"try:\n    exec({ended!r})\nexcept KeyboardInterrupt:\n    raise SystemExit(7)"
+    ).startswith("7 ")
+
+
 def test_a_command_says_how_it_ended():
     assert measured("raise SystemExit(3)").startswith("3 ")
 
