@@ -40,7 +40,7 @@ def run(
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     before, began = _children(), time.monotonic()
     process = subprocess.Popen(command, env=environment, cwd=cwd)
-    # Who ends this process ends the command, too, which stops what it started as if at a keyboard.
+    # A terminated run interrupts its command, so that the command stops its own children as it does at a keyboard.
     former = signal.signal(signal.SIGTERM, lambda *_: process.send_signal(signal.SIGINT))
     code = _wait_for(process.pid)
     left = _end_what_is_left()

@@ -109,8 +109,8 @@ def test_what_a_command_left_running_is_named_and_ended():
     assert measured(in_the_background(SLEEP), patience=0.2).endswith(" 1")
 
 
-def test_who_ends_the_run_ends_the_command_as_at_a_keyboard():
-    """The command's parent is told to end, and the command lives on for a while if nobody tells it."""
+def test_a_run_that_is_terminated_interrupts_its_command():
+    """The command terminates its parent, and sleeps on unless the parent interrupts it."""
     ended = "import os, signal, time\nos.kill(os.getppid(), signal.SIGTERM)\ntime.sleep(5)"
     assert measured(
         f"try:\n    exec({ended!r})\nexcept KeyboardInterrupt:\n    raise SystemExit(7)"

@@ -114,7 +114,7 @@ def test_no_function_that_fires_by_itself_can_be_called_or_put_on_another_table(
 
 
 CALL = re.compile(r"(?<![\w.])(\w+\.\w+)\s*\(")
-OWNERS = "only for members of the owner of the table, who have its rights"
+OWNERS = "only for members of the owner of the table, which have the rights of the owner"
 NOT_REACHED = {
     "pgchange.health(pgchange.consumer_status[])": "warns that letters are left out",
     "pgmb.recapture()": OWNERS,
@@ -123,11 +123,11 @@ NOT_REACHED = {
     "revision.place_triggers(regclass,text)": OWNERS,
     "tube.ack(text,integer,jsonb)": "only for letters that are sent again as they were, and tubes send rows again",
 }
-"""Functions that call one for some of those who may call them, and for whom they do."""
+"""Functions that call another only for some of their callers, and for which."""
 
 
-def test_who_may_call_a_function_may_call_each_function_that_it_calls(connection, granted):
-    """It runs with his rights, and would fail half way."""
+def test_a_role_may_call_each_function_that_its_functions_call(connection, granted):
+    """A function without the rights of its owner would fail half way."""
     rows = connection.execute(
         "select p.oid::regproc::text, p.oid::regprocedure::text, case when p.prosecdef then '' else p.prosrc end,"
         " array(select r from unnest(%s::text[]) as r where has_function_privilege(r, p.oid, 'execute'))"
