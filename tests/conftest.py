@@ -26,7 +26,7 @@ java.start_soon()
 pytest_plugins = [
     "pytester",
     "tests.airflow_metadata",
-    *(f"tests.suite.{name}" for name in ("servers", "kinds", "order", "measure", "shares")),
+    *(f"tests.suite.{name}" for name in ("servers", "kinds", "order", "measure", "shares", "logs")),
 ]
 
 _numbers = itertools.count()

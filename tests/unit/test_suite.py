@@ -124,7 +124,7 @@ def test_a_command_says_how_it_ended():
 @pytest.fixture
 def suite(pytester):
     """A suite with our plugins."""
-    plugins = " ".join(f"-p tests.suite.{name}" for name in ("servers", "kinds", "order", "measure"))
+    plugins = " ".join(f"-p tests.suite.{name}" for name in ("servers", "kinds", "order", "measure", "logs"))
     pytester.makeini(f"[pytest]\naddopts = {plugins}\nasyncio_default_fixture_loop_scope = function\n")
     return pytester.runpytest_inprocess
 
@@ -145,6 +145,21 @@ def ran(result):
         for line in result.outlines
         if re.search(r"::.* (PASSED|FAILED) .*%]", line)
     ]
+
+
+LOGGING = """
+import logging, sys
+def test_a_sets_up_logging():
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, force=True)
+def test_b_logs_as_before(caplog):
+    logging.getLogger("any").info("text")
+    assert caplog.messages == []
+"""
+
+
+def test_logging_that_a_test_sets_up_ends_with_it(suite, pytester):
+    pytester.makepyfile(LOGGING)
+    suite("-p", "no:randomly").assert_outcomes(passed=2)
 
 
 def test_a_test_runs_on_one_server_and_with_other_on_the_other_one(suite, pytester):
