@@ -1,4 +1,4 @@
-"""Restore the root logger after each test: a command line that sets up logging in-process would change it for the next."""
+"""Restore the root logger after each test: a command line that sets up logging would change it for the next test."""
 
 from __future__ import annotations
 
