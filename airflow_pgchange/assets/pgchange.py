@@ -35,6 +35,8 @@ def feed_asset(
     min_changes: Number = 1,
     max_age: Seconds | None = None,
     poll_interval: Seconds = POLL_INTERVAL,
+    max_lag: Seconds | None = None,
+    max_backlog: Number | None = None,
     name: str | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> Asset:
@@ -46,6 +48,11 @@ def feed_asset(
     a feed and its conditions: DAGs that share a consumer share its changes, and each wakes by its own conditions.
     Conditions that are not the defaults are in the URI of the asset, and in its name unless ``name`` is given.
     ``poll_interval`` is in neither: Airflow keeps one watcher for an asset, so all DAGs must give the same one.
+
+    ``max_lag`` and ``max_backlog`` say how far behind the consumer may be before ``airflow pgchange health`` reports it.
+    They are the age of its oldest ready change (default: an hour), and the number of its changes (default: any). They too
+    are in neither the name nor the URI. They hold as long as the watcher gives them. If the asset is gone, they hold
+    until maintenance forgets its watcher, after seven days.
     """
     feed = watched_of(feed)
     trigger = FeedTrigger(
@@ -55,6 +62,8 @@ def feed_asset(
         min_changes=min_changes,
         max_age=max_age,
         poll_interval=poll_interval,
+        max_lag=max_lag,
+        max_backlog=max_backlog,
     )
     name = name or f"{postgres_conn_id}/{_called(feed)}{_told(trigger.conditions)}"
     asset = Asset(
@@ -83,7 +92,7 @@ def _warn_of_clash(name: str, uri: str, trigger: FeedTrigger) -> None:
     if before != now:
         log.warning(
             "asset %r cannot have two watchers, %s and %s: Airflow would keep none of them; give each its own name, or "
-            "the same conditions and poll_interval to both",
+            "the same conditions, poll_interval and limits to both",
             name,
             *(json.dumps(kwargs) for _, kwargs in (before, now)),
         )

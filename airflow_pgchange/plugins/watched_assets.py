@@ -18,9 +18,17 @@ from airflow_pgchange.feeds.feed import Watched
 from airflow_pgchange.utils.arguments import watched_of
 
 TRIGGER = "airflow_pgchange.triggers.feed.FeedTrigger"
-SHOWN = ("postgres_conn_id", "source_conn_id", "min_changes", "max_age", "poll_interval")
+SHOWN = (
+    "postgres_conn_id",
+    "source_conn_id",
+    "min_changes",
+    "max_age",
+    "poll_interval",
+    "max_lag",
+    "max_backlog",
+)
 """The arguments by which watchers of one feed may differ."""
-SAME_EVERYWHERE = {"source_conn_id", "poll_interval"}
+SAME_EVERYWHERE = {"source_conn_id", "poll_interval", "max_lag", "max_backlog"}
 """Those of them that are not in the URI of the asset."""
 
 

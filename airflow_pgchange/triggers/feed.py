@@ -8,14 +8,20 @@ from typing import Any
 
 from airflow.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 
-from airflow_pgchange.errors import AirflowUnavailable, ConsumerBusy, Permanent, ServerUnavailable
-from airflow_pgchange.feeds.checks import Seconds, patience, seconds
-from airflow_pgchange.feeds.feed import CONDITIONS, Goal, identity, progress_at
+from airflow_pgchange.errors import (
+    AirflowUnavailable,
+    ConsumerBusy,
+    InvalidArgument,
+    Permanent,
+    ServerUnavailable,
+)
+from airflow_pgchange.feeds.checks import MOMENT, Seconds, patience, seconds
+from airflow_pgchange.feeds.feed import CONDITIONS, Feed, Goal, identity, progress_at
 from airflow_pgchange.feeds.queue import QueueFeed
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.triggers.poller import switchboard
 from airflow_pgchange.triggers.subscription import News, Recovered, Subscription, Trouble
-from airflow_pgchange.triggers.watches import BacklogWatch, Payload, PointWatch, ReplyWatch
+from airflow_pgchange.triggers.watches import BacklogWatch, LagLimits, Payload, PointWatch, ReplyWatch
 from airflow_pgchange.utils.arguments import FeedLike, Number, count, feed_of, watched_of
 
 POLL_INTERVAL = 0.1
@@ -31,6 +37,11 @@ class FeedTrigger(BaseEventTrigger):
     backlog, and again after growing pauses while changes are ready and no consumer is at work. It fires as soon as either
     condition holds, so ``max_age`` needs no ``min_changes``.
 
+    ``max_lag`` and ``max_backlog`` say how far behind the consumer may be before ``pgchange.health()`` reports it. They
+    are the age of its oldest ready change (default: an hour), and the number of its changes (default: any). The trigger
+    records them in the database with what it sees, and needs no further right for that. They have no effect with
+    ``once``. A limit that was set by ``pgchange.limit_lag()`` comes before them.
+
     Without ``once`` it runs until it is cancelled. With ``once`` it ends after the first event. An error then ends it
     too, with the payload ``{"error": message}``, unless the error may be temporary: PostgreSQL cannot be reached, Airflow
     is slow to return the connection, or a table is locked.
@@ -45,6 +56,8 @@ class FeedTrigger(BaseEventTrigger):
         min_changes: Number = 1,
         max_age: Seconds | None = None,
         poll_interval: Seconds = POLL_INTERVAL,
+        max_lag: Seconds | None = None,
+        max_backlog: Number | None = None,
         once: bool = False,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -54,7 +67,18 @@ class FeedTrigger(BaseEventTrigger):
         self.min_changes = count("min_changes", min_changes)
         self.max_age = patience("max_age", max_age)
         self.poll_interval = seconds("poll_interval", poll_interval)
+        self.max_lag = None if max_lag is None else seconds("max_lag", max_lag, least=MOMENT)
+        self.max_backlog = None if max_backlog is None else count("max_backlog", max_backlog)
         self.once = once
+        if self._limits != LagLimits() and not isinstance(self.feed, Feed):
+            raise InvalidArgument(
+                f"{self.feed.name}: max_lag and max_backlog are limits of one consumer, and these are several: leave "
+                "them out, and set the limit of each with pgchange.limit_lag()"
+            )
+
+    @property
+    def _limits(self) -> LagLimits:
+        return LagLimits(self.max_lag, self.max_backlog)
 
     @property
     def conditions(self) -> dict[str, Any]:
@@ -70,11 +94,14 @@ class FeedTrigger(BaseEventTrigger):
             "min_changes": self.min_changes,
             "max_age": self.max_age,
             "poll_interval": self.poll_interval,
+            "max_lag": self.max_lag,
+            "max_backlog": self.max_backlog,
             "once": self.once,
         }
 
     def run(self) -> AsyncIterator[TriggerEvent]:
-        watch = BacklogWatch(self.feed, self.min_changes, self.max_age)
+        # A sensor waits beside the watcher of the asset, and has no say in its limits.
+        watch = BacklogWatch(self.feed, self.min_changes, self.max_age, None if self.once else self._limits)
         source = self.source_conn_id or self.postgres_conn_id
         progress = progress_at(self.feed, self.postgres_conn_id, source)
         subscribed = switchboard().subscribe(watch, progress, source, self.poll_interval)

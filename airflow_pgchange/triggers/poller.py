@@ -22,7 +22,7 @@ import psycopg
 
 from airflow_pgchange.errors import ConsumerBusy, PgChangeError, ServerUnavailable
 from airflow_pgchange.feeds.queries import ask_all
-from airflow_pgchange.triggers.last_seen import note
+from airflow_pgchange.triggers.last_seen import limits_of, note
 from airflow_pgchange.triggers.link import Connection, Link, Opener
 from airflow_pgchange.triggers.lookups import Lookups
 from airflow_pgchange.triggers.loop_time import within
@@ -121,8 +121,9 @@ class Poller:
         told = {s.watch.feed: s.sight for s in sorted(due, key=lambda s: s.sight.woke_at is not None)}
         if told and self._notes and (connection := self.links[0].opened) is not None:
             try:
+                limits = limits_of(s.watch for s in self.subscriptions)
                 async with self.noting, within(ANSWER_WITHIN):
-                    self._notes = await note(connection, told, now)
+                    self._notes = await note(connection, told, now, limits)
             except TimeoutError:
                 # The next poll opens it again.
                 await connection.close()

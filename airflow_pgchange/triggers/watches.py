@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from psycopg import sql
 
@@ -14,9 +14,27 @@ from airflow_pgchange.feeds.queue import QueueFeed
 from airflow_pgchange.triggers.alarm import Alarm
 from airflow_pgchange.utils import metrics
 
+N = TypeVar("N", int, float)
 Payload = dict[str, Any]
 Asked = tuple[Watched, Position, int]
 """The arguments of a question about lag: the feed, the consumer's position, and the number up to which to count."""
+
+
+@dataclass(frozen=True)
+class LagLimits:
+    """The lag from which on health reports a consumer, as its DAG says: the age of its oldest ready change in seconds,
+    and the number of its changes. None: the DAG says nothing of it."""
+
+    max_lag: float | None = None
+    max_backlog: int | None = None
+
+    def and_of(self, other: LagLimits) -> LagLimits:
+        """Return the stricter limits."""
+        return LagLimits(_least(self.max_lag, other.max_lag), _least(self.max_backlog, other.max_backlog))
+
+
+def _least(one: N | None, other: N | None) -> N | None:
+    return min((each for each in (one, other) if each is not None), default=None)
 
 
 class Watch(Protocol):
@@ -26,6 +44,10 @@ class Watch(Protocol):
 
     @property
     def feed(self) -> Watched: ...
+
+    @property
+    def limits(self) -> LagLimits | None:
+        """The limits of the consumer's lag, for ``lasting`` watches; None if this subscriber has no say in them."""
 
     def question(self, position: Position | None) -> sql.Composed:
         """Return the query for the source, given the consumer's position."""
@@ -56,6 +78,7 @@ class BacklogWatch:
     feed: Watched
     min_changes: int = 1
     max_age: float | None = None
+    limits: LagLimits | None = None
     _alarm: Alarm = field(init=False)
     _meter: metrics.Meter = field(init=False)
 
@@ -92,6 +115,7 @@ class PointWatch:
     """Waits until a consumer has reached its goal."""
 
     lasting: ClassVar[bool] = False
+    limits: ClassVar[None] = None
 
     feed: Feed
     goal: Goal
@@ -121,6 +145,7 @@ class ReplyWatch:
     """Waits until a message is in its queue."""
 
     lasting: ClassVar[bool] = False
+    limits: ClassVar[None] = None
 
     feed: QueueFeed
     iid: str

@@ -81,10 +81,24 @@ def test_the_same_conditions_make_the_same_asset_however_they_are_written(given:
     assert asset == feed_asset(FEED, "airline", min_changes=5, max_age=600.0)
 
 
-@pytest.mark.parametrize("given", [{"min_changes": 1, "max_age": None}, {"poll_interval": 5}])
-def test_defaults_and_how_often_is_looked_make_no_other_asset(given: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "given",
+    [{"min_changes": 1, "max_age": None}, {"poll_interval": 5}, {"max_lag": "1 day", "max_backlog": 9}],
+)
+def test_defaults_how_often_is_looked_and_limits_make_no_other_asset(given: dict[str, Any]) -> None:
     plain, other = feed_asset(FEED, "airline"), feed_asset(FEED, "airline", **given)
     assert (other.name, other.uri) == (plain.name, plain.uri)
+
+
+@pytest.mark.parametrize("given", [{"max_lag": 0}, {"max_backlog": 0}])
+def test_a_limit_of_nothing_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match=next(iter(given))):
+        feed_asset(FEED, "airline", **given)
+
+
+def test_limits_are_of_one_consumer() -> None:
+    with pytest.raises(InvalidArgument, match=r"these are several: .* pgchange\.limit_lag"):
+        feed_asset(AllTubes(), "airline", max_lag="1 day")
 
 
 def test_an_asset_with_a_name_of_the_users_has_its_conditions_in_the_uri() -> None:

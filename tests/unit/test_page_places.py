@@ -116,6 +116,10 @@ def test_an_asset_that_each_dag_gives_the_same_watcher_is_as_it_should_be() -> N
             "poll_interval=0.1 by dag_0; poll_interval=5.0 by dag_1; give it the same poll_interval",
         ),
         (
+            {"max_lag": 60},
+            "max_lag=60.0 by dag_1; max_lag=None by dag_0; give it the same max_lag",
+        ),
+        (
             {"source_conn_id": "flights"},
             "source_conn_id='flights' by dag_1; source_conn_id=None by dag_0; give it the",
         ),

@@ -43,6 +43,12 @@ WORDS = {
     "expiry": Word("it goes by itself when this has passed", LENGTH, ("lifetime", "ttl", "expires_in")),
     "retention": Word("how long what is done with is kept", LENGTH, ("keep", "replay_age", "keep_for")),
     "max_age": Word("act once the oldest has waited for so long", LENGTH, ("max_wait", "flush_after")),
+    "max_lag": Word(
+        "from this age of the oldest ready change on, health reports the consumer", LENGTH, ("lag_limit",)
+    ),
+    "max_backlog": Word(
+        "from so many changes on, health reports the consumer", NUMBER, ("backlog_limit", "max_ready")
+    ),
     "min_changes": Word("act once there are so many", NUMBER, ("min_ready", "at_least")),
     "older_than": Word("only what is older", LENGTH, ("min_age", "age")),
     "until": Word("`empty`: work until nothing is ready; or how long", LENGTH, ("run_for", "duration")),

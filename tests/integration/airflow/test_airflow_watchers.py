@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -24,7 +26,7 @@ from airflow_pgchange.triggers.alarm import FIRST_PAUSE
 from airflow_pgchange.triggers.feed import FeedTrigger, PointTrigger
 from airflow_pgchange.triggers.poller import Clock, Patience, Switchboard
 from airflow_pgchange.triggers.subscription import LONGEST_REST, Recovered, Subscription, Trouble
-from airflow_pgchange.triggers.watches import BacklogWatch
+from airflow_pgchange.triggers.watches import BacklogWatch, LagLimits
 from tests import tubes
 from tests.ledger import Connect, make_ledger, writer
 from tests.watching import FEED, NAME, first, process, uri_by_name
@@ -314,6 +316,19 @@ async def test_when_somebody_was_woken_is_noted(
         write(1)
         await next_news(watched)
         await until(lambda: people.execute(woken).fetchall() == [(True,)])
+
+
+async def test_the_strictest_limits_of_who_watches_a_feed_are_noted(
+    db_with_ledger: str, connect: Connect
+) -> None:
+    board, people = board_of(db_with_ledger, FakeClock().clock()), connect()
+    limits = "select max_lag, max_backlog from pgchange.watchers()"
+
+    def watching(given: LagLimits | None) -> AbstractAsyncContextManager[Subscription]:
+        return board.subscribe(BacklogWatch(FEED, limits=given), "airline", "airline", 0.05)
+
+    async with watching(LagLimits(60.0, 5)), watching(LagLimits(30.0)), watching(None):
+        await until(lambda: people.execute(limits).fetchall() == [(timedelta(seconds=30), 5)])
 
 
 async def test_what_ends_by_waking_has_noted_when(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -64,6 +65,36 @@ def test_what_a_consumer_keeps_from_being_trimmed_is_told_with_why_it_is_behind(
     commits(connection, 1)
     connection.execute("update pg_class set relpages = 393216 where oid = %s::regclass", [part])
     assert "keeps" not in why(connection)
+
+
+DAY, HOUR = timedelta(days=1), timedelta(hours=1)
+
+
+def limits(connection: psycopg.Connection[Any]) -> Any:
+    return connection.execute("select * from pgchange.lag_limit_of('commit', 'commits:test/0')").fetchone()
+
+
+def test_a_dag_limits_the_lag_for_as_long_as_its_watcher_says_so(connection: psycopg.Connection[Any]) -> None:
+    def watched(limits: str) -> None:
+        seen = f'[{{"feed": "commits:test/0", "kind": "commit", "ready": 1, "limits": {limits}}}]'
+        connection.execute("select pgchange.note_watchers(%s)", [seen])
+
+    watched('{"max_lag": 86400, "max_backlog": 7}')
+    assert limits(connection) == (DAY, 7)
+    watched("null")
+    assert limits(connection) == (DAY, 7), "a sensor says nothing of limits"
+    # The same consumer, watched by another role.
+    connection.execute(
+        "insert into pgchange.watcher (kind, feed, watched_by, max_lag, max_backlog) "
+        "values ('commit', 'commits:test/0', 'other', '2 days', 5)"
+    )
+    assert limits(connection) == (DAY, 5)
+    connection.execute("delete from pgchange.watcher where watched_by = 'other'")
+    connection.execute("select pgchange.limit_lag('commits:test/0', max_age => '2 days')")
+    assert limits(connection) == (timedelta(days=2), None)
+    connection.execute("delete from pgchange.lag_limit")
+    watched('{"max_lag": null, "max_backlog": null}')
+    assert limits(connection) == (HOUR, None)
 
 
 def why(connection: psycopg.Connection[Any]) -> str:

@@ -45,11 +45,15 @@ create table pgchange.watcher (
     error text,
     ready bigint,
     woke_at timestamptz,
+    max_lag interval check (max_lag > interval '0'),
+    max_backlog bigint check (max_backlog > 0),
     primary key (kind, feed, watched_by)
 );
 comment on table pgchange.watcher is
     'What watchers of feeds see, by the kind and the name of what they watch and the role that they watch as: since when they can look, or cannot '
-    'and why; when they looked last; how much was ready then; and when they woke anybody last.';
+    'and why; when they looked last; how much was ready then; and when they woke anybody last. max_lag and max_backlog: the age of the '
+    'oldest ready change and the number of changes from which on pgchange.health() reports the consumer, as its DAG says; null if it does '
+    'not.';
 
 create index watcher_looked on pgchange.watcher (looked_at);
 
@@ -59,21 +63,26 @@ set lock_timeout = '1s'
 as $$
 begin
     perform pgchange.check_face(caller, 'pgchange.note_watchers(jsonb)');
-    insert into pgchange.watcher as w (feed, watched_by, kind, error, ready, woke_at)
+    insert into pgchange.watcher as w (feed, watched_by, kind, error, ready, woke_at, max_lag, max_backlog)
     -- A key must fit into an index. Several watchers may look at one feed: an error is what a person should see.
     select distinct on (x.kind, left(x.feed, 600)) left(x.feed, 600), caller, x.kind, left(x.error, 4000), x.ready,
-           clock_timestamp() - make_interval(secs => x.woke)
-    from jsonb_to_recordset(watched) as x(feed text, kind text, error text, ready bigint, woke double precision)
+           clock_timestamp() - make_interval(secs => x.woke),
+           case when x.limits is null then o.max_lag else make_interval(secs => (x.limits ->> 'max_lag')::double precision) end,
+           case when x.limits is null then o.max_backlog else (x.limits ->> 'max_backlog')::bigint end
+    from jsonb_to_recordset(watched) as x(feed text, kind text, error text, ready bigint, woke double precision, limits jsonb)
+    left join pgchange.watcher as o on o.kind = x.kind and o.feed = left(x.feed, 600) and o.watched_by = caller
     order by x.kind, left(x.feed, 600), x.error
     on conflict on constraint watcher_pkey do update set
         looked_at = excluded.looked_at, error = excluded.error,
+        max_lag = excluded.max_lag, max_backlog = excluded.max_backlog,
         ready = coalesce(excluded.ready, w.ready), woke_at = greatest(excluded.woke_at, w.woke_at),
         since = case when (w.error is null) = (excluded.error is null) then w.since else excluded.since end;
 end
 $$;
 comment on function pgchange_sealed.note_watchers(pgchange.caller, jsonb) is
     'Note what the watchers of the caller have seen: [{feed, kind, error or null, ready or null, woke: seconds since they woke '
-    'somebody, if they did since they last said so}, ...].';
+    'somebody, if they did since they last said so, limits: {max_lag: seconds or null, max_backlog or null} of the consumer''s lag, or '
+    'null to leave them as they are}, ...].';
 
 create function pgchange_sealed.watchers(caller pgchange.caller) returns setof pgchange.watcher
 language sql stable security definer as $$

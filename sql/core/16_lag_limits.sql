@@ -1,4 +1,4 @@
--- How far behind a consumer may be before it is a finding of health, where its owner has set that.
+-- How far behind a consumer may be before it is a finding of health, where its keeper or its DAG has set that.
 
 create table pgchange.lag_limit (
     kind text references pgchange.registered (kind) on delete cascade,
@@ -15,8 +15,8 @@ comment on table pgchange.lag_limit is
     'consumer are known by, which says who may change the limit. max_age is for the oldest ready change, max_changes for the number of '
     'changes that are ready or wait; null is no limit.';
 
--- The limits of a consumer: an hour and no number of changes unless they were set. Everybody who sees a consumer gets the same
--- findings, so this reads what row-level security shows to its keepers alone.
+-- The limits of a consumer: those that its keeper has set; else the strictest that its watchers give; else an hour and no number of
+-- changes. Everybody who sees a consumer gets the same findings, so this reads what row-level security shows to its keepers alone.
 create function pgchange.lag_limit_of(kind text, consumer text, out max_age interval, out max_changes bigint)
 language plpgsql stable security definer as $$
 begin
@@ -24,7 +24,9 @@ begin
     from pgchange.lag_limit as l
     where l.kind = lag_limit_of.kind and l.consumer = lag_limit_of.consumer;
     if not found then
-        max_age := interval '1 hour';
+        select coalesce(min(w.max_lag), interval '1 hour'), min(w.max_backlog) into max_age, max_changes
+        from pgchange.watcher as w
+        where w.kind = lag_limit_of.kind and w.feed = left(lag_limit_of.consumer, 600);
     end if;
 end
 $$;
