@@ -9,6 +9,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -64,11 +65,13 @@ def check_spark(
 ) -> None:
     """Check that Spark can run an application. ``binary`` and ``of_a_driver`` are as in the functions that this calls.
 
-    Raises InvalidArgument and ServerUnavailable.
+    Raises InvalidArgument, ServerUnavailable, and VersionsDiffer if a Spark Connect server is of another version.
     """
     connection = connection_of(spark_conn_id)
     if connection is not None and is_server(connection):
         check_server(connection, of_a_driver)
+        # Imported here, because Spark is an extra.
+        import_module("airflow_pgchange.operators.spark_connect").check_version(connection, environment)
     else:
         check_submission(spark_conn_id, connection, binary, environment)
 
@@ -104,6 +107,7 @@ def check_submission(
             f"cannot submit to Spark: {there}, and neither {' nor '.join(OF_YARN)} says where YARN is; set one of them, "
             f"or choose another master: airflow connections add {spark_conn_id} --conn-type spark --conn-host 'local[2]'"
         )
+    _check_folders(OF_YARN if master == "yarn" else (), environment)
     extra = {} if connection is None else connection.extra_dejson
     wanted = binary or extra.get("spark-binary") or DEFAULT_BINARY
     if shutil.which(wanted, path=environment.get("PATH")) is None:
@@ -148,6 +152,22 @@ def _check_master(connection: Connection, master: str) -> None:
         f"yarn, spark://HOST (port {STANDALONE_PORT}) or k8s://https://HOST; `airflow connections delete {name}`, then "
         f"`airflow connections add {name} --conn-type spark --conn-host 'local[2]'`"
     )
+
+
+def _check_folders(of_yarn: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Raise an error if a variable names no folder. Spark takes several folders, as PATH has them."""
+    for name in (*of_yarn, "SPARK_HOME"):
+        value = environment.get(name)
+        if value and not any(Path(folder).is_dir() for folder in value.split(os.pathsep)):
+            meaning = (
+                "the folder in which Spark is installed"
+                if name == "SPARK_HOME"
+                else "the folder of yarn-site.xml"
+            )
+            raise InvalidArgument(
+                f"cannot submit to Spark: {name} is {value}, and this worker has no such folder; set it to {meaning}, or "
+                "unset it"
+            )
 
 
 def _check_kubernetes(master: str) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -11,8 +12,10 @@ from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.comms import CommsDecoder
 from airflow.sdk.log import mask_secret
 
-from airflow_pgchange.errors import ExtraMissing
+from airflow_pgchange import errors
+from airflow_pgchange.errors import ApplicationFailed, ExtraMissing
 from airflow_pgchange.operators.spark_checks import is_server
+from airflow_pgchange.spark import fork_client
 from airflow_pgchange.spark.fork_client import Application
 
 try:
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
     from airflow.sdk import Connection
 
 
+VERSION_CHECK = str(Path(fork_client.__file__).with_name("version_check.py"))
+
+
 def server_of(connection: Connection | None) -> str | None:
     """Return the connection string of a Spark Connect server, which is a secret; None for a connection of another
     type."""
@@ -37,6 +43,24 @@ def server_of(connection: Connection | None) -> str | None:
     for secret in filter(None, (connection.password, quote(connection.password or ""))):
         mask_secret(secret)
     return server
+
+
+def check_version(connection: Connection, environment: Mapping[str, str]) -> None:
+    """Raise VersionsDiffer unless the server's Spark fits the one that is installed here.
+
+    An application asks the server, because this process would need a second to import Spark's client. Its process is made
+    for the first application of a worker, and serves the batches too. Raises the application's other errors as they are,
+    such as ServerUnavailable.
+    """
+    asked = Application(VERSION_CHECK, server_of(connection) or "", environment=dict(environment))
+    output: list[str] = []
+    try:
+        fork_client.start(asked, keeper()).wait(output.append)
+    except ApplicationFailed as failure:
+        # The last line is that of a traceback: the class of the error, a colon and the message.
+        name, *message = (output or [""])[-1].split(": ", 1)
+        told = getattr(errors, name.rpartition(".")[2], ApplicationFailed)
+        raise told("".join(message) or str(failure)) from failure
 
 
 def application(

@@ -75,7 +75,24 @@ def test_yarn_without_its_configuration_is_refused(
         InvalidArgument, match=f"{there}, and neither HADOOP_CONF_DIR nor YARN_CONF_DIR.*airflow conn"
     ):
         check_submission("spark", connection, None, worker)
-    check_submission("spark", connection, None, {**worker, "YARN_CONF_DIR": "/etc/yarn"})
+    check_submission("spark", connection, None, {**worker, "YARN_CONF_DIR": worker["PATH"]})
+
+
+@pytest.mark.parametrize(
+    ("master", "name", "told"),
+    [
+        ("yarn", "HADOOP_CONF_DIR", "the folder of yarn-site.xml"),
+        ("yarn", "YARN_CONF_DIR", "the folder of yarn-site.xml"),
+        ("local", "SPARK_HOME", "the folder in which Spark is installed"),
+    ],
+)
+def test_a_variable_that_names_no_folder_is_refused(
+    master: str, name: str, told: str, worker: dict[str, str]
+) -> None:
+    there = {**dict.fromkeys(spark_checks.OF_YARN, worker["PATH"]), **worker}
+    check_submission("spark", spark(host=master), None, {**there, name: f"/nowhere:{worker['PATH']}"})
+    with pytest.raises(InvalidArgument, match=f"{name} is /nowhere, and this worker has no such.*{told}"):
+        check_submission("spark", spark(host=master), None, {**there, name: "/nowhere"})
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import zipfile
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -17,6 +19,7 @@ from airflow_pgchange.errors import (
     VersionsDiffer,
 )
 from airflow_pgchange.feeds import CommitFeed
+from airflow_pgchange.operators import spark_checks, spark_connect
 from airflow_pgchange.spark import session
 from tests.connect_operator import ADD_UP, LEDGER, airline, make_operator, run
 from tests.every_type import differences, fill, make_tables
@@ -209,6 +212,20 @@ def test_a_server_of_another_version_is_refused(operator):
     older = "import pyspark.version; pyspark.version.__version__ = '3.5.1'\n"
     with pytest.raises(ApplicationFailed, match="server is of version 4.* and pyspark here of 3.5.1"):
         run(operator(older + ADD_UP))
+
+
+def test_a_server_of_another_version_is_refused_before_a_claim(operator, ledger, tmp_path, monkeypatch):
+    older = tmp_path / "check.py"
+    older.write_text(
+        "import pyspark.version; pyspark.version.__version__ = '3.5.1'\n"
+        + Path(spark_connect.VERSION_CHECK).read_text()
+    )
+    monkeypatch.setattr(spark_connect, "VERSION_CHECK", str(older))
+    with pytest.raises(VersionsDiffer, match=r"^the Spark Connect server is of version 4.* here of 3\.5\.1"):
+        run(operator(ADD_UP))
+    assert ledger.execute("select from pgchange.claim").fetchall() == []
+    with pytest.raises(VersionsDiffer):
+        spark_checks.check_spark("spark_default", None, [], os.environ)
 
 
 @pytest.mark.parametrize(
