@@ -101,9 +101,9 @@ SURVEY: dict[str, tuple[int, list[Shape]]] = {
     "nothing unique": (
         50,
         [
-            Shape((("value", "bigint", NUMBER),), "check (true)", takes=False),
-            Shape((("value", "bigint", NUMBER),), "unique (value)", takes=False),
-            Shape((("value", "bigint not null", NUMBER),), "exclude using btree (value with =)", takes=False),
+            Shape((("id", "bigint", NUMBER),), "check (true)", takes=False),
+            Shape((("id", "bigint", NUMBER),), "unique (id)", takes=False),
+            Shape((("id", "bigint not null", NUMBER),), "exclude using btree (id with =)", takes=False),
         ],
     ),
 }  # fmt: skip

@@ -1,22 +1,5 @@
 -- Attaching and detaching tables, with writers running.
 
--- The column id of a table without a primary key, of which several rows may then have one value; null if it has a primary key, or no
--- such column.
-create function tube.lone_id(tbl regclass) returns name[]
-language plpgsql stable as $$
-begin
-    if pgchange.primary_key(tbl) <> '{}' or not exists (
-        select from pg_attribute as a where a.attrelid = tbl and a.attname = 'id' and not a.attisdropped)
-    then
-        return null;
-    end if;
-    if pgchange.key_trouble(tbl, '{id}') is not null then
-        raise notice '% has no primary key: its ids are those in column id, and several rows may have one', tbl;
-    end if;
-    return '{id}';
-end
-$$;
-
 -- Refuse, with the reason, what cannot be the ids of a table in a tube; returns their columns: the key, by default the primary key, or
 -- columns whose values several rows can have.
 create function tube.check_key(tbl regclass, key name[], group_by name[], known tube.tube) returns name[]
@@ -81,7 +64,6 @@ begin
         columns := coalesce(tube.key_names(tbl, known.name), before.key);
         perform tube.check_columns(tbl, columns, known);
     else
-        group_by := coalesce(group_by, case when key is null then tube.lone_id(tbl) end);
         columns := tube.check_key(tbl, key, group_by, known);
     end if;
     wanted := (

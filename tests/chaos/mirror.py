@@ -12,11 +12,13 @@ import psycopg
 from airflow_pgchange import tubes
 from airflow_pgchange.errors import ConsumerBusy
 from airflow_pgchange.feeds.connections import connect
+from airflow_pgchange.feeds.keys import text
 from airflow_pgchange.feeds.retrying import past_deadlocks
 from tests.chaos.crew import WORK
 from tests.chaos.harness import one
 from tests.chaos.kills import until
 from tests.chaos.mirror_worker import MOVED, TABLES, TUBES, attached_to
+from tests.chaos.shapes import SHAPES, parts
 
 Connection = psycopg.Connection[Any]
 ROWS = 400
@@ -37,7 +39,7 @@ create table mirror (
 """
 
 
-def set_up(source: str, results: str, workers: int) -> None:
+def set_up(source: str, results: str, workers: int, shape: str = "bigint") -> None:
     """Tables with rows that no pod tells of, tubes, and mirrors with nothing but ghosts."""
     with connect(source) as connection:
         connection.execute(WORK + SOURCE)
@@ -45,12 +47,15 @@ def set_up(source: str, results: str, workers: int) -> None:
             connection.execute(f"create schema sh{shard:04}")
         for table in TABLES:
             connection.execute(
-                f"create table {table} (id bigint primary key, state text not null, word text, rank integer);"
+                f"create table {table} (id bigint not null, state text not null, word text, rank integer, "
+                f"{SHAPES[shape].columns}; {parts(shape, table)}"
                 f"create index on {table} (rank, id);"
                 f"insert into {table} select n, 'open', 'old', nullif(n % 7, 0) from generate_series(1, {ROWS}) as n"
             )
         for tube, wanted in TUBES.items():
-            tubes.ensure(connection, tube, workers, wanted if wanted != "true" else None)
+            tubes.ensure(
+                connection, tube, workers, wanted if wanted != "true" else None, key=SHAPES[shape].types
+            )
             for table in attached_to(tube):
                 tubes.attach(connection, tube, table)
     with connect(results) as connection:
@@ -74,26 +79,28 @@ def change_workers(source: str, workers: int) -> None:
     until(lambda: one(source, AT_WORK_UNDER, workers) == len(TUBES), f"batches under {workers} workers")
 
 
-def commit_late(source: str, shard: int) -> None:
+def commit_late(source: str, shard: int, shape: str = "bigint") -> None:
     """A transaction that commits when pods with a higher seq than its own have been done."""
     with psycopg.connect(source) as connection:
         connection.execute(f"insert into sh{shard:04}.item values ({LATE}, 'open', 'late', null)")
         for tube in TUBES:
-            seq = connection.execute(f"select seq from {tube} where ids = '{{{LATE}}}'").fetchone()
+            seq = connection.execute(
+                f"select seq from {tube} where %s = any (ids::text[])", [text(SHAPES[shape].key(LATE))]
+            ).fetchone()
             until(partial(one, source, PASSED, tube, shard, *(seq or ())), "a higher seq to be done")
 
 
-def move(source: str, old: int, new: int) -> None:
+def move(source: str, old: int, new: int, shape: str = "bigint") -> None:
     """Attach a table under another shard, while pods of it under its old one are there: rows and a truncation. It is
     asked again while the table is being written."""
     moved = False
     while not moved:
         with suppress(ConsumerBusy):
-            past_deadlocks(partial(_move, source, old, new))
+            past_deadlocks(partial(_move, source, old, new, shape))
             moved = True
 
 
-def _move(source: str, old: int, new: int) -> None:
+def _move(source: str, old: int, new: int, shape: str) -> None:
     with connect(source) as mover, connect(source) as writer, mover.transaction():
         mover.execute("select tube.hold_still('every')")
         writer.execute(f"truncate {MOVED}")
@@ -101,9 +108,9 @@ def _move(source: str, old: int, new: int) -> None:
         tubes.attach(mover, "every", MOVED, shard=new)
         assert one(
             source,
-            "select count(*) from every where shard = %s and ids @> array[%s::bigint]",
+            "select count(*) from every where shard = %s and %s = any (ids::text[])",
             old,
-            LATE_MOVED,
+            text(SHAPES[shape].key(LATE_MOVED)),
         )
 
 

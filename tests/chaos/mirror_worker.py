@@ -24,9 +24,11 @@ from airflow_pgchange import tubes
 from airflow_pgchange.errors import ConsumerBusy, Refused, StaleClaim
 from airflow_pgchange.feeds import Change, ConsumerTransaction, TubeFeed
 from airflow_pgchange.feeds.connections import connect
+from airflow_pgchange.feeds.keys import Key
 from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.results.attached import Attached
 from tests.chaos.harness import ConsumerFailed, harmed
+from tests.chaos.shapes import SHAPES, numbers
 
 Connection = psycopg.Connection[Any]
 TABLES = ("sh0001.item", "sh0002.item", "sh0002.part", "sh0003.item", "sh0004.item")
@@ -44,7 +46,10 @@ def attached_to(tube: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Worker:
-    """What a worker's process is told. ``fault``: none, ``unlocked``, ``by seq alone``, or a fault of ``harmed``."""
+    """What a worker's process is told. ``fault``: none, ``unlocked``, ``by seq alone``, or a fault of ``harmed``.
+
+    ``shape`` is that of the tables' keys.
+    """
 
     source: str
     results: str
@@ -52,6 +57,7 @@ class Worker:
     seed: str
     failures: float = 0.1
     fault: str = ""
+    shape: str = "bigint"
 
 
 class Unlocked(TubeFeed):
@@ -74,7 +80,8 @@ def replay(worker: Worker, feed: TubeFeed, log: Connection, chance: random.Rando
         tables: dict[int, list[str]] = defaultdict(list)
         for each in Attached.all(feed.tube, ask(log, feed.attached())):
             tables[each.shard].append(each.table)
-        shards, ids = [change.data["shard"] for change in changes], [change.id for change in changes]
+        shards = [change.data["shard"] for change in changes]
+        ids = [numbers(worker.shape)[change.id] for change in changes]
         seqs = [None if change.data["backfill"] else int(change.position) for change in changes]
         row = log.execute(
             "insert into work (process, feed, workers, shards, ids, seqs, tables) "
@@ -82,7 +89,9 @@ def replay(worker: Worker, feed: TubeFeed, log: Connection, chance: random.Rando
             [os.getpid(), feed.tube, feed.workers, shards, ids, seqs, json.dumps(tables)],
         ).fetchone()
         assert row is not None
-        touched = {(change.data["shard"], change.id): int(change.position) for change in changes}
+        touched = {
+            (shard, id): int(change.position) for shard, id, change in zip(shards, ids, changes, strict=True)
+        }
         time.sleep(chance.random() * 0.03)
         failed = chance.random() < worker.failures
         try:
@@ -178,13 +187,13 @@ def replay_by_seq_alone(worker: Worker, feed: TubeFeed, log: Connection) -> bool
 def held(worker: Worker, feed: TubeFeed) -> tubes.Downstream:
     """What a mirror may have to give up: what it has not written since the control pod says."""
 
-    def ids(control: tubes.Control) -> list[int]:
+    def ids(control: tubes.Control) -> list[Key]:
         with connect(worker.results) as connection:
             rows = connection.execute(
                 "select id from mirror where (tube, tbl) = (%s, %s) and seq < %s",
                 [feed.tube, control.table, control.start_seq or control.seq],
             ).fetchall()
-        return [row[0] for row in rows]
+        return [SHAPES[worker.shape].key(row[0]) for row in rows]
 
     return ids
 

@@ -81,21 +81,21 @@ def kill_a_backfill(source, backfills, tube):
     return found[0]
 
 
-def run(source, results, folder, size):
+def run(source, results, folder, size, shape):
     """The campaign; what writers and killers did, counted."""
-    mirror.set_up(source, results, 3)
-    with crew(source, folder, workers(source, results, size.processes)) as at_work:
+    mirror.set_up(source, results, 3, shape)
+    with crew(source, folder, workers(source, results, size.processes, shape=shape)) as at_work:
         with writing(source, paced=True, writers=size.writers) as done:
             for turn in range(size.turns):
                 with crew(source, folder) as backfills:
                     killed = [kill_a_backfill(source, backfills, tube) for tube in TUBES]
                     if turn == 0:
-                        commit_late(source, 1)
+                        commit_late(source, 1, shape)
                     for place, number in enumerate(size.workers):
                         change_workers(source, number)
                         kill_some(at_work, size.kills)
                         if place == len(size.workers) - 2:
-                            move(source, *((2, 3) if turn % 2 == 0 else (3, 2)))
+                            move(source, *((2, 3) if turn % 2 == 0 else (3, 2)), shape)
                     for process in backfills.running:
                         assert process.wait() == 0, backfills.told()
                 for id, looked_at in killed:
@@ -131,18 +131,29 @@ def assert_everything_happened(source, counts, size):
 
 
 LARGER = pytest.mark.release("every run has a smaller campaign, in which all of this happens, too")
+OTHERS = ("uuid", "text", "pair")
+
+
+OTHER_KEYS = pytest.mark.release(
+    "tests of each type of key are in every run, and the campaign is the same for all"
+)
 
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    "size", [pytest.param(SMALL, id="small"), pytest.param(WHOLE, id="whole", marks=LARGER)]
+    ("size", "shape"),
+    [
+        pytest.param(SMALL, "bigint", id="small"),
+        pytest.param(WHOLE, "bigint", id="whole", marks=LARGER),
+        *(pytest.param(WHOLE, shape, id=f"whole {shape}", marks=OTHER_KEYS) for shape in OTHERS),
+    ],
 )
 def test_a_mirror_equals_its_source_and_no_id_is_in_two_batches_at_once(
-    db, other_db, tmp_path, elsewhere, size
+    db, other_db, tmp_path, elsewhere, size, shape
 ):
     """Seconds: writers and workers are at work while one after the other is killed."""
     results = other_db if elsewhere else db
-    counts = run(db, results, tmp_path, size)
+    counts = run(db, results, tmp_path, size, shape)
     assert judge(db, results) == RIGHT
     assert_everything_happened(db, counts, size)
 

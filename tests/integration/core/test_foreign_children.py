@@ -23,7 +23,7 @@ def track(connection):
 
 def touch(connection):
     make(connection)
-    attach(connection)
+    attach(connection, group_by=["id"])
 
 
 def unpush(connection):

@@ -57,7 +57,7 @@ def test_an_id_that_several_rows_share_is_touched_where_any_of_them_is_wanted(co
     )
     item.execute("insert into part select g / 2, '2024-01-01', g % 2 = 1 from generate_series(0, 999) as g")
     make(item, predicate="wanted")
-    attach(item, "part")
+    attach(item, "part", group_by=["id"])
     way(item)
     assert touched(item) == list(range(500))
 

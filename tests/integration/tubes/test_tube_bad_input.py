@@ -27,7 +27,7 @@ def asked(shared):
     make_item(shared)
     shared.execute("create table plain (id bigint primary key)")
     shared.execute("create table texts (id text primary key)")
-    shared.execute("create table nameless (a bigint)")
+    shared.execute("create table nameless (id bigint not null)")
     shared.execute("create view seen as select 1::bigint as id")
     shared.execute("create temporary table passing (id bigint primary key)")
     shared.execute("create table whole (id bigint not null) partition by range (id)")
@@ -153,6 +153,13 @@ def test_what_makes_no_sense_is_refused_with_the_reason(asked, call, says):
     told = refused(asked, call)
     assert told.sqlstate == REFUSED
     assert says in told.diag.message_primary
+
+
+def test_a_table_without_a_unique_key_is_refused_with_the_ways_out(asked):
+    hint = refused(asked, "select tube.tube_table_ensure_attached('q', 'nameless', 0)").diag.message_hint
+    assert [way in hint for way in ("a primary key or a unique index", "the event log", "group_by")] == [
+        True
+    ] * 3
 
 
 @pytest.mark.parametrize("number", ["7", "null"])

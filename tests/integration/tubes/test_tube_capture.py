@@ -108,7 +108,7 @@ def test_a_changed_predicate_holds_at_once(item):
 def test_truncate_leaves_one_control_pod_that_names_the_table(connect, predicate):
     connection = connect()
     connection.execute("create schema sh0007")
-    connection.execute("create table sh0007.p (id int not null, kind text) partition by range (id)")
+    connection.execute("create table sh0007.p (id int primary key, kind text) partition by range (id)")
     connection.execute("create table sh0007.p1 partition of sh0007.p for values from (1) to (10)")
     connection.execute("create table sh0007.p2 partition of sh0007.p for values from (10) to (20)")
     make(connection, predicate=predicate)

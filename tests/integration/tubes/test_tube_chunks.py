@@ -102,7 +102,7 @@ def test_of_many_rows_with_one_id_each_is_judged_once(connect):
         "insert into item select 7, g - 1 from generate_series(1, 50) as g"
     )
     make(connection, predicate="10 / n >= 0")
-    attach(connection)
+    attach(connection, group_by=["id"])
     run(connection, begin(connection, order_col="id"))
     assert faults(connection) == [(1, "division by zero")]
     assert set(touched(connection)) == {7}

@@ -56,8 +56,8 @@ def test_a_client_works_a_database_from_its_first_call_to_its_last(connect):
 
     connection.execute("select tube_ensure_exists('search', 2, 'name <> ''no''')")
     for table in ("sh0001.users", "sh0002.users"):
-        connection.execute("select tube_table_ensure_attached('search', %s)", [table])
-        connection.execute("select tube_table_ensure_attached('search', %s)", [table])
+        connection.execute("select tube_table_ensure_attached('search', %s, group_by => '{id}')", [table])
+        connection.execute("select tube_table_ensure_attached('search', %s, group_by => '{id}')", [table])
     assert tubes_of(connection) == [("search", 2, "sh0001.users", 1), ("search", 2, "sh0002.users", 2)]
 
     connection.execute("insert into sh0001.users (id, name) values (4, 'd'), (null, 'e'), (5, 'no')")
@@ -116,7 +116,9 @@ def test_a_client_of_another_driver_reads_and_deletes_with_parameters(db, connec
         try:
             await connection.execute(CLIENT)
             await connection.fetchval("select tube_ensure_exists($1, $2)", "search", 2)
-            await connection.fetchval("select tube_table_ensure_attached($1, 'sh0001.users')", "search")
+            await connection.fetchval(
+                "select tube_table_ensure_attached($1, 'sh0001.users', group_by => '{id}')", "search"
+            )
             await connection.fetchval(
                 "select search_touch($1, $2, 'T', $3)", 1, [1, 2], json.dumps({"why": "asked"})
             )

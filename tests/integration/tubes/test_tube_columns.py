@@ -36,7 +36,7 @@ def test_partitions_are_captured_through_the_parent_and_by_themselves(connect, p
     connection.execute("alter table item alter id set not null")
     connection.execute("alter table item attach partition p1 for values from (1) to (10)")
     make(connection, predicate=predicate)
-    attach(connection)
+    attach(connection, group_by=["id"])
     connection.execute("insert into item values (1, 1, 'a')")
     connection.execute("insert into p1 (id, day, kind) values (2, 2, 'a')")
     assert touched(connection) == [1, 2]
@@ -204,7 +204,7 @@ def test_columns_and_tables_may_have_any_name(connect, predicate):
     connection = connect()
     names = ["ids", "op", "shard", "seq", "tg_relid", "sqlerrm", "i", "r", "txid", "rows", "tube", "added"]
     connection.execute(
-        f"create table kind (id bigint not null, kind text, {', '.join(f'{n} int' for n in names)})"
+        f"create table kind (id bigint primary key, kind text, {', '.join(f'{n} int' for n in names)})"
     )
     make(connection, predicate=predicate)
     attach(connection, "kind")
@@ -249,7 +249,7 @@ def test_a_partition_that_left_can_be_written_when_the_tube_is_gone(connect):
 def test_stored_columns_are_ids_and_judged_like_any_other(connect):
     connection = connect()
     connection.execute(
-        "create table item (n int, id bigint not null generated always as (n * 2) stored, "
+        "create table item (n int, id bigint primary key generated always as (n * 2) stored, "
         "kind int generated always as (n + 1) stored)"
     )
     make(connection, predicate="kind > 5")

@@ -11,7 +11,7 @@ from tests.tubes import attach, detach, make, one, pods, touched
 
 def make_tree(connection):
     """A partitioned table of two partitions, attached under shard 0."""
-    connection.execute("create table whole (id bigint not null, n int) partition by range (id)")
+    connection.execute("create table whole (id bigint primary key, n int) partition by range (id)")
     connection.execute("create table low partition of whole for values from (0) to (10)")
     connection.execute("create table high partition of whole for values from (10) to (20)")
     make(connection)
@@ -82,7 +82,7 @@ ANIMALS = "create table animal (id bigint primary key, v int); create table dog 
         (ANIMALS, "dog", "animal"),
         (ANIMALS + "; create table puppy () inherits (dog)", "dog", "animal"),
         (
-            "create table a (id bigint not null); create table b (id bigint not null);"
+            "create table a (id bigint primary key); create table b (id bigint not null);"
             "create table child () inherits (a, b)",
             "a",
             "b",
@@ -115,7 +115,7 @@ PARENTS = {
 @pytest.mark.parametrize("kind", PARENTS)
 def test_an_attached_table_that_gets_a_parent_is_reported(connect, kind):
     connection = connect()
-    connection.execute("create table item (id bigint not null, g int)")
+    connection.execute("create table item (id bigint primary key, g int)")
     root, becomes_child = PARENTS[kind]
     connection.execute(root)
     make(connection)
@@ -130,7 +130,7 @@ def test_an_attached_table_that_gets_a_parent_is_reported(connect, kind):
     detach(connection)
     connection.execute("alter table root alter id set not null")
     if kind != "a parent of a child":
-        attach(connection, "root")
+        attach(connection, "root", group_by=["id"])
         connection.execute("insert into root values (5, 1); update root set g = 1")
         assert pods(connection) == [("I", 0, [5]), ("U", 0, [5])]
         assert findings(connection, "tube") == []
@@ -146,14 +146,14 @@ def test_a_child_whose_ids_may_be_null_is_captured_but_for_those_rows(connect):
         else "alter table parent add constraint filled not null id no inherit"
     )
     make(connection)
-    attach(connection, "parent")
+    attach(connection, "parent", group_by=["id"])
     connection.execute("insert into parent values (1); insert into child values (2), (null)")
     connection.execute("update parent set id = 3")
     assert touched(connection) == [1, 1, 2, 2, 3]
 
 
 def test_an_attached_table_that_becomes_a_partition_keeps_its_capture_and_is_named(tree):
-    tree.execute("create table more (id bigint not null, n int)")
+    tree.execute("create table more (id bigint primary key, n int)")
     attach(tree, "more", shard=1)
     tree.execute("alter table whole attach partition more for values from (20) to (30)")
     tree.execute("insert into more values (21)")

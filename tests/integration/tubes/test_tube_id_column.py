@@ -65,7 +65,7 @@ def test_ids_that_were_renamed_are_touched_though_another_column_got_their_name(
     connection = connect()
     connection.execute(f"create table item (id bigint {key}, kind text not null default 'a')")
     make(connection, predicate=predicate)
-    attach(connection)
+    attach(connection, group_by=["id"])
     for _ in range(10):  # PostgreSQL keeps a plan after some.
         connection.execute("insert into item values (1); delete from item")
     connection.execute("truncate q; truncate item")
@@ -166,7 +166,7 @@ def test_rows_without_an_id_are_passed_over_by_the_capture(connect, predicate):
     connection = connect()
     connection.execute(LOOSE)
     make(connection, predicate=predicate)
-    attach(connection)
+    attach(connection, group_by=["id"])
     connection.execute("insert into item (id) values (null)")
     connection.execute("insert into item (id) values (1), (null), (2)")
     connection.execute("update item set id = 3 where id is null")
@@ -180,7 +180,7 @@ def test_rows_without_an_id_are_no_fault_where_each_row_is_taken_by_itself(conne
     connection = connect()
     connection.execute(LOOSE)
     make(connection, predicate="1 / length(kind) > 0")
-    attach(connection)
+    attach(connection, group_by=["id"])
     connection.execute("insert into item (id, kind) values (1, 'a'), (2, ''), (null, 'a')")
     assert touched(connection) == [1, 2]
     assert [count for count, _ in faults(connection)] == [1]
@@ -196,7 +196,7 @@ def test_rows_without_an_id_are_passed_over_by_a_backfill(connect, predicate):
         "from generate_series(1, 12) as g"
     )
     make(connection, predicate=predicate)
-    attach(connection)
+    attach(connection, group_by=["id"])
     for order_col, chunk_size in itertools.product(["id", "day", "kind"], [1, 2, 100]):
         steps(connection, order_col=order_col, fetch=chunk_size)
         assert touched(connection) == [1, 2, 4, 5, 7, 8, 10, 11], (order_col, chunk_size)

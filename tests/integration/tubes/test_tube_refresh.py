@@ -18,7 +18,7 @@ BROKEN = {
         "alter table item drop column id",
     ),
     "a foreign child": (
-        "create table item (id bigint not null)",
+        "create table item (id bigint primary key)",
         "create foreign data wrapper nothing; create server elsewhere foreign data wrapper nothing; "
         "create foreign table leaf () inherits (item) server elsewhere; select tube.recapture()",
     ),
@@ -38,7 +38,7 @@ def broken(connect, request):
     make(connection, predicate="n is null" if "predicate" in request.param else None)
     attach(connection)
     make(connection, "r")
-    connection.execute("create table whole (id bigint not null) partition by range (id)")
+    connection.execute("create table whole (id bigint primary key) partition by range (id)")
     attach(connection, "whole", "r")
     connection.execute(breaks)
     connection.execute("create table low partition of whole for values from (0) to (10)")
@@ -64,7 +64,7 @@ def test_maintenance_postpones_a_table_that_is_being_written_and_mends_the_other
     connection = connect()
     make(connection)
     for name in ("a", "b"):
-        connection.execute(f"create table {name} (id bigint not null) partition by range (id)")
+        connection.execute(f"create table {name} (id bigint primary key) partition by range (id)")
         attach(connection, name)
         connection.execute(f"create table {name}_1 partition of {name} for values from (0) to (10)")
     writer = connect(autocommit=False)
@@ -78,7 +78,7 @@ def test_maintenance_postpones_a_table_that_is_being_written_and_mends_the_other
 def make_two(connection):
     make(connection)
     for name in ("a", "b"):
-        connection.execute(f"create table {name} (id bigint not null, n int) partition by range (id)")
+        connection.execute(f"create table {name} (id bigint primary key, n int) partition by range (id)")
         connection.execute(f"create table {name}_1 partition of {name} for values from (0) to (10)")
         attach(connection, name)
 
