@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from functools import cached_property
+from importlib import import_module
 from typing import Any
 
 from airflow.plugins_manager import AirflowPlugin
@@ -11,6 +13,8 @@ from airflow_pgchange.plugins.page import PREFIX, url
 
 TITLE = "PG feeds"
 ROUTE = "pgchange"
+TRIGGERER = "airflow.jobs.triggerer_job_runner"
+"""The module that a triggerer has imported, and no other component."""
 
 
 class PgChangePlugin(AirflowPlugin):
@@ -29,6 +33,15 @@ class PgChangePlugin(AirflowPlugin):
                 "icon_dark_mode": url("icon-dark.svg"),
             }
         ]
+
+    @classmethod
+    def on_load(cls, *_: Any, **__: Any) -> None:
+        """Import the triggers in a triggerer, which loads its plugins before it starts the process of its event loop.
+
+        An import on the loop would block all triggers, for a second on a busy machine.
+        """
+        if TRIGGERER in sys.modules:
+            import_module("airflow_pgchange.triggers.feed")
 
     @cached_property
     def fastapi_apps(self) -> list[dict[str, Any]]:  # type: ignore[override]

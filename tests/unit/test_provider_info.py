@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import pkgutil
+import sys
 from collections.abc import Iterator
-from importlib import import_module, resources
+from importlib import import_module, resources, util
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from airflow.triggers.base import BaseTrigger
 
 import airflow_pgchange
 from airflow_pgchange import decorators
+from airflow_pgchange.plugins import pgchange as plugin
 from airflow_pgchange.plugins.page import files
 from airflow_pgchange.plugins.pgchange import PgChangePlugin
 from airflow_pgchange.provider_info import GUIDES, get_provider_info
@@ -188,3 +190,17 @@ def test_the_command_line_has_each_command() -> None:
         "topology-relay",
         "trim",
     ]
+
+
+def test_a_triggerer_imports_triggers_with_its_plugins_and_not_on_its_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    imported: list[str] = []
+    monkeypatch.setattr(plugin, "import_module", imported.append)
+    monkeypatch.delitem(sys.modules, plugin.TRIGGERER, raising=False)
+    PgChangePlugin.on_load()
+    assert imported == []
+    assert util.find_spec(plugin.TRIGGERER)
+    monkeypatch.setitem(sys.modules, plugin.TRIGGERER, sys)
+    PgChangePlugin.on_load()
+    assert imported == INFO["triggers"][0]["python-modules"]

@@ -79,7 +79,7 @@ const Standing = ({ consumer, confirm }) =>
       Box,
       { display: "flex", flexWrap: "wrap", gap: 3, alignItems: "center", mt: 4 },
       h(State, { word: consumer.state }),
-      h(Heading, { as: "h2", size: "lg", overflowWrap: "anywhere", flex: "1" }, consumer.consumer),
+      h(Heading, { as: "h2", size: "lg", overflowWrap: "anywhere", flex: "1 1 14rem" }, consumer.consumer),
       h(Actions, { consumer, confirm }),
     ),
     h(

@@ -180,7 +180,7 @@ const Letters = ({ database, consumers, confirm }) => {
     mayEdit &&
     h(
       Box,
-      { display: "flex", gap: 2, alignItems: "center" },
+      { display: "flex", flexWrap: "wrap", gap: 2, alignItems: "center" },
       h(Text, { color: "fg.muted", fontSize: "sm" }, chosen.length ? `${many(chosen.length, "letter")} chosen` : "none chosen"),
       h(
         Act,

@@ -1,4 +1,4 @@
-// Tables: their heads say units and sort, and their actions stay in sight however narrow the window is.
+// Tables: their heads say units and sort, and their actions stay in sight. In a narrow window each row is a card.
 import { chakra, h } from "./shell.js";
 import { DagLinks } from "./pieces.js";
 
@@ -54,12 +54,44 @@ const Head = ({ column: [title, isNumber, name, { unit, hint, pinned } = {}], so
     unit && h(Text, { color: "fg.muted", fontSize: "xs", fontWeight: "normal" }, unit),
   );
 
+// In a window that is too narrow for most tables a row is a card: its cells stand side by side as far as there is room, each
+// beneath the title of its column. Of the head only that stays which a person can press.
+const NARROW = "@media (max-width: 1023px)";
+const LABEL = { display: "block", color: "fg.muted", fontSize: "xs", fontWeight: "normal" };
+
+const cards = (columns) => ({
+  [NARROW]: {
+    "& table, & thead, & tbody": { display: "block" },
+    "& tr": { display: "flex", flexWrap: "wrap", columnGap: 5, rowGap: 2, px: 3, py: 2, borderBottomWidth: "1px" },
+    "& thead:not(:has(button, input)), & th:not(:has(button, input)), & td:empty": { display: "none" },
+    "& th, & td": {
+      display: "block",
+      position: "static",
+      width: "auto",
+      minWidth: 0,
+      maxWidth: "100%",
+      padding: 0,
+      borderWidth: 0,
+      boxShadow: "none",
+      textAlign: "start",
+      overflowWrap: "anywhere",
+    },
+    "& td[colspan]": { flex: "1 1 100%" },
+    ...Object.fromEntries(
+      columns.map(([title, , , { pinned } = {}], place) => [
+        `& tr:not(:has(td[colspan])) td:nth-of-type(${place + 1})::before`,
+        typeof title === "string" && !pinned ? { content: JSON.stringify(title), ...LABEL } : {},
+      ]),
+    ),
+  },
+});
+
 // columns: [title, whether it is a number, the name by which it is sorted, {unit, hint, pinned}]; sort: the order, and what
 // chooses another.
 export const Rows = ({ label, columns, sort, children }) =>
   h(
     Box,
-    { overflowX: "auto", borderWidth: "1px", borderRadius: "md", tabIndex: 0, role: "region", "aria-label": label },
+    { overflowX: "auto", borderWidth: "1px", borderRadius: "md", tabIndex: 0, role: "region", "aria-label": label, css: cards(columns) },
     h(
       Table.Root,
       { size: "sm", "aria-label": label },
