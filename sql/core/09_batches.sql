@@ -84,7 +84,7 @@ language plpgsql as $$
 declare
     -- By an update first, as most batches are claimed where they are acked.
     id uuid := batch ->> 'id';
-    tried integer := coalesce((batch ->> 'attempt')::integer, 1);
+    tried integer := (batch ->> 'attempt')::integer;
 begin
     update pgchange.batch as b set
         acked_at = case when not skipped then pg_catalog.clock_timestamp() end,

@@ -21,7 +21,7 @@ create function pgchange.give_up(kind text, consumer text, address jsonb, batch 
 language plpgsql as $$
 declare
     letter bigint := batch -> 'bounds' -> 'letter';
-    tried integer := coalesce((batch ->> 'attempt')::integer, 1);
+    tried integer := (batch ->> 'attempt')::integer;
 begin
     perform pgchange.check_reason(reason);
     if letter is null then

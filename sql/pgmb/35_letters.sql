@@ -39,7 +39,7 @@ begin
     loop
         letter := pgchange.write_letter(
             'event', pgmb.name_of(gid), pgmb.address(gid), copied.content, copied.n, reason, batch ->> 'error',
-            coalesce((batch ->> 'attempt')::integer, 1), (batch ->> 'id')::uuid);
+            (batch ->> 'attempt')::integer, (batch ->> 'id')::uuid);
     end loop;
     return letter;
 end

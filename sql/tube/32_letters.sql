@@ -66,7 +66,7 @@ begin
             select coalesce(jsonb_agg(jsonb_build_array(a.shard, c.name)), '[]')
             from tube.attachment as a cross join lateral tube.full_name(a.tbl) as c(name)
             where a.tube = give_up.tube and not tube.is_gone(a))),
-        (batch ->> 'count')::bigint, reason, batch ->> 'error', coalesce((batch ->> 'attempt')::integer, 1), (batch ->> 'id')::uuid);
+        (batch ->> 'count')::bigint, reason, batch ->> 'error', (batch ->> 'attempt')::integer, (batch ->> 'id')::uuid);
 end
 $$;
 

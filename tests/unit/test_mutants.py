@@ -266,7 +266,9 @@ def shop(tmp_path: Path, bare_pytest: None) -> Path:
         "def sell():\n    return 5\n\n\ndef buy():\n    return 6\n"
     )
     (root / "test_shop.py").write_text(
-        "from airflow_pgchange.shop import sell\n\ndef test_sold():\n    assert sell() == 5\n"
+        "import pytest\nfrom airflow_pgchange.shop import sell\n\n"
+        "@pytest.mark.parametrize('price', [5], ids=['10 - 5'])\n"
+        "def test_sold(price):\n    assert sell() == price\n"
     )
     (root / "test_red.py").write_text("def test_red():\n    assert False\n")
     subprocess.run(["git", "init", "-q"], cwd=root, check=True)
@@ -288,7 +290,7 @@ def test_a_planted_fault_is_caught_and_one_that_no_test_sees_is_told_as_a_surviv
     trial = _trial(shop, state, Jury(("test_shop.py::test_sold",)), lambda m, r: told.append(r.how))
     try_all(trial, mutants, 1)
     sold, bought = (state.results[mutant.id] for mutant in mutants)
-    assert (sold.how, sold.by, sold.quick) == ("caught", "test_shop.py::test_sold", True)
+    assert (sold.how, sold.by, sold.quick) == ("caught", "test_shop.py::test_sold[10 - 5]", True)
     assert (bought.how, bought.tests) == ("survived", 1)
     assert told == ["caught", "survived"]
 

@@ -617,6 +617,11 @@ def test_a_consumer_at_which_its_watcher_looks_no_more_is_a_finding_while_change
     connection = connect()
     fill(connection)
     assert beginning(connection, feed).ready > 0
+    connection.execute(
+        "insert into pgchange.watcher (kind, feed, watched_by, looked_at) "
+        "values (%s, %s, 'an_earlier_role', now() - interval '1 day')",
+        [feed.kind, feed.name],
+    )
     connection.execute(WATCHED, [feed.kind, feed.name, "9 minutes", "1 hour"])
     assert behind(connection, feed) == []
     ((_, told),) = behind(connection, feed, oldest_seconds=3601)

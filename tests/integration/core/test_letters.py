@@ -414,15 +414,18 @@ def test_letters_that_are_sent_in_one_moment_come_by_their_numbers(db, connectio
     assert drain(db) == [*a, *b]
 
 
-def test_old_letters_are_dropped_by_maintenance_in_slices_but_not_on_their_way(db, connection):
+def test_the_oldest_letters_are_dropped_by_maintenance_in_slices_but_not_on_their_way(db, connection):
     letters = [give_up(connection, db, 1)[0] for _ in range(4)]
     connection.execute(
         "update pgchange.letter set given_up_at = now() - interval '91 days' where id <> %s", [letters[3]]
     )
     dead_letters.redrive(connection, ids=[letters[0]])
+    # The update moves the row of the oldest letter behind the rows of the others.
+    connection.execute("update pgchange.letter set reason = 'other' where id = %s", [letters[1]])
     assert [line for (line,) in connection.execute("select pgchange.expire_letters('90 days', 1)")][1:] == [
         "left older letters to the next time"
     ]
+    assert [letter.id for letter in dead_letters.letters(connection)] == [letters[0], *letters[2:]]
     (line,) = maintain(connection, letter_retention="90 days").done
     assert line.startswith("letters: dropped 1 that were given up before ")
     assert [letter.id for letter in dead_letters.letters(connection)] == [letters[0], letters[3]]

@@ -140,6 +140,17 @@ def test_a_sealed_schema_of_others_is_refused_and_one_that_is_left_over_is_made_
     assert connection.execute(left).fetchall() == []
 
 
+def test_a_sealed_schema_takes_the_place_of_no_schema_of_others_where_psql_loads_the_files(connection, role):
+    stranger = role("stranger").name
+    connection.execute(
+        f"create schema a_sealed; create schema b_sealed authorization {stranger}; "
+        "comment on schema b_sealed is 'pgchange: a schema of somebody else'"
+    )
+    for name in ("a", "b"):
+        with pytest.raises(psycopg.errors.DuplicateSchema, match=f"{name}_sealed"):
+            connection.execute("select pgchange.make_sealed(%s)", [name])
+
+
 def test_the_others_are_used_beside_a_schema_of_others(geometry):
     held = [state.system for state in schema.install(geometry, without=["topology"]) if not state.left_out]
     assert held == [system.folder for system in possible(geometry) if system.folder != "topology"]

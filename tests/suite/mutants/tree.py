@@ -28,6 +28,8 @@ PYTEST = "import os, sys, pytest; code = pytest.main(); sys.stdout.flush(); os._
 """It ends when the tests have: one that fails may leave a thread for which Python would wait."""
 NO_TESTS = 5
 """What pytest says where all that it was asked for is left out."""
+FAILED = re.compile(r"(?:FAILED|ERROR) ([^\s\[]+\.py[^\s\[]*(?:\[.*?\](?= - |$))?)")
+"""A line of pytest's summary, with the name of the test. The message follows `` - ``, which parameters can hold, too."""
 
 
 @dataclass(frozen=True)
@@ -133,8 +135,8 @@ def _awaited(process: subprocess.Popen[bytes], limit: float, stop: threading.Eve
 
 def _failure(lines: list[str]) -> str:
     """The first test that failed; nothing where it did not come to tests."""
-    told = [found for line in lines if (found := re.match(r"(?:FAILED|ERROR) (\S.*)", line))]
-    return told[0][1].split(" - ")[0] if told else ""
+    told = [found for line in lines if (found := FAILED.match(line))]
+    return told[0][1] if told else ""
 
 
 def _end(process: subprocess.Popen[bytes], scratch: Path) -> None:
