@@ -127,6 +127,31 @@ language sql immutable as $$
     select 7000
 $$;
 
+-- The query that cuts an array of texts into the ids of pods: at most so many in each, and of their average length no more than fit on
+-- a page. Everything before an element is read to find it. So the array is cut into long parts first, and these into pods.
+create function tube.cut_sql(ids text, most text) returns text
+language sql immutable as $$
+    select format($query$
+        select part.ids[i : pg_catalog.int4mi(pg_catalog.int4pl(i, whole.size), 1)] as ids
+        from (
+            select given.ids, given.size, pg_catalog.int4mul(given.size, pg_catalog.ceil(pg_catalog.sqrt(
+                       pg_catalog.cardinality(given.ids)::pg_catalog.float8 operator(pg_catalog./) given.size))::pg_catalog.int4) as step
+            from (
+                select pg_catalog.array_cat(%1$s, '{}') as ids, greatest(1, least(%2$s, pg_catalog.int8div(
+                           pg_catalog.int8mul(%3$s, pg_catalog.cardinality(%1$s)), pg_catalog.pg_column_size(%1$s))))::pg_catalog.int4 as size
+                offset 0
+            ) as given
+            offset 0
+        ) as whole
+        cross join lateral (
+            select whole.ids[j : pg_catalog.int4mi(pg_catalog.int4pl(j, whole.step), 1)] as ids
+            from pg_catalog.generate_series(1, pg_catalog.cardinality(whole.ids), whole.step) as j
+            offset 0
+        ) as part
+        cross join lateral pg_catalog.generate_series(1, pg_catalog.cardinality(part.ids), whole.size) as i
+    $query$, ids, most, tube.bytes_a_pod())
+$$;
+
 -- Put ids of a shard among the pods of a tube, chunk_size a pod and no more bytes than fit, each pod with the payload; without ids the
 -- payload makes a control pod.
 create function tube.put_pods(
@@ -142,11 +167,7 @@ begin
         return;
     end if;
     if pg_typeof(ids) = 'text[]'::regtype and cardinality(ids) > 1 then
-        execute format(
-            '%s select $1, $2, array_agg(c.id order by c.n)%s from (
-                select u.id, u.n, sum(octet_length(u.id) + 8) over (order by u.n rows unbounded preceding) / %s as bytes
-                from unnest($3) with ordinality as u(id, n)) as c
-             group by c.bytes, (c.n - 1) / $4 order by min(c.n)', target, with_payload, tube.bytes_a_pod())
+        execute format('%s select $1, $2, c.ids%s from (%s) as c', target, with_payload, tube.cut_sql('$3', '$4'))
         using op, shard, ids, chunk_size, payload;
     else
         execute format(

@@ -20,20 +20,6 @@ language sql stable as $$
     from pg_class as c where c.oid = attached.tbl
 $$;
 
--- How many ids of these types a pod has at least room for, each with its length; null if a text of theirs can be of any length.
-create function tube.ids_a_pod(types regtype[]) returns integer
-language sql stable as $$
-    -- Two quotes and a comma around each of several texts, and their braces.
-    select case when types = '{bigint}' then 900
-                when bool_and(w.bytes is not null)
-                    then tube.bytes_a_pod() / (8 + sum(w.bytes) + case when count(*) > 1 then 3 * count(*) + 2 else 0 end)::integer end
-    from unnest(types) as t(type)
-    left join (values
-        ('bigint'::regtype, 20), ('uuid', 36), ('boolean', 5), ('oid', 10), ('xid8', 20), ('date', 16), ('timestamp', 36),
-        ('timestamptz', 40), ('macaddr', 17), ('macaddr8', 23), ('pg_lsn', 17)
-    ) as w(type, bytes) on w.type = t.type
-$$;
-
 -- The part of a trigger function that puts the ids that it found into pods. The numbers are those of the ids that fit into one.
 create function tube.put_body(attached tube.attachment, pods text, kind text) returns text
 language sql stable as $$
@@ -52,34 +38,15 @@ $body$, pods, kind, attached.shard)
     else format($body$
     if pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.=) 1
         or pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.>) 0
-        and pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.<=) %4$s%5$s
+        and pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.<=) 900
+        and pg_catalog.pg_column_size(pgchange_touched) operator(pg_catalog.<=) %4$s
     then
-        insert into %1$s (op, shard, ids) values (%2$s, %3$s, pgchange_touched);%6$s
+        insert into %1$s (op, shard, ids) values (%2$s, %3$s, pgchange_touched);
     elsif pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.>) 0
         and pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.<=) 10000000
     then
-        insert into %1$s (op, shard, ids)
-        select %2$s, %3$s, pg_catalog.array_agg(c.id)
-        from (
-            select u.id, pg_catalog.sum(pg_catalog.int4pl(pg_catalog.octet_length(u.id), 8))
-                             over (order by u.n rows unbounded preceding) operator(pg_catalog./) %7$s::pg_catalog.int8 as part
-            from pg_catalog.unnest(pgchange_touched) with ordinality as u(id, n)
-        ) as c
-        group by c.part;
-$body$, pods, kind, attached.shard, coalesce(a.most, 900),
-        case when a.most is null then format(
-            E'\n        and pg_catalog.pg_column_size(pgchange_touched) operator(pg_catalog.<=) %s', tube.bytes_a_pod()) end,
-        -- A slice of such an array is found by going through what is before it.
-        case when a.most is not null then format($slices$
-    elsif pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.>) %4$s
-        and pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.<=) 20000
-    then
-        insert into %1$s (op, shard, ids)
-        select %2$s, %3$s, pgchange_touched[i : pg_catalog.int4pl(i, %5$s)]
-        from pg_catalog.generate_series(1, pg_catalog.cardinality(pgchange_touched), %4$s) as i;$slices$,
-            pods, kind, attached.shard, a.most, a.most - 1) end,
-        tube.bytes_a_pod()) end
-    from tube.ids_a_pod(attached.key_types) as a(most)
+        insert into %1$s (op, shard, ids) select %2$s, %3$s, c.ids from (%5$s) as c;
+$body$, pods, kind, attached.shard, tube.bytes_a_pod(), tube.cut_sql('pgchange_touched', '900')) end
 $$;
 
 -- Today's name, with its schema, of the table of a tube's pods: a body that was written before it changed asks for it. Null where it

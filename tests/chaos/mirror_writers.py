@@ -70,7 +70,7 @@ def write_some(connection: Connection, chance: random.Random, truncates: bool) -
     try:
         for _ in range(chance.randint(1, 4)):
             _change_in_savepoint(connection, chance, truncates, made)
-    except (errors.DeadlockDetected, errors.UniqueViolation) as error:
+    except (errors.DeadlockDetected, errors.UniqueViolation, errors.SerializationFailure) as error:
         connection.execute("rollback")
         return Counter({type(error).__name__: 1})
     if chance.random() < 0.3:
