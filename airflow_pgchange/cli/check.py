@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from airflow.dag_processing.dagbag import BundleDagBag, DagBag
-from airflow.serialization.serialized_objects import DagSerialization
 from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange.admin.watching import hindrance
@@ -28,6 +26,7 @@ from airflow_pgchange.plugins.looks import LIMITS, REACH
 from airflow_pgchange.plugins.places import Named, ParsedDag, ParsedDags, Place
 from airflow_pgchange.plugins.spark_tasks import SparkNeeds
 from airflow_pgchange.plugins.watched_assets import Clash, WatchedAsset, clashes
+from airflow_pgchange.utils.compat import dag_bag, dag_serialization
 
 Naming = dict[Place, dict[Watched | None, set[str]]]
 """Of each place the feeds that are named there, and by which DAGs; None: its connections are named without a feed."""
@@ -196,14 +195,15 @@ def _in_files(files: Sequence[Path]) -> Read:
     spark: dict[str, list[SparkNeeds]] = defaultdict(list)
     unread: list[tuple[str, str]] = []
     for path in files:
-        bag = _bag(path.absolute())
+        there = path.absolute()
+        bag = dag_bag(there, there if there.is_dir() else there.parent)
         unread += [
             ("", f"{file} cannot be imported: {error.strip()}") for file, error in bag.import_errors.items()
         ]
         for dag_id, dag in bag.dags.items():
             # Whatever a DAG's own classes raise.
             try:
-                found = ParsedDag.of(DagSerialization.to_dict(dag))
+                found = ParsedDag.of(dag_serialization().to_dict(dag))
             except Exception as error:  # noqa: BLE001
                 unread.append((dag_id, f"{dag.fileloc}: {dag_id} cannot be serialized: {described(error)}"))
             else:
@@ -211,8 +211,3 @@ def _in_files(files: Sequence[Path]) -> Read:
                 assets[dag_id] += found.assets
                 spark[dag_id] += found.spark
     return Read(named, assets, spark, unread)
-
-
-def _bag(path: Path) -> DagBag:
-    """The DAGs of a file or a folder, which may import what lies beside them, as in a bundle."""
-    return BundleDagBag(str(path), bundle_path=path if path.is_dir() else path.parent)

@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 from airflow.cli.simple_table import AirflowConsole
 from airflow.models.connection import Connection
-from airflow.sdk.exceptions import AirflowNotFoundException
+from airflow.providers.common.compat.sdk import AirflowNotFoundException
 from airflow.utils.cli import suppress_logs_and_warning
 from airflow.utils.providers_configuration_loader import providers_configuration_loaded
 from airflow.utils.session import create_session

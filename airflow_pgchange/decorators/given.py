@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from airflow.sdk.bases.decorator import KeywordParameters
+from airflow.providers.common.compat.sdk import KeywordParameters
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -32,6 +32,8 @@ BATCH_LIMIT = 100_000
 """The default of ``limit`` for the changes of a batch: a callable may keep the ids of all of them in memory."""
 SPARK_LIMIT = 1_000_000
 """The default of ``limit`` for a batch in Spark. Starting Spark takes seconds, which only a large batch repays."""
+OLDEST_SPARK = (4, 0)
+"""Older versions of Spark have no data sources in Python."""
 EVENTS_LIMIT = 1_000
 """The default of ``limit`` for events that are published or handled at once: their payloads are in memory."""
 

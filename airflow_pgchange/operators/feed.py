@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import quote
 
 import psycopg
-from airflow.sdk import BaseOperator, BaseOperatorLink, conf
-from airflow.sdk.exceptions import AirflowSkipException
-from airflow.sdk.log import redact  # type: ignore[attr-defined]
+from airflow.providers.common.compat.sdk import (
+    AirflowSkipException,
+    BaseOperator,
+    BaseOperatorLink,
+    conf,
+    redact,
+)
 
 from airflow_pgchange.assets.targets import aliases, table_asset
 from airflow_pgchange.errors import PgChangeError, Stopped

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator
-from airflow.sdk.exceptions import AirflowSkipException
+from airflow.providers.common.compat.sdk import AirflowSkipException, BaseOperator
 
 from airflow_pgchange.errors import ConsumerBusy, InvalidArgument, Stopped
 from airflow_pgchange.events import EventHandlers, Handler

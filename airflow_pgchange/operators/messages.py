@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from airflow.sdk import BaseOperator, conf
-from airflow.sdk.exceptions import AirflowException
+from airflow.providers.common.compat.sdk import AirflowException, BaseOperator, conf
 
 from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds.checks import Seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from airflow.sdk import BaseOperatorLink, conf
+from airflow.providers.common.compat.sdk import BaseOperatorLink, conf
 
 from airflow_pgchange.utils.arguments import feed_of
 

@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import psycopg
-from airflow.sdk import BaseOperator
-from airflow.sdk.exceptions import AirflowException
+from airflow.providers.common.compat.sdk import AirflowException, BaseOperator
 
 from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed

@@ -11,11 +11,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import conf
+from airflow.providers.common.compat.sdk import conf
 
 from airflow_pgchange.errors import ExtraMissing, InvalidArgument
 from airflow_pgchange.operators.spark_checks import check_spark, connection_of, master_of
 from airflow_pgchange.spark.installed import check_versions
+from airflow_pgchange.utils.compat import supported
 
 try:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
@@ -32,27 +33,30 @@ if TYPE_CHECKING:
     from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
     from airflow.sdk import Connection, Context
 
-OF_THE_HOOK: Mapping[str, Any] = {
-    "conn_id": "spark_default",
-    "archives": None,
-    "java_class": None,
-    "repositories": None,
-    "total_executor_cores": None,
-    "executor_cores": None,
-    "executor_memory": None,
-    "driver_memory": None,
-    "num_executors": None,
-    "status_poll_interval": 1,
-    "verbose": False,
-    "spark_binary": None,
-    "yarn_queue": None,
-    "deploy_mode": None,
-    "use_krb5ccache": False,
-    "track_driver_via_k8s_api": False,
-    "yarn_track_via_rm_api": False,
-    "yarn_rm_auth": None,
-}
-"""The hook's arguments that are no public attributes of SparkSubmitOperator, with their defaults."""
+OF_THE_HOOK = supported(
+    SparkSubmitHook.__init__,
+    conn_id="spark_default",
+    archives=None,
+    java_class=None,
+    repositories=None,
+    total_executor_cores=None,
+    executor_cores=None,
+    executor_memory=None,
+    driver_memory=None,
+    num_executors=None,
+    status_poll_interval=1,
+    verbose=False,
+    spark_binary=None,
+    yarn_queue=None,
+    deploy_mode=None,
+    use_krb5ccache=False,
+    track_driver_via_k8s_api=False,
+    yarn_track_via_rm_api=False,
+    yarn_rm_auth=None,
+)
+"""The hook's arguments that the operator keeps in private attributes, with their defaults. Older providers lack some."""
+OF_NEWER_PROVIDERS = tuple(supported(SparkSubmitHook.__init__, post_submit_commands=None))
+"""The public attributes of SparkSubmitOperator that older providers lack."""
 PARENT_JOB, TRANSPORT = "openlineage_inject_parent_job_info", "openlineage_inject_transport_info"
 OF_OPENLINEAGE: Mapping[str, bool] = {
     PARENT_JOB: conf.getboolean("openlineage", "spark_inject_parent_job_info", fallback=False),
@@ -99,7 +103,9 @@ class SparkArguments:
     def _given_for_a_driver(self, operator: SparkSubmitOperator) -> list[str]:
         """Return the names of the operator's arguments that only a driver of its own can use."""
         kept = self._of_the_hook
-        return [name for name in OF_A_DRIVER if (kept[name] if name in kept else getattr(operator, name))]
+        return [
+            name for name in OF_A_DRIVER if (kept[name] if name in kept else getattr(operator, name, None))
+        ]
 
     def needs(self, operator: SparkSubmitOperator) -> str:
         """What `airflow pgchange check` has to know of a task, as JSON."""
@@ -140,7 +146,7 @@ class SparkArguments:
             name=operator.name,
             application_args=None if application_args is None else list(application_args),
             properties_file=operator.properties_file,
-            post_submit_commands=operator.post_submit_commands,
+            **{name: getattr(operator, name) for name in OF_NEWER_PROVIDERS},
             **self._of_the_hook,
         )
 
@@ -163,7 +169,7 @@ class SparkArguments:
                 "deploy mode 'cluster' is not supported: the driver must run beside the operator, whose "
                 "transaction it ends with; set the Spark connection's deploy-mode to 'client'"
             )
-        if given := [name for name in OF_CLUSTER_MODE if self._of_the_hook[name]]:
+        if given := [name for name in OF_CLUSTER_MODE if self._of_the_hook.get(name)]:
             raise InvalidArgument(
                 f"{' and '.join(given)} needs deploy mode 'cluster', which is not supported: leave it out"
             )

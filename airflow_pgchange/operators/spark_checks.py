@@ -14,18 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from airflow.sdk import BaseHook
-from airflow.sdk.exceptions import AirflowException
+from airflow.providers.common.compat.sdk import AirflowException, BaseHook
 
 from airflow_pgchange.errors import InvalidArgument, ServerUnavailable
+from airflow_pgchange.feeds.checks import OLDEST_SPARK
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
 
 OLDEST_JAVA = 17
 """Spark 4 needs it: https://spark.apache.org/docs/latest/#downloading"""
-OLDEST_SPARK = (4, 2)
-"""The oldest version of Spark with which this package works."""
 REACHED_WITHIN = 10.0
 """Seconds to wait for a server to accept a connection."""
 STANDALONE_PORT, CONNECT_PORT, HTTPS_PORT = 7077, 15002, 443

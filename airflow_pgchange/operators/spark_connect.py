@@ -22,7 +22,7 @@ try:
     from airflow.providers.apache.spark.hooks.spark_connect import SparkConnectHook
 except ImportError as error:
     raise ExtraMissing(
-        f"a Spark Connect server needs {error.name}: pip install 'airflow-provider-pgchange[spark]'"
+        f"a Spark Connect server needs {error.name}: pip install 'airflow-provider-pgchange[spark-connect]'"
     ) from error
 
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlsplit
 
-from airflow.sdk import BaseHook, BaseOperatorLink
-from airflow.sdk.exceptions import AirflowException
+from airflow.providers.common.compat.sdk import AirflowException, BaseHook, BaseOperatorLink
 
 from airflow_pgchange.errors import InvalidArgument
 

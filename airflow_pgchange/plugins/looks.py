@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 import psycopg
-from airflow.sdk.exceptions import AirflowNotFoundException
+from airflow.providers.common.compat.sdk import AirflowNotFoundException
 from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange.errors import PgChangeError, ServerUnavailable

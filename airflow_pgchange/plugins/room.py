@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from anyio import Semaphore, fail_after
-from fastapi import Depends, HTTPException, Request
+from fastapi import HTTPException, Request
+
+from airflow_pgchange.utils.compat import left_before_the_answer
 
 WAITING = 100
 """So many requests wait for their turn; one more is refused."""
@@ -62,8 +64,7 @@ def room(name: Literal["looks", "actions"]) -> Any:
         async with getattr(rooms, name).entered():
             yield
 
-    # Left before the answer is sent: a client that reads slowly holds no place.
-    return Depends(enter, scope="function")
+    return left_before_the_answer(enter)
 
 
 def _crowded() -> HTTPException:

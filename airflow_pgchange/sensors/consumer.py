@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from airflow.sdk import BaseSensorOperator, conf
+from airflow.providers.common.compat.sdk import BaseSensorOperator, conf
 
 from airflow_pgchange.feeds import points
 from airflow_pgchange.feeds.checks import Seconds

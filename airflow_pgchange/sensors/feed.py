@@ -7,8 +7,13 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from airflow.sdk import BaseSensorOperator, PokeReturnValue, conf
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.providers.common.compat.sdk import (
+    AirflowException,
+    AirflowFailException,
+    BaseSensorOperator,
+    PokeReturnValue,
+    conf,
+)
 
 from airflow_pgchange.feeds.checks import Seconds
 from airflow_pgchange.feeds.consumer_state import lag

@@ -6,8 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseSensorOperator, PokeReturnValue
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.providers.common.compat.sdk import AirflowFailException, BaseSensorOperator, PokeReturnValue
 
 from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds.queries import ask, select

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import sys
 from functools import cache
 from importlib import metadata
+from pathlib import Path
 
 from airflow_pgchange.errors import VersionsDiffer
+from airflow_pgchange.feeds.checks import OLDEST_SPARK
 
-PACKAGES = ("pyspark", "pyspark-client")
-"""They install the same files, and that which comes last overwrites the other's."""
+log = logging.getLogger(__name__)
+
+FILES_OF = "pyspark"
+"""The package that has Spark's archives of Java classes. pyspark-client installs the same Python files without them."""
+TESTED_PAIRS = frozenset({("4.2", "4.2")})
+"""The versions of a Spark Connect client and its server that were tested together: docs/spark.md lists them."""
 ARROW_DRIVER = "adbc-driver-postgresql"
 OLDEST_ARROW_DRIVER = "1.13"
 """Older ones write other values than they are given, without a word: up to 1.10 a decimal of 0.10 as 10.00, up to 1.12
@@ -17,15 +25,42 @@ the nulls in an array as zeros."""
 
 
 def check_versions() -> None:
-    """Raise VersionsDiffer where Spark is installed in two versions over each other. Where it is no package it is one."""
-    found = {name: version for name in PACKAGES if (version := _version(name)) is not None}
-    if len(set(found.values())) > 1:
-        told = " and ".join(f"{name} {version}" for name, version in found.items())
-        oldest = min(found.values(), key=_order)
-        same = " ".join(f"{name}=={oldest}" for name in PACKAGES)
+    """Raise VersionsDiffer if Spark's Python files are not of the minor version of its Java classes.
+
+    This happens if pyspark-client of another version was installed after pyspark.
+    """
+    try:
+        spark = metadata.distribution(FILES_OF)
+    except metadata.PackageNotFoundError:
+        return
+    file = Path(str(spark.locate_file("pyspark/version.py")))
+    written = re.search(
+        r"^__version__\b.*= *['\"](.+)['\"]", file.read_text() if file.exists() else "", re.MULTILINE
+    )
+    if written is not None and _minor(written[1]) != _minor(spark.version):
         raise VersionsDiffer(
-            f"{told} are installed, whose files overwrite each other: make them of one version, by "
-            f"`pip install --force-reinstall --no-deps {same}`"
+            f"pyspark {spark.version} is installed, but its Python files are of {written[1]}: pyspark-client, which has "
+            "the same files, was installed after it; `pip install --force-reinstall --no-deps "
+            f"pyspark=={spark.version}` brings them back"
+        )
+
+
+def check_pair(client: str, server: str) -> None:
+    """Warn if a Spark Connect client of this version was not tested with this server, and raise VersionsDiffer if they
+    cannot work together."""
+    for version in (client, server):
+        if _order(version) < [(part, "") for part in OLDEST_SPARK]:
+            raise VersionsDiffer(
+                f"the Spark Connect server is of version {server} and pyspark here of {client}: both must be "
+                f"{'.'.join(map(str, OLDEST_SPARK))} or newer, because older ones have no data sources in Python"
+            )
+    if (_minor(client), _minor(server)) not in TESTED_PAIRS:
+        log.warning(
+            "the Spark Connect server is of version %s and pyspark here of %s: this pair was not tested; if an "
+            "application fails, install pyspark-client %s here",
+            server,
+            client,
+            _minor(server),
         )
 
 
@@ -38,6 +73,10 @@ def check_arrow_driver() -> None:
             f"{ARROW_DRIVER} {found} is installed for {sys.executable}, which writes decimals below 1 and nulls in "
             f"arrays wrong: `pip install '{ARROW_DRIVER}>={OLDEST_ARROW_DRIVER}'` there, and on each executor"
         )
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
 
 
 def _version(name: str) -> str | None:

@@ -8,7 +8,6 @@ from functools import partial
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from airflow_pgchange.errors import InvalidArgument, MergeRefused
@@ -39,7 +38,7 @@ from airflow_pgchange.spark.payloads import columns_of_messages, columns_of_payl
 from airflow_pgchange.spark.read_options import PATIENCE, Rule, Wanted
 from airflow_pgchange.spark.request import Request
 from airflow_pgchange.spark.source import NAME, data_source, prepare
-from airflow_pgchange.spark.types import staging_types
+from airflow_pgchange.spark.types import arrow_schema, staging_types
 
 SMALL = 50_000
 """Below this number of changes the driver reads a batch itself, and up to this number of rows it stages the results.
@@ -334,7 +333,7 @@ class Job:
         reading = prepare(request.feed, self.batch, request.source, wanted, request.cluster)
         schema = reading.schema()
         batches = [batch for partition in reading.partitions(1) for batch in reading.read(partition)]
-        table = pa.Table.from_batches(batches, schema=to_arrow_schema(schema, timezone="UTC"))
+        table = pa.Table.from_batches(batches, schema=arrow_schema(schema))
         return self.spark.createDataFrame(table, schema=schema)
 
 

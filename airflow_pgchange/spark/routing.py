@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import sql
 from pyspark.sql import types as t
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from airflow_pgchange.errors import BatchIncomplete, InvalidArgument, ServerUnavailable
 from airflow_pgchange.feeds import reading
@@ -25,7 +24,7 @@ from airflow_pgchange.feeds.tables import table_identifier
 from airflow_pgchange.spark import arrow
 from airflow_pgchange.spark.misfits import Rows
 from airflow_pgchange.spark.read_options import Rule, Wanted, explained, not_unique
-from airflow_pgchange.spark.types import Column, describe, spark_schema
+from airflow_pgchange.spark.types import Column, arrow_schema, describe, spark_schema
 from airflow_pgchange.topology import bucket_owners
 from airflow_pgchange.topology.bucket_owners import Cluster, Share
 
@@ -242,4 +241,4 @@ def _outside(rows: pa.Table, buckets: str | None) -> pa.Table:
 
 
 def _arrow(columns: Sequence[Column]) -> pa.Schema:
-    return to_arrow_schema(spark_schema(columns), timezone="UTC")
+    return arrow_schema(spark_schema(columns))

@@ -16,8 +16,9 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
-from airflow_pgchange.errors import InvalidArgument, ServerUnavailable, VersionsDiffer
+from airflow_pgchange.errors import InvalidArgument, ServerUnavailable
 from airflow_pgchange.spark import package
+from airflow_pgchange.spark.installed import check_pair
 
 if TYPE_CHECKING:
     from pyspark.sql.connect.shell.progress import StageInfo
@@ -59,11 +60,11 @@ def prepare(remote: str, conf: Mapping[str, str], py_files: Sequence[str]) -> No
 
 
 def opened() -> SparkSession:
-    """The session of this application. Raises VersionsDiffer where a server's Spark is not the one that is installed
-    here."""
+    """Return the session of this application. Raises VersionsDiffer if the server's Spark and the one that is installed
+    here cannot work together."""
     spark = SparkSession.builder.appName("pgchange").getOrCreate()
     if is_remote():
-        _check_version(spark.version)
+        check_pair(pyspark.version.__version__, spark.version)
     return spark
 
 
@@ -118,13 +119,3 @@ def _reach(remote: str) -> None:
                 f"no Spark Connect server answered at {builder.endpoint} in {PATIENCE:g} s: start it, or correct host, "
                 "port and TLS in the connection"
             ) from error
-
-
-def _check_version(server: str) -> None:
-    client = pyspark.version.__version__
-    if server.split(".")[:2] != client.split(".")[:2]:
-        raise VersionsDiffer(
-            f"the Spark Connect server is of version {server} and pyspark here of {client}: what this one pickles that "
-            f"one may not read, so install pyspark and pyspark-client of the server's version here, or start a server "
-            f"of {client}"
-        )

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as t
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds import reading
@@ -22,7 +21,7 @@ from airflow_pgchange.spark import arrow
 from airflow_pgchange.spark.misfits import Rows
 from airflow_pgchange.spark.read_options import CHANGE, Wanted, explained, not_unique
 from airflow_pgchange.spark.routing import RoutedReading
-from airflow_pgchange.spark.types import Column, describe, spark_schema
+from airflow_pgchange.spark.types import Column, arrow_schema, describe, spark_schema
 from airflow_pgchange.topology.bucket_owners import Cluster
 
 NAME = "pgchange"
@@ -71,7 +70,7 @@ class Reading:
 
     def read(self, partition: Partition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition, in the Arrow form of ``schema``."""
-        read_schema = to_arrow_schema(spark_schema(self.columns), timezone="UTC")
+        read_schema = arrow_schema(spark_schema(self.columns))
         rows = Rows(self.wanted.table or f"the changes of {self.feed.name}", self.wanted.key or ("id",))
         found = 0
         for batch in arrow.read(self.source, self.batch.lsn, partition, self.columns, read_schema, rows=rows):

@@ -6,14 +6,17 @@ PostgreSQL's text, which writes back into the same type.
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 from psycopg import sql
 from pyspark.sql import types as t
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from airflow_pgchange.errors import UnsupportedType
 from airflow_pgchange.feeds.errors import translated
@@ -61,6 +64,17 @@ _SESSION = """
                   and pg_catalog.starts_with(c, 'default_text_search_config=')),
                pg_catalog.current_setting('default_text_search_config')), {local})
 """
+
+
+# Before Spark 4.2 the function has no argument for the time zone, and always takes UTC.
+_IN_UTC: dict[str, Any] = (
+    {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
+)
+
+
+def arrow_schema(schema: t.StructType) -> pa.Schema:
+    """Return the Arrow form of a schema, whose timestamps with time zone are in UTC."""
+    return to_arrow_schema(schema, **_IN_UTC)
 
 
 def session(*, local: bool) -> str:

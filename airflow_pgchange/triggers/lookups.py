@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from contextvars import Context
 
-from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException
+from airflow.providers.common.compat.sdk import AirflowException, AirflowNotFoundException
 
 from airflow_pgchange.errors import AirflowUnavailable, InvalidArgument, ServerUnavailable
 from airflow_pgchange.feeds.connections import connect_async

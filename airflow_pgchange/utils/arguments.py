@@ -7,12 +7,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from airflow.sdk.definitions.retry_policy import RetryPolicy
-
 from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds import feed as feeds
 from airflow_pgchange.feeds.checks import OnBusy, OnGiveUp, check_word, seconds, time_of, until
 from airflow_pgchange.feeds.feed import Feed, Watched
+from airflow_pgchange.utils.compat import RetryPolicy, with_retry_policy
 from airflow_pgchange.utils.retry_policy import UnlessPermanent
 
 FeedLike = Watched | Mapping[str, Any] | str
@@ -37,7 +36,11 @@ class CheckedArguments:
 
     arguments: ClassVar[Mapping[str, Check]] = {}
 
-    retry_policy: RetryPolicy | None
+    retry_policy: RetryPolicy | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        with_retry_policy(cls)
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)

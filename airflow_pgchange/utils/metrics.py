@@ -12,11 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from airflow.sdk import conf
-from airflow.sdk.observability import stats
-from airflow.sdk.observability.metrics.stats_utils import get_stats_factory
+from airflow.providers.common.compat.sdk import conf
 
 from airflow_pgchange.feeds.batch import Lag
+from airflow_pgchange.utils.compat import Stats, prepare_stats
 
 EVERY = 10.0
 """Seconds between two reports of the same feed's lag."""
@@ -69,30 +68,27 @@ def report_lag(feed: str, lag: Lag) -> None:
     }
     _prepare()
     for name, value in gauges.items():
-        stats.gauge(f"pgchange.{name}", value, tags={"feed": feed})
+        Stats.gauge(f"pgchange.{name}", value, tags={"feed": feed})
 
 
 def report_sight(feed: str, *, blind: bool) -> None:
     """Set whether a watcher cannot look at one feed."""
     _prepare()
-    stats.gauge("pgchange.blind", int(blind), tags={"feed": feed})
+    Stats.gauge("pgchange.blind", int(blind), tags={"feed": feed})
 
 
 def report_batch(feed: str, changes: int, seconds: float, phases: Mapping[str, float]) -> None:
     """Count one batch that was processed and committed."""
     _prepare()
     tags = {"feed": feed}
-    stats.incr("pgchange.batches", 1, tags=tags)
-    stats.incr("pgchange.changes", changes, tags=tags)
-    stats.timing("pgchange.batch_seconds", 1000.0 * seconds, tags=tags)
+    Stats.incr("pgchange.batches", 1, tags=tags)
+    Stats.incr("pgchange.changes", changes, tags=tags)
+    Stats.timing("pgchange.batch_seconds", 1000.0 * seconds, tags=tags)
     for phase, took in phases.items():
-        stats.timing("pgchange.phase_seconds", 1000.0 * took, tags={**tags, "phase": phase})
+        Stats.timing("pgchange.phase_seconds", 1000.0 * took, tags={**tags, "phase": phase})
 
 
 @cache
 def _prepare() -> None:
-    """Once a process. The triggerer prepares its own metrics and not the SDK's, which are a module of their
-    own.
-    """
-    by_name = conf.getboolean("metrics", "legacy_names_on")
-    stats.initialize(factory=get_stats_factory(), export_legacy_names=by_name)
+    """Connect ``Stats`` once a process: the triggerer connects its own statistics, but not those of the SDK."""
+    prepare_stats()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk.definitions.retry_policy import RetryDecision, RetryPolicy
-
 from airflow_pgchange.errors import Permanent
+from airflow_pgchange.utils.compat import RetryDecision, RetryPolicy
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

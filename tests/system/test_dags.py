@@ -14,10 +14,10 @@ from typing import Any
 import psycopg
 import pytest
 from airflow.sdk.exceptions import ParamValidationError
-from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, TopologyFeed
 from airflow_pgchange.feeds.consumer_state import lag
+from airflow_pgchange.utils.compat import dag_serialization
 from tests import queues
 from tests.airflow_home import DAGS, uri
 from tests.conftest import Role
@@ -157,7 +157,7 @@ def test_an_example_names_only_the_connections_that_it_is_given(name: str) -> No
         made.append(module.tour_handlers("mine", **given))
     for dag in made:
         dag.doc_md = None
-        stored = json.dumps(DagSerialization.to_dict(dag))
+        stored = json.dumps(dag_serialization().to_dict(dag))
         assert dag.dag_id == "mine"
         assert re.findall(r'["/](?:airline|catalogue|spark_default)["/]', stored) == []
     source = Path(str(module.__file__)).read_text().replace(str(module.__doc__), "")

@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 import pytest
 from airflow.providers.common.messaging.triggers.msg_queue import MessageQueueTrigger
 from airflow.sdk import Asset, AssetWatcher
-from airflow.serialization.encoders import encode_trigger
 from airflow.triggers.base import BaseEventTrigger
 
 from airflow_pgchange.assets.pgchange import feed_asset, sanitize_uri
@@ -23,8 +22,7 @@ FEED = CommitFeed("route_delay", 7, in_order=True)
 
 
 def trigger_hash(asset: Asset) -> int:
-    encoded = encode_trigger(asset.watchers[0].trigger)
-    return BaseEventTrigger.hash(encoded["classpath"], encoded["kwargs"])
+    return BaseEventTrigger.hash(*asset.watchers[0].trigger.serialize())
 
 
 def test_the_uri_of_an_asset_names_its_feed() -> None:

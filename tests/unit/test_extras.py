@@ -15,6 +15,7 @@ from airflow_pgchange.spark import arrow
 from airflow_pgchange.spark.installed import (
     ARROW_DRIVER,
     check_arrow_driver,
+    check_pair,
     check_versions,
 )
 from airflow_pgchange.spark.job import batch_job
@@ -80,35 +81,60 @@ def test_only_what_needs_an_extra_is_refused_without_extras():
     assert set(ran.stdout.split()) == set().union(*EXTRAS.values())
 
 
-@pytest.mark.parametrize(
-    ("versions", "oldest"),
-    [
-        ({"pyspark": "4.3.0", "pyspark-client": "4.2.0"}, "4.2.0"),
-        ({"pyspark": "4.2.9", "pyspark-client": "4.2.10"}, "4.2.9"),
-    ],
-)
-def test_spark_in_two_versions_is_told_before_a_job_begins(versions, oldest, monkeypatch):
-    monkeypatch.setattr(metadata, "version", versions.__getitem__)
-    wanted = f"pip install --force-reinstall --no-deps pyspark=={oldest} pyspark-client=={oldest}`"
+def spark_of(tmp_path, monkeypatch, package, files):
+    """An environment with the Java classes of one version of Spark and the Python files of another."""
+    info = tmp_path / f"pyspark-{package}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: pyspark\nVersion: {package}\n")
+    if files is not None:
+        (tmp_path / "pyspark").mkdir()
+        (tmp_path / "pyspark" / "version.py").write_text(f"# One line\n__version__: str = '{files}'\n")
+    monkeypatch.setattr(metadata, "distribution", lambda name: metadata.PathDistribution(info))
+
+
+def test_python_files_of_another_spark_than_its_java_classes_are_told_before_a_job_begins(
+    tmp_path, monkeypatch
+):
+    spark_of(tmp_path, monkeypatch, "4.3.0", "4.2.1")
     with (
-        pytest.raises(VersionsDiffer, match="pyspark .* and pyspark-client .* overwrite each other") as told,
+        pytest.raises(
+            VersionsDiffer, match=r"pyspark 4\.3\.0 is installed, but its Python files are of 4\.2\.1"
+        ) as told,
         batch_job(),
     ):
         pass
-    assert wanted in str(told.value)
+    assert "`pip install --force-reinstall --no-deps pyspark==4.3.0`" in str(told.value)
+
+
+@pytest.mark.parametrize(("package", "files"), [("4.3.0", "4.3.0"), ("4.2.1", "4.2.0"), ("4.2.1", None)])
+def test_python_files_of_the_same_minor_version_fit(package, files, tmp_path, monkeypatch):
+    spark_of(tmp_path, monkeypatch, package, files)
+    check_versions()
+
+
+def test_a_client_without_java_classes_is_left_alone(monkeypatch):
+    def distribution(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "distribution", distribution)
+    check_versions()
+
+
+@pytest.mark.parametrize(("client", "remote"), [("3.5.1", "4.2.0"), ("4.2.0", "3.5.9")])
+def test_a_connect_client_or_server_without_python_data_sources_is_refused(client, remote):
+    with pytest.raises(VersionsDiffer, match=f"server is of version {remote} and pyspark here of {client}"):
+        check_pair(client, remote)
 
 
 @pytest.mark.parametrize(
-    "installed", [{}, {"pyspark": "4.3.0"}, {"pyspark": "4.2.1", "pyspark-client": "4.2.1"}]
+    ("client", "remote", "warned"),
+    [("4.2.0", "4.2.9", False), ("4.2.0", "4.9.0", True), ("4.2.0", "17.1", True)],
 )
-def test_spark_in_one_version_or_of_a_cluster_is_left_alone(installed, monkeypatch):
-    def version(name):
-        if name not in installed:
-            raise metadata.PackageNotFoundError(name)
-        return installed[name]
-
-    monkeypatch.setattr(metadata, "version", version)
-    check_versions()
+def test_a_connect_client_and_server_that_were_not_tested_together_give_a_warning(
+    client, remote, warned, caplog
+):
+    check_pair(client, remote)
+    assert ("this pair was not tested" in caplog.text) is warned
 
 
 @pytest.fixture

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from airflow_pgchange.feeds.batch import Lag
 from airflow_pgchange.utils import metrics
+from airflow_pgchange.utils.compat import Stats
 
 LAG = Lag(ready=7, waiting=2, ready_age=1.5, faults=1)
 
@@ -32,12 +32,25 @@ class Recorder:
 
 
 @pytest.fixture
-def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
+def backend(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     recorder = Recorder()
-    monkeypatch.setattr(metrics, "get_stats_factory", lambda: lambda: recorder)
+    monkeypatch.setattr(metrics, "Stats", recorder)
+    return recorder
+
+
+def test_metrics_go_where_airflow_is_configured_to_send_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder()
+    if hasattr(Stats, "initialize"):
+        factories = "airflow.sdk.observability.metrics.stats_utils.get_stats_factory"
+        monkeypatch.setattr(factories, lambda: lambda: recorder)
+    else:
+        # Before Airflow 3.2 Stats makes its backend when it is first used.
+        monkeypatch.setattr(type(Stats), "factory", lambda: recorder)
+        monkeypatch.setattr(Stats, "instance", None)
     metrics._prepare.cache_clear()
-    yield recorder
+    metrics.report_lag("commits:delays/0", LAG)
     metrics._prepare.cache_clear()
+    assert recorder.value("pgchange.ready") == 7
 
 
 def test_lag_is_reported_under_the_name_of_its_feed(backend: Recorder) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -45,16 +44,14 @@ class Kinds(dict[str, str]):
 
 
 @pytest.fixture
-def reported(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kinds]:
+def reported(monkeypatch: pytest.MonkeyPatch) -> Kinds:
     """Every metric that this package reports."""
     kinds = Kinds()
-    monkeypatch.setattr(metrics, "get_stats_factory", lambda: lambda: kinds)
-    metrics._prepare.cache_clear()
+    monkeypatch.setattr(metrics, "Stats", kinds)
     metrics.report_lag("commits:delays/0", Lag(ready=1, waiting=0))
     metrics.report_sight("commits:delays/0", blind=True)
     metrics.report_batch("commits:delays/0", 1, 1.0, {"claim": 1.0})
-    yield kinds
-    metrics._prepare.cache_clear()
+    return kinds
 
 
 def rules() -> list[dict[str, Any]]:

@@ -11,7 +11,6 @@ from typing import Any
 import psycopg
 import pytest
 from airflow.sdk import DAG
-from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_pgchange.decorators.batch import pgchange_batch_task
 from airflow_pgchange.errors import InvalidArgument
@@ -23,6 +22,7 @@ from airflow_pgchange.operators.batch import BatchOperator
 from airflow_pgchange.operators.feed import FeedOperator
 from airflow_pgchange.operators.handlers import EventHandlersOperator
 from airflow_pgchange.operators.sagas import SagaHandlerOperator
+from airflow_pgchange.utils.compat import dag_serialization
 from tests.every_operator import (
     ARGUMENTS,
     COMMITS,
@@ -46,9 +46,9 @@ def test_every_argument_is_looked_at(kind: Any) -> None:
 
 def serialised(dag: DAG) -> Any:
     """A DAG as the scheduler has it: through JSON and back; its only task."""
-    stored = json.loads(json.dumps(DagSerialization.to_dict(dag)))
-    DagSerialization.validate_schema(stored)
-    return DagSerialization.from_dict(stored).get_task("task")
+    stored = json.loads(json.dumps(dag_serialization().to_dict(dag)))
+    dag_serialization().validate_schema(stored)
+    return dag_serialization().from_dict(stored).get_task("task")
 
 
 NO_FUNCTIONS = [

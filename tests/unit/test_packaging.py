@@ -17,6 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from airflow_pgchange.admin import versions
+from airflow_pgchange.feeds.checks import OLDEST_SPARK
 from airflow_pgchange.provider_info import GUIDES
 from airflow_pgchange.spark.installed import ARROW_DRIVER, OLDEST_ARROW_DRIVER
 from airflow_pgchange.spark.package import EXECUTOR_PACKAGES
@@ -105,23 +106,21 @@ def test_the_oldest_psycopg_that_is_taken_is_the_one_that_is_tested():
 
 def test_the_oldest_arrow_driver_that_pip_takes_is_the_oldest_that_writes_what_it_is_given():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    needed = [Requirement(need) for need in project["optional-dependencies"]["spark"]]
+    needed = [Requirement(need) for need in project["optional-dependencies"]["spark-connect"]]
     (floor,) = (str(need.specifier) for need in needed if need.name == ARROW_DRIVER)
     assert floor == f">={OLDEST_ARROW_DRIVER}"
     assert f"{ARROW_DRIVER}{floor}" in EXECUTOR_PACKAGES
 
 
-def test_both_packages_of_spark_are_held_to_one_version_and_only_the_extra_needs_them():
+def test_both_packages_of_spark_take_the_same_oldest_version_and_only_extras_need_them():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
     needed = {
-        Requirement(need).name: Requirement(need).specifier
-        for need in project["optional-dependencies"]["spark"]
+        need.name: need.specifier for need in map(Requirement, (*extras["spark"], *extras["spark-connect"]))
     }
-    [wanted] = needed["pyspark"]
-    assert wanted.operator == "=="
-    assert "*" not in wanted.version
-    assert needed["pyspark-client"] == needed["pyspark"]
-    assert metadata.version("pyspark") == wanted.version
+    oldest = ".".join(map(str, OLDEST_SPARK))
+    assert all(f">={oldest}" in str(needed[name]) for name in ("pyspark", "pyspark-client"))
+    assert needed["pyspark"].contains(metadata.version("pyspark"))
     assert needed.keys().isdisjoint(Requirement(need).name for need in project["dependencies"])
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from airflow.sdk import DAG, Asset
-from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_pgchange.admin.dead_letters import Letter
 from airflow_pgchange.assets.pgchange import feed_asset
@@ -20,6 +19,7 @@ from airflow_pgchange.plugins.dag_reasons import last_runs, log_url
 from airflow_pgchange.plugins.letters import grouped
 from airflow_pgchange.plugins.places import Named, ParsedDag, Place, Places, named_in
 from airflow_pgchange.plugins.watched_assets import Clash, clashes
+from airflow_pgchange.utils.compat import dag_serialization
 
 FEED = CommitFeed("delays", 0)
 
@@ -29,7 +29,7 @@ def process(*_: Any) -> None:
 
 
 def named(dag: DAG) -> set[Named]:
-    return set(named_in(DagSerialization.to_dict(dag)))
+    return set(named_in(dag_serialization().to_dict(dag)))
 
 
 def test_an_asset_names_its_consumer_and_both_of_its_databases() -> None:
@@ -65,7 +65,7 @@ def test_a_task_names_what_it_writes() -> None:
             outlets=[target_tables("balances"), Asset("report")],
         )
     places = Places()
-    for one in named_in(DagSerialization.to_dict(dag)):
+    for one in named_in(dag_serialization().to_dict(dag)):
         places.add("worked", one)
     naming = places.consumers[Place("airline")]["commit", "commits:delays/0"]
     assert naming.targets == {("worked", "balances"), ("worked", "report")}
@@ -91,7 +91,7 @@ def clash(*assets: Asset) -> Clash | None:
     for number, asset in enumerate(assets):
         with DAG(f"dag_{number}", schedule=[asset]) as dag:
             pass
-        given[dag.dag_id] = ParsedDag.of(DagSerialization.to_dict(dag)).assets
+        given[dag.dag_id] = ParsedDag.of(dag_serialization().to_dict(dag)).assets
     found = clashes(given)
     return found[0] if found else None
 

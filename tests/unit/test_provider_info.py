@@ -19,7 +19,6 @@ from airflow.providers.common.messaging.providers.base_provider import BaseMessa
 from airflow.providers_manager import ProvidersManager
 from airflow.sdk import BaseHook, BaseNotifier, BaseOperator, BaseOperatorLink, BaseSensorOperator
 from airflow.sdk.bases.decorator import DecoratedOperator
-from airflow.sdk.providers_manager_runtime import ProvidersManagerTaskRuntime
 from airflow.triggers.base import BaseTrigger
 
 import airflow_pgchange
@@ -28,6 +27,7 @@ from airflow_pgchange.plugins import pgchange as plugin
 from airflow_pgchange.plugins.page import files
 from airflow_pgchange.plugins.pgchange import PgChangePlugin
 from airflow_pgchange.provider_info import GUIDES, get_provider_info
+from airflow_pgchange.utils.compat import moved
 
 INFO = get_provider_info()
 
@@ -133,9 +133,17 @@ def test_airflow_lists_feeds_among_the_queues_of_messages() -> None:
     assert "airflow_pgchange.queues.feed.FeedQueueProvider" in manager.queue_class_names
 
 
+def runtime_manager() -> Any:
+    """The manager of what tasks need of providers. Before Airflow 3.2 there is only one manager."""
+    try:
+        return moved("ProvidersManagerTaskRuntime", "airflow.sdk.providers_manager_runtime")()
+    except ImportError:
+        return ProvidersManager()
+
+
 def test_airflow_lists_the_decorators() -> None:
     ours = {one["name"] for one in INFO["task-decorators"]}
-    assert ours <= dict(ProvidersManagerTaskRuntime().taskflow_decorators).keys()
+    assert ours <= dict(runtime_manager().taskflow_decorators).keys()
 
 
 def test_airflow_lists_the_link_to_spark() -> None:
@@ -145,7 +153,7 @@ def test_airflow_lists_the_link_to_spark() -> None:
 
 
 def test_airflow_lists_the_uri_scheme() -> None:
-    assert "pgchange" in ProvidersManagerTaskRuntime().asset_uri_handlers
+    assert "pgchange" in runtime_manager().asset_uri_handlers
 
 
 def test_airflow_lists_the_options() -> None:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
-from airflow.sdk import DAG, ExceptionRetryPolicy
-from airflow.sdk.definitions.retry_policy import RetryAction
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException
+from airflow.sdk import DAG
 
 from airflow_pgchange import errors
 from airflow_pgchange.feeds.errors import is_of_the_batch
 from airflow_pgchange.operators.batch import BatchOperator
 from airflow_pgchange.sensors.feed import unless_error
 from airflow_pgchange.spark import blame
+from airflow_pgchange.utils import compat
+from airflow_pgchange.utils.compat import RetryDecision
 from airflow_pgchange.utils.retry_policy import UnlessPermanent
 from tests.every_operator import ARGUMENTS, COMMITS, nothing
 
@@ -52,16 +54,48 @@ def test_what_no_other_try_mends_is_said_in_the_tree() -> None:
 def test_no_operator_tries_again_what_no_other_try_mends(kind: Any) -> None:
     with DAG("plain"):
         policy = kind(task_id="task", **ARGUMENTS[kind]).retry_policy
-    decided = [policy.evaluate(error, 1, 3).action for error in (errors.SchemaMissing("x"), ValueError("x"))]
-    assert decided == [RetryAction.FAIL, RetryAction.DEFAULT]
+    decided = [policy.evaluate(error, 1, 3) for error in (errors.SchemaMissing("x"), ValueError("x"))]
+    assert decided == [RetryDecision.fail(str(decided[0].reason)), RetryDecision.default()]
 
 
 def test_a_policy_of_the_users_own_is_kept() -> None:
-    own = ExceptionRetryPolicy(rules=[])
+    """Before Airflow 3.3 an operator takes no policy."""
+    policies = pytest.importorskip("airflow.sdk.definitions.retry_policy")
+    own = policies.ExceptionRetryPolicy(rules=[])
     with DAG("own", default_args={"retry_policy": own}):
         given = BatchOperator(task_id="by_default", feed=COMMITS, process=nothing)
     assert given.retry_policy is own
     assert BatchOperator(task_id="t", feed=COMMITS, process=nothing, retry_policy=own).retry_policy is own
+
+
+def test_an_operator_fails_at_once_where_airflow_has_no_policies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "airflow.sdk.definitions.retry_policy", None)
+    spec = importlib.util.spec_from_file_location("older_compat", compat.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    older = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "older_compat", older)
+    spec.loader.exec_module(older)
+
+    class Policy(older.RetryPolicy):  # type: ignore[misc, name-defined]
+        def evaluate(self, exception: BaseException, *_: object) -> Any:
+            permanent = isinstance(exception, errors.Permanent)
+            return older.RetryDecision.fail("no use") if permanent else older.RetryDecision.default()
+
+    class Operator:
+        retry_policy = Policy()
+
+        def execute(self, error: Exception) -> None:
+            raise error
+
+        resume_execution = execute
+
+    older.with_retry_policy(Operator)
+    for run in (Operator().execute, Operator().resume_execution):
+        with pytest.raises(AirflowFailException, match="no schema"):
+            run(errors.SchemaMissing("no schema"))
+        with pytest.raises(ZeroDivisionError):
+            run(ZeroDivisionError())
 
 
 def test_the_policy_comes_back_from_what_it_is_stored_as() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import nullcontext
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -16,7 +17,6 @@ from airflow_pgchange.errors import InvalidArgument, ServerUnavailable, Versions
 from airflow_pgchange.operators import spark_checks
 from airflow_pgchange.operators.spark_arguments import SparkArguments
 from airflow_pgchange.operators.spark_checks import check_server, check_submission, master_of
-from airflow_pgchange.spark import installed
 
 
 def spark(**fields: Any) -> Connection:
@@ -145,9 +145,7 @@ def test_a_connection_without_a_master_that_spark_takes_is_refused(
         check_submission("spark", spark(**fields), None, worker)
 
 
-@pytest.mark.parametrize(
-    ("version", "is_told"), [("3.5.1", True), ("4.1.0", True), ("4.2.0", False), ("4.10.0", False)]
-)
+@pytest.mark.parametrize(("version", "is_told"), [("3.5.1", True), ("4.0.0", False), ("4.10.0", False)])
 @pytest.mark.parametrize("by", ["SPARK_HOME", "spark-submit"])
 def test_a_spark_that_is_too_old_is_refused(
     version: str, is_told: bool, by: str, worker: dict[str, str], tmp_path: Path
@@ -161,16 +159,17 @@ def test_a_spark_that_is_too_old_is_refused(
         (home / "bin").mkdir()
         (tmp_path / "spark-submit").rename(home / "bin" / "spark-submit")
         worker["PATH"] = str(home / "bin")
-    told = f"needs Spark 4.2 or newer, and {home} is Spark {version[:3]}; install a newer one"
+    told = f"needs Spark 4.0 or newer, and {home} is Spark {version[:3]}; install a newer one"
     with pytest.raises(InvalidArgument, match=told) if is_told else nullcontext():
         check_submission("spark", spark(host="local"), None, worker)
 
 
-def test_a_spark_that_is_installed_in_two_versions_is_told_before_a_connection_is_looked_up(
+def test_python_files_of_another_spark_are_told_before_a_connection_is_looked_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(installed, "_version", {"pyspark": "4.2.0", "pyspark-client": "4.3.0"}.get)
-    with pytest.raises(VersionsDiffer, match="overwrite each other"):
+    spark = Mock(version="4.9.0", locate_file=metadata.distribution("pyspark").locate_file)
+    monkeypatch.setattr(metadata, "distribution", lambda name: spark)
+    with pytest.raises(VersionsDiffer, match="its Python files are of 4"):
         SparkArguments({"conn_id": "nowhere"}).check(Mock(), {})
 
 

@@ -9,7 +9,6 @@ from unittest.mock import Mock
 
 import pytest
 from airflow.sdk import DAG
-from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds import CommitFeed
@@ -17,6 +16,7 @@ from airflow_pgchange.operators.feed import FeedOperator
 from airflow_pgchange.operators.spark import SparkBatchOperator
 from airflow_pgchange.operators.spark_arguments import SparkArguments
 from airflow_pgchange.operators.spark_ui import SparkUiLink
+from airflow_pgchange.utils.compat import dag_serialization
 
 PAGES = "http://spark.example:4040"
 
@@ -69,8 +69,10 @@ def test_the_link_is_there_while_the_task_runs(operator: Any, monkeypatch: pytes
 def test_airflow_knows_where_to_find_the_link(operator: Any) -> None:
     with DAG("linked") as dag:
         operator("spark", {})
-    task: Any = DagSerialization.from_dict(json.loads(json.dumps(DagSerialization.to_dict(dag)))).get_task(
-        "task"
+    task: Any = (
+        dag_serialization()
+        .from_dict(json.loads(json.dumps(dag_serialization().to_dict(dag))))
+        .get_task("task")
     )
     assert [(one.name, one.xcom_key) for one in task.operator_extra_links] == [
         ("Spark UI", "_link_SparkUiLink"),

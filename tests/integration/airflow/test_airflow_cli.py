@@ -11,7 +11,6 @@ import psycopg
 import pytest
 from airflow.cli.cli_parser import get_parser
 from airflow.sdk import DAG
-from airflow.serialization.serialized_objects import DagSerialization
 from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange.admin.versions import SYSTEMS, present
@@ -21,6 +20,7 @@ from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from airflow_pgchange.feeds.extensions import EXTENSIONS
 from airflow_pgchange.operators.batch import BatchOperator
 from airflow_pgchange.plugins.places import Places, named_in
+from airflow_pgchange.utils.compat import dag_serialization
 from tests.airflow_home import uri
 from tests.command_line import Command, ended, failed
 from tests.conftest import Role
@@ -179,7 +179,7 @@ def named(monkeypatch: pytest.MonkeyPatch) -> None:
                 task_id=consumer, feed=CommitFeed(consumer, 0), postgres_conn_id="airline", process=print
             )
     found = Places(paused={"delays"})
-    for one in named_in(DagSerialization.to_dict(dag)):
+    for one in named_in(dag_serialization().to_dict(dag)):
         found.add("delays", one)
     monkeypatch.setattr(named_by_dags.ParsedDags, "places", lambda *_: found)
 

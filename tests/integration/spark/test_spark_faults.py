@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 from pyspark import TaskContext
 from pyspark.sql import functions as f
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from airflow_pgchange.admin import schema
 from airflow_pgchange.errors import BatchIncomplete, MergeRefused, ServerUnavailable
@@ -21,7 +20,7 @@ from airflow_pgchange.feeds.feed import partitions
 from airflow_pgchange.spark import arrow, sink
 from airflow_pgchange.spark.job import Job
 from airflow_pgchange.spark.misfits import Rows
-from airflow_pgchange.spark.types import describe, spark_schema
+from airflow_pgchange.spark.types import arrow_schema, describe, spark_schema
 from tests.planes import COUNTS, PLANES, count_seats, make_planes
 from tests.spark_session import batch_of, track
 from tests.waiting import sleeps, until
@@ -111,7 +110,7 @@ def test_what_a_rolled_back_attempt_staged_is_not_seen_by_the_next(db, planes, p
 def columns_of(conninfo, query):
     with feed_connect(conninfo) as connection:
         columns = describe(connection, query)
-    return columns, to_arrow_schema(spark_schema(columns), timezone="UTC")
+    return columns, arrow_schema(spark_schema(columns))
 
 
 def test_a_reader_on_a_standby_waits_until_it_can_read_the_batch(own_cluster, connect_to):

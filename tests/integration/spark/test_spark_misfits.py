@@ -5,7 +5,6 @@ from __future__ import annotations
 import psycopg
 import pytest
 from pyspark.sql import functions as f
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from airflow_pgchange.admin import schema
 from airflow_pgchange.errors import UnsupportedType
@@ -13,7 +12,7 @@ from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed
 from airflow_pgchange.feeds.batch import Partition
 from airflow_pgchange.spark import arrow
 from airflow_pgchange.spark.misfits import Rows
-from airflow_pgchange.spark.types import describe, spark_schema
+from airflow_pgchange.spark.types import arrow_schema, describe, spark_schema
 from tests.conftest import database
 from tests.planes import make_planes
 from tests.spark_session import batch_of, track
@@ -96,7 +95,7 @@ def test_bytes_that_are_no_text_name_the_change_that_a_function_is_not_handed(as
 
 def read(connection, db, query):
     columns = describe(connection, query)
-    shape = to_arrow_schema(spark_schema(columns), timezone="UTC")
+    shape = arrow_schema(spark_schema(columns))
     return list(arrow.read(db, None, Partition(query, 1), columns, shape, rows=Rows("odd", ("id",))))
 
 

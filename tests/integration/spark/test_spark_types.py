@@ -8,13 +8,12 @@ from decimal import Decimal
 
 import pytest
 from pyspark.sql.functions import date_format
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from airflow_pgchange.errors import UnsupportedType
 from airflow_pgchange.feeds.reading import Partition
 from airflow_pgchange.spark import arrow
 from airflow_pgchange.spark.misfits import Rows
-from airflow_pgchange.spark.types import PINNED, describe, spark_schema
+from airflow_pgchange.spark.types import PINNED, arrow_schema, describe, spark_schema
 from tests.every_type import differences, fill, make_tables
 from tests.sessions import SPEAKING
 from tests.spark_session import batch_of, track
@@ -164,7 +163,7 @@ def contrib():
 
 def read(db, connection, query, count):
     columns = describe(connection, query)
-    schema = to_arrow_schema(spark_schema(columns), timezone="UTC")
+    schema = arrow_schema(spark_schema(columns))
     return [
         row
         for batch in arrow.read(db, None, Partition(query, count), columns, schema, rows=Rows("odd", ("id",)))

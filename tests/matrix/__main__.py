@@ -1,0 +1,89 @@
+"""Run the cells of the matrix, or those whose names have a text in them, and write ``docs/matrix.md``.
+
+    python -m tests.matrix [TEXT] [--steps import DAGs]
+
+The results of cells and steps that are not run now are kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from subprocess import CalledProcessError
+
+from tests.matrix.cells import CELLS, ROOT, STEPS, Cell, NotRun
+
+RESULTS = Path(__file__).with_name("results.json")
+PAGE = ROOT / "docs" / "matrix.md"
+HEAD = """# Versions that were tested together
+
+`make matrix` runs these cells, each in an environment of its own, with the packages that were there on its day, and
+writes this page. Each step has the date on which it passed or failed, or the reason why it was not run.
+
+"""
+Results = dict[str, dict[str, str]]
+"""By cell and step what came of it."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("text", nargs="?", default="")
+    parser.add_argument("--steps", nargs="+", choices=STEPS, default=list(STEPS))
+    asked = parser.parse_args()
+    results: Results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    ran = []
+    for cell in CELLS:
+        if asked.text in cell.name:
+            now = run(cell, asked.steps)
+            ran += now.values()
+            results[cell.name] = {**results.get(cell.name, {}), **now}
+            RESULTS.write_text(json.dumps(results, indent=2) + "\n")
+            PAGE.write_text(page(results))
+    return any(told.startswith("failed") for told in ran) or not ran
+
+
+def run(cell: Cell, steps: Sequence[str]) -> dict[str, str]:
+    """Run the steps of a cell one after another, and return what came of each."""
+    day, told = datetime.now(UTC).date().isoformat(), {}
+    for name in steps:
+        print(f"{cell.name}: {name}", flush=True)
+        try:
+            STEPS[name](cell)
+        except NotRun as error:
+            told[name] = f"not run: {error}"
+        except CalledProcessError:
+            told[name] = f"failed {day}"
+        else:
+            told[name] = f"passed {day}"
+        if name == "install" and not told[name].startswith("passed"):
+            break
+    return told
+
+
+def page(results: Results) -> str:
+    """Return the page of these results."""
+    columns = ("Python", "Airflow", "Spark", "PostgreSQL", "extras", "packages of", *STEPS)
+    rows = [columns, ("---",) * len(columns)]
+    for cell in CELLS:
+        told = results.get(cell.name, {})
+        of_steps = [told.get(step, "not run") for step in STEPS]
+        rows.append(
+            (
+                cell.python,
+                cell.airflow,
+                cell.spark,
+                cell.postgres,
+                ", ".join(cell.extras),
+                cell.day,
+                *of_steps,
+            )
+        )
+    return HEAD + "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
