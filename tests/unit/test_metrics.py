@@ -45,7 +45,7 @@ def test_metrics_go_where_airflow_is_configured_to_send_them(monkeypatch: pytest
         monkeypatch.setattr(factories, lambda: lambda: recorder)
     else:
         # Before Airflow 3.2 Stats makes its backend when it is first used.
-        monkeypatch.setattr(type(Stats), "factory", lambda: recorder)
+        monkeypatch.setattr(type(Stats), "factory", staticmethod(lambda: recorder))
         monkeypatch.setattr(Stats, "instance", None)
     metrics._prepare.cache_clear()
     metrics.report_lag("commits:delays/0", LAG)

@@ -13,7 +13,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from airflow.cli.cli_parser import airflow_commands, get_parser
+from airflow.cli import cli_parser
 from airflow.plugins_manager import AirflowPlugin
 from airflow.providers.common.messaging.providers.base_provider import BaseMessageQueueProvider
 from airflow.providers_manager import ProvidersManager
@@ -23,6 +23,7 @@ from airflow.triggers.base import BaseTrigger
 
 import airflow_pgchange
 from airflow_pgchange import decorators
+from airflow_pgchange.cli.definition import get_pgchange_cli_commands
 from airflow_pgchange.plugins import pgchange as plugin
 from airflow_pgchange.plugins.page import files
 from airflow_pgchange.plugins.pgchange import PgChangePlugin
@@ -96,7 +97,7 @@ def test_every_guide_is_named() -> None:
 
 
 def test_airflow_prints_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = get_parser().parse_args(
+    arguments = cli_parser.get_parser().parse_args(
         ["providers", "get", "airflow-provider-pgchange", "--full", "-o", "json"]
     )
     arguments.func(arguments)
@@ -180,8 +181,30 @@ def test_the_plugin_builds_its_api_only_where_it_is_asked_for() -> None:
     assert api["url_prefix"] == "/pgchange"
 
 
+def test_the_program_has_the_commands_where_airflow_takes_none_of_a_provider(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before Airflow 3.2."""
+    commands = {name: one for name, one in cli_parser.ALL_COMMANDS_DICT.items() if name != "pgchange"}
+    monkeypatch.setattr(cli_parser, "ALL_COMMANDS_DICT", commands)
+    cli_parser.get_parser.cache_clear()
+    (program,) = entry_points(group="console_scripts", name="airflow-pgchange")
+    monkeypatch.setattr(sys, "argv", ["airflow-pgchange", "status", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        program.load()()
+    cli_parser.get_parser.cache_clear()
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("Usage: airflow pgchange status")
+
+
+def test_airflow_itself_has_the_commands() -> None:
+    if not hasattr(ProvidersManager, "initialize_providers_cli_command"):
+        pytest.skip("Airflow takes commands of providers from 3.2 on")
+    assert "pgchange" in {command.name for command in cli_parser.airflow_commands}
+
+
 def test_the_command_line_has_each_command() -> None:
-    (group,) = [command for command in airflow_commands if command.name == "pgchange"]
+    (group,) = get_pgchange_cli_commands()
     assert [command.name for command in group.subcommands] == [
         "install",
         "upgrade",

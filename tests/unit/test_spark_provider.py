@@ -72,7 +72,7 @@ def ours():
         "hook._connection['master']",
         "getattr(operator, '_archives')",
         "class Mine(SparkSubmitOperator):\n    def _get_hook(self): pass",
-        "from airflow.providers.apache.spark.hooks.spark_submit import _K8S_WAIT_APP_COMPLETION_CONF",
+        "from airflow.providers.apache.spark.hooks.spark_submit import _build_spark_submit_command",
     ],
 )
 def test_a_private_name_of_the_provider_is_found(code):
@@ -126,6 +126,8 @@ def parameters(function):
 
 
 OF_THE_HOOK = parameters(submit_hook.SparkSubmitHook.__init__)
+OF_CLUSTER_MODE = [name for name in spark_arguments.OF_CLUSTER_MODE if name in OF_THE_HOOK]
+"""Older providers lack these."""
 OWN = {
     "conf": {"spark.a": "b"},
     "application_args": ["c"],
@@ -153,9 +155,7 @@ def test_every_argument_of_the_hook_is_handed_on(spark, handed, by):
     else:
         with DAG("defaults", default_args=VALUES):
             hook_of(operator())
-    assert handed == [
-        {**VALUES, "conn_id": "spark", "track_driver_via_k8s_api": False, "yarn_track_via_rm_api": False}
-    ]
+    assert handed == [{**VALUES, "conn_id": "spark", **dict.fromkeys(OF_CLUSTER_MODE, False)}]
 
 
 def test_arguments_have_the_defaults_of_the_provider(spark, handed):
@@ -172,13 +172,12 @@ SPARK_NAME = "{{ dag.dag_id }}.{{ task.task_id }}"
 
 def test_arguments_of_the_operator_and_not_of_the_hook_are_known():
     more = parameters(submit_operator.SparkSubmitOperator.__init__).keys() - OF_THE_HOOK.keys()
-    assert more == {
+    newer = {"durable", "reconnect_on_retry"}
+    assert more - newer == {
         "application",
-        "durable",
         "kwargs",
         "openlineage_inject_parent_job_info",
         "openlineage_inject_transport_info",
-        "reconnect_on_retry",
     }
 
 
@@ -202,7 +201,7 @@ def test_client_mode_in_an_argument_counts_before_the_connection(spark):
     assert isinstance(hook_of(operator(deploy_mode="client")), submit_hook.SparkSubmitHook)
 
 
-@pytest.mark.parametrize("name", ["track_driver_via_k8s_api", "yarn_track_via_rm_api"])
+@pytest.mark.parametrize("name", OF_CLUSTER_MODE)
 def test_what_only_cluster_mode_has_is_refused(spark, name):
     with pytest.raises(InvalidArgument, match=f"{name} needs deploy mode 'cluster'"):
         hook_of(operator(**{name: True}))

@@ -16,6 +16,7 @@ from airflow_pgchange.errors import (
     InvalidArgument,
     MergeRefused,
     ServerUnavailable,
+    VersionsDiffer,
 )
 from airflow_pgchange.feeds import CommitFeed
 from airflow_pgchange.operators import spark_checks, spark_connect
