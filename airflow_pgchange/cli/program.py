@@ -15,4 +15,4 @@ def main() -> None:
     for group in get_pgchange_cli_commands():
         cli_parser.ALL_COMMANDS_DICT.setdefault(group.name, group)
     sys.argv[:1] = ["airflow", "pgchange"]
-    airflow()
+    airflow()  # type: ignore[no-untyped-call]
