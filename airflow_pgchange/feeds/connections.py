@@ -39,7 +39,7 @@ def complete(conninfo: str, *, primary: bool = False) -> str:
     return make_conninfo("", **{**DEFAULTS, **silence.options(given), **given, **wanted})
 
 
-def connect(conninfo: str, *, primary: bool = False) -> psycopg.Connection[Any]:
+def connect(conninfo: str, *, primary: bool = False) -> guarded.Connection:
     """Open a connection in autocommit mode that sends statements as text, without parameters or prepared statements.
 
     The extended protocol would keep a snapshot while a transaction waits, and prepared statements fail behind a pooler in
@@ -47,21 +47,28 @@ def connect(conninfo: str, *, primary: bool = False) -> psycopg.Connection[Any]:
     ServerUnavailable.
     """
     with translated():
-        connection = guarded.Connection.connect(
-            silence.for_libpq(complete(conninfo, primary=primary)),
-            autocommit=True,
-            prepare_threshold=None,
-            cursor_factory=psycopg.ClientCursor,
-        )
-        set_json_loads(_loads, connection)
+        connection = guarded.Connection.connect(silence.for_libpq(complete(conninfo, primary=primary)))
         try:
+            configure(connection)
             connection.guard(complete(conninfo))
-            if not _is_readable(connection.info):
-                connection.execute(READABLE)
+            make_readable(connection)
         except BaseException:
             connection.close()
             raise
         return connection
+
+
+def configure(connection: psycopg.Connection[Any]) -> None:
+    """Set the attributes of the Python object that all connections have."""
+    connection.autocommit = True
+    connection.prepare_threshold = None
+    connection.cursor_factory = psycopg.ClientCursor
+    set_json_loads(_loads, connection)
+
+
+def make_readable(connection: psycopg.Connection[Any]) -> None:
+    if not _is_readable(connection.info):
+        connection.execute(READABLE)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -27,6 +28,7 @@ from airflow_pgchange.feeds.checks import (
 )
 from airflow_pgchange.feeds.checks import until as checked_until
 from airflow_pgchange.feeds.feed import Feed
+from airflow_pgchange.feeds.sessions import Sessions
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
 
 SHOWN_BATCHES = 20
@@ -162,10 +164,13 @@ def drain(
 ) -> Drained:
     """Claim a batch, call ``process``, which must ack it, and commit; repeat this as the plan says.
 
-    ``committed`` is called with each committed batch, which has the seconds of its phases, and with its total seconds.
-    ``given_up`` is called with the number of each dead letter. Raises ConsumerBusy (``on_busy="fail"``), BatchGivenUp
-    (``on_give_up="fail"``), Stopped, and the errors of ``process``. After an error the current batch is rolled back, and
-    earlier batches stay committed. If a batch becomes a dead letter, its last error is logged and not raised.
+    All batches use the same database sessions, which are reset between two batches. ``committed`` is called with each
+    committed batch, which has the seconds of its phases, and with its total seconds. ``given_up`` is called with the
+    number of each dead letter.
+
+    Raises ConsumerBusy (``on_busy="fail"``), BatchGivenUp (``on_give_up="fail"``), Stopped, and the errors of
+    ``process``. After an error the current batch is rolled back, and earlier batches stay committed. If a batch becomes a
+    dead letter, its last error is logged and not raised.
 
     A batch that is split counts as one of ``max_batches``, and its parts are finished in the same run: an error of a part
     is logged and not raised, unless the cause is outside the batch.
@@ -174,42 +179,44 @@ def drain(
     ends, idle = _times(plan, began)
     done, tried, idle_since = Drained(), 0, math.inf
     failed: Batch | None = None
-    while plan.max_batches is None or tried < plan.max_batches:
-        started = time.monotonic()
-        step = _step(plan, process, stopped)
-        done = replace(done, busy=step.busy)
-        if step.tried is not None:
-            done = done.and_tried(step.tried)
-        if step.failed:
-            failed = step.tried
-            continue
-        if step.letter is not None:
-            done = replace(done, letters=(*done.letters, step.letter))
-            given_up(step.letter)
-            idle_since = math.inf
-        elif step.tried is not None:
-            committed(step.tried, time.monotonic() - started)
-            done = done.and_then(step.tried)
-            idle_since = math.inf
-        elif step.busy:
-            break
-        else:
-            now = time.monotonic()
-            # Do not count from the last batch: this transaction may have waited for another one since then.
-            idle_since = min(idle_since, now)
-            if now >= idle_since + idle:
+    with Sessions() as sessions:
+        opened = partial(_opened, plan, stopped, sessions)
+        while plan.max_batches is None or tried < plan.max_batches:
+            started = time.monotonic()
+            step = _step(plan, process, stopped, opened)
+            done = replace(done, busy=step.busy)
+            if step.tried is not None:
+                done = done.and_tried(step.tried)
+            if step.failed:
+                failed = step.tried
+                continue
+            if step.letter is not None:
+                done = replace(done, letters=(*done.letters, step.letter))
+                given_up(step.letter)
+                idle_since = math.inf
+            elif step.tried is not None:
+                committed(step.tried, time.monotonic() - started)
+                done = done.and_then(step.tried)
+                idle_since = math.inf
+            elif step.busy:
                 break
-            time.sleep(min(LOOK_EVERY, max(0.0, min(ends, idle_since + idle) - now)))
-            if stopped():
-                raise Stopped(f"{plan.feed.name}: stopped while waiting for a batch")
-        # If the attempt before this step failed, this step has made its batch a dead letter, or has claimed a part of it.
-        ended = step.tried or failed
-        failed = None
-        if ended is not None and not ended.is_last_part:
-            continue
-        tried += ended is not None
-        if time.monotonic() >= ends:
-            break
+            else:
+                now = time.monotonic()
+                # Do not count from the last batch: this transaction may have waited for another one since then.
+                idle_since = min(idle_since, now)
+                if now >= idle_since + idle:
+                    break
+                time.sleep(min(LOOK_EVERY, max(0.0, min(ends, idle_since + idle) - now)))
+                if stopped():
+                    raise Stopped(f"{plan.feed.name}: stopped while waiting for a batch")
+            # If the attempt before this step failed, this step has made its batch a dead letter, or has claimed a part.
+            ended = step.tried or failed
+            failed = None
+            if ended is not None and not ended.is_last_part:
+                continue
+            tried += ended is not None
+            if time.monotonic() >= ends:
+                break
     return replace(done, seconds=time.monotonic() - began)
 
 
@@ -222,11 +229,14 @@ def _times(plan: Plan, began: float) -> tuple[float, float]:
 
 
 def _step(
-    plan: Plan, process: Callable[[ConsumerTransaction, Batch], None], stopped: Callable[[], bool]
+    plan: Plan,
+    process: Callable[[ConsumerTransaction, Batch], None],
+    stopped: Callable[[], bool],
+    opened: Callable[[], ConsumerTransaction],
 ) -> _Step:
     batch = None
     try:
-        with _opened(plan, stopped) as transaction:
+        with opened() as transaction:
             if transaction.busy:
                 if plan.on_busy == "skip":
                     return _Step(busy=True)
@@ -247,7 +257,7 @@ def _step(
         if batch is not None and goes_on(plan, batch) and transaction.blames_batch(error) and not stopped():
             log.exception("%s: attempt %d on batch %s failed", plan.feed.name, batch.attempt, batch.id)
             return _Step(tried=batch, failed=True)
-        letter = None if batch is None else _given_up(plan, batch, stopped)
+        letter = None if batch is None else _given_up(plan, batch, opened)
         if letter is None:
             raise
         return _Step(tried=batch, letter=letter)
@@ -256,7 +266,7 @@ def _step(
     return _Step(tried=replace(batch, seconds=transaction.progress.seconds))
 
 
-def _opened(plan: Plan, stopped: Callable[[], bool]) -> ConsumerTransaction:
+def _opened(plan: Plan, stopped: Callable[[], bool], sessions: Sessions) -> ConsumerTransaction:
     busy_timeout = plan.busy_timeout if plan.on_busy == "wait" else 0
     return ConsumerTransaction(
         plan.feed,
@@ -267,6 +277,7 @@ def _opened(plan: Plan, stopped: Callable[[], bool]) -> ConsumerTransaction:
         hide=plan.hide,
         run=plan.run,
         register=plan.register,
+        sessions=sessions,
     )
 
 
@@ -278,14 +289,14 @@ def goes_on(plan: Plan, batch: Batch) -> bool:
     return batch.is_part or batch.attempt >= plan.max_attempts
 
 
-def _given_up(plan: Plan, batch: Batch, stopped: Callable[[], bool]) -> int | None:
+def _given_up(plan: Plan, batch: Batch, opened: Callable[[], ConsumerTransaction]) -> int | None:
     """Give up a batch whose last attempt has failed, and return its dead letter. None if the batch is tried again, if
     another worker has finished it, or if it could not be given up now. In the last case the next claim gives it up."""
     if plan.on_give_up != "dead_letter" or plan.max_attempts is None or batch.attempt < plan.max_attempts:
         return None
     log.exception("%s: the last attempt on batch %s failed", plan.feed.name, batch.id)
     try:
-        with _opened(plan, stopped) as transaction:
+        with opened() as transaction:
             return None if transaction.busy else transaction.give_up(plan.reason, batch.id)
     except (PgChangeError, psycopg.Error) as error:
         log.warning("%s: batch %s was not given up now: %s", plan.feed.name, batch.id, error)

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.pq import TransactionStatus
+from psycopg.pq import PGconn, TransactionStatus
 from psycopg.rows import tuple_row
 
 from airflow_pgchange.feeds import heartbeat, silence
@@ -32,6 +32,10 @@ OPENED = f"extract(epoch from pg_catalog.clock_timestamp())::float8, {SESSION}"
 """The columns that identify the session of a line."""
 REFUSED = (psycopg.errors.InvalidParameterValue, psycopg.errors.InsufficientPrivilege)
 """The right to call a function of the query may have been revoked. Then the session stays unknown, as behind a pooler."""
+CLOSED = b"closed"
+"""Not a connection string: libpq returns a connection that is closed."""
+HANDED_ON_WITHIN = 1.0
+"""Seconds. A heartbeat holds the lock of an idle connection for the time of its answer."""
 HEARTBEAT_NAME = "airflow_pgchange heartbeat"
 ADOPTED: WeakKeyDictionary[psycopg.Connection[Any], Line] = WeakKeyDictionary()
 
@@ -48,11 +52,36 @@ class Connection(psycopg.Connection[Any]):
             return
         # Watch before the first statement, because already this statement may get no answer.
         self.line = _watched(self, conninfo, deadlines, self)
+        self.guard_session()
+
+    def guard_session(self) -> None:
+        """Have the server of a watched connection watch its client. Needed again after ``reset all``."""
+        if self.line is None:
+            return
+        deadlines = self.line.deadlines
         settings = {IDLE: _milliseconds(deadlines.server), **settings_of(deadlines)}
         for query in _guards(self.info, settings):
             with suppress(*REFUSED):
                 learn(self.line, self.execute(query).fetchone())
                 return
+
+    def handed_on(self) -> Connection:
+        """Return a new connection object for the session, and close this object.
+
+        The attributes, adapters and handlers stay with this object. Somebody who still has it cannot use the session.
+        Raises OperationalError if another thread uses the connection.
+        """
+        if not self.lock.acquire(timeout=HANDED_ON_WITHIN):
+            raise psycopg.OperationalError("another thread uses the connection")
+        try:
+            fresh = Connection(self.pgconn)
+            self.pgconn = PGconn.connect_start(CLOSED)
+            if self.line is not None:
+                fresh.line, self.line = self.line, None
+                fresh.line.belong_to(fresh)
+        finally:
+            self.lock.release()
+        return fresh
 
     def wait(self, gen: Generator[Any, Any, Any], *args: Any, **kwargs: Any) -> Any:
         if self.line is None:

@@ -116,6 +116,10 @@ class Line:
         if connection is None or connection.closed:
             self.close()
 
+    def belong_to(self, connection: psycopg.Connection[Any]) -> None:
+        """Send heartbeats on another connection object of the same socket."""
+        self._connection = ref(connection)
+
     def hear(self) -> None:
         """Note a sign of life."""
         self.heard_at = time.monotonic()

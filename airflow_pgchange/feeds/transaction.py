@@ -31,6 +31,7 @@ from airflow_pgchange.feeds.feed import NOWHERE, Feed, progress_at
 from airflow_pgchange.feeds.progress import Progress
 from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.feeds.retrying import past_deadlocks, succeeds
+from airflow_pgchange.feeds.sessions import Sessions
 from airflow_pgchange.feeds.starting import may_start, start
 
 PING_EVERY = 10.0
@@ -52,6 +53,7 @@ class ConsumerTransaction:
       with the claim, for ``give_up``.
     - ``run``: the name of the run, for people who look at recent batches.
     - ``register``: register a new consumer, which starts where its feed says; False: raise UnknownConsumer instead.
+    - ``sessions``: take the connections from there, and leave them for the next transaction; None: open and close them.
 
     The attribute ``progress`` has the current phase and step. Set ``is_outage`` before an error leaves the block that
     looks like an error of the batch, but was caused by a lost server: a batch is never split because of an outage.
@@ -68,6 +70,7 @@ class ConsumerTransaction:
         hide: Callable[[str], str] = lambda text: text,
         run: str | None = None,
         register: bool = True,
+        sessions: Sessions | None = None,
     ) -> None:
         self.feed = feed
         self.batch: Batch | None = None
@@ -81,16 +84,17 @@ class ConsumerTransaction:
         self._hide = hide
         self._told = {} if run is None else {"pgchange.run": run}
         self._register = register
+        self._connect = connect if sessions is None else sessions.connect
         self._acked = False
         self._open = ExitStack()
         self._stream: Generator[Change, None, None] | None = None
 
     def __enter__(self) -> Self:
         with ExitStack() as opened, translated():
-            self._reader = opened.enter_context(connect(self._source))
+            self._reader = opened.enter_context(self._connect(self._source))
             self._on_standby = ask(self._reader, sql.SQL("select pg_catalog.pg_is_in_recovery()"))
             self._claims = (
-                opened.enter_context(connect(self._source, primary=True))
+                opened.enter_context(self._connect(self._source, primary=True))
                 if self._on_standby
                 else self._reader
             )
@@ -100,7 +104,7 @@ class ConsumerTransaction:
             # The exit stack unwinds in reverse order, so results commit before the progress of the source. A crash
             # between the two repeats a batch, and never loses it.
             self._keeper = opened.enter_context(
-                connect(progress_at(self.feed, self._results, self._source), primary=True)
+                self._connect(progress_at(self.feed, self._results, self._source), primary=True)
             )
             if may_start(self._claims, self.feed, ask(self._keeper, self.feed.position())):
                 start(self._keeper, self._claims, self.feed, self._register)
@@ -108,7 +112,7 @@ class ConsumerTransaction:
             self.busy = not succeeds(self._try_lock, self._busy_timeout)
             self.connection = self._keeper
             if self.feed.progress == "source" and self._results != self._source:
-                self.connection = opened.enter_context(connect(self._results, primary=True))
+                self.connection = opened.enter_context(self._connect(self._results, primary=True))
                 opened.enter_context(begun(self.connection))
             opened.callback(self._close_stream)
             self._open = opened.pop_all()

@@ -31,6 +31,7 @@ BENCHMARKS = (
     "event_upkeep",
     "queues",
     "singles",
+    "one",
     "burst",
     "topology",
     "year",

@@ -1,0 +1,93 @@
+"""Sessions that a drain loop keeps from one batch to the next, because planning and compiling anew costs most of a small
+batch."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import chain
+from typing import Any
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from airflow_pgchange.feeds import connections, guarded
+
+LIFETIME = 600.0
+"""Seconds until a session is replaced. A session's caches grow, and it does not see later defaults of its role."""
+RESET = """
+    close all;
+    unlisten *;
+    set session authorization default;
+    reset all;
+    discard temp;
+    discard sequences;
+    deallocate all;
+    select pg_catalog.pg_advisory_unlock_all()
+"""
+"""``discard all`` without the plans, which are the reason to keep a session."""
+
+
+class Sessions:
+    """Sessions that are kept until the end of the block.
+
+    The next batch gets a session as a new connection would be: without settings, temporary tables, cursors, listeners,
+    locks, or attributes of the Python object. A session is not kept after an error, if a pooler shares it, or if it is
+    older than ten minutes.
+    """
+
+    def __init__(self) -> None:
+        self._kept: defaultdict[tuple[str, bool], list[tuple[float, guarded.Connection]]] = defaultdict(list)
+
+    def __enter__(self) -> Sessions:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for _opened_at, connection in chain(*self._kept.values()):
+            connection.close()
+        self._kept.clear()
+
+    @contextmanager
+    def connect(self, conninfo: str, *, primary: bool = False) -> Iterator[psycopg.Connection[Any]]:
+        """Yield a connection like that of ``connections.connect``. It is closed for the caller when the block ends."""
+        kept = self._kept[conninfo, primary]
+        opened_at, connection = self._taken(kept) or _opened(conninfo, primary)
+        with connection:
+            yield connection
+            if time.monotonic() < opened_at + LIFETIME and (clean := _cleaned(connection)):
+                kept.append((opened_at, clean))
+
+    def _taken(self, kept: list[tuple[float, guarded.Connection]]) -> tuple[float, guarded.Connection] | None:
+        """Return a kept session that still answers. The server may have ended it meanwhile, as in a failover."""
+        while kept:
+            opened_at, connection = kept.pop()
+            with suppress(psycopg.Error):
+                connection.execute("select 1")
+                return opened_at, connection
+            connection.close()
+        return None
+
+
+def _opened(conninfo: str, primary: bool) -> tuple[float, guarded.Connection]:
+    return time.monotonic(), connections.connect(conninfo, primary=primary)
+
+
+def _cleaned(connection: guarded.Connection) -> guarded.Connection | None:
+    """Return a connection as after ``connections.connect``, on the same session; None if it cannot be had."""
+    is_own = connection.line is not None and connection.line.has_session
+    if not is_own or connection.info.transaction_status != TransactionStatus.IDLE:
+        return None
+    with suppress(psycopg.Error):
+        clean = connection.handed_on()
+        try:
+            connections.configure(clean)
+            clean.execute(RESET)
+            clean.guard_session()
+            connections.make_readable(clean)
+        except BaseException:
+            clean.close()
+            raise
+        return clean
+    return None
