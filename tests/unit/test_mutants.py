@@ -55,7 +55,18 @@ def _made(file: str, text: str) -> dict[str, set[str]]:
         ("drop condition", "select from t where a between 1 and 2 and b", "select from t where b"),
         ("drop condition", "select from t join u on t.a = u.a", "select from t join u on true"),
         ("drop condition", "select from t where a is distinct from b and c", "select from t where c"),
+        ("drop condition", "select from t where left(a, 3) = b and c", "select from t where c"),
+        (
+            "drop condition",
+            "select from t where a and case when b then c else d end and e",
+            "select from t where a and e",
+        ),
         ("turn order", "select a from t order by a, b desc", "select a from t order by a, b asc"),
+        (
+            "drop order",
+            "select a from t order by a, right(b, 3), c",
+            "select a from t order by a, right(b, 3)",
+        ),
         ("turn order", "select a from t order by a limit 1", "select a from t order by a desc limit 1"),
         ("drop order", "select a from t order by a, b", "select a from t order by b"),
         ("drop order", "select max(a order by b) from t", "select max(a ) from t"),
@@ -93,6 +104,12 @@ def test_a_query_gets_the_fault_of_each_kind(kind: str, query: str, mutated: str
         ("drop condition", "perform from t where a and b;", "perform from t where b;"),
         ("drop condition", "known := item.a and item.b;", "known := item.b;"),
         ("drop condition", "select a into known from t where b;", "select a into known from t where true;"),
+        ("off by one", "known.amount := 1;", "known.amount := 2;"),
+        (
+            "drop condition",
+            "select a, b\n        into known\n        from t where c;",
+            "select a, b\n        into known\n        from t where true;",
+        ),
         (
             "off by one",
             "execute format('select 1 from %I', 't');",
@@ -157,6 +174,11 @@ def test_a_function_with_an_atomic_body_and_one_that_a_function_makes_are_mutate
     inner = "execute format($f$create function %I() returns int language sql as $b$ select 1 limit 5 $b$ $f$, 'f');"
     made = _made("sql/shop/01_f.sql", PLPGSQL.format(inner))
     assert any("limit 6" in text for text in made["off by one"])
+
+
+def test_a_function_of_any_number_of_arguments_is_mutated_too() -> None:
+    variadic = PLPGSQL.replace("amount integer", "variadic names name[]").format("delete from t;")
+    assert "drop statement" in _made("sql/shop/01_sell.sql", variadic)
 
 
 def test_every_mutant_of_sql_parses() -> None:

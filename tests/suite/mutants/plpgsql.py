@@ -25,6 +25,7 @@ _KEYWORDS = {
 }
 _ERROR = 21
 _EXPRESSION, _ASSIGNMENT = 2, 3
+"""How the parser reads a text. Higher numbers are assignments too, to a field of a record or of a row in it."""
 _TYPE = re.compile(r"[a-z_][\w$]*\.[a-z_][\w$]*(?:\.[\w$]+)?(?:%(?:row)?type)?(\[\])?", re.IGNORECASE)
 
 
@@ -77,6 +78,8 @@ def _parsed(text: str) -> Any:
 
 def _with_known_types(text: str, header: list[int], start: int, end: int) -> str:
     """The text with types that the parser knows, everything where it was: it has no catalogue to look types up in."""
+    # Nor does it know which types of PostgreSQL are arrays, as that of a variadic argument has to be.
+    text = text[:start].replace("variadic ", "         ") + text[start:]
     places = [*header, *_declared(text, start, end)]
     for place in places:
         found = _TYPE.match(text, place)
@@ -93,7 +96,7 @@ def _declared(text: str, start: int, end: int) -> Iterator[int]:
     for i, (_, _, word) in enumerate(tokens[:-2]):
         if word in ("declare", "begin"):
             declaring = word == "declare"
-        if declaring and word in ("declare", ";"):
+        if declaring and word in ("declare", ";") and tokens[i + 1][2] != "begin":
             place = (
                 tokens[i + 3][0]
                 if tokens[i + 2][2] == "constant" and i + 3 < len(tokens)
@@ -213,7 +216,7 @@ def _wanted(node: Any) -> tuple[str, re.Pattern[str]]:
     The parser has written SELECT for ``perform``, and blanks for ``into`` and its targets.
     """
     query, mode = node["query"], node.get("parseMode", 0)
-    if mode == _ASSIGNMENT:
+    if mode >= _ASSIGNMENT:
         target, operator, value = re.match(r"(.*?)(:?=)(.*)", query, re.DOTALL).groups()  # type: ignore[union-attr]
         return "select ", re.compile(f"{re.escape(target + operator)}({re.escape(value)})")
     if mode == 0 and query.startswith("SELECT "):
@@ -223,7 +226,7 @@ def _wanted(node: Any) -> tuple[str, re.Pattern[str]]:
 
 def _loosely(query: str) -> str:
     """A pattern in which many blanks stand for any text as long."""
-    parts = re.split(r"(?<!\s)( {5,})", query)
+    parts = re.split(r"( {5,})", query)
     return "".join(f"[\\s\\S]{{{len(part)}}}" if part.isspace() else re.escape(part) for part in parts)
 
 

@@ -20,7 +20,7 @@ _PLACES = frozenset(
 STOPS = frozenset(
     re.findall(
         r"\S+",
-        ", ; and or where on having when then else end select return group order limit offset union except "
+        ", ; and or where on having when then else select return group order limit offset union except "
         "intersect for returning window loop from join left right inner full cross natural using as with set "
         "values fetch rows range groups conflict do",
     )
@@ -85,6 +85,8 @@ class Query:
         if token.level != level:
             return token.level < level
         if token.word == "from" and i and self.tokens[i - 1].word == "distinct":
+            return False
+        if token.word in ("left", "right") and i + 1 < len(self.tokens) and self.tokens[i + 1].word == "(":
             return False
         return token.word in stops and not (token.word == "and" and self._bounds(i))
 
