@@ -161,6 +161,7 @@ begin
     end if;
     perform pgchange.note_origin('revision.origin');
     update revision.tracked as t set since = '1:1:' where not txids_kept;
+    delete from revision.enqueued where not txids_kept;
     here := revision.here();
     update pubsub.watermark as w set source = here where pgchange.came_along(w.source, old);
     update pgchange.claim as c set

@@ -85,6 +85,17 @@ comment on table revision.tracked is
     'since, what was committed when the capture was put in place; key_ceiling, the highest key of then, null if keys are not '
     'numbers; and existing_upto, the last key that revision.enqueue_existing looked at.';
 
+create table revision.enqueued (
+    tbl regclass not null references revision.tracked on delete cascade,
+    txid xid8 not null,
+    first_id bigint not null,
+    last_id bigint not null,
+    primary key (tbl, txid, first_id)
+);
+comment on table revision.enqueued is
+    'Rows of the queue that revision.enqueue_existing put there, a chunk each, until it has ended: those of txid from first_id to '
+    'last_id. A later chunk passes over them when it looks for rows that were captured.';
+
 create table revision.untracked (
     tbl regclass primary key,
     untracked_at timestamptz not null default now()

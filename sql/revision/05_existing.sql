@@ -243,19 +243,44 @@ begin
                        %13$s as young, %12$s as n
                 from %3$s as %6$I where %4$s
                 order by %11$s
+            ), gap as (
+                -- What lies between the chunks that are in the queue already.
+                select e.txid, e.last_id, lead(e.txid, 1, '18446744073709551615') over w as next_txid,
+                       lead(e.first_id, 1, 9223372036854775807) over w as next_id
+                from (
+                    select %2$L::xid8 as txid, -9223372036854775808 as first_id, -9223372036854775808 as last_id
+                    union all
+                    select e.txid, e.first_id, e.last_id from revision.enqueued as e where e.tbl = %9$L::pg_catalog.regclass
+                ) as e
+                window w as (order by e.txid, e.first_id)
             ), captured as materialized (
-                select q.branch_id, q.%10$I as key from revision.commit_queue as q
-                where (select bool_or(c.young) from existing as c) and q.branch_id in (select c.branch from existing as c)
-                  and q.txid >= %2$L::xid8 and not pg_catalog.pg_visible_in_snapshot(q.txid, %7$L)
+                select q.branch_id, q.key
+                from (
+                    select distinct c.branch from existing as c
+                    where c.branch is not null and (select bool_or(c.young) from existing as c)
+                ) as b
+                cross join gap as g
+                cross join lateral (
+                    select q.branch_id, q.%10$I as key from revision.commit_queue as q
+                    where q.branch_id = b.branch and q.txid between g.txid and g.next_txid
+                      and (q.txid, q.id) > (g.txid, g.last_id) and (q.txid, q.id) < (g.next_txid, g.next_id)
+                      and not pg_catalog.pg_visible_in_snapshot(q.txid, %7$L)
+                    offset 0
+                ) as q
+            ), inserted as (
+                insert into revision.commit_queue (%10$I, branch_id)
+                select c.key, c.branch from existing as c
+                where c.branch is not null and (not c.young or %8$s
+                  and not exists (select from captured as q where (q.branch_id, q.key) = (c.branch, c.key))
+                  and not exists (
+                      select from revision.fault as f
+                      where f.%10$I = c.key and f.tbl in (select d.relid from pgchange.descendants(%9$L) as d(relid))))
+                order by c.n, c.key
+                returning id
             )
-            insert into revision.commit_queue (%10$I, branch_id)
-            select c.key, c.branch from existing as c
-            where c.branch is not null and (not c.young or %8$s
-              and not exists (select from captured as q where (q.branch_id, q.key) = (c.branch, c.key))
-              and not exists (
-                  select from revision.fault as f
-                  where f.%10$I = c.key and f.tbl in (select d.relid from pgchange.descendants(%9$L) as d(relid))))
-            order by c.n, c.key
+            insert into revision.enqueued (tbl, txid, first_id, last_id)
+            select %9$L::pg_catalog.regclass, pg_catalog.pg_current_xact_id(), min(i.id), max(i.id) from inserted as i
+            having count(*) > 0
         $chunk$, key, pg_snapshot_xmin(since)::text, tbl, within, branch, row_alias, since, doubted, tbl, held, ordered, number,
             revision.is_young(since));
     exception when others or assert_failure then
@@ -274,6 +299,7 @@ begin
     update revision.tracked as t
     set existing_upto = coalesce(upto, t.existing_upto), existing_done = looked < chunk
     where t.tbl = enqueue_chunk.tbl;
+    delete from revision.enqueued as e where e.tbl = enqueue_chunk.tbl and looked < chunk;
     return looked;
 end
 $$;

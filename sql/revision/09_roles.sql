@@ -9,6 +9,7 @@ select pgchange.add_role(
         'insert (commit_id, key, branch_id) on revision.commit_queue',
         'select on revision.commit_queue, revision.branch, revision.tracked, revision.fault',
         'insert (tbl, key, branch_id, expression, key_ceiling), update (key, existing_upto, existing_done), delete on revision.tracked',
+        'select, insert, delete on revision.enqueued',
         'insert (type, tbl, key) on revision.branch',
         'insert (tbl, kind, commit_id, key, message), delete on revision.fault'
     ],
@@ -35,6 +36,9 @@ create policy seen on revision.tracked for select using (true);
 create policy registered on revision.tracked for insert with check (revision.owns(tbl));
 create policy changed on revision.tracked for update using (true) with check (revision.owns(tbl));
 create policy forgotten on revision.tracked for delete using (revision.owns(tbl));
+
+alter table revision.enqueued enable row level security;
+create policy owned on revision.enqueued using (revision.owns(tbl));
 
 alter table revision.branch enable row level security;
 create policy seen on revision.branch for select using (true);

@@ -109,6 +109,20 @@ def test_rows_from_before_come_once_beside_those_that_were_captured(table):
     assert enqueued(table) == table.rows()
 
 
+def test_chunks_and_captured_rows_of_one_transaction_come_once(table):
+    """A chunk passes over what earlier chunks put in the queue, and over nothing else of their transaction."""
+    table.insert(25)
+    track(table)
+    with table.connection.transaction():
+        for _ in range(4):
+            table.insert(2)
+            table.connection.execute("select revision.enqueue_chunk('item', 6)")
+            table.insert(2)
+    assert one(table.connection, "select count(*) from revision.enqueued") == 4
+    assert enqueued(table) == table.rows()
+    assert one(table.connection, "select count(*) from revision.enqueued") == 0
+
+
 def test_an_empty_table_has_no_rows_from_before(pairs):
     track(pairs)
     assert one(pairs.connection, "select existing_done from revision.tracked") is True

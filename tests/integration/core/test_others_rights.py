@@ -36,6 +36,7 @@ PERSONAS = [f"{name}.{grant}" for name, grants in GRANTS.items() for grant in gr
 OWNED = {
     "revision.tracked": "tbl",
     "revision.branch": "tbl",
+    "revision.enqueued": "tbl",
     "revision.fault": "tbl",
     "tube.tube": "pods",
     "tube.attachment": "tbl",
@@ -99,6 +100,7 @@ def admin(connect, role):
     connection.execute("select revision.track('item'); select pgmb.push_table_mutations('item')")
     connection.execute(
         "insert into revision.fault (tbl, commit_id, message) values ('item'::regclass, 1, 'why');"
+        "insert into revision.enqueued values ('item'::regclass, '3', 1, 1);"
         "insert into pgmb.push_fault (tbl, op, message) values ('item'::regclass, 'INSERT', 'why');"
         "insert into tube.fault (tube, tbl, ids, message) values ('theirs', 'item'::regclass, 1, 'why');"
         "insert into tube.moved (tube, from_shard, to_shard, upto) values ('theirs', 1, 2, 0);"
@@ -229,6 +231,7 @@ CALLS = {
         "insert into revision.tracked (tbl, key, branch_id, key_ceiling)"
         " values ('theirs.former'::regclass, '{id}', 0, 0)",
         "insert into revision.branch (type, tbl) values ('stable', 'theirs.former'::regclass)",
+        "insert into revision.enqueued values ('theirs.item'::regclass, '3', 2, 2)",
     ],
     "revision.grant_maintainer": ["select revision.recapture()"],
     "pgmb.grant_owner": [
