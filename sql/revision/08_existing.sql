@@ -1,4 +1,4 @@
--- Rows that were there before the tracking began, and rows that capture could not place.
+-- Rows that were there before the tracking began.
 
 -- A row's xmin as the 64-bit transaction id that it most recently stood for. A frozen row may seem younger than it is.
 create function revision.full_xid(xmin xid) returns bigint
@@ -33,36 +33,6 @@ language sql stable security definer as $$
         where t.branch_id = coalesce(trimmed_since.branch_id, t.branch_id) and t.commits > 0 and t.upto > pg_snapshot_xmin(since))
 $$;
 
--- Refuse to run what the owner of a table wrote for anybody else: it could do whatever its caller may.
-create function revision.check_reads_no_code(known revision.tracked) returns void
-language plpgsql as $$
-declare
-    owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = known.tbl);
-begin
-    if owner_name = current_user then
-        return;
-    end if;
-    execute format('lock table %s in access share mode', known.tbl);
-    -- A key of another type than then may have casts, a view of PostgreSQL 15 may be in the place of the table, a policy may call
-    -- anything.
-    if known.expression is not null or row_security_active(known.tbl) or not exists (
-        select from pg_class as c
-        where c.oid = known.tbl and c.relkind in ('r', 'p') and pgchange.key_types(c.oid, revision.key_columns(c.oid)) = known.key_types
-    ) then
-        raise insufficient_privilege using
-            message = format('what reads %s runs with the rights of its owner, %I, and no others', known.tbl, owner_name),
-            hint = format('connect as %I, whose code it may be: an expression, a policy, casts of the key', owner_name);
-    end if;
-    perform pgchange.check_code(known.tbl);
-end
-$$;
-
--- The name of the column of the queue, and of the faults, that holds keys of these types.
-create function revision.queue_column(key_types regtype[]) returns text
-language sql immutable as $$
-    select case when key_types = '{bigint}' then 'commit_id' else 'key' end
-$$;
-
 -- The SQL condition that a row of a tracked table lies behind a key, or before, as the operator says: in the order of the index of the
 -- key, which is that of revision.key_order(). All rows lie behind null.
 create function revision.beside_key(known revision.tracked, columns name[], alias name, operator text, key text) returns text
@@ -80,64 +50,6 @@ language sql stable as $$
     select string_agg(format('%I.%I', alias, o.name), ', ' order by o.place)
     from unnest(coalesce(pgchange.key_order(known.tbl, columns), columns)) with ordinality as o(name, place)
 $$;
-
--- Put one row of a tracked table in the queue; false, and a fault, where its branch cannot be told. A row that is gone goes nowhere.
-create function revision.enqueue_row(tbl regclass, key text) returns boolean
-language plpgsql as $$
-declare
-    known revision.tracked := (select t from revision.tracked as t where t.tbl = enqueue_row.tbl);
-    branch bigint := known.branch_id;
-    found_row boolean;
-    is_number boolean := known.key_types = '{bigint}';
-begin
-    perform revision.check_reads_no_code(known);
-    begin
-        execute format(
-            'select true, pg_catalog.int8up((%s)) from %s as %I where %s',
-            coalesce(known.expression, known.branch_id::text), tbl, (select c.relname from pg_class as c where c.oid = tbl),
-            pgchange.key_condition(
-                known.key_types, revision.key_columns(tbl), (select c.relname from pg_class as c where c.oid = tbl), key))
-        into found_row, branch;
-    exception when others or assert_failure then
-        perform revision.note_fault(
-            tbl, case when is_number then key::bigint end, sqlerrm, case when not is_number then key end);
-        return false;
-    end;
-    if branch is not null then
-        insert into revision.commit_queue (commit_id, key, branch_id)
-        values (case when is_number then enqueue_row.key::bigint end, case when not is_number then enqueue_row.key end, branch);
-    end if;
-    return true;
-end
-$$;
-
-create function revision.replay_faults(tbl regclass) returns bigint
-language plpgsql as $$
-declare
-    fault revision.fault;
-    replayed bigint := 0;
-begin
-    if revision.key_columns(tbl) is null then
-        perform pgchange.refuse(format('%s is not tracked, or its key column is gone', tbl), 'call revision.track first');
-    end if;
-    perform revision.check_owner(tbl, 'have its faults tried again');
-    for fault in
-        with taken as (
-            delete from revision.fault as f
-            where f.tbl in (select d.relid from pgchange.descendants(replay_faults.tbl) as d(relid))
-              and (f.commit_id is not null or f.key is not null)
-            returning f.*
-        )
-        select * from taken order by id
-    loop
-        replayed := replayed + revision.enqueue_row(tbl, coalesce(fault.key, fault.commit_id::text))::integer;
-    end loop;
-    return replayed;
-end
-$$;
-comment on function revision.replay_faults(regclass) is
-    'Try the faults of a table again, when what caused them is mended; returns how many went through. The rest stay faults. '
-    'Only the owner of the table may where what reads it could be code of his: an expression, a policy, a key of another type.';
 
 -- Put the next chunk of the rows that were there before the tracking in the queue; returns how many rows it looked at, null when
 -- there are no more.
@@ -327,4 +239,4 @@ comment on procedure revision.enqueue_existing(regclass, integer) is
     'it goes on from there; none is doubled with what the trigger captured. Run it as the owner of the table, outside a '
     'transaction.';
 
-select pgchange.pin_settings('revision.enqueue_row(regclass, text)', 'revision.enqueue_chunk(regclass, integer)');
+select pgchange.pin_settings('revision.enqueue_chunk(regclass, integer)');
