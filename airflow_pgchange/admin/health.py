@@ -14,6 +14,7 @@ from psycopg.rows import class_row
 
 from airflow_pgchange.errors import PermissionDenied, SchemaMissing
 from airflow_pgchange.feeds.errors import translated
+from airflow_pgchange.feeds.feed import kinds
 from airflow_pgchange.feeds.queries import rows, warned
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class Finding:
 
 STANDING = "array(select s from jsonb_populate_recordset(null::pgchange.consumer_status, %s) as s)"
 HEALTH = f"select * from pgchange.health({STANDING})"
+OF_CONSUMERS = f"select * from pgchange.consumers_health(standing => {STANDING})"
 REASONS = f"select kind, consumer, why from pgchange.reasons({STANDING})"
 
 Row = dict[str, Any]
@@ -57,6 +59,23 @@ def findings(
         if standing is None:
             return cursor.execute("select * from pgchange.health()").fetchall()
         return cursor.execute(HEALTH, [_as_json(standing)]).fetchall()
+
+
+def findings_of_both(
+    results: psycopg.Connection[Any],
+    source: psycopg.Connection[Any],
+    warn: Callable[[str], None],
+    standing: Sequence[Row],
+) -> list[Finding]:
+    """What ``pgchange.health()`` of the results tells if the changes are in another database, and the findings about the
+    consumers whose progress is there. The limits and the watchers of a consumer are where its progress is."""
+    there = [row for row in standing if getattr(kinds().get(row["kind"]), "progress", None) == "source"]
+    here = [row for row in standing if row not in there]
+    found = findings(results, warn, here)
+    if there:
+        with translated(), warned(source, warn), source.cursor(row_factory=class_row(Finding)) as cursor:
+            found += cursor.execute(OF_CONSUMERS, [_as_json(there)]).fetchall()
+    return found
 
 
 def explained(connection: psycopg.Connection[Any], standing: Sequence[Row]) -> list[Row]:

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from airflow_pgchange.admin import consumers, watching
-from airflow_pgchange.admin.health import explained, findings
+from airflow_pgchange.admin.health import explained, findings, findings_of_both
 from airflow_pgchange.admin.new_consumers import with_new
 from airflow_pgchange.cli.common import Rows, both, command
 from airflow_pgchange.cli.named_by_dags import named_by_dags
@@ -40,8 +40,12 @@ def health(args: Namespace) -> Rows:
     left_out: list[str] = []
     named = named_by_dags(args, _warn)
     with both(args) as (results, source):
-        standing = None if source is results else consumers.status(results, source, left_out.append)
-        found = [asdict(one) for one in findings(results, left_out.append, standing)]
+        if source is results:
+            told = findings(results, left_out.append)
+        else:
+            standing = consumers.status(results, source, left_out.append)
+            told = findings_of_both(results, source, left_out.append, standing)
+        found = [asdict(one) for one in told]
     reasons = named.reasons({_key(one) for one in found if one["consumer"] is not None})
     found = [one | {"told": "; ".join([one["told"], *map(str, reasons.get(_key(one), ()))])} for one in found]
     for line in left_out:

@@ -21,6 +21,7 @@ from airflow_pgchange.feeds.extensions import EXTENSIONS
 from airflow_pgchange.operators.batch import BatchOperator
 from airflow_pgchange.plugins.places import Places, named_in
 from airflow_pgchange.utils.compat import dag_serialization
+from tests import tubes
 from tests.airflow_home import uri
 from tests.command_line import Command, ended, failed
 from tests.conftest import Role
@@ -166,6 +167,27 @@ def test_health_asks_the_source_how_far_a_consumer_is_behind(
     both = ["--dsn", other_db, "--source-dsn", ledger]
     assert ended(pgchange, "health", *both) == 0
     connect_to(other_db).execute("select pgchange.limit_lag(%s, '1 microsecond')", [FEED.name])
+    assert ended(pgchange, "health", *both) == 1
+    assert "2 changes ready" in capsys.readouterr().out
+
+
+def test_the_limit_of_a_consumer_is_where_its_progress_is(
+    ledger: str,
+    other_db: str,
+    connect: Connect,
+    connect_to: Connect,
+    capsys: pytest.CaptureFixture[str],
+    pgchange: Command,
+) -> None:
+    """A tube has its progress with its changes."""
+    source, both = connect(), ["--dsn", other_db, "--source-dsn", ledger]
+    tubes.make(source)
+    tubes.attach(source, "ledger")
+    source.execute("select tube.register('q', 1, 0)")
+    source.execute("insert into ledger select from generate_series(1, 2)")
+    connect_to(other_db).execute("drop schema tube cascade")
+    assert ended(pgchange, "health", *both) == 0
+    source.execute("select pgchange.limit_lag('tube:q/0', '1 microsecond')")
     assert ended(pgchange, "health", *both) == 1
     assert "2 changes ready" in capsys.readouterr().out
 
