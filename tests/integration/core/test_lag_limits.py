@@ -74,14 +74,15 @@ def limits(connection: psycopg.Connection[Any]) -> Any:
     return connection.execute("select * from pgchange.lag_limit_of('commit', 'commits:test/0')").fetchone()
 
 
-def test_a_dag_limits_the_lag_for_as_long_as_its_watcher_says_so(connection: psycopg.Connection[Any]) -> None:
-    def watched(limits: str) -> None:
-        seen = f'[{{"feed": "commits:test/0", "kind": "commit", "ready": 1, "limits": {limits}}}]'
-        connection.execute("select pgchange.note_watchers(%s)", [seen])
+def watched(connection: psycopg.Connection[Any], limits: str) -> None:
+    seen = f'[{{"feed": "commits:test/0", "kind": "commit", "ready": 1, "limits": {limits}}}]'
+    connection.execute("select pgchange.note_watchers(%s)", [seen])
 
-    watched('{"max_lag": 86400, "max_backlog": 7}')
+
+def test_a_dag_limits_the_lag_for_as_long_as_its_watcher_says_so(connection: psycopg.Connection[Any]) -> None:
+    watched(connection, '{"max_lag": 86400, "max_backlog": 7}')
     assert limits(connection) == (DAY, 7)
-    watched("null")
+    watched(connection, "null")
     assert limits(connection) == (DAY, 7), "a sensor says nothing of limits"
     # The same consumer, watched by another role.
     connection.execute(
@@ -93,7 +94,22 @@ def test_a_dag_limits_the_lag_for_as_long_as_its_watcher_says_so(connection: psy
     connection.execute("select pgchange.limit_lag('commits:test/0', max_age => '2 days')")
     assert limits(connection) == (timedelta(days=2), None)
     connection.execute("delete from pgchange.lag_limit")
-    watched('{"max_lag": null, "max_backlog": null}')
+    watched(connection, '{"max_lag": null, "max_backlog": null}')
+    assert limits(connection) == (HOUR, None)
+
+
+def test_a_watcher_that_gives_no_limits_gets_none_of_other_roles_feeds_and_kinds(
+    connection: psycopg.Connection[Any],
+) -> None:
+    connection.execute(
+        "insert into pgchange.watcher (kind, feed, watched_by, max_lag, max_backlog) values "
+        "('commit', 'commits:test/0', 'other', '2 days', 5), "
+        "('commit', 'commits:other/0', current_user, '1 minute', 1), "
+        "('other', 'commits:test/0', current_user, '1 minute', 1)"
+    )
+    watched(connection, "null")
+    assert limits(connection) == (timedelta(days=2), 5)
+    connection.execute("delete from pgchange.watcher where watched_by = 'other'")
     assert limits(connection) == (HOUR, None)
 
 

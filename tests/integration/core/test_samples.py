@@ -60,8 +60,14 @@ def ready(connection: Connection) -> list[int]:
     return [number for (number,) in connection.execute(query).fetchall()]
 
 
-def test_however_many_look_one_sample_is_kept_in_five_seconds(db: str, connection: Connection) -> None:
-    rows = [{"kind": "commit", "consumer": "commits:test/0", "ready": 2}]
+def test_however_many_look_one_sample_of_a_consumer_is_kept_in_five_seconds(
+    db: str, connection: Connection
+) -> None:
+    rows = [
+        {"kind": "commit", "consumer": "commits:test/0", "ready": 2},
+        {"kind": "commit", "consumer": "commits:other/0", "ready": 3},
+        {"kind": "other", "consumer": "commits:test/0", "ready": 4},
+    ]
 
     def note() -> None:
         with psycopg.connect(db, autocommit=True) as own:

@@ -75,8 +75,11 @@ def test_a_queue_without_roles_follows_execute_on_its_functions(connect, role, c
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
         session.execute("select mbus.post_q('n=>1')")
     connection.execute(f"grant usage on schema mbus to {who.name}")
+    connection.execute(f"grant execute on function mbus.can_post to {who.name}")
+    connection.execute("create function public.post_q() returns void language sql as ''")
+    assert session.execute("select mbus.can_post('q')").fetchone() == (False,), "it is in another schema"
     connection.execute(
-        f"grant execute on function mbus.post_q, mbus.post, mbus.get_iid, mbus.take, mbus.can_post to {who.name}"
+        f"grant execute on function mbus.post_q, mbus.post, mbus.get_iid, mbus.take to {who.name}"
     )
     session.execute("select mbus.post_q('n=>1'), mbus.post('q', 'n=>2', iid => mbus.get_iid('q'))")
     assert session.execute("select mbus.can_post('q')").fetchone() == (True,)
