@@ -15,7 +15,7 @@ from psycopg.rows import class_row
 from airflow_pgchange.errors import PermissionDenied, SchemaMissing
 from airflow_pgchange.feeds.errors import translated
 from airflow_pgchange.feeds.feed import kinds
-from airflow_pgchange.feeds.queries import rows, warned
+from airflow_pgchange.feeds.queries import records, rows, warned
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,8 @@ class Finding:
 STANDING = "array(select s from jsonb_populate_recordset(null::pgchange.consumer_status, %s) as s)"
 HEALTH = f"select * from pgchange.health({STANDING})"
 OF_CONSUMERS = f"select * from pgchange.consumers_health(standing => {STANDING})"
-REASONS = f"select kind, consumer, why from pgchange.reasons({STANDING})"
+WATCHERS = "array(select w from jsonb_populate_recordset(null::pgchange.watcher, %s) as w)"
+REASONS = f"select kind, consumer, why from pgchange.reasons({STANDING}, {WATCHERS})"
 
 Row = dict[str, Any]
 
@@ -78,17 +79,22 @@ def findings_of_both(
     return found
 
 
-def explained(connection: psycopg.Connection[Any], standing: Sequence[Row]) -> list[Row]:
+def explained(
+    results: psycopg.Connection[Any], source: psycopg.Connection[Any], standing: Sequence[Row]
+) -> list[Row]:
     """Return the rows of ``status()``, each with ``why``: why the consumer is behind.
 
-    ``why`` is None if no changes are there for the consumer, or if the role may not see the reasons. ``connection`` is
-    to the database of the changes, where watchers note what they see.
+    ``why`` is None if no changes are there for the consumer, or if the role may not see the reasons. The watchers of a
+    consumer note what they see where its progress is, and what it keeps from being trimmed is at its source.
     """
+    watchers: list[Row] = []
+    with suppress(PermissionDenied, SchemaMissing):
+        if results is not source:
+            watchers = records(results, "select * from pgchange.watchers()")
     why: dict[tuple[str, str], str] = {}
     with suppress(PermissionDenied, SchemaMissing):
-        why = {
-            (kind, consumer): told for kind, consumer, told in rows(connection, REASONS, [_as_json(standing)])
-        }
+        asked = [_as_json(standing), _as_json(watchers)]
+        why = {(kind, consumer): told for kind, consumer, told in rows(source, REASONS, asked)}
     return [row | {"why": why.get((row["kind"], row["consumer"]))} for row in standing]
 
 

@@ -24,7 +24,7 @@ SHOWN_REASON = 160
 def status(args: Namespace) -> Rows:
     named = named_by_dags(args, _warn)
     with both(args) as (results, source):
-        rows = explained(source, consumers.status(results, source, _warn))
+        rows = explained(results, source, consumers.status(results, source, _warn))
         rows = with_new(results, source, rows, named.consumers)
         for one in dict.fromkeys((results, source)):
             for line in watching.blind(one):

@@ -70,7 +70,7 @@ class Status:
             if not source:
                 findings = health.findings(results, left_out.append, rows)
                 watchers = records(results, "select * from pgchange.watchers()")
-            rows = health.explained(connections[-1], rows)
+            rows = health.explained(results, connections[-1], rows)
         except ServerUnavailable:
             raise
         except (psycopg.errors.QueryCanceled, PgChangeError) as error:

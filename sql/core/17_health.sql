@@ -12,10 +12,12 @@ language sql immutable as $$
     select format('%s %s', count, what) || case when count = 1 then '' else 's' end
 $$;
 
--- What somebody saw of a feed last. Names of watched feeds are cut at 600 characters.
-create function pgchange.latest_watchers() returns setof pgchange.watcher
+-- The watcher that looked last at each feed. Names of watched feeds are cut at 600 characters. elsewhere: watchers of another database.
+create function pgchange.latest_watchers(elsewhere pgchange.watcher[] default '{}') returns setof pgchange.watcher
 language sql stable as $$
-    select distinct on (w.kind, w.feed) w.* from pgchange.watchers() as w order by w.kind, w.feed, w.looked_at desc
+    select distinct on (w.kind, w.feed) w.*
+    from (select h.* from pgchange.watchers() as h union all select e.* from unnest(elsewhere) as e) as w
+    order by w.kind, w.feed, w.looked_at desc
 $$;
 
 -- Whether a watcher has ended without anybody to follow it: it has not looked for so long, and its last look did not start work that
@@ -82,7 +84,7 @@ $$;
 
 -- How consumers stand, with the watcher that looked last at each, why each is behind, and what it keeps. why is null if no changes are
 -- there for it.
-create function pgchange.explained(standing pgchange.consumer_status[] default null)
+create function pgchange.explained(standing pgchange.consumer_status[] default null, elsewhere pgchange.watcher[] default '{}')
 returns table (one pgchange.consumer_status, watcher pgchange.watcher, why text, keeps text)
 language sql volatile as $$
     with known as materialized (
@@ -93,20 +95,22 @@ language sql volatile as $$
     )
     select s.one, w.one, case when s.has_changes then pgchange.why_behind(s.one, w.one) || h.keeps end, h.keeps
     from known as s
-    left join (select x as one from pgchange.latest_watchers() as x) as w
+    left join (select x as one from pgchange.latest_watchers(elsewhere) as x) as w
         on (w.one).kind = (s.one).kind and (w.one).feed = left((s.one).consumer, 600)
     left join kept as k on k.kind = (s.one).kind and k.consumer = (s.one).consumer
     cross join lateral (select coalesce(pgchange.told_kept(k.bytes, k.store), '')) as h(keeps)
 $$;
 
-create function pgchange.reasons(standing pgchange.consumer_status[] default null) returns table (kind text, consumer text, why text)
+create function pgchange.reasons(standing pgchange.consumer_status[] default null, elsewhere pgchange.watcher[] default '{}')
+returns table (kind text, consumer text, why text)
 language sql volatile as $$
-    select (e.one).kind, (e.one).consumer, e.why from pgchange.explained(standing) as e where e.why is not null
+    select (e.one).kind, (e.one).consumer, e.why from pgchange.explained(standing, elsewhere) as e where e.why is not null
 $$;
-comment on function pgchange.reasons(pgchange.consumer_status[]) is
+comment on function pgchange.reasons(pgchange.consumer_status[], pgchange.watcher[]) is
     'Why each consumer that has changes before it is behind: a task is at work, its batch failed, a transaction holds it back, no watcher '
     'looks, or no task claims them; and how much it keeps from being trimmed, if that is 1 GB or more. standing: what pgchange.status() has '
-    'just said, for a caller that has asked it.';
+    'just said, for a caller that has asked it. elsewhere: what pgchange.watchers() says in the database that holds the progress of '
+    'consumers whose changes are here.';
 
 -- Whether a consumer is further behind than it may be; null is no limit.
 create function pgchange.is_behind(s pgchange.consumer_status, max_age interval, max_changes bigint) returns boolean

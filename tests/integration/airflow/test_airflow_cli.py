@@ -166,6 +166,10 @@ def test_health_asks_the_source_how_far_a_consumer_is_behind(
         transaction.ack()
     both = ["--dsn", other_db, "--source-dsn", ledger]
     assert ended(pgchange, "health", *both) == 0
+    seen = '[{"feed": "commits:delays/0", "kind": "commit", "ready": 2}]'
+    connect_to(other_db).execute("select pgchange.note_watchers(%s)", [seen])
+    (row,) = pgchange("status", *both)
+    assert row["why"].startswith("its watcher looks, but no task claims the changes")
     connect_to(other_db).execute("select pgchange.limit_lag(%s, '1 microsecond')", [FEED.name])
     assert ended(pgchange, "health", *both) == 1
     assert "2 changes ready" in capsys.readouterr().out

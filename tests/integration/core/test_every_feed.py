@@ -579,9 +579,9 @@ def test_a_consumer_that_is_further_behind_than_it_may_be_is_a_finding_that_says
         raise ZeroDivisionError("no reason")
     ((_, told),) = behind(connection, feed, oldest_seconds=3601)
     assert re.search(": attempt 1 at batch .* failed: ZeroDivisionError: no reason$", told)
-    (row,) = explained(connection, consumers.status(connection, warn=pytest.fail))
+    (row,) = explained(connection, connection, consumers.status(connection, warn=pytest.fail))
     assert told.endswith(f": {row['why']}")
-    (row,) = explained(connection, [row | {"ready": 0, "waiting": 0}])
+    (row,) = explained(connection, connection, [row | {"ready": 0, "waiting": 0}])
     assert row["why"] is None
 
 
