@@ -78,13 +78,14 @@ def left_before_the_answer(dependency: Callable[..., Any]) -> Any:
 
 
 def prepare_stats() -> None:
-    """Let ``Stats`` report to the configured collector. Before Airflow 3.3 it does so by itself."""
+    """Let ``Stats`` report to the configured collector. Before Airflow 3.2 it does so by itself."""
     try:
         factory = moved("get_stats_factory", "airflow.sdk.observability.metrics.stats_utils")
     except ImportError:
         return
     legacy = {"export_legacy_names": conf.getboolean("metrics", "legacy_names_on", fallback=False)}
-    Stats.initialize(factory=factory(), **supported(Stats.initialize, **legacy))
+    made = factory(**supported(factory, stats_cls=Stats))
+    Stats.initialize(factory=made, **supported(Stats.initialize, **legacy))
 
 
 try:
