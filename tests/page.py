@@ -88,10 +88,12 @@ def parse(folder: Path) -> None:
 def parse_folder(folder: Path) -> None:
     """Have Airflow know the DAGs of a folder."""
     from airflow.dag_processing.bundles.manager import DagBundlesManager
-    from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
 
+    from airflow_pgchange.utils.compat import moved
+
+    modules = ("airflow.dag_processing.dagbag", "airflow.models.dagbag")
     DagBundlesManager().sync_bundles_to_db()
-    sync_bag_to_db(DagBag(str(folder)), "dags-folder", None)
+    moved("sync_bag_to_db", *modules)(moved("DagBag", *modules)(str(folder)), "dags-folder", None)
 
 
 def served() -> FastAPI:

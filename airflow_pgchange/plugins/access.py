@@ -76,7 +76,7 @@ class Rights:
 
 
 def _teams(connections: list[str]) -> dict[str, str | None]:
-    if not conf.getboolean("core", "multi_team"):
+    if not conf.getboolean("core", "multi_team", fallback=False):
         return {}
     return dict(Connection.get_conn_id_to_team_name_mapping(connections))
 

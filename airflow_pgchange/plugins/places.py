@@ -157,7 +157,8 @@ class ParsedDags:
     def places(self, session: Session) -> Places:
         """Everything that is named now."""
         found = Places()
-        for connection in conf.getlist("pgchange", "connections", fallback=[]):
+        # Airflow 3.1 makes a list of one empty text of an empty option.
+        for connection in filter(None, conf.getlist("pgchange", "connections", fallback=[])):
             found.dags[connection] = set()
         parsed = self._read(session)
         for dag_id, (dag, is_paused) in parsed.items():

@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 from functools import cache
 from pathlib import Path
+from urllib.parse import urlsplit
+
+from airflow.configuration import conf
 
 PREFIX = "/pgchange"
 FOLDER = Path(__file__).parent
@@ -27,5 +30,6 @@ def version() -> str:
 
 
 def url(name: str) -> str:
-    """Where the shell finds a file, from its base URL."""
-    return f"{PREFIX.lstrip('/')}/page/{version()}/{name}"
+    """Return the path of a file on the server. Airflow 3.1 imports no module from a path without a leading slash."""
+    base = urlsplit(conf.get("api", "base_url", fallback="") or "").path.rstrip("/")
+    return f"{base}{PREFIX}/page/{version()}/{name}"

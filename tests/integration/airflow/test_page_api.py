@@ -693,6 +693,6 @@ def test_the_page_is_served_as_it_is_in_this_version(people: People) -> None:
     from airflow_pgchange.plugins.page import url
 
     for name, kind in (("main.js", "text/javascript"), ("icon.svg", "image/svg+xml")):
-        answer = people("viewer").get("/" + url(name).removeprefix("pgchange/"))
+        answer = people("viewer").get(url(name).removeprefix("/pgchange"))
         assert (answer.status_code, answer.headers["content-type"].split(";")[0]) == (200, kind)
     assert people("viewer").get("/page/older/main.js").status_code == 404
