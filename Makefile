@@ -3,7 +3,7 @@
 PYTHON := .venv/bin/python
 SETUP := scripts/bootstrap pyproject.toml constraints.txt
 
-.PHONY: demo check test install-test release-test lint bench mutants clean
+.PHONY: demo check test install-test release-test matrix lint bench mutants clean
 
 demo: .venv/demo-ready
 	@$(PYTHON) -m demo
@@ -19,6 +19,9 @@ install-test: .venv/test-ready
 
 release-test: .venv/test-ready
 	@$(PYTHON) -m tests.suite.release
+
+matrix: .venv/test-ready
+	@$(PYTHON) -m tests.matrix $(CELL)
 
 lint: .venv/test-ready
 	$(PYTHON) -m ruff check .

@@ -37,7 +37,7 @@ def get_provider_info() -> dict[str, Any]:
         "integrations": [
             {
                 "integration-name": NAME,
-                "external-doc-url": "https://www.postgresql.org/",
+                "external-doc-url": "https://pypi.org/project/airflow-provider-pgchange/",
                 "logo": "/airflow_pgchange/plugins/page/icon.svg",
                 "how-to-guide": [f"/docs/{guide}.md" for guide in GUIDES],
                 "tags": ["software"],

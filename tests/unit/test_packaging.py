@@ -64,11 +64,14 @@ def test_the_wheel_carries_the_sql_the_page_its_guides_and_the_examples_inside_t
     assert Path(found.stdout.strip()) == tmp_path / "airflow_pgchange" / "sql"
 
 
-def test_the_source_distribution_carries_the_sql(built):
+def test_the_source_distribution_carries_the_sql_the_example_dags_and_the_texts_for_readers(built):
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {name.split("/", 1)[-1] for name in archive.getnames()}
     assert set(SQL) <= names
+    assert {f"dags/{name}" for name in EXAMPLES} <= names
+    assert {f"airflow_pgchange/example_dags/{name}" for name in EXAMPLES} <= names
+    assert {"README.md", "CHANGELOG.md", "CONTRIBUTING.md"} <= names
 
 
 def test_a_checkout_finds_the_sql():
