@@ -267,6 +267,13 @@ def test_ids_stay_when_lines_above_change(file: str, text: str, before: str) -> 
     assert len({mutant.id for mutant in moved}) == len(moved)
 
 
+def test_a_function_of_sql_may_move_to_another_file_of_its_folder() -> None:
+    text = PLPGSQL.format("delete from t;")
+    one, same, other = ({m.id for m in of_file(f"sql/{n}.sql", text)} for n in ("a/01", "a/02", "b/01"))
+    assert one == same
+    assert not one & other
+
+
 def test_faults_that_are_alike_have_ids_of_their_own() -> None:
     found = of_file("airflow_pgchange/shop.py", "def f():\n    a = 1\n    a = 1\n    return 1, 1\n")
     assert len({mutant.id for mutant in found}) == len(found) == 4

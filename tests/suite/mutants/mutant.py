@@ -28,7 +28,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Mutant:
-    """An edit of a file. Its id outlives changes elsewhere in the file, for it knows of no line numbers."""
+    """An edit of a file. Its id outlives changes elsewhere in the file, and a move of its function within the folder."""
 
     id: str
     file: str
@@ -61,7 +61,8 @@ def mutants(file: str, text: str, edits: Iterable[Edit], place: Callable[[int], 
     for edit in sorted(set(edits)):
         before = text[edit.start : edit.end]
         lines = _lines(text, edit.start, edit.end)
-        alike = "\0".join((file, place(edit.start), edit.kind, lines, before, edit.text))
+        where = place(edit.start)
+        alike = "\0".join((_scope(file, where), where, edit.kind, lines, before, edit.text))
         mark = hashlib.sha256(f"{alike}\0{seen[alike]}".encode()).hexdigest()[:10]
         seen[alike] += 1
         line = text.count("\n", 0, edit.start) + 1
@@ -69,6 +70,12 @@ def mutants(file: str, text: str, edits: Iterable[Edit], place: Callable[[int], 
             Mutant(mark, file, line, place(edit.start), edit.kind, before, edit.text, edit.start, edit.end)
         )
     return found
+
+
+def _scope(file: str, place: str) -> str:
+    """In which names of places are unique. A function of SQL is so in its folder: it may move to another file of it."""
+    path = PurePosixPath(file)
+    return str(path.parent) if path.suffix == ".sql" and "." in place else file
 
 
 def _lines(text: str, start: int, end: int) -> str:
