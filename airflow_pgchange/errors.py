@@ -75,6 +75,11 @@ class ConsumerBusy(PgChangeError):
     chooses whether to wait, to skip or to fail."""
 
 
+class Leased(ConsumerBusy):
+    """The consumer's batch is leased: it is processed without the consumer's lock until the lease ends. Wait until then,
+    or end the lease as the message says."""
+
+
 class TransactionNotClean(PgChangeError):
     """The consumer transaction wrote something before it claimed, or is not READ COMMITTED.
 
@@ -84,8 +89,9 @@ class TransactionNotClean(PgChangeError):
 
 
 class StaleClaim(PgChangeError):
-    """The watermark is not where the claim found it: someone moved the consumer, or other workers share the tube now.
-    Nothing was written; claim again, or make the feeds anew as the message says."""
+    """The watermark is not where the claim found it: someone moved the consumer, or other workers share the tube now. Or
+    a later attempt on the batch has begun after the lease ended. Nothing was written; claim again, or make the feeds anew
+    as the message says."""
 
 
 class BatchIncomplete(PgChangeError):

@@ -35,6 +35,14 @@ def skip_batch(results: Connection, source: Connection, feed: Feed, reason: str)
     return str(batch["id"])
 
 
+def end_leases(source: Connection, feed: Feed) -> int:
+    """End the leases of the consumer's batches, and return how many there were.
+
+    The batches can be claimed again at once. From the next claim on, the earlier attempt cannot ack.
+    """
+    return int(ask(source, feed.end_leases()))
+
+
 def repair_consumer(results: Connection, source: Connection, feed: Movable) -> str:
     """Go on from what the source still knows of the consumer, after it lost its tail, was restored or was upgraded.
 

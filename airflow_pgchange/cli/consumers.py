@@ -1,4 +1,4 @@
-"""``airflow pgchange register``, ``skip``, ``repair``, ``move``, ``drop``, ``trim``: consumers changed by hand."""
+"""``airflow pgchange register``, ``skip``, ``release``, ``repair``, ``move``, ``drop``, ``trim``: consumers by hand."""
 
 from __future__ import annotations
 
@@ -15,6 +15,15 @@ def skip(args: Namespace) -> Rows:
     with both(args) as (results, source):
         skipped = by_hand.skip_batch(results, source, consumer(source), args.reason)
     return [{"consumer": args.consumer, "skipped": skipped}]
+
+
+@command(DONE)
+def release(args: Namespace) -> Rows:
+    consumer = consumers.named(args.consumer)
+    confirm(args, f"The batches of {args.consumer} that jobs process at this time will be claimed again.")
+    with database(args) as connection:
+        ended = by_hand.end_leases(connection, consumer(connection))
+    return [{"consumer": args.consumer, "leases_ended": ended}]
 
 
 @command(DONE)

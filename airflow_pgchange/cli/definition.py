@@ -177,6 +177,13 @@ def get_pgchange_cli_commands() -> list[GroupCommand]:
                     CONSUMER,
                     REASON,
                 ),
+                _command(
+                    "consumers.release",
+                    "End the leases of a consumer's batches, so that they can be claimed again",
+                    *WHERE,
+                    CONSUMER,
+                    YES,
+                ),
                 _letters(),
                 _command(
                     "consumers.repair",

@@ -13,7 +13,14 @@ from typing import Any
 
 import psycopg
 
-from airflow_pgchange.errors import BatchGivenUp, ConsumerBusy, PgChangeError, PoisonousChange, Stopped
+from airflow_pgchange.errors import (
+    BatchGivenUp,
+    ConsumerBusy,
+    Leased,
+    PgChangeError,
+    PoisonousChange,
+    Stopped,
+)
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.checks import (
     BATCH_LIMIT,
@@ -183,7 +190,7 @@ def drain(
         opened = partial(_opened, plan, stopped, sessions)
         while plan.max_batches is None or tried < plan.max_batches:
             started = time.monotonic()
-            step = _step(plan, process, stopped, opened)
+            step = _unleased(plan, stopped, lambda: _step(plan, process, stopped, opened))
             done = replace(done, busy=step.busy)
             if step.tried is not None:
                 done = done.and_tried(step.tried)
@@ -226,6 +233,23 @@ def _times(plan: Plan, began: float) -> tuple[float, float]:
     if until == "empty":
         return math.inf, idle or 0.0
     return began + until, math.inf if idle is None else idle
+
+
+def _unleased(plan: Plan, stopped: Callable[[], bool], step: Callable[[], _Step]) -> _Step:
+    """Repeat a step that finds a leased batch until the lease ends, for as long as the plan waits for a busy consumer."""
+    busy_timeout = patience("busy_timeout", plan.busy_timeout)
+    ends = math.inf if busy_timeout is None else time.monotonic() + busy_timeout
+    while True:
+        try:
+            return step()
+        except Leased:
+            if plan.on_busy == "skip":
+                return _Step(busy=True)
+            if plan.on_busy == "fail" or time.monotonic() >= ends:
+                raise
+        time.sleep(LOOK_EVERY)
+        if stopped():
+            raise Stopped(f"{plan.feed.name}: stopped while the batch was leased")
 
 
 def _step(

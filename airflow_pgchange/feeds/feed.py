@@ -32,6 +32,8 @@ Ask = Callable[[sql.Composed], Any]
 Position = Mapping[str, Any]
 Goal = Mapping[str, Any]
 """A point of a feed that a consumer is to reach."""
+Token = Mapping[str, Any]
+"""The ``id`` of a batch and the number of an ``attempt`` on it. It fences off earlier attempts."""
 BEGINNING = "beginning"
 """The start of a consumer before all that the source has."""
 NOWHERE: Position = {}
@@ -122,6 +124,24 @@ class Feed(Watched, Protocol):
         batch that has failed so often by its own content is split, and its first half is returned. The other parts come
         before other changes. PoisonousChange is raised for a single change. Attempts that an outage ended do not count.
         """
+
+    def leased(self, claim: sql.Composed, owner: str, lease: float) -> sql.Composed:
+        """source, primary: ``claim``, which is a query of ``claim``, and a lease of its batch, for so many seconds from
+        now. Until the lease ends, a claim raises Leased. ``owner`` says for people who processes the batch."""
+
+    def renew(self, token: Token, lease: float) -> sql.Composed:
+        """source, primary: let the lease end so many seconds from now. Raises StaleClaim if another attempt has begun,
+        or the batch has ended."""
+
+    def end_lease(self, token: Token) -> sql.Composed:
+        """source, primary: end the lease; false if another attempt has begun, or the batch has ended."""
+
+    def end_leases(self) -> sql.Composed:
+        """source, primary: end the leases of the consumer, and return how many there were."""
+
+    def resume(self, position: Position, token: Token) -> sql.Composed:
+        """source, primary: the batch as the claim returned it, for a transaction that holds the lock. Raises StaleClaim
+        if another attempt has begun, or the batch has ended."""
 
     def changes(self, batch: Batch, part: Slice) -> sql.Composed:
         """source, any server: the function call that returns the changes of a slice of the batch, in order.

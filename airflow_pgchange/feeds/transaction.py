@@ -27,7 +27,7 @@ from airflow_pgchange.feeds.batch import Batch, Change
 from airflow_pgchange.feeds.checks import BATCH_LIMIT, Seconds, patience, seconds
 from airflow_pgchange.feeds.connections import begun, cancel, connect, keep_open
 from airflow_pgchange.feeds.errors import is_of_the_batch, translated
-from airflow_pgchange.feeds.feed import NOWHERE, Feed, progress_at
+from airflow_pgchange.feeds.feed import NOWHERE, Feed, Token, progress_at
 from airflow_pgchange.feeds.progress import Progress
 from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.feeds.retrying import past_deadlocks, succeeds
@@ -86,6 +86,7 @@ class ConsumerTransaction:
         self._register = register
         self._connect = connect if sessions is None else sessions.connect
         self._acked = False
+        self._is_leased = False
         self._open = ExitStack()
         self._stream: Generator[Change, None, None] | None = None
 
@@ -133,7 +134,7 @@ class ConsumerTransaction:
     ) -> None:
         # After an exception from outside, such as a timeout, a statement may still run. It would keep the lock.
         self.cancel()
-        unfinished = kind is None and self.batch is not None and not self._acked
+        unfinished = kind is None and self.batch is not None and not self._acked and not self._is_leased
         if unfinished:
             error = BatchNotFinished(f"{self.feed.name}: the block ended without ack(), so nothing was kept")
             kind = BatchNotFinished
@@ -147,7 +148,12 @@ class ConsumerTransaction:
             raise error
 
     def claim(
-        self, limit: int = BATCH_LIMIT, max_attempts: int | None = None, *, split: bool = False
+        self,
+        limit: int = BATCH_LIMIT,
+        max_attempts: int | None = None,
+        *,
+        split: bool = False,
+        lease: float | None = None,
     ) -> Batch | None:
         """Return the next batch of at most ``limit`` changes, or None if nothing is ready.
 
@@ -158,6 +164,9 @@ class ConsumerTransaction:
         With ``split``, a batch that has failed ``max_attempts`` times by its own content is split, and its first half is
         returned. Its other parts come next. PoisonousChange is raised for a change that has failed alone so often, and
         BatchGivenUp only if no attempt failed by the content, or if ten changes of the whole batch are dead letters.
+
+        With ``lease``, in seconds, the block may end without an ack. Nobody claims the batch again until the lease ends,
+        and ``resume`` returns it to another transaction. Raises Leased if another attempt has a lease.
         """
         if limit < 1:
             raise InvalidArgument(f"limit must be at least 1 change, not {limit}")
@@ -173,10 +182,35 @@ class ConsumerTransaction:
             choose = self.feed.choose(position, limit) if self._on_standby else None
             choice = None if choose is None else ask(self._reader, choose)
             claim = self.feed.claim(position, limit, choice, max_attempts, split=split)
+            if lease is not None:
+                claim = self.feed.leased(claim, self._told.get("pgchange.run", ""), lease)
             row = past_deadlocks(lambda: ask(self._claims, claim))
         self.progress.begin("process")
         self.batch = None if row is None else Batch.from_json({**row, "feed": self.feed.name})
+        self._is_leased = lease is not None
         return self.batch
+
+    def resume(self, token: Token) -> Batch:
+        """Return the batch that was claimed with a lease, given its id and attempt, so that this transaction can ack it.
+
+        Raises ConsumerBusy if another transaction holds the lock, StaleClaim if a later attempt has begun or the batch
+        has ended.
+        """
+        if self.busy:
+            raise ConsumerBusy(f"{self.feed.name} is at work in another transaction")
+        with translated():
+            row = ask(self._claims, self.feed.resume(self._read_position(), token))
+        self.batch = Batch.from_json({**row, "feed": self.feed.name})
+        return self.batch
+
+    def release(self, error: str | None = None, of_batch: bool | None = None) -> None:
+        """End the lease of the batch that ``resume`` returned, and store the error of its attempt."""
+        batch = self._claimed()
+        with translated():
+            if error is not None:
+                ask(self._claims, self.feed.note_failure(batch, error, of_batch))
+            ask(self._claims, self.feed.end_lease({"id": batch.id, "attempt": batch.attempt}))
+        self._is_leased = True
 
     def give_up(self, reason: str, batch_id: str | None = None) -> int:
         """Make the batch that was claimed and not acked a dead letter, and return the letter's number.

@@ -18,6 +18,8 @@ create table pgchange.claim (
     source text not null,
     elsewhere boolean not null,
     claimed_at timestamptz not null default clock_timestamp(),
+    leased_by text,
+    leased_until timestamptz,
     primary key (kind, consumer)
 );
 comment on table pgchange.claim is
@@ -26,7 +28,8 @@ comment on table pgchange.claim is
     'the same where the batch is a dead letter that is sent again. source is the place that they belong to; '
     'elsewhere, that the consumer''s progress is kept in another database, so that this row tells how far it has come. error is what the last '
     'attempt failed on, if it could say so. failures is how many attempts failed by an error of the batch itself, outages how many '
-    'by another one, such as a lost server; of an attempt whose process died neither is known.';
+    'by another one, such as a lost server; of an attempt whose process died neither is known. leased_by and leased_until: who processes the '
+    'batch without holding the consumer''s lock, and until when the batch is not claimed again.';
 
 -- The processes that hold an advisory lock of this database.
 create function pgchange.who_locks(key bigint) returns setof integer
@@ -192,7 +195,8 @@ $$;
 create function pgchange.claim_again(mark pgchange.claim) returns jsonb
 language plpgsql as $$
 begin
-    update pgchange.claim as c set attempt = c.attempt + 1, claimed_at = clock_timestamp()
+    update pgchange.claim as c set
+        attempt = c.attempt + 1, claimed_at = clock_timestamp(), leased_by = null, leased_until = null
     where c.kind = mark.kind and c.consumer = mark.consumer
     returning c.attempt into mark.attempt;
     mark.batch := mark.batch || jsonb_build_object('attempt', mark.attempt);
@@ -228,7 +232,8 @@ begin
     on conflict on constraint claim_pkey do update set
         version = excluded.version, from_version = excluded.from_version, batch_id = excluded.batch_id,
         attempt = excluded.attempt, failures = 0, outages = 0, error = null, batch = excluded.batch, after = excluded.after,
-        upto = excluded.upto, source = excluded.source, elsewhere = excluded.elsewhere, claimed_at = excluded.claimed_at
+        upto = excluded.upto, source = excluded.source, elsewhere = excluded.elsewhere, claimed_at = excluded.claimed_at,
+        leased_by = null, leased_until = null
     returning c.* into made;
     if batch is not null then
         perform pgchange.note_claim(kind, consumer, made.batch);
@@ -246,13 +251,6 @@ begin
             select c.version from pgchange.claim as c where c.kind = check_known.kind and c.consumer = check_known.consumer));
     return here;
 end
-$$;
-
--- The batch of a claim with its attempts, the error of the last one and whether the progress is elsewhere; null for no claim.
-create function pgchange.in_work(mark pgchange.claim) returns jsonb
-language sql stable as $$
-    select mark.batch || pg_catalog.jsonb_build_object(
-        'attempt', mark.attempt, 'error', mark.error, 'elsewhere', mark.elsewhere)
 $$;
 
 -- Note at the source what the attempt on a batch failed on, for its dead letter, and whether the batch itself may have caused it; null
@@ -273,15 +271,20 @@ begin
 end
 $$;
 
--- Refuse to ack a batch at another version than it was claimed as.
+-- Refuse to ack a batch at another version than it was claimed as, or after an attempt that is not the last.
 -- Without search_paths of their own: an ack waits for this.
 create function pgchange.check_claimed(kind text, consumer text, batch jsonb) returns void
 language plpgsql stable as $$
+declare
+    version bigint;
+    attempt integer;
 begin
-    perform pgchange.check_version(batch, (
-        select c.version from pgchange.claim as c
-        where c.kind = check_claimed.kind and c.consumer = check_claimed.consumer
-          and c.batch_id = (check_claimed.batch ->> 'id')::uuid));
+    select c.version, c.attempt into version, attempt
+    from pgchange.claim as c
+    where c.kind = check_claimed.kind and c.consumer = check_claimed.consumer
+      and c.batch_id = (check_claimed.batch ->> 'id')::uuid;
+    perform pgchange.check_version(batch, version);
+    perform pgchange.check_attempt(consumer, batch, attempt);
 end
 $$;
 

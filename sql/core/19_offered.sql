@@ -66,6 +66,22 @@ begin
 end
 $$, 'Whether a consumer is at work.');
 
+    perform pgchange.add_offer('feed', 'lease', '%1$s, batch jsonb, owner text, duration interval', 'jsonb', 'volatile', null, 'consumer', $$
+begin
+    if batch is not null and not %1$I.set_lease(%2$s, batch, owner, pgchange.lease_end(duration)) then
+        perform pgchange.refuse_stale(%1$I.name_of(%9$s), batch);
+    end if;
+    return batch;
+end
+$$, 'In the database of the changes: lease a batch that was just claimed, in the same statement, or renew its lease, for a time from now. '
+    'Nobody claims the batch again until the lease ends. Refuse an attempt that is not the last. Null stays null.');
+
+    perform pgchange.add_offer('feed', 'end_lease', '%1$s, batch jsonb', 'boolean', 'volatile', null, 'consumer', $$
+begin
+    return %1$I.set_lease(%2$s, batch, null, null);
+end
+$$, 'In the database of the changes: end the lease of a batch, so that it can be claimed again; false if the attempt is not the last.');
+
     perform pgchange.add_offer('position', 'take_idle', '%1$s', 'void', 'volatile', false, null, $$
 begin
     perform pgchange.take_idle(
@@ -97,6 +113,32 @@ begin
 end
 $$, 'Note at the source what the attempt on a batch failed on, for its dead letter. of_batch: whether the batch itself may have caused '
     'the error, so that the batch may be split; false for an outage, null if that is not known.');
+
+    perform pgchange.add_offer(
+        'position', 'set_lease', '%1$s, batch jsonb, owner text, ends_at timestamptz', 'boolean', 'volatile', false, null, $$
+begin
+    return pgchange.set_lease(%3$L, %1$I.name_of(%2$s), batch, owner, ends_at);
+end
+$$, 'Give the last attempt on a batch a lease, or end it; false if the attempt is not the last.');
+
+    perform pgchange.add_offer('position', 'end_leases', '%1$s', 'bigint', 'volatile', true, 'consumer', $$
+begin
+    return pgchange.end_leases(%3$L, %1$I.name_of(%2$s));
+end
+$$, 'In the database of the changes: end the leases of a consumer, so that its batches can be claimed again; how many there were.');
+
+    perform pgchange.add_offer('position', 'resume', '%1$s, "position" jsonb, batch jsonb', 'jsonb', 'stable', true, 'consumer', $$
+declare
+    mark constant pgchange.claim := %1$I.pending(%2$s, "position");
+begin
+    if mark.batch_id is distinct from (batch ->> 'id')::uuid then
+        perform pgchange.refuse_stale(%1$I.name_of(%2$s), batch);
+    end if;
+    perform pgchange.check_attempt(mark.consumer, batch, mark.attempt);
+    return %1$I.again(%2$s, mark.batch || pg_catalog.jsonb_build_object('attempt', mark.attempt));
+end
+$$, 'Return the batch with this id and this attempt, as the claim returned it, to a transaction that holds the lock. Refuse an attempt that '
+    'is not the last, and a batch that was acked, skipped or split.');
 
     perform pgchange.add_offer('position', 'is_known', '%1$s', 'boolean', 'stable', true, 'admin', $$
 begin
@@ -139,6 +181,7 @@ begin
         perform pgchange.check_on_give_up(on_give_up);
     end if;
     mark := %1$I.pending(%2$s, "position");
+    perform pgchange.check_lease(mark);
     if mark.version is null then
         split := pgchange.parts_left(%3$L, consumer_name, ("position" ->> 'version')::bigint);
     elsif on_give_up = 'bisect' then
@@ -207,6 +250,7 @@ $$, 'In the database of the changes: refuse a move to a point of another one, or
 begin
     perform %1$I.check_point(point);
     perform %1$I.check_move(%2$s, "position", point);
+    perform pgchange.check_lease(%1$I.pending(%2$s, "position"));
     return (pgchange.record(
         %3$L, %1$I.name_of(%2$s), %1$I.address(%2$s), "position", %1$I.at("position"), %1$I.at(point), %4$I.here(), null)).version;
 end

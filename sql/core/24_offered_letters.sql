@@ -55,6 +55,8 @@ declare
 begin
     perform %1$I.take_idle(%2$s);
     perform pgchange.check_reason(reason);
+    perform pgchange.check_lease(
+        %1$I.name_of(%9$s), batch ->> 'id', batch ->> 'leased_by', (batch ->> 'leased_until')::pg_catalog.timestamptz);
     letter := %1$I.give_up(%2$s, batch, reason);
     perform %1$I.advance(%2$s, batch);
     perform %1$I.note_attempt(%2$s, 'skipped', batch);

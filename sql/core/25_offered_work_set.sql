@@ -31,6 +31,16 @@ begin
         'Keep the error of the last attempt with its batch, and count it among the failures or the outages; false if the given attempt '
         'is not the last.');
 
+    perform pgchange.add_hook(
+        'work set', 'set_lease', '%1$s, batch jsonb, owner text, ends_at timestamptz', 'boolean',
+        'Give the last attempt on a batch a lease, or end its lease if ends_at is null; false if the given attempt is not the last. A null '
+        'owner keeps the owner.');
+    perform pgchange.add_hook(
+        'work set', 'forget_leases', '%1$s', 'bigint', 'End the leases of the consumer; how many there were.');
+    perform pgchange.add_hook(
+        'work set', 'resumed', '%1$s, "position" jsonb, batch jsonb', 'pgchange.claim',
+        'Return the batch with this id, which was claimed and never acked, as a claim; null if there is none.');
+
     perform pgchange.add_offer('work set', 'take_idle', '%1$s', 'void', 'volatile', false, null, $$
 begin
     perform pgchange.check_taken(%1$I.name_of(%9$s), %1$I.take_lock(%9$s));
@@ -53,6 +63,7 @@ begin
     if mark.batch_id is null then
         batch := %1$I.claim_next(%2$s, "position", max_changes);
     else
+        perform pgchange.check_lease(mark);
         if on_give_up = 'bisect' then
             split := pgchange.halves(mark, max_attempts);
         end if;
@@ -72,6 +83,25 @@ $$, 'Record and return the next batch of a consumer, or one that was claimed and
     'ready. With on_give_up bisect, a batch that has failed max_attempts times by its own content is split, and its first half returned; '
     'the other parts follow when it is acked, and a change that fails alone is refused by the SQLSTATE PC014. Call it in a transaction of '
     'its own, while the transaction of the position holds the lock.');
+
+    perform pgchange.add_offer('work set', 'end_leases', '%1$s', 'bigint', 'volatile', null, 'consumer', $$
+begin
+    return %1$I.forget_leases(%2$s);
+end
+$$, 'End the leases of a consumer, so that its batches can be claimed again; how many there were.');
+
+    perform pgchange.add_offer('work set', 'resume', '%1$s, "position" jsonb, batch jsonb', 'jsonb', 'volatile', null, 'consumer', $$
+declare
+    mark constant pgchange.claim := %1$I.resumed(%2$s, "position", batch);
+begin
+    if mark.batch_id is null then
+        perform pgchange.refuse_stale(%1$I.name_of(%9$s), batch);
+    end if;
+    perform pgchange.check_attempt(mark.consumer, batch, mark.attempt);
+    return mark.batch || pg_catalog.jsonb_build_object('attempt', mark.attempt);
+end
+$$, 'Return the batch with this id and this attempt, as the claim returned it, to a transaction that holds the lock. Refuse an attempt that '
+    'is not the last, and a batch that was acked, skipped or split.');
 
     perform pgchange.add_offer(
         'work set', 'note_failure', '%1$s, batch jsonb, error text, of_batch boolean default null', 'void', 'volatile', null,

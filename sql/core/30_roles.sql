@@ -22,7 +22,7 @@ select pgchange.add_role(
     ],
     functions => $$
         who_locks locked locks_held check_claim check_attempts check_again check_poison check_on_give_up check_reason check_taken
-        check_isolation check_version refuse_stale halves part parts_behind
+        check_isolation check_version refuse_stale check_lease check_attempt lease_of lease_end halves part parts_behind
         full_xid snapshot_of snapshot_union snapshot_below snapshot_with note_watchers pinned_settings
     $$);
 
@@ -72,6 +72,6 @@ alter table pgchange.lag_limit enable row level security;
 create policy kept on pgchange.lag_limit using (pgchange.has_letter_right('keep', kind, address));
 
 select pgchange.close_schema('pgchange', types => 'consumer_status finding', unpinned => $$
-        check_again check_attempts check_claimed check_known check_position check_version close_schema fits in_work is_named lock_briefly next_number
+        check_again check_attempt check_attempts check_lease check_claimed check_known check_position check_version close_schema fits in_work is_named lock_briefly next_number
         note_claim note_end note_failed parts_left refuse_stale settings
     $$);

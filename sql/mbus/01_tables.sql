@@ -190,7 +190,9 @@ create table mbus.batch (
     highest bigint not null,
     claimed_at timestamptz not null default clock_timestamp(),
     taken bigint not null default 0,
-    taken_by xid8
+    taken_by xid8,
+    leased_by text,
+    leased_until timestamptz
 );
 create index on mbus.batch (consumer, number);
 comment on table mbus.batch is

@@ -74,6 +74,7 @@ begin
         select b.* from mbus.batch as b
         where b.consumer = c.id
           and (b.slot = pending.slot or b.slot not in (select h.slot from mbus.held_slots(pending.qname, c.name) as h))
+          and coalesce(b.leased_until < clock_timestamp(), true)
         order by b.slot is distinct from pending.slot, b.number;
 end
 $$;

@@ -11,7 +11,8 @@ language plpgsql stable as $$
 begin
     return jsonb_populate_record(null::pgchange.claim, jsonb_build_object(
         'consumer', mbus.name_of(qname, cname), 'version', mark.batch -> 'version', 'batch_id', mark.batch -> 'id',
-        'attempt', mark.attempt, 'failures', mark.failures, 'outages', mark.outages, 'batch', mark.batch));
+        'attempt', mark.attempt, 'failures', mark.failures, 'outages', mark.outages, 'batch', mark.batch,
+        'leased_by', mark.leased_by, 'leased_until', mark.leased_until));
 end
 $$;
 
@@ -78,6 +79,8 @@ begin
         select b.* into mark from mbus.batch as b
         where b.consumer = c.id
           and (b.slot = my_slot or b.slot not in (select h.slot from mbus.held_slots(claimed.qname, claimed.cname) as h))
+          -- Others process the leased batches, and this worker goes on with the next messages.
+          and coalesce(b.leased_until < clock_timestamp(), true)
         order by b.slot <> my_slot, b.number
         limit 1
         for update skip locked;
@@ -111,7 +114,8 @@ begin
     end if;
     update mbus.batch as b set
         batch = known.batch, attempt = known.attempt + 1, failures = known.failures, outages = known.outages, error = known.error,
-        slot = ("position" ->> 'slot')::integer, claimed_at = clock_timestamp(), taken = 0, taken_by = null
+        slot = ("position" ->> 'slot')::integer, claimed_at = clock_timestamp(), taken = 0, taken_by = null,
+        leased_by = null, leased_until = null
     where b.number = known.number
     returning b.* into known;
     return known.batch || jsonb_build_object('attempt', known.attempt, 'lsn', pg_current_wal_insert_lsn());
@@ -278,5 +282,47 @@ begin
     where b.number = (set_error.batch -> 'bounds' ->> 'number')::bigint and b.consumer = c.id
       and b.batch ->> 'id' = set_error.batch ->> 'id' and b.attempt = (set_error.batch ->> 'attempt')::integer;
     return found;
+end
+$$;
+
+-- Give the last attempt on a batch a lease, or end it; false if the attempt is not the last.
+create function mbus.set_lease(caller pgchange.caller, qname text, cname text, batch jsonb, owner text, ends_at timestamptz)
+returns boolean
+language plpgsql as $$
+declare
+    c mbus.consumer := mbus.feed_consumer(caller, qname, cname);
+begin
+    update mbus.batch as b set
+        leased_by = case when ends_at is not null then coalesce(left(owner, 1000), b.leased_by, '') end, leased_until = ends_at
+    where b.consumer = c.id and b.batch ->> 'id' = set_lease.batch ->> 'id' and b.attempt = (set_lease.batch ->> 'attempt')::integer;
+    return found;
+end
+$$;
+
+-- The batch with this id, as a claim, put into the slot of the worker; null if there is none.
+create function mbus.resumed(caller pgchange.caller, qname text, cname text, "position" jsonb, batch jsonb) returns pgchange.claim
+language plpgsql as $$
+declare
+    c mbus.consumer := mbus.feed_consumer(caller, qname, cname);
+    mark mbus.batch;
+begin
+    update mbus.batch as b set slot = ("position" ->> 'slot')::integer
+    where b.consumer = c.id and b.batch ->> 'id' = resumed.batch ->> 'id' and b.attempt > 0
+    returning b.* into mark;
+    return case when mark.number is not null then mbus.mark_of(qname, cname, mark) end;
+end
+$$;
+
+-- End the leases of a consumer; how many there were.
+create function mbus.forget_leases(caller pgchange.caller, qname text, cname text) returns bigint
+language plpgsql as $$
+declare
+    c mbus.consumer := mbus.feed_consumer(caller, qname, cname);
+    ended bigint;
+begin
+    update mbus.batch as b set leased_by = null, leased_until = null
+    where b.consumer = c.id and b.leased_until > clock_timestamp();
+    get diagnostics ended = row_count;
+    return ended;
 end
 $$;

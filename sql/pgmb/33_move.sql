@@ -66,6 +66,7 @@ declare
 begin
     perform pgmb.check_point(point);
     perform pgmb.check_move(gid, "position", point);
+    perform pgchange.check_lease(pgmb.pending(gid, "position"));
     -- What it was moved back to before is kept too, until it has claimed.
     mark := pgchange.record(
         'event', pgmb.name_of(gid), pgmb.address(gid), "position", to_jsonb(least(

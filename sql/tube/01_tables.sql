@@ -88,6 +88,8 @@ create table tube.worker (
     updated_at timestamptz not null default now(),
     control_attempt integer not null default 0,
     control_failed_at timestamptz,
+    leased_by text,
+    leased_until timestamptz,
     primary key (tube, worker, version)
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 comment on table tube.worker is

@@ -171,7 +171,8 @@ language plpgsql stable as $$
 begin
     return jsonb_populate_record(null::pgchange.claim, jsonb_build_object(
         'consumer', tube.name_of(at.tube, at.worker), 'version', at.batch -> 'version', 'batch_id', at.batch -> 'id',
-        'attempt', at.attempt, 'failures', at.failures, 'outages', at.outages, 'batch', at.batch));
+        'attempt', at.attempt, 'failures', at.failures, 'outages', at.outages, 'batch', at.batch,
+        'leased_by', at.leased_by, 'leased_until', at.leased_until));
 end
 $$;
 
@@ -245,7 +246,7 @@ begin
         part := tube.part(tube.named(tube), worker, split, began_at, (batch -> 'version')::bigint + 1);
     end if;
     update tube.worker as w set
-        batch = coalesce(part, w.batch), claimed_at = clock_timestamp(),
+        batch = coalesce(part, w.batch), claimed_at = clock_timestamp(), leased_by = null, leased_until = null,
         attempt = case when part is null then w.attempt else 0 end + 1,
         failures = case when part is null then w.failures else 0 end,
         outages = case when part is null then w.outages else 0 end,
@@ -276,8 +277,45 @@ begin
         return null;
     end if;
     made := tube.batch_of(known, worker, choice, began_at, began_at + 1);
-    update tube.worker as w set batch = made, attempt = 1, failures = 0, outages = 0, error = null, claimed_at = clock_timestamp()
+    update tube.worker as w set batch = made, attempt = 1, failures = 0, outages = 0, error = null, claimed_at = clock_timestamp(),
+        leased_by = null, leased_until = null
     where w.tube = claim_next.tube and w.worker = claim_next.worker and w.version = began_at;
     return made;
+end
+$$;
+
+-- Give the last attempt on a worker's batch a lease, or end it; false if the attempt is not the last.
+create function tube.set_lease(tube text, worker integer, batch jsonb, owner text, ends_at timestamptz) returns boolean
+language plpgsql volatile as $$
+begin
+    update tube.worker as w set
+        leased_by = case when ends_at is not null then coalesce(left(owner, 1000), w.leased_by, '') end, leased_until = ends_at
+    where w.tube = set_lease.tube and w.worker = set_lease.worker
+      and w.version = (select n.version from tube.worker_now(set_lease.tube, set_lease.worker) as n)
+      and w.batch ->> 'id' = set_lease.batch ->> 'id' and w.attempt = (set_lease.batch ->> 'attempt')::integer;
+    return found;
+end
+$$;
+
+-- The batch of a worker, as a claim, if it has this id; null otherwise.
+create function tube.resumed(tube text, worker integer, "position" jsonb, batch jsonb) returns pgchange.claim
+language plpgsql stable as $$
+begin
+    return (
+        select tube.mark_of(w) from tube.worker_now(tube, worker) as w
+        where w.attempt > 0 and w.batch ->> 'id' = resumed.batch ->> 'id');
+end
+$$;
+
+-- End the lease of a worker; how many there were.
+create function tube.forget_leases(tube text, worker integer) returns bigint
+language plpgsql volatile as $$
+declare
+    ended bigint;
+begin
+    update tube.worker as w set leased_by = null, leased_until = null
+    where w.tube = forget_leases.tube and w.worker = forget_leases.worker and w.leased_until > clock_timestamp();
+    get diagnostics ended = row_count;
+    return ended;
 end
 $$;

@@ -25,6 +25,7 @@ begin
         perform pgchange.refuse_stale(tube.name_of(tube, worker), batch);
     end if;
     perform pgchange.check_version(batch, coalesce((at.batch ->> 'version')::bigint, 0));
+    perform pgchange.check_attempt(tube.name_of(tube, worker), batch, at.attempt);
     if at.batch -> 'bounds' ? 'split' then
         parts := pgchange.parts_behind(tube.mark_of(at));
     end if;

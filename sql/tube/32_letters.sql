@@ -16,7 +16,8 @@ language plpgsql stable as $$
 begin
     perform tube.check_worker_number((tube.named(tube)).partitions, worker);
     return (
-        select w.batch || jsonb_build_object('attempt', w.attempt, 'error', w.error) from tube.worker_now(tube, worker) as w
+        select w.batch || jsonb_build_object('attempt', w.attempt, 'error', w.error) || pgchange.lease_of(tube.mark_of(w))
+        from tube.worker_now(tube, worker) as w
         where w.attempt > 0);
 end
 $$;

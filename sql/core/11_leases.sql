@@ -1,0 +1,91 @@
+-- Leases: a batch is processed while nobody holds the lock of its consumer. Until the lease ends, the batch is not claimed again. The
+-- attempt is the fencing token: after the next claim, an ack with an earlier attempt is refused.
+
+-- The lease of a claim, as {leased_by, leased_until}; {} if it has none, or if the lease has ended.
+create function pgchange.lease_of(mark pgchange.claim) returns jsonb
+language sql volatile as $$
+    select case when mark.leased_until > pg_catalog.clock_timestamp()
+                then pg_catalog.jsonb_build_object('leased_by', mark.leased_by, 'leased_until', mark.leased_until)
+                else '{}' end
+$$;
+
+-- The batch of a claim with its attempts, the error of the last one, whether the progress is elsewhere, and its lease; null for no claim.
+create function pgchange.in_work(mark pgchange.claim) returns jsonb
+language sql stable as $$
+    select mark.batch || pg_catalog.jsonb_build_object(
+        'attempt', mark.attempt, 'error', mark.error, 'elsewhere', mark.elsewhere) || pgchange.lease_of(mark)
+$$;
+
+-- Refuse to claim, to skip or to move past a batch that is leased.
+-- Without search_paths of their own, because claims call them.
+create function pgchange.check_lease(consumer text, batch_id text, leased_by text, leased_until timestamptz) returns void
+language plpgsql volatile as $$
+begin
+    if leased_until > pg_catalog.clock_timestamp() then
+        raise exception using errcode = 'PC015',
+            message = pg_catalog.format('batch %s of %s is leased until %s by %s', batch_id, consumer, leased_until, leased_by),
+            hint = pg_catalog.format('wait until it is acked or the lease ends; or end the lease: airflow pgchange release %s',
+                                     pgchange.shell_quoted(consumer));
+    end if;
+end
+$$;
+
+create function pgchange.check_lease(mark pgchange.claim) returns void
+language plpgsql volatile as $$
+begin
+    perform pgchange.check_lease(mark.consumer, mark.batch_id::text, mark.leased_by, mark.leased_until);
+end
+$$;
+
+-- Refuse an attempt on a batch if another one has begun. last: the number of the last attempt; null if it is not known here.
+-- Without a search_path of its own, because acks call it.
+create function pgchange.check_attempt(consumer text, batch jsonb, last integer) returns void
+language plpgsql immutable as $$
+begin
+    if (batch ->> 'attempt')::integer <> last then
+        raise exception using errcode = 'PC006',
+            message = pg_catalog.format('attempt %s on batch %s of %s is over: attempt %s has begun', batch ->> 'attempt', batch ->> 'id',
+                                        consumer, last),
+            hint = 'drop the results of this attempt; the later attempt processes the same changes';
+    end if;
+end
+$$;
+
+-- The time at which a lease of a duration ends that begins now. A lease is for at most seven days, and is renewed while the work goes on.
+create function pgchange.lease_end(duration interval) returns timestamptz
+language plpgsql volatile as $$
+begin
+    if coalesce(duration <= interval '0' or duration > interval '7 days', true) then
+        raise invalid_parameter_value using
+            message = pg_catalog.format('a lease cannot last %s', coalesce(duration::text, 'null')),
+            hint = 'give more than 0 seconds and at most 7 days, and renew the lease while the work goes on';
+    end if;
+    return pg_catalog.clock_timestamp() + duration;
+end
+$$;
+
+-- Give the last attempt on the batch of a claim a lease, or end its lease if ends_at is null; false if the attempt is not the last.
+-- A null owner keeps the owner of the lease.
+create function pgchange.set_lease(kind text, consumer text, batch jsonb, owner text, ends_at timestamptz) returns boolean
+language plpgsql as $$
+begin
+    update pgchange.claim as c set
+        leased_by = case when ends_at is not null then coalesce(left(owner, 1000), c.leased_by, '') end, leased_until = ends_at
+    where c.kind = set_lease.kind and c.consumer = set_lease.consumer
+      and c.batch_id = (set_lease.batch ->> 'id')::uuid and c.attempt = (set_lease.batch ->> 'attempt')::integer;
+    return found;
+end
+$$;
+
+-- End the leases of a consumer; how many there were.
+create function pgchange.end_leases(kind text, consumer text) returns bigint
+language plpgsql as $$
+declare
+    ended bigint;
+begin
+    update pgchange.claim as c set leased_by = null, leased_until = null
+    where c.kind = end_leases.kind and c.consumer = end_leases.consumer and c.leased_until > clock_timestamp();
+    get diagnostics ended = row_count;
+    return ended;
+end
+$$;

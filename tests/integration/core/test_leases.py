@@ -1,0 +1,213 @@
+"""Detached batches of every feed: nothing is held between claim and ack, and the attempt is the fencing token."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+import pytest
+
+from airflow_pgchange.admin import by_hand
+from airflow_pgchange.errors import BatchNotFinished, InvalidArgument, Leased, StaleClaim
+from airflow_pgchange.feeds import ConsumerTransaction, Feed, lease
+from airflow_pgchange.feeds.draining import Plan, drain
+from airflow_pgchange.feeds.lease import Handle
+from tests.integration.core.test_every_feed import MORE, each, each_movable
+from tests.ledger import Connect
+from tests.waiting import until
+
+Connection = psycopg.Connection[Any]
+Fill = Callable[[Any], Any]
+
+NOBODY_ELSE = """
+select not exists (select from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid())
+   and not exists (select from pg_locks where locktype = 'advisory')
+"""
+
+
+def claimed(feed: Feed, db: str, seconds: float = 600) -> Handle:
+    handle = lease.claim(feed, db, lease=seconds, owner="the job")
+    assert handle is not None
+    return handle
+
+
+def ended(feed: Feed, db: str) -> Handle:
+    """A handle whose lease has ended."""
+    handle = claimed(feed, db, 0.001)
+    time.sleep(0.01)
+    return handle
+
+
+def note(connection: Connection) -> None:
+    connection.execute("insert into public.result values (1)")
+
+
+@pytest.fixture
+def connection(connect: Connect, fill: Fill) -> Connection:
+    made = connect()
+    fill(made)
+    made.execute("create table public.result (n integer)")
+    return made
+
+
+def results(connection: Connection) -> int:
+    row = connection.execute("select count(*) from public.result").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+@each
+def test_between_claim_and_ack_nothing_is_held(feed: Feed, connection: Connection, db: str) -> None:
+    handle = claimed(feed, db)
+    # A session ends a moment after its connection.
+    until(connection, NOBODY_ELSE)
+    lease.ack(handle, db, write=note)
+    assert (results(connection), lease.claim(feed, db, lease=600, owner="")) == (1, None)
+
+
+@each
+def test_a_leased_batch_is_not_claimed_again(feed: Feed, connection: Connection, db: str) -> None:
+    handle = claimed(feed, db)
+    if feed.kind == "queue":
+        # Its workers share a consumer, and go on with the next messages.
+        assert lease.claim(feed, db, lease=600, owner="other") is None
+    else:
+        with pytest.raises(Leased, match="by the job: wait until it is acked or the lease ends"):
+            claimed(feed, db)
+        with pytest.raises(Leased), ConsumerTransaction(feed, db) as transaction:
+            transaction.claim()
+    lease.ack(handle, db)
+
+
+@each
+def test_after_the_lease_the_next_attempt_gets_the_batch_and_the_earlier_one_cannot_ack(
+    feed: Feed, connection: Connection, db: str
+) -> None:
+    late = ended(feed, db)
+    next_one = claimed(feed, db)
+    assert next_one == replace(late, attempt=2)
+    with pytest.raises(StaleClaim, match="attempt 1 on batch .* is over: attempt 2 has begun"):
+        lease.ack(late, db, write=note)
+    with pytest.raises(StaleClaim):
+        lease.renew(late, db, lease=600)
+    assert not lease.release(late, db)
+    lease.ack(next_one, db, write=note)
+    assert results(connection) == 1
+
+
+@each
+def test_a_late_ack_is_kept_if_no_other_attempt_has_begun(
+    feed: Feed, connection: Connection, db: str
+) -> None:
+    late = ended(feed, db)
+    lease.ack(late, db, write=note)
+    assert results(connection) == 1
+
+
+@each
+def test_an_ack_is_refused_by_sql_too_if_another_attempt_has_begun(
+    feed: Feed, connection: Connection, db: str
+) -> None:
+    """The fence does not depend on the client: here it does not ask for the token."""
+    late = ended(feed, db)
+    with pytest.raises(StaleClaim), ConsumerTransaction(feed, db) as transaction:
+        batch = transaction.resume(late.token)
+        transaction.batch = replace(batch, attempt=7)
+        transaction.ack(note)
+    assert results(connection) == 0
+
+
+@each
+def test_a_second_ack_of_an_attempt_is_refused(feed: Feed, connection: Connection, db: str) -> None:
+    handle = claimed(feed, db)
+    lease.ack(handle, db, write=note)
+    MORE[feed.kind](connection)
+    with pytest.raises(StaleClaim):
+        lease.ack(handle, db, write=note)
+    assert results(connection) == 1
+
+
+@each
+def test_a_renewed_lease_lasts_from_now(feed: Feed, connection: Connection, db: str) -> None:
+    handle = ended(feed, db)
+    lease.renew(handle, db, lease=600)
+    if feed.kind == "queue":
+        assert lease.claim(feed, db, lease=600, owner="other") is None
+    else:
+        with pytest.raises(Leased, match="by the job"):
+            claimed(feed, db)
+
+
+@each
+def test_a_released_batch_is_claimed_again_and_its_error_is_kept(
+    feed: Feed, connection: Connection, db: str
+) -> None:
+    handle = claimed(feed, db)
+    assert lease.release(handle, db, error="it broke", of_batch=True)
+    again = claimed(feed, db)
+    assert again == replace(handle, attempt=2)
+    assert connection.execute(
+        "select error from pgchange.batch where attempt = 1 and kind = %s", [feed.kind]
+    ).fetchone() == ("it broke",)
+
+
+@each
+def test_the_changes_of_a_handle_are_read_anywhere(feed: Feed, connection: Connection, db: str) -> None:
+    handle = Handle.from_text(str(claimed(feed, db)))
+    with ConsumerTransaction(handle.feed, db) as transaction:
+        transaction.resume(handle.token)
+        assert len([*transaction.changes()]) == handle.count
+        transaction.ack()
+
+
+@each
+def test_a_drain_waits_until_a_lease_ends(feed: Feed, connection: Connection, db: str) -> None:
+    claimed(feed, db, 0.3)
+    if feed.kind == "queue":
+        time.sleep(0.3)
+    done = drain(Plan(feed, db), lambda transaction, batch: transaction.ack())
+    assert done.batches == 1
+
+
+@each_movable
+def test_a_drain_that_skips_busy_consumers_skips_a_leased_one(
+    feed: Feed, connection: Connection, db: str
+) -> None:
+    claimed(feed, db)
+    done = drain(Plan(feed, db, on_busy="skip"), lambda transaction, batch: transaction.ack())
+    assert (done.batches, done.busy) == (0, True)
+
+
+@each
+def test_a_leased_batch_is_not_given_up_until_its_lease_is_ended_by_hand(
+    feed: Feed, connection: Connection, db: str
+) -> None:
+    handle = claimed(feed, db)
+    with pytest.raises(BatchNotFinished if feed.kind == "queue" else Leased):
+        by_hand.skip_batch(connection, connection, feed, "no")
+    assert (by_hand.end_leases(connection, feed), by_hand.end_leases(connection, feed)) == (1, 0)
+    assert by_hand.skip_batch(connection, connection, feed, "no") == handle.batch_id
+
+
+@each_movable
+def test_a_consumer_with_a_leased_batch_is_not_moved(feed: Feed, connection: Connection, db: str) -> None:
+    claimed(feed, db)
+    with pytest.raises(Leased):
+        by_hand.move_consumer(connection, connection, feed, "now")  # type: ignore[arg-type]
+
+
+@each
+def test_a_batch_that_was_claimed_without_a_lease_must_be_acked(
+    feed: Feed, connection: Connection, db: str
+) -> None:
+    with pytest.raises(BatchNotFinished), ConsumerTransaction(feed, db) as transaction:
+        transaction.claim()
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"feed": {"kind": "commit"}}', "x"])
+def test_a_text_that_is_no_handle_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument):
+        Handle.from_text(text)
