@@ -271,6 +271,20 @@ begin
 end
 $$;
 
+-- Refuse an attempt on a batch if another one has begun. last: the number of the last attempt; null if it is not known here.
+-- Without a search_path of its own, because acks call it.
+create function pgchange.check_attempt(consumer text, batch jsonb, last integer) returns void
+language plpgsql immutable as $$
+begin
+    if (batch ->> 'attempt')::integer <> last then
+        raise exception using errcode = 'PC006',
+            message = pg_catalog.format('attempt %s on batch %s of %s is over: attempt %s has begun', batch ->> 'attempt', batch ->> 'id',
+                                        consumer, last),
+            hint = 'drop the results of this attempt; the later attempt processes the same changes';
+    end if;
+end
+$$;
+
 -- Refuse to ack a batch at another version than it was claimed as, or after an attempt that is not the last.
 -- Without search_paths of their own: an ack waits for this.
 create function pgchange.check_claimed(kind text, consumer text, batch jsonb) returns void

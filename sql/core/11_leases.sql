@@ -17,7 +17,7 @@ language sql stable as $$
 $$;
 
 -- Refuse to claim, to skip or to move past a batch that is leased.
--- Without search_paths of their own, because claims call them.
+-- Without a search_path of its own, because claims call it.
 create function pgchange.check_lease(consumer text, batch_id text, leased_by text, leased_until timestamptz) returns void
 language plpgsql volatile as $$
 begin
@@ -30,24 +30,12 @@ begin
 end
 $$;
 
+-- Refuse to claim the batch of a claim again while it is leased.
+-- Without a search_path of its own, because claims call it.
 create function pgchange.check_lease(mark pgchange.claim) returns void
 language plpgsql volatile as $$
 begin
     perform pgchange.check_lease(mark.consumer, mark.batch_id::text, mark.leased_by, mark.leased_until);
-end
-$$;
-
--- Refuse an attempt on a batch if another one has begun. last: the number of the last attempt; null if it is not known here.
--- Without a search_path of its own, because acks call it.
-create function pgchange.check_attempt(consumer text, batch jsonb, last integer) returns void
-language plpgsql immutable as $$
-begin
-    if (batch ->> 'attempt')::integer <> last then
-        raise exception using errcode = 'PC006',
-            message = pg_catalog.format('attempt %s on batch %s of %s is over: attempt %s has begun', batch ->> 'attempt', batch ->> 'id',
-                                        consumer, last),
-            hint = 'drop the results of this attempt; the later attempt processes the same changes';
-    end if;
 end
 $$;
 

@@ -283,7 +283,7 @@ def file(stem: str) -> Change:
 @pytest.mark.parametrize(
     ("source", "most", "test"),
     [
-        ("sql/core/19_offered", 4, "integration/commits/test_claim.py"),
+        ("sql/core/20_offered", 4, "integration/commits/test_claim.py"),
         ("sql/pgmb/21_claim", 4, "integration/events/test_event_"),
         ("sql/mbus/14_hand_out", 4, "integration/messages/test_queue_claims.py"),
         ("sql/tube/27_claim", 4, "integration/tubes/test_tube_claim.py"),

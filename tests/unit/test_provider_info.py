@@ -213,6 +213,7 @@ def test_the_command_line_has_each_command() -> None:
         "check",
         "health",
         "skip",
+        "release",
         "letters",
         "repair",
         "register",

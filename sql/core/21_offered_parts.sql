@@ -1,4 +1,4 @@
--- What pgchange.offer() gives a schema for batches that are split: 11_splits.sql says what a part is.
+-- What pgchange.offer() gives a schema for batches that are split: 12_splits.sql says what a part is.
 
 do $do$
 begin
