@@ -15,6 +15,7 @@ GUIDES = (
     "queues",
     "topology",
     "airflow",
+    "detached",
     "spark",
     "roles",
     "testing",

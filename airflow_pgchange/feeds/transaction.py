@@ -203,14 +203,19 @@ class ConsumerTransaction:
         self.batch = Batch.from_json({**row, "feed": self.feed.name})
         return self.batch
 
+    def keep_lease(self) -> None:
+        """Let the block end without an ack, after ``resume``. The lease goes on."""
+        self._claimed()
+        self._is_leased = True
+
     def release(self, error: str | None = None, of_batch: bool | None = None) -> None:
         """End the lease of the batch that ``resume`` returned, and store the error of its attempt."""
+        self.keep_lease()
         batch = self._claimed()
         with translated():
             if error is not None:
                 ask(self._claims, self.feed.note_failure(batch, error, of_batch))
             ask(self._claims, self.feed.end_lease({"id": batch.id, "attempt": batch.attempt}))
-        self._is_leased = True
 
     def give_up(self, reason: str, batch_id: str | None = None) -> int:
         """Make the batch that was claimed and not acked a dead letter, and return the letter's number.

@@ -23,6 +23,8 @@ from airflow_pgchange.feeds.feed import Feed, from_json, to_json
 from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
 
+__all__ = ["Handle", "ack", "claim", "release", "renew"]
+
 
 @dataclass(frozen=True)
 class Handle:

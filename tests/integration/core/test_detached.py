@@ -10,13 +10,15 @@ from typing import Any
 import psycopg
 import pytest
 
+from airflow_pgchange import detached
 from airflow_pgchange.admin import by_hand
+from airflow_pgchange.detached import Handle
 from airflow_pgchange.errors import BatchNotFinished, InvalidArgument, Leased, StaleClaim
-from airflow_pgchange.feeds import ConsumerTransaction, Feed, lease
+from airflow_pgchange.feeds import ConsumerTransaction, Feed
 from airflow_pgchange.feeds.draining import Plan, drain
-from airflow_pgchange.feeds.lease import Handle
 from tests.integration.core.test_every_feed import MORE, each, each_movable
 from tests.ledger import Connect
+from tests.readme import Guide, track_payments
 from tests.waiting import until
 
 Connection = psycopg.Connection[Any]
@@ -29,7 +31,7 @@ select not exists (select from pg_stat_activity where datname = current_database
 
 
 def claimed(feed: Feed, db: str, seconds: float = 600) -> Handle:
-    handle = lease.claim(feed, db, lease=seconds, owner="the job")
+    handle = detached.claim(feed, db, lease=seconds, owner="the job")
     assert handle is not None
     return handle
 
@@ -64,8 +66,8 @@ def test_between_claim_and_ack_nothing_is_held(feed: Feed, connection: Connectio
     handle = claimed(feed, db)
     # A session ends a moment after its connection.
     until(connection, NOBODY_ELSE)
-    lease.ack(handle, db, write=note)
-    assert (results(connection), lease.claim(feed, db, lease=600, owner="")) == (1, None)
+    detached.ack(handle, db, write=note)
+    assert (results(connection), detached.claim(feed, db, lease=600, owner="")) == (1, None)
 
 
 @each
@@ -73,13 +75,13 @@ def test_a_leased_batch_is_not_claimed_again(feed: Feed, connection: Connection,
     handle = claimed(feed, db)
     if feed.kind == "queue":
         # Its workers share a consumer, and go on with the next messages.
-        assert lease.claim(feed, db, lease=600, owner="other") is None
+        assert detached.claim(feed, db, lease=600, owner="other") is None
     else:
         with pytest.raises(Leased, match="by the job: wait until it is acked or the lease ends"):
             claimed(feed, db)
         with pytest.raises(Leased), ConsumerTransaction(feed, db) as transaction:
             transaction.claim()
-    lease.ack(handle, db)
+    detached.ack(handle, db)
 
 
 @each
@@ -90,11 +92,11 @@ def test_after_the_lease_the_next_attempt_gets_the_batch_and_the_earlier_one_can
     next_one = claimed(feed, db)
     assert next_one == replace(late, attempt=2)
     with pytest.raises(StaleClaim, match="attempt 1 on batch .* is over: attempt 2 has begun"):
-        lease.ack(late, db, write=note)
+        detached.ack(late, db, write=note)
     with pytest.raises(StaleClaim):
-        lease.renew(late, db, lease=600)
-    assert not lease.release(late, db)
-    lease.ack(next_one, db, write=note)
+        detached.renew(late, db, lease=600)
+    assert not detached.release(late, db)
+    detached.ack(next_one, db, write=note)
     assert results(connection) == 1
 
 
@@ -103,7 +105,7 @@ def test_a_late_ack_is_kept_if_no_other_attempt_has_begun(
     feed: Feed, connection: Connection, db: str
 ) -> None:
     late = ended(feed, db)
-    lease.ack(late, db, write=note)
+    detached.ack(late, db, write=note)
     assert results(connection) == 1
 
 
@@ -123,19 +125,19 @@ def test_an_ack_is_refused_by_sql_too_if_another_attempt_has_begun(
 @each
 def test_a_second_ack_of_an_attempt_is_refused(feed: Feed, connection: Connection, db: str) -> None:
     handle = claimed(feed, db)
-    lease.ack(handle, db, write=note)
+    detached.ack(handle, db, write=note)
     MORE[feed.kind](connection)
     with pytest.raises(StaleClaim):
-        lease.ack(handle, db, write=note)
+        detached.ack(handle, db, write=note)
     assert results(connection) == 1
 
 
 @each
 def test_a_renewed_lease_lasts_from_now(feed: Feed, connection: Connection, db: str) -> None:
     handle = ended(feed, db)
-    lease.renew(handle, db, lease=600)
+    detached.renew(handle, db, lease=600)
     if feed.kind == "queue":
-        assert lease.claim(feed, db, lease=600, owner="other") is None
+        assert detached.claim(feed, db, lease=600, owner="other") is None
     else:
         with pytest.raises(Leased, match="by the job"):
             claimed(feed, db)
@@ -146,7 +148,7 @@ def test_a_released_batch_is_claimed_again_and_its_error_is_kept(
     feed: Feed, connection: Connection, db: str
 ) -> None:
     handle = claimed(feed, db)
-    assert lease.release(handle, db, error="it broke", of_batch=True)
+    assert detached.release(handle, db, error="it broke", of_batch=True)
     again = claimed(feed, db)
     assert again == replace(handle, attempt=2)
     assert connection.execute(
@@ -205,6 +207,15 @@ def test_a_batch_that_was_claimed_without_a_lease_must_be_acked(
 ) -> None:
     with pytest.raises(BatchNotFinished), ConsumerTransaction(feed, db) as transaction:
         transaction.claim()
+
+
+def test_the_examples_of_the_guide_work(db: str, connect: Connect) -> None:
+    connection = connect()
+    track_payments(connection)
+    connection.execute("create table report (payments integer)")
+    guide = Guide("docs/detached.md", db, connection)
+    guide.run("Claim, work, ack")
+    assert connection.execute("select payments from report").fetchall() == [(3,)]
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"feed": {"kind": "commit"}}', "x"])
