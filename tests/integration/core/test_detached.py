@@ -16,7 +16,7 @@ from airflow_pgchange.detached import Handle
 from airflow_pgchange.errors import BatchNotFinished, InvalidArgument, Leased, StaleClaim
 from airflow_pgchange.feeds import ConsumerTransaction, Feed
 from airflow_pgchange.feeds.draining import Plan, drain
-from tests.integration.core.test_every_feed import MORE, each, each_movable
+from tests.integration.core.test_every_feed import MORE, each, each_claim, each_movable
 from tests.ledger import Connect
 from tests.readme import Guide, track_payments
 from tests.waiting import until
@@ -100,7 +100,7 @@ def test_after_the_lease_the_next_attempt_gets_the_batch_and_the_earlier_one_can
     assert results(connection) == 1
 
 
-@each
+@each_claim
 def test_a_late_ack_is_kept_if_no_other_attempt_has_begun(
     feed: Feed, connection: Connection, db: str
 ) -> None:
@@ -109,7 +109,7 @@ def test_a_late_ack_is_kept_if_no_other_attempt_has_begun(
     assert results(connection) == 1
 
 
-@each
+@each_claim
 def test_an_ack_is_refused_by_sql_too_if_another_attempt_has_begun(
     feed: Feed, connection: Connection, db: str
 ) -> None:
@@ -122,7 +122,7 @@ def test_an_ack_is_refused_by_sql_too_if_another_attempt_has_begun(
     assert results(connection) == 0
 
 
-@each
+@each_claim
 def test_a_second_ack_of_an_attempt_is_refused(feed: Feed, connection: Connection, db: str) -> None:
     handle = claimed(feed, db)
     detached.ack(handle, db, write=note)
@@ -132,7 +132,7 @@ def test_a_second_ack_of_an_attempt_is_refused(feed: Feed, connection: Connectio
     assert results(connection) == 1
 
 
-@each
+@each_claim
 def test_a_renewed_lease_lasts_from_now(feed: Feed, connection: Connection, db: str) -> None:
     handle = ended(feed, db)
     detached.renew(handle, db, lease=600)
@@ -143,7 +143,7 @@ def test_a_renewed_lease_lasts_from_now(feed: Feed, connection: Connection, db: 
             claimed(feed, db)
 
 
-@each
+@each_claim
 def test_a_released_batch_is_claimed_again_and_its_error_is_kept(
     feed: Feed, connection: Connection, db: str
 ) -> None:
@@ -156,7 +156,7 @@ def test_a_released_batch_is_claimed_again_and_its_error_is_kept(
     ).fetchone() == ("it broke",)
 
 
-@each
+@each_claim
 def test_the_changes_of_a_handle_are_read_anywhere(feed: Feed, connection: Connection, db: str) -> None:
     handle = Handle.from_text(str(claimed(feed, db)))
     with ConsumerTransaction(handle.feed, db) as transaction:
@@ -165,7 +165,7 @@ def test_the_changes_of_a_handle_are_read_anywhere(feed: Feed, connection: Conne
         transaction.ack()
 
 
-@each
+@each_claim
 def test_a_drain_waits_until_a_lease_ends(feed: Feed, connection: Connection, db: str) -> None:
     claimed(feed, db, 0.3)
     if feed.kind == "queue":
@@ -183,7 +183,7 @@ def test_a_drain_that_skips_busy_consumers_skips_a_leased_one(
     assert (done.batches, done.busy) == (0, True)
 
 
-@each
+@each_claim
 def test_a_leased_batch_is_not_given_up_until_its_lease_is_ended_by_hand(
     feed: Feed, connection: Connection, db: str
 ) -> None:
@@ -201,7 +201,7 @@ def test_a_consumer_with_a_leased_batch_is_not_moved(feed: Feed, connection: Con
         by_hand.move_consumer(connection, connection, feed, "now")  # type: ignore[arg-type]
 
 
-@each
+@each_claim
 def test_a_batch_that_was_claimed_without_a_lease_must_be_acked(
     feed: Feed, connection: Connection, db: str
 ) -> None:
