@@ -40,8 +40,8 @@ def run(
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     before, began = _children(), time.monotonic()
     process = subprocess.Popen(command, env=environment, cwd=cwd)
-    # A terminated run interrupts its command, so that the command stops its own children as it does at a keyboard.
-    former = signal.signal(signal.SIGTERM, lambda *_: process.send_signal(signal.SIGINT))
+    # A terminated run terminates its command, and ends below what the command leaves.
+    former = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     code = _wait_for(process.pid)
     left = _end_what_is_left()
     signal.signal(signal.SIGTERM, former)

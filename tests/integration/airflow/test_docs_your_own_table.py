@@ -15,6 +15,7 @@ import pytest
 from airflow.cli.cli_parser import get_parser
 
 from tests.airflow_home import uri
+from tests.airflow_metadata import take_migrated
 from tests.ledger import run
 from tests.readme import FENCE, ROOT, TUTORIAL, blocks, statements
 
@@ -114,13 +115,16 @@ class Reader:
 @pytest.fixture
 def reader(
     bare_db: str,
-    metadata: None,
     connect_to: Callable[..., psycopg.Connection[Any]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Reader:
-    """A reader whose connection ``shop`` leads to this test's database."""
+    """A reader whose connection ``shop`` leads to this test's database.
+
+    Airflow's database is new, because ``status`` tells what it knows of a DAG of the same name that another test has run.
+    """
+    take_migrated()
     monkeypatch.setenv("AIRFLOW_CONN_SHOP", uri(bare_db))
     return Reader(connect_to(bare_db), tmp_path, lambda: capsys.readouterr().out)
 

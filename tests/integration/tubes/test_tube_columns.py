@@ -275,4 +275,4 @@ def test_virtual_columns_whose_values_no_trigger_sees_are_refused(connect, table
     before_18 = one(connection, "select current_setting('server_version_num')::int < 180000")
     with pytest.raises(psycopg.Error, match="syntax error" if before_18 else says):
         connection.execute(f"create table item ({table})")
-        attach(connection)
+        attach(connection, group_by=["id"])
