@@ -146,7 +146,8 @@ def test_a_large_batch_runs_with_what_pip_takes_by_itself(install, wheel, db, co
     """Minutes where the packages are not in uv's cache."""
     python = install(f"airflow-provider-pgchange[spark] @ {wheel.as_uri()}")
     found = installed(python, tmp_path)
-    assert found["pyspark"][0] == found["pyspark-client"][0]
+    minor = {found[name][0].rpartition(".")[0] for name in ("pyspark", "pyspark-client")}
+    assert len(minor) == 1
     print(f"{megabytes(found):.0f} MB with Spark")
     connection = connect()
     connection.execute(
