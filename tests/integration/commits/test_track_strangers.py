@@ -164,3 +164,16 @@ def test_who_may_track_can_have_nothing_done_by_who_looks_after_all_tables(admin
     assert admin.execute("select to_regclass('own.smuggled')").fetchone() == (None,)
     admin.execute("insert into own.mine values (2)")
     assert admin.execute("select commit_id from revision.commit_queue").fetchall() == [(2,)]
+
+
+def test_a_table_that_is_captured_by_a_function_of_another_role_is_not_registered(admin, owner):
+    """Otherwise those who look after all tables would call that function by the owner's word."""
+    admin.execute(
+        "create function public.theirs() returns trigger language plpgsql as 'begin return null; end'"
+    )
+    admin.execute("grant execute on function public.theirs() to public")
+    owner.execute(
+        "create trigger pgchange_capture after insert on own.mine for each row execute function public.theirs()"
+    )
+    with pytest.raises(psycopg.errors.DatabaseError, match="own.mine is not captured by its owner"):
+        owner.execute("insert into revision.tracked (tbl, key, branch_id) values ('own.mine', '{id}', 0)")
