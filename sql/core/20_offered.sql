@@ -181,11 +181,13 @@ begin
         perform pgchange.check_on_give_up(on_give_up);
     end if;
     mark := %1$I.pending(%2$s, "position");
-    perform pgchange.check_lease(mark);
     if mark.version is null then
         split := pgchange.parts_left(%3$L, consumer_name, ("position" ->> 'version')::bigint);
-    elsif on_give_up = 'bisect' then
-        split := pgchange.halves(mark, max_attempts);
+    else
+        perform pgchange.check_lease(mark);
+        if on_give_up = 'bisect' then
+            split := pgchange.halves(mark, max_attempts);
+        end if;
     end if;
     if split is not null then
         batch := %1$I.choose_part(%2$s, "position", max_changes, split%8$s);
