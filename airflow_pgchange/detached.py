@@ -18,7 +18,6 @@ from airflow_pgchange.errors import InvalidArgument, StaleClaim
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.checks import BATCH_LIMIT, Seconds, seconds
 from airflow_pgchange.feeds.connections import connect
-from airflow_pgchange.feeds.errors import translated
 from airflow_pgchange.feeds.feed import Feed, from_json, to_json
 from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
@@ -88,7 +87,7 @@ def claim(
 def renew(handle: Handle, source: str, *, lease: Seconds) -> None:
     """Let the lease end this much later than now. Raises StaleClaim if another attempt has begun, or the batch has
     ended."""
-    with translated(), connect(source, primary=True) as connection:
+    with connect(source, primary=True) as connection:
         ask(connection, handle.feed.renew(handle.token, seconds("lease", lease)))
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 from psycopg.rows import class_row
@@ -54,12 +55,13 @@ def findings(
     warn: Callable[[str], None] = log.warning,
     standing: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[Finding]:
-    """What ``pgchange.health()`` tells this role; ``warn`` is told of what the role may not see. ``standing``: the rows
-    of ``status()``, for who has asked for them already."""
-    with translated(), warned(connection, warn), connection.cursor(row_factory=class_row(Finding)) as cursor:
-        if standing is None:
-            return cursor.execute("select * from pgchange.health()").fetchall()
-        return cursor.execute(HEALTH, [_as_json(standing)]).fetchall()
+    """Return the findings of ``pgchange.health()`` that this role may see, and call ``warn`` about those that it may not.
+
+    ``standing``: the rows of ``status()``, if the caller has them already.
+    """
+    if standing is None:
+        return _findings(connection, warn, "select * from pgchange.health()")
+    return _findings(connection, warn, HEALTH, [_as_json(standing)])
 
 
 def findings_of_both(
@@ -68,15 +70,25 @@ def findings_of_both(
     warn: Callable[[str], None],
     standing: Sequence[Row],
 ) -> list[Finding]:
-    """What ``pgchange.health()`` of the results tells if the changes are in another database, and the findings about the
-    consumers whose progress is there. The limits and the watchers of a consumer are where its progress is."""
-    there = [row for row in standing if getattr(kinds().get(row["kind"]), "progress", None) == "source"]
-    here = [row for row in standing if row not in there]
-    found = findings(results, warn, here)
-    if there:
-        with translated(), warned(source, warn), source.cursor(row_factory=class_row(Finding)) as cursor:
-            found += cursor.execute(OF_CONSUMERS, [_as_json(there)]).fetchall()
+    """Return the findings of ``pgchange.health()`` of the results, and those about the consumers whose progress is in the
+    other database, the source. The limits and the watchers of a consumer are where its progress is."""
+    by_place = defaultdict[bool, list[Row]](list)
+    for row in standing:
+        by_place[getattr(kinds().get(row["kind"]), "progress", None) == "source"].append(row)
+    found = findings(results, warn, by_place[False])
+    if by_place[True]:
+        found += _findings(source, warn, OF_CONSUMERS, [_as_json(by_place[True])])
     return found
+
+
+def _findings(
+    connection: psycopg.Connection[Any],
+    warn: Callable[[str], None],
+    query: LiteralString,
+    values: Sequence[Any] = (),
+) -> list[Finding]:
+    with translated(), warned(connection, warn), connection.cursor(row_factory=class_row(Finding)) as cursor:
+        return cursor.execute(query, values or None).fetchall()
 
 
 def explained(
