@@ -75,10 +75,11 @@ class Connection(psycopg.Connection[Any]):
             raise psycopg.OperationalError("another thread uses the connection")
         try:
             fresh = Connection(self.pgconn)
-            self.pgconn = PGconn.connect_start(CLOSED)
             if self.line is not None:
                 fresh.line, self.line = self.line, None
                 fresh.line.belong_to(fresh)
+            # Last, because the thread that watches forgets a line whose connection is closed.
+            self.pgconn = PGconn.connect_start(CLOSED)
         finally:
             self.lock.release()
         return fresh

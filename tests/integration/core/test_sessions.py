@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
 import pytest
+from psycopg.pq import PGconn
 from psycopg.rows import dict_row
 
-from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, sessions
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, guarded, sessions
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.draining import Plan, drain
 from airflow_pgchange.feeds.sessions import Sessions
@@ -100,6 +102,23 @@ def test_a_connection_that_a_batch_has_kept_is_closed_and_cannot_use_the_session
             assert first.closed
             with pytest.raises(psycopg.OperationalError):
                 first.execute("select 1")
+
+
+def test_a_session_is_watched_without_a_gap(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that watches may look at the session at any moment of the handover, here when the old object closes."""
+    with Sessions() as kept:
+        with kept.connect(db) as first:
+            assert isinstance(first, guarded.Connection)
+            line = first.line
+            assert line is not None
+
+            def closed(conninfo: bytes) -> PGconn:
+                monkeypatch.setattr(first, "pgconn", PGconn.connect_start(conninfo))
+                line.look()
+                return first.pgconn
+
+            monkeypatch.setattr(guarded, "PGconn", SimpleNamespace(connect_start=closed))
+        assert line.is_open
 
 
 def test_after_an_error_the_next_batch_gets_a_new_session(db: str) -> None:
