@@ -14,6 +14,8 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from starlette.routing import Mount
 
+from tests.dag_bags import stored
+
 ROLES = ("viewer", "user", "op", "admin")
 DAG = """
 from airflow.sdk import DAG
@@ -87,13 +89,7 @@ def parse(folder: Path) -> None:
 
 def parse_folder(folder: Path) -> None:
     """Have Airflow know the DAGs of a folder."""
-    from airflow.dag_processing.bundles.manager import DagBundlesManager
-
-    from airflow_pgchange.utils.compat import moved
-
-    modules = ("airflow.dag_processing.dagbag", "airflow.models.dagbag")
-    DagBundlesManager().sync_bundles_to_db()
-    moved("sync_bag_to_db", *modules)(moved("DagBag", *modules)(str(folder)), "dags-folder", None)
+    stored(folder)
 
 
 def served() -> FastAPI:

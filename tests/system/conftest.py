@@ -8,6 +8,7 @@ import pytest
 
 from tests import spark_server
 from tests.airflow_home import DAGS, prepare
+from tests.dag_bags import bag_of, stored
 
 prepare()
 
@@ -15,16 +16,11 @@ prepare()
 @pytest.fixture(scope="session")
 def example(metadata: None) -> Callable[[str], Any]:
     """The DAGs of ``dags/`` by their ids, known to Airflow."""
-    from airflow.dag_processing.bundles.manager import DagBundlesManager
-    from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
-
-    bag = DagBag(str(DAGS))
-    DagBundlesManager().sync_bundles_to_db()
-    sync_bag_to_db(bag, "dags-folder", None)
+    bag = stored(DAGS)
 
     def parsed_anew(dag_id: str) -> Any:
         """Not the DAG of another test: a task keeps the parameters of the run that it had last."""
-        return DagBag(bag.dags[dag_id].fileloc).dags[dag_id]
+        return bag_of(bag.dags[dag_id].fileloc).dags[dag_id]
 
     return parsed_anew
 

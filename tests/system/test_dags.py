@@ -21,6 +21,7 @@ from airflow_pgchange.utils.compat import dag_serialization
 from tests import queues
 from tests.airflow_home import DAGS, uri
 from tests.conftest import Role
+from tests.dag_bags import bag_of, stored
 from tests.readme import Guide, blocks, track_payments
 from tests.topology import make_catalogue
 
@@ -85,14 +86,12 @@ def states(run: Any) -> dict[str, str]:
 
 
 def test_the_examples_import_without_a_database(monkeypatch: pytest.MonkeyPatch) -> None:
-    from airflow.dag_processing.dagbag import DagBag
-
     def refuse(*_: object) -> None:
         raise AssertionError("an example opens a connection while it is imported")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(psycopg.Connection, "connect", refuse)
-    bag = DagBag(str(DAGS))
+    bag = bag_of(DAGS)
     assert bag.import_errors == {}
     assert set(bag.dags) == {
         "flight_delays",
@@ -110,21 +109,17 @@ def test_the_examples_import_without_a_database(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_example_is_imported_by_one_line_as_often_as_airflow_looks(tmp_path: Path) -> None:
-    from airflow.dag_processing.dagbag import DagBag
-
     (tmp_path / "mine.py").write_text(blocks("python", "docs/airflow.md")[-2])
     for _ in range(2):
-        bag = DagBag(str(tmp_path))
+        bag = bag_of(tmp_path)
         assert (bag.import_errors, list(bag.dags)) == ({}, ["pgchange_maintenance"])
         assert bag.dags["pgchange_maintenance"].fileloc == str(tmp_path / "mine.py")
 
 
 def test_an_example_is_made_for_the_connections_that_a_file_names(tmp_path: Path) -> None:
     """And the one for the connections of the examples is not there: nobody has assigned it."""
-    from airflow.dag_processing.dagbag import DagBag
-
     (tmp_path / "mine.py").write_text(blocks("python", "docs/airflow.md")[-1])
-    bag = DagBag(str(tmp_path))
+    bag = bag_of(tmp_path)
     assert (bag.import_errors, set(bag.dags)) == ({}, {"pgchange_maintenance", "shop_copies"})
     params = bag.dags["pgchange_maintenance"].params
     assert (params["databases"], params["retention"]) == (["shop", "warehouse"], "30 days")
@@ -172,17 +167,12 @@ def test_the_whole_task_of_the_guide_to_testing(
     db: str, connect: Connect, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Seconds: Airflow runs a whole DAG."""
-    from airflow.dag_processing.bundles.manager import DagBundlesManager
-    from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
-
     connection = connect()
     track_payments(connection)
     monkeypatch.setenv("TEST_DATABASE", db)
     monkeypatch.setenv("TEST_DATABASE_URI", uri(db))
     (tmp_path / "balances.py").write_text(blocks("python", "docs/testing.md")[0])
-    bag = DagBag(str(tmp_path))
-    DagBundlesManager().sync_bundles_to_db()
-    sync_bag_to_db(bag, "dags-folder", None)
+    bag = stored(tmp_path)
     guide = Guide("docs/testing.md", "unused", connection)
     guide.names["fixture"] = contextmanager
     for section in (
@@ -197,17 +187,13 @@ def test_the_whole_task_of_the_guide_to_testing(
 
 
 def test_every_example_has_the_name_of_its_dag() -> None:
-    from airflow.dag_processing.dagbag import DagBag
-
-    for dag_id, dag in DagBag(str(DAGS)).dags.items():
+    for dag_id, dag in bag_of(DAGS).dags.items():
         module = import_module(f"airflow_pgchange.example_dags.{Path(dag.fileloc).stem}")
         assert vars(module)[f"{dag_id}_dag"].dag_id == dag_id
 
 
 def test_the_demo_has_those_that_run_there() -> None:
-    from airflow.dag_processing.dagbag import DagBag
-
-    bag = DagBag(str(DAGS.parent / "demo" / "dags"))
+    bag = bag_of(DAGS.parent / "demo" / "dags")
     assert bag.import_errors == {}
     assert set(bag.dags) == {
         "delay_report",

@@ -24,9 +24,9 @@ from tests.suite.clusters import TEMPLATE
 
 RUN = """
 import sys
-from airflow.dag_processing.dagbag import DagBag
+from tests.dag_bags import bag_of
 for path in sys.argv[1:]:
-    (dag,) = DagBag(path).dags.values()
+    (dag,) = bag_of(path).dags.values()
     dag.test()
 """
 EXAMPLES = ("movement_audit", "tube_replay")

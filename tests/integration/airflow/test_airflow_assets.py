@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from airflow_pgchange.triggers.feed import FeedTrigger
+from tests.dag_bags import stored
 from tests.watching import FEED, first
 
 DAG = """
@@ -41,12 +42,8 @@ def forgotten() -> Iterator[None]:
 
 def parse(file: Path, conditions: str, inlet: str) -> None:
     """Parse a DAG file as Airflow's DAG processor does."""
-    from airflow.dag_processing.bundles.manager import DagBundlesManager
-    from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
-
     file.write_text(DAG.format(name=file.stem, conditions=conditions, inlet=inlet))
-    DagBundlesManager().sync_bundles_to_db()
-    sync_bag_to_db(DagBag(str(file)), "dags-folder", None)
+    stored(file)
 
 
 def watched() -> dict[str, int]:
