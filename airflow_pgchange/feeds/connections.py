@@ -12,7 +12,7 @@ from psycopg import IsolationLevel, sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.types.json import set_json_loads
 
-from airflow_pgchange.feeds import guarded, silence
+from airflow_pgchange.feeds import guarded, silence, tokens
 from airflow_pgchange.feeds.errors import translated
 
 DEFAULTS: dict[str, Any] = {
@@ -46,6 +46,7 @@ def connect(conninfo: str, *, primary: bool = False) -> guarded.Connection:
     transaction mode. If the server gives no sign of life, the connection is closed (``heartbeat.py``). Raises
     ServerUnavailable.
     """
+    conninfo = tokens.renewed(conninfo)
     with translated():
         connection = guarded.Connection.connect(silence.for_libpq(complete(conninfo, primary=primary)))
         try:

@@ -8,15 +8,22 @@ from typing import Any, ClassVar
 
 import psycopg
 from airflow.sdk import BaseHook, Connection
+from airflow.sdk.log import mask_secret
+from asgiref.sync import sync_to_async
 from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds.connections import both as both_databases
 from airflow_pgchange.feeds.connections import connect, connect_async
+from airflow_pgchange.feeds.tokens import SignIn, sign_in
 
-TOKENS = frozenset({"iam", "redshift", "redshift-serverless", "azure_conn_id"})
-"""Extras of Airflow's own PostgreSQL hook for signing in by a cloud's token."""
-NOT_LIBPQ = TOKENS | {
+SIGN_IN = "iam"
+"""The extra by which Airflow's own PostgreSQL hook signs in with a cloud's token in place of a password."""
+NOT_LIBPQ = {
+    SIGN_IN,
+    "redshift",
+    "redshift-serverless",
+    "azure_conn_id",
     "cursor",
     "sqlalchemy_scheme",
     "sqlalchemy_query",
@@ -25,7 +32,7 @@ NOT_LIBPQ = TOKENS | {
     "cluster-identifier",
     "workgroup-name",
 }
-"""Its extras that are not options of libpq."""
+"""Extras of that hook that are not options of libpq."""
 
 
 class PgChangeHook(BaseHook):
@@ -46,7 +53,8 @@ class PgChangeHook(BaseHook):
         """The connection as a libpq string. Raises InvalidArgument for a connection of another type, and for an extra
         that is not an option of libpq."""
         connection = self.get_connection(self.postgres_conn_id)
-        return conninfo_of(connection, connection.extra_dejson)
+        extra = connection.extra_dejson
+        return conninfo_of(connection, extra, _signed_in(connection) if extra.get(SIGN_IN) else {})
 
     async def aconninfo(self) -> str:
         """The same for the event loop."""
@@ -57,7 +65,9 @@ class PgChangeHook(BaseHook):
             if hasattr(connection, "aextra_dejson")
             else connection.extra_dejson
         )
-        return conninfo_of(connection, extra)
+        # Getting a token may ask a server of the cloud, and reads another Airflow connection.
+        signed_in = await sync_to_async(_signed_in)(connection) if extra.get(SIGN_IN) else {}
+        return conninfo_of(connection, extra, signed_in)
 
     def get_conn(self, *, primary: bool = False) -> psycopg.Connection[Any]:
         """An open connection in autocommit; ``primary`` asks for a server that takes writes. Raises
@@ -78,17 +88,13 @@ def both(
     return both_databases(PgChangeHook(postgres_conn_id).conninfo(), source, primary=primary)
 
 
-def conninfo_of(connection: Connection, extra: Mapping[str, Any]) -> str:
-    """An Airflow connection as a libpq string."""
+def conninfo_of(connection: Connection, extra: Mapping[str, Any], signed_in: SignIn | None = None) -> str:
+    """An Airflow connection as a libpq string. ``signed_in``: the user, the password and the port by which to sign in
+    with a cloud's token."""
     name = connection.conn_id
     if connection.conn_type != "postgres":
         raise InvalidArgument(
             f"connection {name} is of type {connection.conn_type}: give one of type postgres"
-        )
-    if any(extra.get(option) for option in TOKENS):
-        raise InvalidArgument(
-            f"connection {name}: sign-in by cloud token is not supported; "
-            "give a password, a certificate or a passfile"
         )
     hosts, ports = _servers(connection.host, connection.port)
     given = {
@@ -97,6 +103,7 @@ def conninfo_of(connection: Connection, extra: Mapping[str, Any]) -> str:
         "user": connection.login,
         "password": connection.password,
         "dbname": connection.schema,
+        **(signed_in or {}),
     }
     options = {
         key: _text(value) for key, value in extra.items() if key not in NOT_LIBPQ and value not in (None, "")
@@ -109,6 +116,30 @@ def conninfo_of(connection: Connection, extra: Mapping[str, Any]) -> str:
             f"connection {name}: {str(error).strip()}; "
             f"its extras must be options of libpq ({', '.join(options)})"
         ) from None
+
+
+def _signed_in(connection: Connection) -> SignIn:
+    """The user, the token as a password, and the port, as Airflow's own PostgreSQL hook gets them from the cloud."""
+    # Imported here, because few connections need it, and it imports SQLAlchemy.
+    from airflow.providers.postgres.hooks.postgres import PostgresHook  # noqa: PLC0415
+
+    if "," in (connection.host or ""):
+        raise InvalidArgument(
+            f"connection {connection.conn_id}: a token is for one server, and the connection has several hosts: "
+            f"name one, such as the address of the cluster's writer, or take the extra {SIGN_IN} away"
+        )
+    hook = PostgresHook(postgres_conn_id=connection.conn_id)
+
+    def ask() -> SignIn:
+        login, token, port = hook.get_iam_token(connection)
+        mask_secret(token)
+        return {"user": login, "password": token, "port": port}
+
+    # A token is good for one user of one server, which a person may change in the connection.
+    known_by = repr(
+        (connection.conn_id, connection.host, connection.port, connection.login, connection.extra)
+    )
+    return sign_in(known_by, ask)
 
 
 def _servers(host: str | None, port: int | None) -> tuple[str | None, str | None]:

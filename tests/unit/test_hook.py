@@ -66,11 +66,6 @@ def test_an_error_about_a_connection_does_not_tell_its_password() -> None:
     assert "hunter2" not in str(caught.value)
 
 
-def test_a_sign_in_by_token_is_refused_by_name() -> None:
-    with pytest.raises(InvalidArgument, match="token"):
-        options({"iam": True})
-
-
 async def test_the_event_loop_gets_the_same_string(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", "postgres://keeper:s3same-shut@db:5433/air?sslmode=require")
     hook = PgChangeHook("airline")

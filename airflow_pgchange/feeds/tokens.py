@@ -1,0 +1,62 @@
+"""Tokens of a cloud's sign-in in place of passwords.
+
+A server checks a token only when a session begins, so an open connection outlives its token. But a task keeps a
+connection string for hours. So each new connection by such a string gets a token that is at most five minutes old.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+RENEW_AFTER = 300.0
+"""Seconds: a third of the shortest lifetime that a cloud gives its tokens, which is 15 minutes for Amazon RDS."""
+
+SignIn = Mapping[str, Any]
+"""Options of libpq by which to sign in: the user, the token as the ``password``, and the port."""
+
+
+@dataclass(frozen=True)
+class _Given:
+    """The last sign-in that a cloud gave for an Airflow connection, and how to ask for another."""
+
+    ask: Callable[[], SignIn]
+    sign_in: SignIn
+    asked_at: float
+
+
+_lock = Lock()
+_given: dict[str, _Given] = {}
+"""By what names the Airflow connection."""
+_names: dict[bytes, str] = {}
+"""What names the Airflow connection, by the digest of each of its tokens."""
+
+
+def sign_in(name: str, ask: Callable[[], SignIn]) -> SignIn:
+    """Return how to sign in by an Airflow connection, with a young token. ``ask`` gets another one from the cloud."""
+    with _lock:
+        given = _given.get(name)
+        if given is None or time.monotonic() - given.asked_at >= RENEW_AFTER:
+            asked_at = time.monotonic()
+            given = _given[name] = _Given(ask, ask(), asked_at)
+            _names[_digest(given.sign_in["password"])] = name
+        return given.sign_in
+
+
+def renewed(conninfo: str) -> str:
+    """Return a connection string with a young token, if its password is a token that ``sign_in`` has returned."""
+    password = conninfo_to_dict(conninfo).get("password") if _names else None
+    name = _names.get(_digest(str(password)))
+    if name is None:
+        return conninfo
+    return make_conninfo(conninfo, password=sign_in(name, _given[name].ask)["password"])
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()
