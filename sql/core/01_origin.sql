@@ -32,9 +32,10 @@ $$;
 
 select pgchange.keep_versions('pgchange', version => 1);
 
--- The system identifier of the cluster that this database is in now. Physical copies of a cluster have the same identifier.
+-- The system identifier of the cluster that this database is in now. Physical copies of a cluster have the same identifier. A server
+-- keeps it while it runs, so the function is immutable: PostgreSQL reads the control file when it plans a query, not at each call.
 create function pgchange.cluster() returns bigint
-language plpgsql stable security definer as $$
+language plpgsql immutable security definer as $$
 begin
     return (pg_control_system()).system_identifier;
 end
@@ -67,15 +68,13 @@ end
 $$;
 
 -- Whether the transaction ids in a schema are those of this cluster, by a row of its table origin. False if the schema was restored
--- from a dump or upgraded since that row was written.
+-- from a dump or upgraded since that row was written. The function has no search_path of its own, so that the planner inlines it.
 create function pgchange.is_native(cluster bigint, written_in xid, xmin xid, written_as oid, tableoid oid) returns boolean
-language plpgsql stable as $$
-begin
+language sql stable as $$
     -- A rewrite of the table, as by `set unlogged`, changes the xmin of its row. Then the file of the table has another number.
-    return coalesce(
+    select coalesce(
         cluster = pgchange.cluster() and written_as = tableoid
-        and (written_in = xmin or pg_relation_filenode(tableoid) <> tableoid), false);
-end
+        and (written_in = xmin or pg_catalog.pg_relation_filenode(tableoid) <> tableoid), false)
 $$;
 
 -- Refuse a schema whose table origin has no row. Volatile, because the planner may evaluate a stable function in advance.

@@ -119,7 +119,15 @@ create index on mbus.level (consumer, done);
 alter table mbus.level replica identity full;
 comment on table mbus.level is
     'From where on the next single message of a consumer is looked for: it is past what is up to done, but for messages of transactions '
-    'late_xids, and for those above froms in parts that were busy. That follows from its positions, and saves asking that of each part.';
+    'late_xids, and for those above froms in parts that were busy. That follows from its positions, and saves asking that of each part. '
+    'Every consumer has a level: the first is the beginning of the log.';
+
+-- Put the level of a consumer at the beginning of the log, where it says nothing.
+create function mbus.begin_level(consumer integer) returns void
+language sql as $$
+    delete from mbus.level as l where l.consumer = $1;
+    insert into mbus.level (consumer, done, late_xids, busy, froms) values ($1, 0, '{}', '{}', '{}');
+$$;
 
 create table mbus.apart (
     consumer integer not null,

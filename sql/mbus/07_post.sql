@@ -129,6 +129,12 @@ declare
     had integer[];
 begin
     %1$s
+    if iid is null and headers is null then
+        insert into mbus.%3$I (data, properties, delayed_until, expires)
+        values (data, properties, delayed_until::timestamptz, expires::timestamptz)
+        returning id into number;
+        return %4$L || number;
+    end if;
     if iid is not null then
         perform mbus.check_iid(mbus.queue_named(%2$L), iid);
         had := mbus.had_before(mbus.queue_named(%2$L), iid, mbus.got_now(mbus.queue_named(%2$L), iid));

@@ -27,23 +27,18 @@ comment on type mbus.found is 'The messages that a consumer may have next, in or
 -- From where on the next single message of a consumer is looked for.
 create function mbus.starts_at(c integer) returns setof mbus.start
 language sql stable rows 1 as $$
-    select coalesce(w.version, 0), w.done, w.late_xids, w.late_ids,
-           case when x.is_level then l.done else coalesce(w.done, 0) end,
-           case when x.is_level then l.late_xids else coalesce(w.late_xids, '{}') end,
-           case when x.is_level then l.busy else '{}' end, case when x.is_level then l.froms else '{}' end,
+    select coalesce(w.version, 0), w.done, w.late_xids, w.late_ids, greatest(l.done, w.done),
+           case when l.done < w.done then w.late_xids else l.late_xids end, case when l.done < w.done then '{}' else l.busy end,
+           case when l.done < w.done then '{}' else l.froms end,
            exists (select from mbus.apart as a where a.consumer = c)
-    from (values (0)) as one
+    from mbus.level as l
     left join lateral (
         select p.version, p.done, p.late_xids, p.late_ids from mbus.position as p
         where p.consumer = c and p.part between -1 and -1
         order by p.part desc, p.version desc limit 1
     ) as w on true
-    left join lateral (
-        select l.done, l.late_xids, l.busy, l.froms from mbus.level as l
-        where l.consumer = c
-        order by l.done desc limit 1
-    ) as l on true
-    cross join lateral (select coalesce(l.done >= coalesce(w.done, 0), false)) as x(is_level)
+    where l.consumer = c
+    order by l.done desc limit 1
 $$;
 
 -- Write a consumer's own query for single messages, in which its selector stands. Where that fails, every message is received as by a

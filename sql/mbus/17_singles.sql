@@ -77,7 +77,7 @@ begin
         format($body$
 #variable_conflict use_variable
 declare
-    held integer := coalesce(nullif(current_setting('mbus.held', true), ''), '0')::integer;
+    held integer;
     start mbus.start;
     horizon bigint;
     bound bigint;
@@ -101,10 +101,17 @@ begin
         horizon := coalesce(pg_sequence_last_value(%3$L), 0);
         select s.* into start from mbus.starts_at(%2$s) as s;
         -- Mostly nobody has posted anything since.
-        exit when horizon <= start.done and start.late_xids = '{}' and start.busy = '{}' and not start.has_apart;
-        if not mbus.is_native() then
+        if horizon <= start.done and start.late_xids = '{}' and start.busy = '{}' and not start.has_apart then
+            return null;
+        end if;
+        -- The query of mbus.is_native(): a call for each message would cost more than the query.
+        if (
+            select bool_and(pgchange.is_native(o.cluster, o.written_in, o.xmin, o.written_as, o.tableoid)) from mbus.origin as o
+        ) is not true
+        then
             perform mbus.check_origin(mbus.queue_named(%1$L));
         end if;
+        held := coalesce(nullif(current_setting('mbus.held', true), ''), '0');
         found := mbus.find$%2$s(start, horizon, busy, few);
         heads := found.heads;
         if start.has_apart then
@@ -141,8 +148,8 @@ begin
         number := mbus.claim_from(
             mbus.queue_named(%1$L), %2$s, array(select p from unnest(%4$L::integer[]) as p where mbus.take_part(%2$s, p, false)), '{}', false);
     end if;
-    -- What was passed over once need not be again.
-    if number > start.done + 8 and random() < 0.25 or number is null and horizon > start.done + 8 and random() < 0.25 then
+    -- What was passed over once need not be again. If nobody holds a message, more looks in vain may follow, so a few messages count, too.
+    if coalesce(number, horizon) > start.done + (case when number is null and busy = '{}' then 0 else 8 end) and random() < 0.25 then
         bound := coalesce(bound, mbus.bound_now());
         perform mbus.raise_level(%2$s, start, horizon, bound, mbus.find$%2$s(start, horizon, busy, 1), busy);
     end if;

@@ -105,6 +105,7 @@ begin
         where x.qname = known.qname and x.id <> c.id
         order by p.done desc limit 1
     ) as p on true;
+    perform mbus.begin_level(c.id);
     perform mbus.make_consumer_functions(known, c);
     if to_regclass(format('mbus.%I', 'all$' || known.qname)) is not null then
         perform mbus.catch_up(known, c);

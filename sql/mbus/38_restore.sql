@@ -22,7 +22,7 @@ begin
             from unnest(p.late_xids) with ordinality as e(xid, n) order by e.n),
         txid = '2'
     where p.consumer in (select c.id from mbus.consumer as c where c.qname = known.qname);
-    delete from mbus.level as l where l.consumer in (select c.id from mbus.consumer as c where c.qname = known.qname);
+    perform mbus.begin_level(c.id) from mbus.consumer as c where c.qname = known.qname;
     update mbus.receipt as r set txid = '2' where r.queue = known.id;
 end
 $$;

@@ -182,6 +182,26 @@ def test_a_dump_whose_transaction_has_the_id_of_the_origin_is_told_from_it(db, b
         assert one(connection, f"select {name}.is_native()") is False, name
 
 
+def test_a_session_that_has_looked_notices_a_copy_that_comes_into_its_database(installed, connect_to):
+    connection = connect_to(installed)
+    for name in origins(connection):
+        looks = f"select {name}.is_native()"
+        assert connection.execute(looks, prepare=True).fetchone() == (True,)
+        connection.execute(f"insert into {name}.origin default values")
+        assert connection.execute(looks, prepare=True).fetchone() == (False,), name
+
+
+def test_a_session_reads_the_control_file_once_however_often_it_looks(connect):
+    with connect().transaction() as here:
+        here.connection.execute("set local track_functions = 'pl'")
+        for name in origins(here.connection):
+            for _ in range(5):
+                here.connection.execute(f"select {name}.is_native()")
+        read = "select funcname, calls from pg_stat_xact_user_functions where funcname in ('cluster', 'is_native')"
+        calls = here.connection.execute(read).fetchall()
+        assert [n for name, n in calls if name == "cluster"] == [len(origins(here.connection))]
+
+
 EMPTY = {
     "revision": "select pubsub.check_origin()",
     "pgmb": "select pgmb.poll_for_events()",

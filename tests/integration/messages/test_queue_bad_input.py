@@ -59,8 +59,8 @@ def test_a_name_that_breaks_the_rules_is_refused(unchanged, name):
         ("mbus.consumen_q_by_default(0)", "0 messages cannot be consumed"),
         ("mbus.create_queue('r', 0)", "cannot have 0 parts"),
         ("mbus.post_q('n=>1', iid => 'r.1')", "Wrong iid=r.1 for queue q"),
-        ("mbus.post_q('n=>1', expires => '294276-12-31 23:59:59')", "times_of_every_time_zone"),
-        ("mbus.post_q('n=>1', delayed_until => '4713-12-31 BC')", "times_of_every_time_zone"),
+        ("mbus.post_q('n=>1', expires => '294276-12-31 23:59:59')", "is_receivable"),
+        ("mbus.post_q('n=>1', delayed_until => '4713-12-31 BC')", "is_receivable"),
         (
             "mbus.postn_q(array['n=>1']::hstore[], properties => array['a=>1', 'a=>2']::hstore[])",
             "more elements than data",
