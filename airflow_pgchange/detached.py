@@ -8,54 +8,74 @@ the earlier attempt can no longer be acked.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import logging
+import threading
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any, Self, cast
 
 import psycopg
 
-from airflow_pgchange.errors import InvalidArgument, StaleClaim
+from airflow_pgchange.errors import InvalidArgument, PgChangeError, StaleClaim
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.checks import BATCH_LIMIT, Seconds, seconds
 from airflow_pgchange.feeds.connections import connect
-from airflow_pgchange.feeds.feed import Feed, from_json, to_json
+from airflow_pgchange.feeds.feed import Feed, from_json, progress_at, to_json
 from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
+from airflow_pgchange.results.manifests import merge_kept
 
-__all__ = ["Handle", "ack", "claim", "release", "renew"]
+__all__ = ["Handle", "ack", "batch_of", "claim", "release", "renew", "renewed"]
+
+PATIENCE = 60.0
+"""Seconds to wait for the consumer's lock, which other transactions hold for a moment at each claim and ack."""
+RENEWALS = 3
+"""How often a lease is renewed while it lasts, so that it survives a renewal that fails."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Handle:
     """An attempt on a batch. Its text is short, has no secrets, and is all that another process needs to read the batch.
 
-    ``count`` is the number of changes.
+    ``count`` is the number of changes, ``lease`` the length of the lease.
     """
 
     feed: Feed
     batch_id: str
     attempt: int
     count: int
+    lease: Seconds = field(compare=False)
 
     @classmethod
-    def of(cls, feed: Feed, batch: Batch) -> Self:
-        return cls(feed, batch.id, batch.attempt, batch.count)
+    def of(cls, feed: Feed, batch: Batch, lease: Seconds) -> Self:
+        return cls(feed, batch.id, batch.attempt, batch.count, lease)
 
     @classmethod
     def from_text(cls, text: str) -> Self:
         """Return the handle that ``str`` wrote. Raises InvalidArgument for any other text."""
         try:
-            given = json.loads(text)
-            return cls(cast(Feed, from_json(given["feed"])), given["batch"], given["attempt"], given["count"])
+            given = json.loads(urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+            feed = cast(Feed, from_json(given["feed"]))
+            return cls(feed, given["batch"], given["attempt"], given["count"], given["lease"])
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidArgument(
                 f"{text!r} is not the handle of a batch: give the text that the claim returned"
             ) from error
 
     def __str__(self) -> str:
-        return json.dumps(
-            {"feed": to_json(self.feed), "batch": self.batch_id, "attempt": self.attempt, "count": self.count}
-        )
+        told = {
+            "feed": to_json(self.feed),
+            "batch": self.batch_id,
+            "attempt": self.attempt,
+            "count": self.count,
+            "lease": seconds("lease", self.lease),
+        }
+        # Letters and digits pass through shells, templates and the arguments of any job unchanged.
+        return urlsafe_b64encode(json.dumps(told, separators=(",", ":")).encode()).decode().rstrip("=")
 
     @property
     def token(self) -> Mapping[str, Any]:
@@ -80,15 +100,58 @@ def claim(
     the consumer's lock is held, and the errors of ``ConsumerTransaction.claim``.
     """
     with ConsumerTransaction(feed, results, source, busy_timeout=busy_timeout, run=owner) as transaction:
-        batch = transaction.claim(limit, max_attempts, split=split, lease=seconds("lease", lease))
-        return None if batch is None else Handle.of(feed, batch)
+        batch = transaction.claim(limit, max_attempts, split=split, lease=lease)
+        return None if batch is None else Handle.of(feed, batch, lease)
 
 
-def renew(handle: Handle, source: str, *, lease: Seconds) -> None:
-    """Let the lease end this much later than now. Raises StaleClaim if another attempt has begun, or the batch has
-    ended."""
+def batch_of(handle: Handle, results: str, source: str | None = None) -> Batch:
+    """Return the batch, for ``airflow_pgchange.feeds.reading``. Raises StaleClaim if another attempt has begun, or the
+    batch has ended."""
+    with ConsumerTransaction(handle.feed, results, source, busy_timeout=PATIENCE) as transaction:
+        batch = transaction.resume(handle.token)
+        transaction.keep_lease()
+        return batch
+
+
+def renew(handle: Handle, source: str, *, lease: Seconds | None = None) -> None:
+    """Let the lease end this much later than now; None: by the length that it was claimed with. Raises StaleClaim if
+    another attempt has begun, or the batch has ended."""
     with connect(source, primary=True) as connection:
-        ask(connection, handle.feed.renew(handle.token, seconds("lease", lease)))
+        ask(connection, handle.feed.renew(handle.token, handle.lease if lease is None else lease))
+
+
+@contextmanager
+def renewed(handle: Handle, source: str) -> Iterator[None]:
+    """Renew the lease now, and again and again from another thread while the block runs.
+
+    Raises StaleClaim at the beginning or at the end of the block if another attempt has begun, or the batch has ended.
+    If the database cannot be reached, the lease is renewed later, as long as no other attempt has begun.
+    """
+    renew(handle, source)
+    done, stale = threading.Event(), threading.Event()
+
+    def keep() -> None:
+        while not done.wait(seconds("lease", handle.lease) / RENEWALS):
+            try:
+                renew(handle, source)
+            except StaleClaim:
+                stale.set()
+                return
+            except (PgChangeError, psycopg.Error) as error:
+                log.warning("%s: the lease was not renewed now: %s", handle.feed.name, error)
+
+    thread = threading.Thread(target=keep, name="pgchange-lease", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+    if stale.is_set():
+        raise StaleClaim(
+            f"attempt {handle.attempt} on batch {handle.batch_id} of {handle.feed.name} is over: its lease has ended, "
+            "and another attempt has begun; its results are dropped"
+        )
 
 
 def ack(
@@ -97,16 +160,53 @@ def ack(
     source: str | None = None,
     write: Callable[[psycopg.Connection[Any]], object] | None = None,
     *,
-    busy_timeout: Seconds | None = 60,
-) -> None:
+    staged: bool = False,
+    busy_timeout: Seconds | None = PATIENCE,
+) -> bool:
     """Call ``write`` with the connection of the results, and record the batch as processed, in one transaction.
 
-    The guarantee is that of ``ConsumerTransaction``. Raises StaleClaim if another attempt has begun, or if the batch has
-    ended, as after an ack whose answer was lost.
+    With ``staged``, first merge what an application has staged in ``batch_job(handle)``. The guarantee is that of
+    ``ConsumerTransaction``. Returns False, and writes nothing, if this attempt was acked before, as after an ack whose
+    answer was lost. Raises StaleClaim if another attempt has begun, or the batch has ended, and MergeRefused if no
+    application has finished.
     """
-    with ConsumerTransaction(handle.feed, results, source, busy_timeout=busy_timeout) as transaction:
-        transaction.resume(handle.token)
-        transaction.ack(write)
+
+    def write_all(batch: Batch, connection: psycopg.Connection[Any]) -> None:
+        if staged:
+            merge_kept(connection, batch)
+        if write is not None:
+            write(connection)
+
+    return finish(handle, results, source, write_all, busy_timeout=busy_timeout) is not None
+
+
+def finish(
+    handle: Handle,
+    results: str,
+    source: str | None,
+    write: Callable[[Batch, psycopg.Connection[Any]], object],
+    *,
+    busy_timeout: Seconds | None = PATIENCE,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Batch | None:
+    """Ack as ``ack`` does, and return the batch; None if it was acked before."""
+    try:
+        with ConsumerTransaction(
+            handle.feed, results, source, busy_timeout=busy_timeout, stopped=stopped
+        ) as transaction:
+            batch = transaction.resume(handle.token)
+            transaction.ack(lambda connection: write(batch, connection))
+    except StaleClaim:
+        if not _is_acked(handle, results, source):
+            raise
+        return None
+    return replace(batch, seconds=transaction.progress.seconds)
+
+
+def _is_acked(handle: Handle, results: str, source: str | None) -> bool:
+    """Whether this attempt was acked, as far as the record of the last days says."""
+    with connect(progress_at(handle.feed, results, source or results), primary=True) as connection:
+        return bool(ask(connection, handle.feed.outcome(handle.token)) == "acked")
 
 
 def release(
@@ -120,10 +220,10 @@ def release(
     """End the lease, so that the batch can be claimed again, and store the error of this attempt.
 
     False if another attempt has begun, or the batch has ended. ``of_batch``: whether the content of the batch may have
-    caused the error.
+    caused the error. If that is None, an error that the attempt has stored itself is kept.
     """
     try:
-        with ConsumerTransaction(handle.feed, results, source, busy_timeout=60) as transaction:
+        with ConsumerTransaction(handle.feed, results, source, busy_timeout=PATIENCE) as transaction:
             transaction.resume(handle.token)
             transaction.release(error, of_batch)
     except StaleClaim:

@@ -48,7 +48,9 @@ def get_provider_info() -> dict[str, Any]:
         "operators": [
             _modules(
                 "operators.feed",
+                "operators.claiming",
                 "operators.batch",
+                "operators.detached",
                 "operators.spark",
                 "operators.schema",
                 "operators.maintenance",

@@ -28,6 +28,12 @@ from airflow_pgchange.operators import (
     TubeTouchOperator,
 )
 from airflow_pgchange.operators.batch import BatchOperator
+from airflow_pgchange.operators.claiming import ClaimingOperator, ConsumerOperator
+from airflow_pgchange.operators.detached import (
+    AckBatchOperator,
+    ClaimBatchOperator,
+    ReleaseBatchOperator,
+)
 from airflow_pgchange.operators.events import (
     PublishEventsOperator,
     ReplayEventsOperator,
@@ -57,17 +63,20 @@ def of_a_job(job: object) -> None:
 COMMITS, TUBE = CommitFeed("audit", 0), TubeFeed("q")
 WHERE = {"postgres_conn_id": "shop"}
 BOTH = {**WHERE, "source_conn_id": "history"}
-FEED = {
-    "feed": COMMITS,
-    **BOTH,
+CONSUMER = {"feed": COMMITS, **BOTH}
+CLAIM = {
+    **CONSUMER,
     "limit": 10,
-    "max_batches": 2,
-    "until": "1 min",
-    "idle_timeout": "1 s",
     "on_busy": "wait",
     "busy_timeout": "1 min",
     "max_attempts": 3,
     "on_give_up": "dead_letter",
+}
+FEED = {
+    **CLAIM,
+    "max_batches": 2,
+    "until": "1 min",
+    "idle_timeout": "1 s",
     "skip_if_empty": True,
 }
 SENSOR = {"poke_interval": 2.0, "poll_interval": 0.5, "deferrable": True}
@@ -118,9 +127,13 @@ COLLECT = {
 }
 SAGA = Saga("tour", (Step("hotel", "hotels", lasting=True),))
 ARGUMENTS: dict[Callable[..., BaseOperator], dict[str, Any]] = {
+    AckBatchOperator: {**CONSUMER, "handle": "eyJmZWVkIjp9", "staged": True, "write": nothing},
     BatchOperator: {**FEED, "process": nothing},
     BatchDecoratedOperator: {**FEED, **FUNCTION},
+    ClaimBatchOperator: {**CLAIM, "lease": "30 min"},
+    ClaimingOperator: CLAIM,
     CollectDecoratedOperator: {**COLLECT, **FUNCTION},
+    ConsumerOperator: CONSUMER,
     DeadLettersOperator: {
         "action": "drop",
         "consumer": "commits:audit/0",
@@ -144,6 +157,7 @@ ARGUMENTS: dict[Callable[..., BaseOperator], dict[str, Any]] = {
     },
     PostMessageOperator: MESSAGE,
     PublishEventsOperator: {"events": [{"topic": "t"}], **WHERE},
+    ReleaseBatchOperator: {**CONSUMER, "handle": "eyJmZWVkIjp9"},
     ReplayEventsOperator: {
         "group": "g",
         "since": "2026-01-31T12:00:00+00:00",

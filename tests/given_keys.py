@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import psycopg
@@ -17,7 +16,7 @@ from airflow_pgchange.feeds.keys import Key, text
 from airflow_pgchange.feeds.names import NUMBER, Names
 from airflow_pgchange.results.merge import merge
 from airflow_pgchange.spark.job import Job
-from airflow_pgchange.spark.request import Request
+from airflow_pgchange.spark.request import Work
 from airflow_pgchange.topology.bucket_owners import Cluster
 from tests.spark_session import spark_session
 
@@ -53,7 +52,7 @@ def job_of(conninfo: str, types: Sequence[str], count: int, cluster: Cluster | N
     """A job over the given changes, whose keys have these types. What it staged is merged at the end."""
     bounds = {"key": list(types)}
     batch = Batch("b1", "given", 1, 1, count, (Slice(count, 0, count),), bounds)
-    job = Job(spark_session(), Request(GivenFeed(), batch, conninfo, conninfo, Path("unused"), cluster))  # type: ignore[arg-type]
+    job = Job(spark_session(), Work(GivenFeed(), batch, conninfo, conninfo, cluster))  # type: ignore[arg-type]
     yield job
     with connect(conninfo, primary=True) as connection, begun(connection):
         merge(connection, batch, job.staged)

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from unittest.mock import patch
 
 from pyspark.sql import SparkSession
@@ -17,7 +16,7 @@ from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.results.merge import merge
 from airflow_pgchange.spark import submit
 from airflow_pgchange.spark.job import Job
-from airflow_pgchange.spark.request import Request
+from airflow_pgchange.spark.request import Work
 from airflow_pgchange.topology.bucket_owners import Cluster
 from tests.quick_spark import DAEMON, QUICK
 from tests.spark_daemon import PACKAGE
@@ -73,7 +72,7 @@ def batch_of(
     with ConsumerTransaction(feed, results, source) as consumer:
         batch = consumer.claim(limit)
         assert batch is not None
-        request = Request(feed, batch, results, source or results, Path("unused"), cluster)
+        request = Work(feed, batch, results, source or results, cluster)
         job = Job(spark_session(), request)
         yield job
         consumer.ack(lambda connection: merge(connection, batch, job.staged))

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from airflow.sdk import Asset, AssetAlias
 
 from airflow_pgchange.utils.server_uri import server_uri
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_pgchange.utils.outcome import Outcome
 
 GROUP = "pgchange"
 BREAKS_A_URI = r"[/?#\t\n\r]"
@@ -29,6 +34,13 @@ def target_tables(name: str) -> AssetAlias:
 def aliases(outlets: Sequence[Any]) -> list[AssetAlias]:
     """Those of a task's outlets that ``target_tables`` made."""
     return [each for each in outlets if isinstance(each, AssetAlias) and each.group == GROUP]
+
+
+def add_events(context: Context, outlets: Sequence[AssetAlias], conninfo: str, outcome: Outcome) -> None:
+    """Add an event for each table that committed batches wrote, in the database of a connection string."""
+    for outlet in outlets:
+        for target in sorted(outcome.targets):
+            context["outlet_events"][outlet].add(table_asset(conninfo, *target), outcome.summary())
 
 
 def table_asset(conninfo: str, database: str, schema: str, table: str) -> Asset:

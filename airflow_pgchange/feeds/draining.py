@@ -62,6 +62,8 @@ class Plan:
       the whole batch a dead letter and continue.
     - ``hide``: removes further secrets from the text of an error.
     - ``run``: the name of the run, for people.
+    - ``lease``: claim with a lease of this length for ``owner``, as ``ConsumerTransaction.claim`` does. The run ends
+      with the first batch, and ``process`` need not ack it.
     - ``register``: whether a new consumer is registered.
     """
 
@@ -79,6 +81,8 @@ class Plan:
     hide: Callable[[str], str] = lambda text: text
     run: str | None = None
     register: bool = True
+    lease: Seconds | None = None
+    owner: str | None = None
 
     def __post_init__(self) -> None:
         check_count("limit", self.limit)
@@ -219,7 +223,8 @@ def drain(
             # If the attempt before this step failed, this step has made its batch a dead letter, or has claimed a part.
             ended = step.tried or failed
             failed = None
-            if ended is not None and not ended.is_last_part:
+            # The parts of a split batch belong to one run, but a leased part is acked elsewhere, before the next one.
+            if ended is not None and not ended.is_last_part and plan.lease is None:
                 continue
             tried += ended is not None
             if time.monotonic() >= ends:
@@ -268,7 +273,9 @@ def _step(
                     f"{plan.feed.name} is at work in another transaction: wait for it, or say on_busy='skip'"
                 )
             try:
-                batch = transaction.claim(plan.limit, plan.max_attempts, split=plan.splits)
+                batch = transaction.claim(
+                    plan.limit, plan.max_attempts, split=plan.splits, lease=plan.lease, owner=plan.owner
+                )
             except BatchGivenUp as error:
                 if plan.on_give_up != "dead_letter" and not isinstance(error, PoisonousChange):
                     raise

@@ -22,6 +22,7 @@ from psycopg import sql
 
 from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds.batch import Batch, Change, Partition, Slice, grouped
+from airflow_pgchange.feeds.checks import Seconds
 from airflow_pgchange.feeds.keys import BIGINT
 from airflow_pgchange.feeds.names import Names, prefix_of
 from airflow_pgchange.feeds.queries import together
@@ -125,19 +126,21 @@ class Feed(Watched, Protocol):
         before other changes. PoisonousChange is raised for a single change. Attempts that an outage ended do not count.
         """
 
-    def leased(self, claim: sql.Composed, owner: str, lease: float) -> sql.Composed:
-        """source, primary: ``claim``, which is a query of ``claim``, and a lease of its batch, for so many seconds from
-        now. Until the lease ends, a claim raises Leased. ``owner`` says for people who processes the batch."""
+    def leased(self, claim: sql.Composed, owner: str, lease: Seconds) -> sql.Composed:
+        """source, primary: ``claim``, which is a query of ``claim``, and a lease of its batch, for this time from now.
 
-    def renew(self, token: Token, lease: float) -> sql.Composed:
-        """source, primary: let the lease end so many seconds from now. Raises StaleClaim if another attempt has begun,
+        Until the lease ends, a claim raises Leased. ``owner`` says for people who processes the batch.
+        """
+
+    def renew(self, token: Token, lease: Seconds) -> sql.Composed:
+        """source, primary: let the lease end this much later than now. Raises StaleClaim if another attempt has begun,
         or the batch has ended."""
 
     def end_lease(self, token: Token) -> sql.Composed:
         """source, primary: end the lease; false if another attempt has begun, or the batch has ended."""
 
-    def end_leases(self) -> sql.Composed:
-        """source, primary: end the leases of the consumer, and return how many there were."""
+    def end_leases(self, owner: str | None = None) -> sql.Composed:
+        """source, primary: end the leases of the consumer, or those of ``owner``, and return how many there were."""
 
     def resume(self, position: Position, token: Token) -> sql.Composed:
         """source, primary: the batch as the claim returned it, for a transaction that holds the lock. Raises StaleClaim
@@ -156,6 +159,10 @@ class Feed(Watched, Protocol):
     def passed(self, position: Position, goal: Goal) -> sql.Composed:
         """source, primary: ``{passed, goal}``: whether a consumer at ``position`` has reached the goal, and the goal for
         the next query, which makes that query cheaper."""
+
+    def outcome(self, token: Token) -> sql.Composed:
+        """progress and source: what became of the attempt, as this database knows it: ``acked``, ``skipped``, ``split``,
+        ``failed`` or ``claimed``; null if it knows nothing. The progress knows the first two, the source the others."""
 
     def ack(self, batch: Batch) -> sql.Composed:
         """progress: record the batch as processed. Raises StaleClaim if the position has changed since the claim."""

@@ -12,6 +12,7 @@ from psycopg.types.json import Jsonb
 
 from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds.batch import Batch, Slice
+from airflow_pgchange.feeds.checks import Seconds, seconds
 from airflow_pgchange.feeds.feed import BEGINNING, Ask, Goal, Position, Token, identity
 from airflow_pgchange.feeds.names import Names
 from airflow_pgchange.feeds.queries import call, select
@@ -83,25 +84,29 @@ class SchemaFeed:
         """Return the arguments that a claim has in this schema alone."""
         return ()
 
-    def leased(self, claim: sql.Composed, owner: str, lease: float) -> sql.Composed:
+    def leased(self, claim: sql.Composed, owner: str, lease: Seconds) -> sql.Composed:
         return self._lease(sql.SQL("({})").format(claim), owner, lease)
 
-    def renew(self, token: Token, lease: float) -> sql.Composed:
+    def renew(self, token: Token, lease: Seconds) -> sql.Composed:
         return self._lease(sql.Literal(Jsonb(token)), None, lease)
 
-    def _lease(self, batch: sql.Composable, owner: str | None, lease: float) -> sql.Composed:
+    def _lease(self, batch: sql.Composable, owner: str | None, lease: Seconds) -> sql.Composed:
         query = sql.SQL("select {}({}, {}, {}, pg_catalog.make_interval(secs => {}))")
         function = sql.Identifier(self.schema, "lease")
-        return query.format(function, sql.SQL(", ").join(map(sql.Literal, self.parts)), batch, owner, lease)
+        consumer = sql.SQL(", ").join(map(sql.Literal, self.parts))
+        return query.format(function, consumer, batch, owner, seconds("lease", lease))
 
     def end_lease(self, token: Token) -> sql.Composed:
         return self._select("end_lease", token)
 
-    def end_leases(self) -> sql.Composed:
-        return self._select("end_leases")
+    def end_leases(self, owner: str | None = None) -> sql.Composed:
+        return self._select("end_leases", owner)
 
     def resume(self, position: Position, token: Token) -> sql.Composed:
         return self._select("resume", position, token)
+
+    def outcome(self, token: Token) -> sql.Composed:
+        return self._select("outcome", token)
 
     def ack(self, batch: Batch) -> sql.Composed:
         return self._select("ack", batch.to_json())

@@ -153,7 +153,8 @@ class ConsumerTransaction:
         max_attempts: int | None = None,
         *,
         split: bool = False,
-        lease: float | None = None,
+        lease: Seconds | None = None,
+        owner: str | None = None,
     ) -> Batch | None:
         """Return the next batch of at most ``limit`` changes, or None if nothing is ready.
 
@@ -165,8 +166,11 @@ class ConsumerTransaction:
         returned. Its other parts come next. PoisonousChange is raised for a change that has failed alone so often, and
         BatchGivenUp only if no attempt failed by the content, or if ten changes of the whole batch are dead letters.
 
-        With ``lease``, in seconds, the block may end without an ack. Nobody claims the batch again until the lease ends,
-        and ``resume`` returns it to another transaction. Raises Leased if another attempt has a lease.
+        With ``lease``, a length of time, the block may end without an ack. Nobody claims the batch again until the lease
+        ends, and ``resume`` returns it to another transaction. Raises Leased if another attempt has a lease.
+
+        ``owner`` is the name of the process that the lease is for. A lease of the same owner is ended first, because its
+        earlier claim was lost. By default the owner is the run, and its leases are kept.
         """
         if limit < 1:
             raise InvalidArgument(f"limit must be at least 1 change, not {limit}")
@@ -183,7 +187,9 @@ class ConsumerTransaction:
             choice = None if choose is None else ask(self._reader, choose)
             claim = self.feed.claim(position, limit, choice, max_attempts, split=split)
             if lease is not None:
-                claim = self.feed.leased(claim, self._told.get("pgchange.run", ""), lease)
+                if owner is not None:
+                    ask(self._claims, self.feed.end_leases(owner))
+                claim = self.feed.leased(claim, owner or self._told.get("pgchange.run", ""), lease)
             row = past_deadlocks(lambda: ask(self._claims, claim))
         self.progress.begin("process")
         self.batch = None if row is None else Batch.from_json({**row, "feed": self.feed.name})
@@ -209,13 +215,21 @@ class ConsumerTransaction:
         self._is_leased = True
 
     def release(self, error: str | None = None, of_batch: bool | None = None) -> None:
-        """End the lease of the batch that ``resume`` returned, and store the error of its attempt."""
+        """End the lease of the batch that ``resume`` returned, and store the error of its attempt.
+
+        If ``of_batch`` is None, an error that the attempt has stored itself is kept.
+        """
         self.keep_lease()
         batch = self._claimed()
+        token = {"id": batch.id, "attempt": batch.attempt}
         with translated():
-            if error is not None:
+            if error is not None and (of_batch is not None or self._outcome_at_source(token) != "failed"):
                 ask(self._claims, self.feed.note_failure(batch, error, of_batch))
-            ask(self._claims, self.feed.end_lease({"id": batch.id, "attempt": batch.attempt}))
+            ask(self._claims, self.feed.end_lease(token))
+
+    def _outcome_at_source(self, token: Token) -> str | None:
+        outcome: str | None = ask(self._claims, self.feed.outcome(token))
+        return outcome
 
     def give_up(self, reason: str, batch_id: str | None = None) -> int:
         """Make the batch that was claimed and not acked a dead letter, and return the letter's number.

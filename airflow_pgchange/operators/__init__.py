@@ -6,6 +6,13 @@ from airflow_pgchange._lazy import lazily
 
 if TYPE_CHECKING:
     from airflow_pgchange.operators.batch import BatchOperator
+    from airflow_pgchange.operators.detached import (
+        AckBatchOperator,
+        ClaimBatchOperator,
+        ClaimedBatch,
+        ReleaseBatchOperator,
+        claimed_batch,
+    )
     from airflow_pgchange.operators.events import (
         PublishEventsOperator,
         ReplayEventsOperator,
@@ -27,6 +34,13 @@ else:
         __name__,
         {
             "batch": ["BatchOperator"],
+            "detached": [
+                "AckBatchOperator",
+                "ClaimBatchOperator",
+                "ClaimedBatch",
+                "ReleaseBatchOperator",
+                "claimed_batch",
+            ],
             "events": ["PublishEventsOperator", "ReplayEventsOperator", "SubscribeEventsOperator"],
             "handlers": ["EventHandlersOperator"],
             "letters": ["DeadLettersOperator"],
@@ -43,13 +57,17 @@ else:
     )
 
 __all__ = [
+    "AckBatchOperator",
     "BatchOperator",
+    "ClaimBatchOperator",
+    "ClaimedBatch",
     "DeadLettersOperator",
     "EventHandlersOperator",
     "InstallSchemaOperator",
     "MaintenanceOperator",
     "PostMessageOperator",
     "PublishEventsOperator",
+    "ReleaseBatchOperator",
     "ReplayEventsOperator",
     "RequestMessageOperator",
     "SagaHandlerOperator",
@@ -61,4 +79,5 @@ __all__ = [
     "TubeGarbageCollectOperator",
     "TubeRecomputeOperator",
     "TubeTouchOperator",
+    "claimed_batch",
 ]

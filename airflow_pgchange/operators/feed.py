@@ -3,38 +3,29 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
-from urllib.parse import quote
 
 import psycopg
-from airflow.providers.common.compat.sdk import (
-    AirflowSkipException,
-    BaseOperator,
-    BaseOperatorLink,
-    conf,
-    redact,
-)
+from airflow.providers.common.compat.sdk import AirflowSkipException
 
-from airflow_pgchange.assets.targets import aliases, table_asset
+from airflow_pgchange.assets.targets import add_events, aliases
 from airflow_pgchange.errors import PgChangeError, Stopped
 from airflow_pgchange.feeds.batch import Batch
-from airflow_pgchange.feeds.checks import BATCH_LIMIT, OnBusy, OnGiveUp, Seconds, Until, check_give_up
+from airflow_pgchange.feeds.checks import Seconds, Until
 from airflow_pgchange.feeds.connections import both
 from airflow_pgchange.feeds.consumer_state import lag
 from airflow_pgchange.feeds.draining import Drained, Plan, drain, goes_on
 from airflow_pgchange.feeds.error_text import described
 from airflow_pgchange.feeds.errors import is_of_the_batch
 from airflow_pgchange.feeds.feed import Feed
-from airflow_pgchange.feeds.stopping import Stop
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
-from airflow_pgchange.hooks.pgchange import PgChangeHook
-from airflow_pgchange.operators.page_link import ConsumerLink
+from airflow_pgchange.operators.claiming import ClaimingOperator
 from airflow_pgchange.results.staging import Staged
 from airflow_pgchange.utils import lineage, metrics
-from airflow_pgchange.utils.arguments import CheckedArguments, FeedLike, Number, checks, feed_of
+from airflow_pgchange.utils.arguments import Check, Number, checks, feed_of
 from airflow_pgchange.utils.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -47,19 +38,7 @@ MANY_ATTEMPTS = 3
 """If there is no ``max_attempts``: the attempt from which on the log says how to give up the batch, as health does."""
 
 
-CONSUMER = ConsumerLink()
-
-
-def _run(context: Context) -> str | None:
-    """Return the try of the task in the form in which the page reads it."""
-    ti = context.get("ti")
-    if ti is None:
-        return None
-    parts = (ti.dag_id, ti.run_id, ti.task_id, ti.map_index, ti.try_number)
-    return "/".join(quote(str(part), safe="") for part in parts)
-
-
-class FeedOperator(CheckedArguments, BaseOperator):
+class FeedOperator(ClaimingOperator):
     """Claims batches of a feed and commits each with its results. A subclass defines how a batch is processed.
 
     All arguments but ``skip_if_empty`` can be templated. With an outlet of ``airflow_pgchange.target_tables`` each table
@@ -84,56 +63,26 @@ class FeedOperator(CheckedArguments, BaseOperator):
     :param skip_if_empty: skip the task if nothing is ready; otherwise it succeeds with zero batches
     """
 
-    arguments = checks(
-        "feed",
-        "postgres_conn_id",
-        "source_conn_id",
-        "limit",
-        "max_batches",
-        "until",
-        "idle_timeout",
-        "on_busy",
-        "busy_timeout",
-        "max_attempts",
-        "on_give_up",
-    )
+    arguments: ClassVar[Mapping[str, Check]] = {
+        **ClaimingOperator.arguments,
+        **checks("max_batches", "until", "idle_timeout"),
+    }
     template_fields: Sequence[str] = tuple(arguments)
-    operator_extra_links: Collection[BaseOperatorLink] = (CONSUMER,)
-    template_fields_renderers: ClassVar[dict[str, str]] = {"feed": "json"}
 
     def __init__(
         self,
         *,
-        feed: FeedLike,
-        postgres_conn_id: str = PgChangeHook.default_conn_name,
-        source_conn_id: str | None = None,
-        limit: Number = BATCH_LIMIT,
         max_batches: Number | None = 1,
         until: Until = "empty",
         idle_timeout: Seconds | None = None,
-        on_busy: OnBusy = "wait",
-        busy_timeout: Seconds | None = None,
-        max_attempts: Number | None = None,
-        on_give_up: OnGiveUp = "bisect",
         skip_if_empty: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_give_up(on_give_up, max_attempts)
-        self.feed = feed
-        self.postgres_conn_id = postgres_conn_id
-        self.source_conn_id = source_conn_id
-        self.limit: Any = limit
         self.max_batches: Any = max_batches
         self.until: Any = until
         self.idle_timeout = idle_timeout
-        self.on_busy = on_busy
-        self.busy_timeout = busy_timeout
-        self.max_attempts: Any = max_attempts
-        self.on_give_up = on_give_up
         self.skip_if_empty = skip_if_empty
-        self._transaction: ConsumerTransaction | None = None
-        self._stop = Stop()
         self._done: tuple[Plan, Outcome] | None = None
         self._staged: Sequence[Staged] = ()
 
@@ -149,26 +98,18 @@ class FeedOperator(CheckedArguments, BaseOperator):
         that were split, and ``extra_attempts`` is the number of attempts on their parts.
         """
         feed = feed_of(self.feed)
-        plan = replace(self._plan(feed), run=_run(context))
+        plan = self._plan(feed, context)
         outcome, outlets, told = Outcome(feed), aliases(self.outlets), lineage.is_on()
         self._done = (plan, outcome) if told else None
 
         def process(transaction: ConsumerTransaction, batch: Batch) -> None:
             self._transaction = transaction
-            self.log.info(
-                "%s: batch %s, attempt %d, %d changes since %s%s",
-                feed.name,
-                batch.id,
-                batch.attempt,
-                batch.count,
-                batch.oldest,
-                f", part of batch {batch.parts_of[0]}" if batch.is_part else "",
-            )
+            self._tell_of_batch(feed, batch)
             try:
                 with transaction.progress.told(partial(self.log.info, "%s: %s", feed.name)):
                     self.process_batch(transaction, batch, context)
                 if outlets or told:
-                    outcome.acked(transaction, self._staged)
+                    outcome.acked(transaction.connection, self._staged)
             except Exception as error:
                 if self._stop():
                     raise Stopped(
@@ -185,14 +126,7 @@ class FeedOperator(CheckedArguments, BaseOperator):
             self.log.info("%s: batch %s committed after %.1f s: %s", feed.name, batch.id, seconds, phases)
 
         def given_up(letter: int) -> None:
-            self.log.error(
-                "%s: a batch was given up, and is now dead letter %d. When the cause is corrected, send it again with: "
-                "airflow pgchange letters redrive %d --postgres-conn-id %s%s",
-                feed.name,
-                letter,
-                letter,
-                *self._databases(feed),
-            )
+            self._tell_of_letter(feed, letter)
 
         if told:
             outcome.sources = lineage.sources(feed, plan.source or plan.results)
@@ -200,17 +134,9 @@ class FeedOperator(CheckedArguments, BaseOperator):
             drained = drain(plan, process, committed, stopped=self._stop, given_up=given_up)
         finally:
             self._transaction = None
-        for outlet in outlets:
-            for target in sorted(outcome.targets):
-                context["outlet_events"][outlet].add(table_asset(plan.results, *target), outcome.summary())
+        add_events(context, outlets, plan.results, outcome)
         self._report_lag(plan)
         return self._conclude(feed, drained)
-
-    def on_kill(self) -> None:
-        """Cancel the statement on the consumer's connection. The batch is rolled back."""
-        self._stop.ask()
-        if self._transaction is not None:
-            self._transaction.cancel()
 
     def get_openlineage_facets_on_complete(self, task_instance: object) -> Lineage | None:
         """Return the lineage: the feed, its tables, the tables that were written, and the committed batches with their
@@ -224,33 +150,13 @@ class FeedOperator(CheckedArguments, BaseOperator):
             outcome, self.postgres_conn_id, plan.source or plan.results, plan.results
         )
 
-    def _plan(self, feed: Feed) -> Plan:
-        return Plan(
-            feed,
-            PgChangeHook(self.postgres_conn_id).conninfo(),
-            PgChangeHook(self.source_conn_id).conninfo() if self.source_conn_id else None,
-            limit=self.limit,
+    def _plan(self, feed: Feed, context: Context) -> Plan:
+        return replace(
+            super()._plan(feed, context),
             max_batches=self.max_batches,
             until=self.until,
             idle_timeout=self.idle_timeout,
-            on_busy=self.on_busy,
-            busy_timeout=self.busy_timeout,
-            max_attempts=self.max_attempts,
-            on_give_up=self.on_give_up,
-            hide=lambda text: str(redact(text)),
-            register=conf.getboolean("pgchange", "register_consumers", fallback=True),
         )
-
-    @property
-    def _source_option(self) -> str:
-        """The option of the command line that names the database of the changes, if it is another one."""
-        return f" --source-conn-id {self.source_conn_id}" if self.source_conn_id else ""
-
-    def _databases(self, feed: Feed) -> tuple[str, str]:
-        """Return the connection to the database of the feed's dead letters, and a further option for the command line."""
-        if feed.progress == "source":
-            return self.source_conn_id or self.postgres_conn_id, ""
-        return self.postgres_conn_id, self._source_option
 
     def _tell_of_failure(self, plan: Plan, batch: Batch, error: Exception) -> None:
         """Log the failure, with the cause first. Offer to give up the batch only if several retries have not helped and

@@ -127,10 +127,10 @@ class SagaHandlerOperator(FeedOperator):
         """Return the handler in the form in which a run with this context calls it."""
         return self.do
 
-    def _plan(self, feed: Feed) -> Plan:
+    def _plan(self, feed: Feed, context: Context) -> Plan:
         """Return the plan without a limit of attempts: ``max_attempts`` rolls the saga back, and does not give up the
         message."""
-        return replace(super()._plan(feed), max_attempts=None)
+        return replace(super()._plan(feed, context), max_attempts=None)
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Return the summary of a batch operator with ``answers``: the number of messages by their outcome, which is

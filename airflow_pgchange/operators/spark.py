@@ -14,7 +14,8 @@ from airflow_pgchange.feeds.checks import SPARK_LIMIT
 from airflow_pgchange.feeds.transaction import PING_EVERY, ConsumerTransaction
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.operators import spark_connect
-from airflow_pgchange.operators.feed import CONSUMER, FeedOperator
+from airflow_pgchange.operators.claiming import CONSUMER
+from airflow_pgchange.operators.feed import FeedOperator
 from airflow_pgchange.operators.spark_arguments import SparkArguments
 from airflow_pgchange.operators.spark_checks import environment_of
 from airflow_pgchange.operators.spark_submission import Submission

@@ -97,6 +97,11 @@ def _copied(data: Mapping[str, Any] | None) -> Copied | None:
     return None if data is None else Copied(**{**data, "columns": tuple(data["columns"])})
 
 
+def prefix(batch: Batch) -> str:
+    """The beginning of the names of the staging tables of an attempt on a batch."""
+    return f"b{hashlib.sha256(batch.id.encode()).hexdigest()[:16]}_{batch.attempt}_"
+
+
 def create(
     connection: psycopg.Connection[Any], batch: Batch, target: str, columns: Sequence[tuple[str, str]]
 ) -> str:
@@ -104,8 +109,7 @@ def create(
 
     The name and the comment contain the batch and the attempt. Raises SchemaMissing, PermissionDenied.
     """
-    digest = hashlib.sha256(batch.id.encode()).hexdigest()[:16]
-    name = f"b{digest}_{batch.attempt}_{secrets.token_hex(4)}"
+    name = prefix(batch) + secrets.token_hex(4)
     table = sql.Identifier(SCHEMA, name)
     definitions = sql.SQL(", ").join(
         sql.SQL("{} {}").format(sql.Identifier(column), sql.SQL(kind))

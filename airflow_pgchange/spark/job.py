@@ -1,4 +1,7 @@
-"""The interface for Spark applications: ``with batch_job() as job``, or ``for job in batch_jobs()``."""
+"""The interface for Spark applications: ``with batch_job() as job``, or ``for job in batch_jobs()``.
+
+An application that processes a detached batch gives its handle: ``with batch_job(handle) as job``.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from airflow_pgchange.detached import Handle
 from airflow_pgchange.errors import InvalidArgument, MergeRefused
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.checks import Seconds, seconds
@@ -21,6 +25,7 @@ from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.feeds.queue import QueueFeed
 from airflow_pgchange.feeds.reading import connected
 from airflow_pgchange.feeds.tube import TubeFeed
+from airflow_pgchange.results import manifests
 from airflow_pgchange.results.attached import Attached
 from airflow_pgchange.results.compared import columns_of_frame, columns_of_table
 from airflow_pgchange.results.evolving import Source, evolve
@@ -29,6 +34,7 @@ from airflow_pgchange.results.modes import Mode
 from airflow_pgchange.results.staging import TOUCHED, Copied, Staged, create
 from airflow_pgchange.results.target import look_up
 from airflow_pgchange.spark import blame, request, session, sink
+from airflow_pgchange.spark.detached import leased, work_of
 from airflow_pgchange.spark.installed import check_versions
 from airflow_pgchange.spark.mirror import as_copied, marked, with_touched
 from airflow_pgchange.spark.misfits import Rows
@@ -36,7 +42,7 @@ from airflow_pgchange.spark.notes import Notes
 from airflow_pgchange.spark.parent import follow_parent
 from airflow_pgchange.spark.payloads import columns_of_messages, columns_of_payloads
 from airflow_pgchange.spark.read_options import PATIENCE, Rule, Wanted
-from airflow_pgchange.spark.request import Request
+from airflow_pgchange.spark.request import Request, Work
 from airflow_pgchange.spark.source import NAME, data_source, prepare
 from airflow_pgchange.spark.types import arrow_schema, staging_types
 
@@ -54,22 +60,22 @@ class Job:
     def __init__(
         self,
         spark: SparkSession,
-        request: Request,
+        work: Work,
         note: Callable[[str, str], None] = lambda step, how_far: None,
     ) -> None:
         self.spark = spark
-        self.feed: Feed = request.feed
-        self.batch: Batch = request.batch
+        self.feed: Feed = work.feed
+        self.batch: Batch = work.batch
         self.staged: list[Staged] = []
         self.ended = False
-        self._request = request
+        self._work = work
         self._note = note
         self._small = self._is_small()
         if not self._small:
             session.ship(spark)
             parallelism = session.parallelism(spark)
             spark.dataSource.register(
-                data_source(request.feed, request.batch, request.source, parallelism, request.cluster)
+                data_source(work.feed, work.batch, work.source, parallelism, work.cluster)
             )
 
     def attached(self) -> list[Attached]:
@@ -214,7 +220,7 @@ class Job:
                 f"{table.table}: of an attached table the key and the shard are known: leave them out"
             )
         wanted = Wanted.of(table, key, shard, columns=columns, which="every")
-        with connect(self._request.results, primary=True) as connection:
+        with connect(self._work.results, primary=True) as connection:
             copy = into if isinstance(table, str) else table.copy_in(connection, into)
             target = look_up(connection, copy)
         assert wanted.key is not None
@@ -288,7 +294,7 @@ class Job:
         """
         if self.ended:
             raise MergeRefused(f"{into}: the batch_job() block has ended without this: merge inside it")
-        results, columns = self._request.results, staging_types(shown.schema)
+        results, columns = self._work.results, staging_types(shown.schema)
         with connect(results, primary=True) as connection:
             fit = partial(validate, connection, into, keys, mode, columns, ids=self.batch.key)
             if statements := evolve(connection, into, source, fit):
@@ -316,21 +322,21 @@ class Job:
 
     def _source(self, table: str, frame: DataFrame) -> Source:
         """The columns of a table as its database declares them, as far as a frame has them."""
-        with connected(self._request.source, self.batch.lsn) as connection:
+        with connected(self._work.source, self.batch.lsn) as connection:
             return Source(table, columns_of_table(connection, table, frame.columns))
 
     def _is_small(self) -> bool:
         return self.batch.count < SMALL
 
     def _attached_to(self, feed: TubeFeed) -> Sequence[Attached]:
-        with connected(self._request.source, self.batch.lsn) as connection:
+        with connected(self._work.source, self.batch.lsn) as connection:
             return Attached.all(feed.tube, ask(connection, feed.attached()))
 
     def _frame(self, wanted: Wanted) -> DataFrame:
         if not self._small:
             return self.spark.read.format(NAME).options(**wanted.options()).load()
-        request = self._request
-        reading = prepare(request.feed, self.batch, request.source, wanted, request.cluster)
+        work = self._work
+        reading = prepare(work.feed, self.batch, work.source, wanted, work.cluster)
         schema = reading.schema()
         batches = [batch for partition in reading.partitions(1) for batch in reading.read(partition)]
         table = pa.Table.from_batches(batches, schema=arrow_schema(schema))
@@ -338,14 +344,28 @@ class Job:
 
 
 @contextmanager
-def batch_job() -> Iterator[Job]:
+def batch_job(
+    handle: Handle | str | None = None, *, results: str | None = None, source: str | None = None
+) -> Iterator[Job]:
     """Work on the batch that the operator handed to this application, in a Spark session.
 
     Merges of the block count only if the block ends without an error and the operator's transaction commits. This
     process ends when the operator does. Raises InvalidArgument if no batch was handed over. Raises VersionsDiffer if
     Spark's parts have different versions here, or if the Spark Connect server has another version.
+
+    With ``handle``, or its text, the batch is a detached one, and the application runs anywhere. The lease is renewed
+    while the block runs. The block does not ack the batch: its merges count once the task ``ack`` of ``claimed_batch``,
+    or ``detached.ack(..., staged=True)``, has merged them. ``results`` and ``source`` are the connection strings of the
+    results and of the changes. By default they are in the environment variables ``PGCHANGE_RESULTS`` and
+    ``PGCHANGE_SOURCE``. If only that of the results is known, the changes are in the same database. Raises StaleClaim if
+    another attempt has begun, or the batch has ended.
     """
-    with _worked(_first()) as job:
+    if handle is None:
+        working = _worked(_first())
+    else:
+        known = Handle.from_text(handle) if isinstance(handle, str) else handle
+        working = _detached(known, results, source)
+    with working as job:
         yield job
 
 
@@ -368,6 +388,18 @@ def _first() -> Request:
     check_versions()
     follow_parent()
     return request.take()
+
+
+@contextmanager
+def _detached(handle: Handle, results: str | None, source: str | None) -> Iterator[Job]:
+    check_versions()
+    work = work_of(handle, results, source)
+    with leased(handle, work):
+        job = Job(session.opened(), work)
+        yield job
+        job.ended = True
+        with connect(work.results, primary=True) as connection:
+            manifests.keep(connection, work.batch, job.staged)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from airflow_pgchange.errors import InvalidArgument
@@ -30,7 +30,7 @@ LOOK_EVERY = 0.02
 
 
 @dataclass(frozen=True)
-class Request:
+class Work:
     """One batch to process: ``results`` and ``source`` are libpq connection strings, secret ones. ``cluster`` is the one
     whose tables' rows it may want."""
 
@@ -38,11 +38,17 @@ class Request:
     batch: Batch
     results: str
     source: str
-    manifest: Path
     cluster: Cluster | None = None
 
     def __repr__(self) -> str:
-        return f"Request({self.feed.name}, {self.batch.id}, attempt {self.batch.attempt})"
+        return f"{type(self).__name__}({self.feed.name}, {self.batch.id}, attempt {self.batch.attempt})"
+
+
+@dataclass(frozen=True, repr=False)
+class Request(Work):
+    """Work of an application beside an operator, which writes its ``manifest`` to a file for the operator."""
+
+    manifest: Path = field(kw_only=True)
 
 
 def write(request: Request) -> Path:

@@ -29,7 +29,7 @@ def environment(
     it has read it: keep both in a directory that is made for one submission and removed after it. The
     application writes ``manifest_path`` when it ends well, and only then; ``merge.read_manifest`` reads it.
     """
-    handed = request.Request(feed, batch, results, source or results, Path(manifest_path), cluster)
+    handed = request.Request(feed, batch, results, source or results, cluster, manifest=Path(manifest_path))
     return {request.REQUEST: str(request.write(handed))}
 
 

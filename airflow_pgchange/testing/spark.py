@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_
-from pathlib import Path
 from typing import Any
 
 from airflow_pgchange.errors import ExtraMissing, InvalidArgument, MergeRefused
@@ -27,7 +26,7 @@ from airflow_pgchange.results.staging import TOUCHED, Copied
 from airflow_pgchange.spark.job import Job
 from airflow_pgchange.spark.mirror import marked
 from airflow_pgchange.spark.read_options import CHANGE, Wanted
-from airflow_pgchange.spark.request import Request
+from airflow_pgchange.spark.request import Work
 from airflow_pgchange.spark.types import DECIMAL, staging_types
 from airflow_pgchange.testing.given import BATCH_ID, Given, Row, batch_of_rows, rows_of
 
@@ -87,12 +86,12 @@ class GivenJob(Job):
     def __init__(
         self,
         spark: SparkSession,
-        request: Request,
+        work: Work,
         changes: DataFrame,
         tables: Mapping[str, DataFrame],
         attached: Sequence[Attached],
     ) -> None:
-        super().__init__(spark, request)
+        super().__init__(spark, work)
         self.merged: list[Merged] = []
         self._changes = changes
         self._tables = tables
@@ -115,7 +114,7 @@ class GivenJob(Job):
         shard: int | None = None,
         evolve: bool = False,
     ) -> None:
-        if self._request.results:
+        if self._work.results:
             super().mirror(table, into, columns, key=key, shard=shard, evolve=evolve)
             return
         wanted = Wanted.of(table, key, shard, columns=columns, which="every")
@@ -135,7 +134,7 @@ class GivenJob(Job):
         copied: Copied | None = None,
         source: Source | None = None,
     ) -> None:
-        if self._request.results:
+        if self._work.results:
             super()._stage(into, keys, mode, shown, rows, copied=copied, source=source)
             return
         staging_types(shown.schema)
@@ -226,11 +225,11 @@ def run_spark_once(
     rows = rows_of(found, changes)
     batch = batch_of_rows(found, rows, attempt, batch_id, key)
     results = _conninfo(postgres_conn_id)
-    request = Request(found, batch, results, results, Path("unused"))
+    given = Work(found, batch, results, results)
     columns = columns_of(found, batch)
     schema = t.StructType([t.StructField(name, TYPES.get(kind, t.StringType())) for name, kind in columns])
     frame = spark.createDataFrame([_as_read(found, row) for row in rows], schema)
-    job = GivenJob(spark, request, frame, tables or {}, attached)
+    job = GivenJob(spark, given, frame, tables or {}, attached)
     function(job)
     job.ended = True
     if results:

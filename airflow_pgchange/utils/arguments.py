@@ -177,6 +177,8 @@ CHECKS: Mapping[str, Check] = {
     "read_ahead": count,
     "width": count,
     "ahead": count,
+    "handle": text,
+    "lease": seconds,
     "on_busy": one_of(OnBusy),
     "on_give_up": one_of(OnGiveUp),
     "timeout": seconds,

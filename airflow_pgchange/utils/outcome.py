@@ -16,7 +16,6 @@ from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.feeds.offered import OfferedFeed
 from airflow_pgchange.feeds.queries import rows
 from airflow_pgchange.feeds.tables import table_identifier
-from airflow_pgchange.feeds.transaction import ConsumerTransaction
 from airflow_pgchange.results.staging import Copied, Staged
 from airflow_pgchange.results.written import written
 
@@ -49,16 +48,17 @@ class Outcome:
             if None not in merged
         }
 
-    def acked(self, transaction: ConsumerTransaction, staged: Sequence[Staged] = ()) -> None:
-        """Note what a batch wrote whose transaction is about to commit, and what was merged of it."""
+    def acked(self, connection: psycopg.Connection[Any], staged: Sequence[Staged] = ()) -> None:
+        """Note what a batch wrote whose transaction is about to commit, and what was merged of it. ``connection`` is that
+        of the results."""
         ours = {STAGING, *(system.schema for system in SYSTEMS)}
         if isinstance(self.feed, OfferedFeed):
             ours.add(self.feed.schema)
-        database = transaction.connection.info.dbname
-        self._writing = {(database, *table) for table in written(transaction.connection, ours)}
+        database = connection.info.dbname
+        self._writing = {(database, *table) for table in written(connection, ours)}
         self._merging = defaultdict(set)
         for one in staged:
-            self._merging[resolved(transaction.connection, one.target)].add(one.copied)
+            self._merging[resolved(connection, one.target)].add(one.copied)
 
     def committed(self, batch: Batch) -> None:
         self.batches += 1

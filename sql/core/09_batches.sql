@@ -1,4 +1,4 @@
--- The batches of the last days, for people and pages: what each attempt came to. Nothing that consumers do depends on it.
+-- The batches of the last days, for people and pages: what each attempt came to. No claim and no ack depends on it.
 
 create table pgchange.batch (
     kind text,
@@ -97,6 +97,22 @@ begin
                 case when not skipped then pg_catalog.clock_timestamp() end, case when skipped then pg_catalog.clock_timestamp() end,
                 batch ->> 'error', batch -> 'seconds');
     end if;
+end
+$$;
+
+-- What became of an attempt on a batch, as far as this database knows; null if it knows nothing.
+create function pgchange.outcome(kind text, consumer text, batch jsonb) returns text
+language plpgsql stable as $$
+begin
+    return (
+        select case when b.acked_at is not null then 'acked'
+                    when b.skipped_at is not null then 'skipped'
+                    when b.split_at is not null then 'split'
+                    when b.failed_at is not null then 'failed'
+                    else 'claimed' end
+        from pgchange.batch as b
+        where b.kind = outcome.kind and b.consumer = outcome.consumer and b.batch_id = (outcome.batch ->> 'id')::uuid
+          and b.attempt = (outcome.batch ->> 'attempt')::integer);
 end
 $$;
 

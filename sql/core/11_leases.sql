@@ -65,14 +65,15 @@ begin
 end
 $$;
 
--- End the leases of a consumer; how many there were.
-create function pgchange.end_leases(kind text, consumer text) returns bigint
+-- End the leases of a consumer, or those that an owner has; how many there were.
+create function pgchange.end_leases(kind text, consumer text, owner text) returns bigint
 language plpgsql as $$
 declare
     ended bigint;
 begin
     update pgchange.claim as c set leased_by = null, leased_until = null
-    where c.kind = end_leases.kind and c.consumer = end_leases.consumer and c.leased_until > clock_timestamp();
+    where c.kind = end_leases.kind and c.consumer = end_leases.consumer and c.leased_until > clock_timestamp()
+      and coalesce(c.leased_by = left(end_leases.owner, 1000), true);
     get diagnostics ended = row_count;
     return ended;
 end

@@ -121,11 +121,13 @@ begin
 end
 $$, 'Give the last attempt on a batch a lease, or end it; false if the attempt is not the last.');
 
-    perform pgchange.add_offer('position', 'end_leases', '%1$s', 'bigint', 'volatile', true, 'consumer', $$
+    perform pgchange.add_offer(
+        'position', 'end_leases', '%1$s, owner text default null', 'bigint', 'volatile', true, 'consumer', $$
 begin
-    return pgchange.end_leases(%3$L, %1$I.name_of(%2$s));
+    return pgchange.end_leases(%3$L, %1$I.name_of(%2$s), owner);
 end
-$$, 'In the database of the changes: end the leases of a consumer, so that its batches can be claimed again; how many there were.');
+$$, 'In the database of the changes: end the leases of a consumer, or those that an owner has, so that its batches can be claimed again; '
+    'how many there were.');
 
     perform pgchange.add_offer('position', 'resume', '%1$s, "position" jsonb, batch jsonb', 'jsonb', 'stable', true, 'consumer', $$
 declare

@@ -30,6 +30,13 @@ begin
 end
 $$, 'Note in pgchange.batch what became of an attempt on a batch: claimed, failed, split, acked or skipped.');
 
+    perform pgchange.add_offer('feed', 'outcome', '%1$s, batch jsonb', 'text', 'stable', null, 'consumer', $$
+begin
+    return pgchange.outcome(%3$L, %1$I.name_of(%9$s), batch);
+end
+$$, 'What became of an attempt on a batch, as this database knows it: acked, skipped, split, failed or claimed; null if it knows nothing, '
+    'or has forgotten it. acked and skipped are known where the progress is, the others where the changes are.');
+
     perform pgchange.add_offer('feed', 'ack', '%1$s, batch jsonb', 'bigint', 'volatile', null, 'consumer', $$
 declare
     version constant bigint := %1$I.advance(%2$s, batch);

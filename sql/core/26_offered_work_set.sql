@@ -36,7 +36,8 @@ begin
         'Give the last attempt on a batch a lease, or end its lease if ends_at is null; false if the given attempt is not the last. A null '
         'owner keeps the owner.');
     perform pgchange.add_hook(
-        'work set', 'forget_leases', '%1$s', 'bigint', 'End the leases of the consumer; how many there were.');
+        'work set', 'forget_leases', '%1$s, owner text', 'bigint',
+        'End the leases of the consumer, or those that an owner has; how many there were.');
     perform pgchange.add_hook(
         'work set', 'resumed', '%1$s, "position" jsonb, batch jsonb', 'pgchange.claim',
         'Return the batch with this id, which was claimed and never acked, as a claim; null if there is none.');
@@ -84,11 +85,12 @@ $$, 'Record and return the next batch of a consumer, or one that was claimed and
     'the other parts follow when it is acked, and a change that fails alone is refused by the SQLSTATE PC014. Call it in a transaction of '
     'its own, while the transaction of the position holds the lock.');
 
-    perform pgchange.add_offer('work set', 'end_leases', '%1$s', 'bigint', 'volatile', null, 'consumer', $$
+    perform pgchange.add_offer(
+        'work set', 'end_leases', '%1$s, owner text default null', 'bigint', 'volatile', null, 'consumer', $$
 begin
-    return %1$I.forget_leases(%2$s);
+    return %1$I.forget_leases(%2$s, owner);
 end
-$$, 'End the leases of a consumer, so that its batches can be claimed again; how many there were.');
+$$, 'End the leases of a consumer, or those that an owner has, so that its batches can be claimed again; how many there were.');
 
     perform pgchange.add_offer('work set', 'resume', '%1$s, "position" jsonb, batch jsonb', 'jsonb', 'volatile', null, 'consumer', $$
 declare

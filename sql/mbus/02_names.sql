@@ -102,11 +102,11 @@ begin
 end
 $$;
 
--- What is its own has a reason. name_of(): of a dead letter the name may have no consumer. The others: each worker of a consumer has
--- a lock.
+-- What is its own has a reason. name_of(): of a dead letter the name may have no consumer. outcome(): it asks for the rights of its caller.
+-- The others: each worker of a consumer has a lock.
 select pgchange.offer(
     'queue', 'mbus', 'caller pgchange.caller, qname text, cname text', 'queue:%s/%s', traits => '{work set,copied letters}',
-    own => '{lock_key,locked,name_of,take_idle,take_lock}', letters_elsewhere => false, tells_of_batches => true);
+    own => '{lock_key,locked,name_of,outcome,take_idle,take_lock}', letters_elsewhere => false, tells_of_batches => true);
 
 -- A consumer's name, as status shows it.
 create function mbus.name_of(qname text, cname text) returns text

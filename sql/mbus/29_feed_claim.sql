@@ -268,6 +268,16 @@ comment on function mbus_sealed.in_work(pgchange.caller, text, text, jsonb) is
     'The batch that was claimed, is not acked and not at work, with its attempts and the error of the last one; null for none, and for a '
     'part of a split batch that is not claimed yet.';
 
+create function mbus_sealed.outcome(caller pgchange.caller, qname text, cname text, batch jsonb) returns text
+language plpgsql stable security definer as $$
+begin
+    perform mbus.feed_consumer(caller, qname, cname);
+    return pgchange.outcome('queue', mbus.name_of(qname, cname), batch);
+end
+$$;
+comment on function mbus_sealed.outcome(pgchange.caller, text, text, jsonb) is
+    'What became of an attempt on a batch: acked, skipped, split, failed or claimed; null if that is not known or forgotten.';
+
 -- Keep the error of an attempt with its batch, and count it; true if it is the last attempt.
 create function mbus.set_error(caller pgchange.caller, qname text, cname text, batch jsonb, error text, of_batch boolean) returns boolean
 language plpgsql as $$
@@ -313,15 +323,16 @@ begin
 end
 $$;
 
--- End the leases of a consumer; how many there were.
-create function mbus.forget_leases(caller pgchange.caller, qname text, cname text) returns bigint
+-- End the leases of a consumer, or those that an owner has; how many there were.
+create function mbus.forget_leases(caller pgchange.caller, qname text, cname text, owner text) returns bigint
 language plpgsql as $$
 declare
     c mbus.consumer := mbus.feed_consumer(caller, qname, cname);
     ended bigint;
 begin
     update mbus.batch as b set leased_by = null, leased_until = null
-    where b.consumer = c.id and b.leased_until > clock_timestamp();
+    where b.consumer = c.id and b.leased_until > clock_timestamp()
+      and coalesce(b.leased_by = left(forget_leases.owner, 1000), true);
     get diagnostics ended = row_count;
     return ended;
 end

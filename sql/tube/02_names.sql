@@ -46,8 +46,8 @@ language sql stable as $$
     select tube.short_name(c.relname || '_' || tube, format('_after_%s_trigger', op)) from pg_class as c where c.oid = tbl
 $$;
 
--- What is its own has a reason. lock_key() and take_lock(): all workers share the tube's lock. note_attempt(): workers may not write
--- pgchange.batch.
+-- What is its own has a reason. lock_key() and take_lock(): all workers share the tube's lock. note_attempt() and outcome(): workers may neither
+-- write nor read pgchange.batch.
 select pgchange.offer(
     'tube', 'tube', 'tube text, worker integer', 'tube:%s/%s', traits => '{work set,copied letters}',
-    own => '{lock_key,note_attempt,take_lock}', letters_elsewhere => false, options => 'workers integer', as_owner => false);
+    own => '{lock_key,note_attempt,outcome,take_lock}', letters_elsewhere => false, options => 'workers integer', as_owner => false);

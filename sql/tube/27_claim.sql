@@ -203,6 +203,21 @@ comment on function tube_sealed.note_attempt(pgchange.caller, text, integer, tex
     'Note in pgchange.batch what became of an attempt on a batch: claimed, failed, split, acked or skipped; if the caller may work the '
     'tube, else nothing.';
 
+create function tube_sealed.outcome(caller pgchange.caller, tube text, worker integer, batch jsonb) returns text
+language plpgsql stable security definer as $$
+begin
+    if not exists (
+        select from tube.tube as t where t.name = outcome.tube and has_table_privilege(caller, t.pods, 'delete'))
+    then
+        return null;
+    end if;
+    return pgchange.outcome('tube', tube.name_of(tube, worker), batch);
+end
+$$;
+comment on function tube_sealed.outcome(pgchange.caller, text, integer, jsonb) is
+    'What became of an attempt on a batch: acked, skipped, split, failed or claimed; null if that is not known or forgotten, or if the '
+    'caller may not work the tube.';
+
 select pgchange.show_sealed('tube');
 
 -- The batch that a worker claimed and never acked; null if there is none, or if pods of it are gone. Refuse a worker that is not one of
@@ -307,14 +322,15 @@ begin
 end
 $$;
 
--- End the lease of a worker; how many there were.
-create function tube.forget_leases(tube text, worker integer) returns bigint
+-- End the lease of a worker, if the owner has it, or whoever has it for a null owner; how many there were.
+create function tube.forget_leases(tube text, worker integer, owner text) returns bigint
 language plpgsql volatile as $$
 declare
     ended bigint;
 begin
     update tube.worker as w set leased_by = null, leased_until = null
-    where w.tube = forget_leases.tube and w.worker = forget_leases.worker and w.leased_until > clock_timestamp();
+    where w.tube = forget_leases.tube and w.worker = forget_leases.worker and w.leased_until > clock_timestamp()
+      and coalesce(w.leased_by = left(forget_leases.owner, 1000), true);
     get diagnostics ended = row_count;
     return ended;
 end

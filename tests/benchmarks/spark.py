@@ -27,7 +27,7 @@ from airflow_pgchange.results import staging
 from airflow_pgchange.spark import sink, submit
 from airflow_pgchange.spark.job import Job
 from airflow_pgchange.spark.misfits import Rows
-from airflow_pgchange.spark.request import Request
+from airflow_pgchange.spark.request import Work
 from airflow_pgchange.spark.types import staging_types
 from demo.flights import DDL
 from demo.spark import clean_environment
@@ -135,7 +135,7 @@ def read(spark: SparkSession, feed: CommitFeed, conninfo: str, report: Report) -
         batch = consumer.claim(ROWS)
         assert batch is not None
         assert batch.count == ROWS
-        job = Job(spark, Request(feed, batch, conninfo, conninfo, Path("unused")))
+        job = Job(spark, Work(feed, batch, conninfo, conninfo))
         consumer.ack()
     parts = [
         current_rows(part, "public.movement", (KeyColumn("id"),)).query

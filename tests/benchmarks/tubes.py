@@ -6,7 +6,6 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import psycopg
 from pyspark.sql import SparkSession
@@ -15,7 +14,7 @@ from airflow_pgchange import tubes
 from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed
 from airflow_pgchange.results.merge import merge
 from airflow_pgchange.spark.job import Job
-from airflow_pgchange.spark.request import Request
+from airflow_pgchange.spark.request import Work
 from tests.benchmarks.flights import FLIGHT, ROWS, written
 from tests.benchmarks.measure import Cost, Report, backend_cpu, cpu_of, ratio, section, side_by_side, wall
 from tests.benchmarks.spark import DRIVER, JDBC, PARTITIONS, session, url
@@ -159,7 +158,7 @@ def mirror(spark: SparkSession, conninfo: str, report: Report) -> None:
             with ConsumerTransaction(feed, conninfo) as consumer:
                 batch = consumer.claim(2 * MIRRORED)
                 assert batch is not None
-                job = Job(spark, Request(feed, batch, conninfo, conninfo, Path("unused")))
+                job = Job(spark, Work(feed, batch, conninfo, conninfo))
                 job.mirror("public.source", "public.copied", key="id")
                 consumer.ack(lambda c: merge(c, batch, job.staged))
 

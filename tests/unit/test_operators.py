@@ -19,7 +19,7 @@ from airflow_pgchange.feeds.draining import Plan
 from airflow_pgchange.feeds.stopping import Stop
 from airflow_pgchange.operators import TubeAttachOperator, TubeRecomputeOperator, TubeTouchOperator
 from airflow_pgchange.operators.batch import BatchOperator
-from airflow_pgchange.operators.feed import FeedOperator
+from airflow_pgchange.operators.claiming import ConsumerOperator
 from airflow_pgchange.operators.handlers import EventHandlersOperator
 from airflow_pgchange.operators.sagas import SagaHandlerOperator
 from airflow_pgchange.utils.compat import dag_serialization
@@ -147,7 +147,7 @@ class Connected(Exception):
 
 @pytest.mark.parametrize(
     "kind",
-    [kind for kind in ARGUMENTS if not issubclass(kind, FeedOperator)],
+    [kind for kind in ARGUMENTS if not issubclass(kind, ConsumerOperator)],
     ids=lambda kind: kind.__name__,
 )
 def test_a_task_that_hands_out_no_batch_begins_on_a_server_that_takes_writes(

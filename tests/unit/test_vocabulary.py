@@ -41,6 +41,11 @@ WORDS = {
     "pause": Word("rest between two pieces of work", LENGTH, ("rest_for",)),
     "delay": Word("not before this has passed", LENGTH, ("delay_for", "not_before")),
     "expiry": Word("it goes by itself when this has passed", LENGTH, ("lifetime", "ttl", "expires_in")),
+    "lease": Word(
+        "how long a batch that is processed elsewhere is not claimed again",
+        LENGTH,
+        ("lease_for", "leased_for"),
+    ),
     "retention": Word("how long what is done with is kept", LENGTH, ("keep", "replay_age", "keep_for")),
     "max_age": Word("act once the oldest has waited for so long", LENGTH, ("max_wait", "flush_after")),
     "max_lag": Word(

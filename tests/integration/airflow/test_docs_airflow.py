@@ -113,6 +113,19 @@ def test_an_asset_of_ones_own_has_a_watcher_of_a_feed(guide: Guide) -> None:
     assert (watched["feed"]["consumer"], watched["min_changes"]) == ("balance", 10)
 
 
+def test_the_dag_of_the_guide_to_detached_batches_has_its_tasks_in_order() -> None:
+    """Seconds for the first of this file: Airflow is imported."""
+    guide = Guide("docs/detached.md", "unused", None)
+    guide.run("In a DAG")
+    tasks = guide.names["dag"].task_dict
+    assert {name: sorted(task.upstream_task_ids) for name, task in tasks.items()} == {
+        "batch.claim": [],
+        "batch.start_job": ["batch.claim"],
+        "batch.ack": ["batch.claim", "batch.start_job"],
+        "batch.release": ["batch.ack", "batch.claim", "batch.start_job"],
+    }
+
+
 def test_the_command_that_adds_a_connection_is_one_of_airflows(guide: Guide) -> None:
     """Seconds for the first of this file: Airflow is imported."""
     (command,) = re.findall(r"^    airflow (connections .*)$", guide.text, flags=re.MULTILINE)

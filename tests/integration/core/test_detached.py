@@ -14,15 +14,18 @@ from airflow_pgchange import detached
 from airflow_pgchange.admin import by_hand
 from airflow_pgchange.detached import Handle
 from airflow_pgchange.errors import BatchNotFinished, InvalidArgument, Leased, StaleClaim
-from airflow_pgchange.feeds import ConsumerTransaction, Feed
+from airflow_pgchange.feeds import Batch, ConsumerTransaction, Feed
 from airflow_pgchange.feeds.draining import Plan, drain
-from tests.integration.core.test_every_feed import MORE, each, each_claim, each_movable
+from airflow_pgchange.feeds.queries import ask
+from tests.integration.core.test_every_feed import FEEDS, MORE, each, each_claim, each_movable
 from tests.ledger import Connect
 from tests.readme import Guide, track_payments
 from tests.waiting import until
 
 Connection = psycopg.Connection[Any]
 Fill = Callable[[Any], Any]
+
+only_commits = pytest.mark.parametrize(("feed", "fill"), [FEEDS["commit"]])
 
 NOBODY_ELSE = """
 select not exists (select from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid())
@@ -53,6 +56,12 @@ def connection(connect: Connect, fill: Fill) -> Connection:
     fill(made)
     made.execute("create table public.result (n integer)")
     return made
+
+
+def error_of_the_first(connection: Connection, feed: Feed) -> str | None:
+    query = "select error from pgchange.batch where attempt = 1 and kind = %s"
+    row = connection.execute(query, [feed.kind]).fetchone()
+    return None if row is None else row[0]
 
 
 def results(connection: Connection) -> int:
@@ -123,13 +132,40 @@ def test_an_ack_is_refused_by_sql_too_if_another_attempt_has_begun(
 
 
 @each_claim
-def test_a_second_ack_of_an_attempt_is_refused(feed: Feed, connection: Connection, db: str) -> None:
+def test_a_second_ack_of_an_attempt_writes_nothing(feed: Feed, connection: Connection, db: str) -> None:
+    """The answer to the first may have been lost."""
     handle = claimed(feed, db)
-    detached.ack(handle, db, write=note)
+    assert detached.ack(handle, db, write=note)
     MORE[feed.kind](connection)
+    assert not detached.ack(handle, db, write=note)
+    assert results(connection) == 1
+
+
+@each_claim
+def test_an_ack_of_a_batch_that_was_given_up_is_refused(feed: Feed, connection: Connection, db: str) -> None:
+    handle = ended(feed, db)
+    by_hand.skip_batch(connection, connection, feed, "no")
     with pytest.raises(StaleClaim):
         detached.ack(handle, db, write=note)
-    assert results(connection) == 1
+    assert results(connection) == 0
+
+
+@each_claim
+def test_a_claim_that_is_repeated_by_its_owner_gets_the_batch_with_the_next_attempt(
+    feed: Feed, connection: Connection, db: str
+) -> None:
+    """The first may have been lost after its commit. Nobody else's lease is ended."""
+    lost = claimed(feed, db)
+    plan = Plan(feed, db, on_busy="skip", lease=600)
+    found: list[Handle] = []
+
+    def keep(transaction: ConsumerTransaction, batch: Batch) -> None:
+        found.append(Handle.of(feed, batch, 600))
+
+    drain(replace(plan, owner="other"), keep)
+    assert found == []
+    drain(replace(plan, owner="the job"), keep)
+    assert found == [replace(lost, attempt=2)]
 
 
 @each_claim
@@ -151,9 +187,42 @@ def test_a_released_batch_is_claimed_again_and_its_error_is_kept(
     assert detached.release(handle, db, error="it broke", of_batch=True)
     again = claimed(feed, db)
     assert again == replace(handle, attempt=2)
-    assert connection.execute(
-        "select error from pgchange.batch where attempt = 1 and kind = %s", [feed.kind]
-    ).fetchone() == ("it broke",)
+    assert error_of_the_first(connection, feed) == "it broke"
+
+
+@each_claim
+def test_an_error_that_the_attempt_stored_itself_is_kept_unless_the_release_knows_the_cause(
+    feed: Feed, connection: Connection, db: str
+) -> None:
+    handle = claimed(feed, db)
+    ask(connection, feed.note_failure(detached.batch_of(handle, db), "division by zero", True))
+    detached.release(handle, db, error="a task failed")
+    assert error_of_the_first(connection, feed) == "division by zero"
+    detached.release(handle, db, error="an outage", of_batch=False)
+    assert error_of_the_first(connection, feed) == "an outage"
+
+
+@only_commits
+def test_a_lease_is_renewed_while_a_block_runs(feed: Feed, connection: Connection, db: str) -> None:
+    """A second: the lease has to end if it is not renewed."""
+    handle = claimed(feed, db, 0.3)
+    with detached.renewed(handle, db):
+        time.sleep(0.6)
+        with pytest.raises(Leased):
+            claimed(feed, db)
+    time.sleep(0.3)
+    assert claimed(feed, db).attempt == 2
+
+
+@only_commits
+def test_a_block_whose_attempt_is_over_fails_at_its_end(feed: Feed, connection: Connection, db: str) -> None:
+    handle = claimed(feed, db, 0.9)
+    with pytest.raises(StaleClaim, match="its lease has ended"), detached.renewed(handle, db):
+        by_hand.end_leases(connection, feed)
+        claimed(feed, db)
+        time.sleep(0.4)
+    with pytest.raises(StaleClaim), detached.renewed(handle, db):
+        raise AssertionError("the block of an attempt that is over does not run")
 
 
 @each_claim

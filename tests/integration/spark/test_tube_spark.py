@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 
 import pytest
 from pyspark.sql import functions as f
@@ -12,7 +11,7 @@ from airflow_pgchange.errors import InvalidArgument, MergeRefused
 from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed
 from airflow_pgchange.results.merge import merge
 from airflow_pgchange.spark.job import Job
-from airflow_pgchange.spark.request import Request
+from airflow_pgchange.spark.request import Work
 from tests.commits import FEED as COMMITS
 from tests.commits import commits
 from tests.spark_session import batch_of, spark_session
@@ -231,7 +230,7 @@ def test_a_standby_that_lags_is_asked_when_it_knows_of_the_batch(own_cluster, ow
                 assert batch is not None
                 catching_up = threading.Timer(1, replica.execute, ["select pg_wal_replay_resume()"])
                 catching_up.start()
-                request = Request(FEED, batch, own_database, standby.conninfo(), Path("unused"))
+                request = Work(FEED, batch, own_database, standby.conninfo())
                 job = Job(spark_session(), request)
                 for attached in job.attached():
                     job.mirror(attached, into="public.mirror")

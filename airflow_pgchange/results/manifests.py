@@ -1,0 +1,107 @@
+"""What an application has staged for a detached batch, recorded where the results are, so that an ack anywhere merges it.
+
+The manifest of an application is the only row of a staging table of its own. So it has the rights, the cleaning up and
+the end of all staging tables: a crash of the server empties it together with the results that it lists.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.types.json import Jsonb
+
+from airflow_pgchange.errors import MergeRefused
+from airflow_pgchange.feeds.batch import Batch
+from airflow_pgchange.feeds.queries import rows
+from airflow_pgchange.results.merge import merge
+from airflow_pgchange.results.staging import SCHEMA, Staged, create, prefix
+
+TARGET = ""
+"""The target in the comment of the staging table. No table has this name."""
+
+# A manifest decides which tables are merged into which, with the rights of the role that acks. So only a manifest counts
+# that this role could have written. A superuser has the rights of every role, and so takes only its own.
+CANDIDATES = """
+select c.relname, pg_catalog.obj_description(c.oid, 'pg_class')
+from pg_catalog.pg_class as c, pg_catalog.pg_roles as me
+where c.relnamespace = pg_catalog.to_regnamespace({schema}) and c.relkind = 'r'
+  and pg_catalog.starts_with(c.relname, {prefix})
+  and me.rolname = current_user
+  and (c.relowner = me.oid or not me.rolsuper and pg_catalog.pg_has_role(c.relowner, 'usage'))
+"""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The staging table of a manifest, and the manifest."""
+
+    table: sql.Identifier
+    manifest: tuple[Staged, ...]
+
+
+def keep(connection: psycopg.Connection[Any], batch: Batch, manifest: Sequence[Staged]) -> None:
+    """Record all that an application has staged for its attempt on the batch. It counts from this commit on."""
+    with connection.transaction():
+        table = create(connection, batch, TARGET, [("manifest", "jsonb"), ("kept_at", "timestamptz")])
+        connection.execute(
+            sql.SQL("insert into {} (manifest, kept_at) values (%s, pg_catalog.clock_timestamp())").format(
+                sql.Identifier(SCHEMA, table)
+            ),
+            [Jsonb([asdict(staged) for staged in manifest])],
+        )
+
+
+def merge_kept(
+    connection: psycopg.Connection[Any],
+    batch: Batch,
+    at: Callable[[str, str], None] = lambda step, how_far: None,
+) -> tuple[Staged, ...]:
+    """Merge what the last application that finished this attempt on the batch has staged, and return its manifest.
+
+    Several applications may work on one attempt, as after a retry of the task that started the first. Each stages by
+    itself, and one of them counts. Raises MergeRefused if none has finished.
+    """
+    kept = _last(connection, batch)
+    if kept is None:
+        raise MergeRefused(
+            f"{batch.feed}: no application has staged results for attempt {batch.attempt} on batch {batch.id}, or a "
+            "crash of the server has emptied them, so nothing was merged: run the application again, with `with "
+            "batch_job(handle)`; if it does not stage its results, ack the batch with staged=False"
+        )
+    merge(connection, batch, kept.manifest, at)
+    connection.execute(sql.SQL("drop table {}").format(kept.table))
+    return kept.manifest
+
+
+def _last(connection: psycopg.Connection[Any], batch: Batch) -> Kept | None:
+    found = []
+    for name in _tables(connection, batch):
+        table = sql.Identifier(SCHEMA, name)
+        # A crash may have emptied the table.
+        for kept_at, manifest in rows(connection, sql.SQL("select kept_at, manifest from {}").format(table)):
+            found.append((kept_at, Kept(table, tuple(map(Staged.from_json, manifest)))))
+    return max(found, key=lambda one: one[0])[1] if found else None
+
+
+def _tables(connection: psycopg.Connection[Any], batch: Batch) -> list[str]:
+    query = sql.SQL(CANDIDATES).format(schema=SCHEMA, prefix=prefix(batch))
+    named = [(name, _comment(comment)) for name, comment in rows(connection, query)]
+    return [
+        name
+        for name, told in named
+        if (told.get("batch_id"), told.get("attempt"), told.get("target"))
+        == (batch.id, batch.attempt, TARGET)
+    ]
+
+
+def _comment(text: str | None) -> dict[str, Any]:
+    try:
+        told = json.loads((text or "").removeprefix("pgchange "))
+    except ValueError:
+        return {}
+    return told if isinstance(told, dict) else {}
