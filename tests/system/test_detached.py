@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from tests.airflow_home import uri
+from tests.dag_bags import stored
 from tests.ledger import Connect, make_ledger
 
 Connection = psycopg.Connection[Any]
@@ -68,15 +69,10 @@ def connection(db: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> Co
 
 @pytest.fixture(scope="module")
 def dag(metadata: None, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    from airflow.dag_processing.bundles.manager import DagBundlesManager
-    from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
-
     folder = tmp_path_factory.mktemp("dags")
     (folder / "detached.py").write_text(DAG)
-    bag = DagBag(str(folder))
+    bag = stored(folder)
     assert bag.import_errors == {}
-    DagBundlesManager().sync_bundles_to_db()
-    sync_bag_to_db(bag, "dags-folder", None)
     return bag.dags["detached"]
 
 
