@@ -18,12 +18,14 @@ GUIDES = (
     "detached",
     "spark",
     "roles",
+    "managed_postgresql",
     "testing",
     "page",
     "command-line",
     "dead-letters",
     "metrics",
     "guarantees",
+    "matrix",
     "performance",
 )
 """Of the source distribution, in ``docs``."""

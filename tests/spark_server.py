@@ -27,6 +27,8 @@ from tests.spark_daemon import PACKAGE
 from tests.suite import room
 
 PATIENCE = 600.0
+PYTHON = "PGCHANGE_TEST_SERVER_PYTHON"
+"""The variable that names the Python whose Spark the server has. Without it, the server has the Spark of the tests."""
 FINISHED = 3
 """The column of the UI's table of sessions that is empty for one that is open."""
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -121,7 +123,7 @@ def _start(folder: Path, told: Path) -> None:
     owner = room.take().name.removeprefix(room.PREFIX)
     with (folder / "holder.log").open("wb") as log:
         holder = subprocess.Popen(
-            [sys.executable, "-m", "tests.spark_server", str(folder), owner],
+            [os.environ.get(PYTHON, sys.executable), "-m", "tests.spark_server", str(folder), owner],
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -16,7 +16,16 @@ log = logging.getLogger(__name__)
 
 FILES_OF = "pyspark"
 """The package that has Spark's archives of Java classes. pyspark-client installs the same Python files without them."""
-TESTED_PAIRS = frozenset({("4.2", "4.2")})
+TESTED_PAIRS = frozenset(
+    {
+        ("4.0", "4.0"),
+        ("4.0", "4.2"),
+        ("4.1", "4.1"),
+        ("4.1", "4.2"),
+        ("4.2", "4.2"),
+        ("4.3", "4.3"),
+    }
+)
 """The versions of a Spark Connect client and its server that were tested together: docs/spark.md lists them."""
 ARROW_DRIVER = "adbc-driver-postgresql"
 OLDEST_ARROW_DRIVER = "1.13"
@@ -62,6 +71,14 @@ def check_pair(client: str, server: str) -> None:
             client,
             _minor(server),
         )
+
+
+def sends_rows(client: str, server: str) -> bool:
+    """Whether a Spark Connect client of this version can send rows to this server, as ``createDataFrame`` does.
+
+    To do so, the client asks for settings that an older server does not have, or has in another form.
+    """
+    return _order(client)[:2] <= _order(server)[:2]
 
 
 @cache

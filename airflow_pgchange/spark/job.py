@@ -326,7 +326,7 @@ class Job:
             return Source(table, columns_of_table(connection, table, frame.columns))
 
     def _is_small(self) -> bool:
-        return self.batch.count < SMALL
+        return self.batch.count < SMALL and session.makes_frames(self.spark)
 
     def _attached_to(self, feed: TubeFeed) -> Sequence[Attached]:
         with connected(self._work.source, self.batch.lsn) as connection:

@@ -18,7 +18,7 @@ from pyspark.sql.utils import is_remote
 
 from airflow_pgchange.errors import InvalidArgument, ServerUnavailable
 from airflow_pgchange.spark import package
-from airflow_pgchange.spark.installed import check_pair
+from airflow_pgchange.spark.installed import check_pair, sends_rows
 
 if TYPE_CHECKING:
     from pyspark.sql.connect.shell.progress import StageInfo
@@ -66,6 +66,11 @@ def opened() -> SparkSession:
     if is_remote():
         check_pair(pyspark.version.__version__, spark.version)
     return spark
+
+
+def makes_frames(spark: SparkSession) -> bool:
+    """Whether the session can make a frame of rows that this process has."""
+    return not is_remote() or sends_rows(pyspark.version.__version__, spark.version)
 
 
 def ship(spark: SparkSession) -> None:

@@ -35,10 +35,10 @@ def main() -> int:
     parser.add_argument("--steps", nargs="+", choices=STEPS, default=list(STEPS))
     asked = parser.parse_args()
     results: Results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    ran = []
+    ran: list[str] = []
     for cell in CELLS:
         if asked.text in cell.name:
-            now = run(cell, asked.steps)
+            now = run(cell, [step for step in asked.steps if step in (cell.steps or STEPS)])
             ran += now.values()
             results[cell.name] = {**results.get(cell.name, {}), **now}
             RESULTS.write_text(json.dumps(results, indent=2) + "\n")
@@ -66,18 +66,18 @@ def run(cell: Cell, steps: Sequence[str]) -> dict[str, str]:
 
 def page(results: Results) -> str:
     """Return the page of these results."""
-    columns = ("Python", "Airflow", "Spark", "PostgreSQL", "extras", "packages of", *STEPS)
+    columns = ("Python", "Airflow", "Spark", "Connect server", "PostgreSQL", "packages of", *STEPS)
     rows = [columns, ("---",) * len(columns)]
     for cell in CELLS:
         told = results.get(cell.name, {})
-        of_steps = [told.get(step, "not run") for step in STEPS]
+        of_steps = [told.get(step, "not run" if step in (cell.steps or STEPS) else "") for step in STEPS]
         rows.append(
             (
                 cell.python,
                 cell.airflow,
                 cell.spark,
+                cell.server or cell.spark,
                 cell.postgres,
-                ", ".join(cell.extras),
                 cell.day,
                 *of_steps,
             )

@@ -6,10 +6,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from demo.spark import clean_environment
+from tests.spark_server import PYTHON as SERVER_PYTHON
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".cache" / "matrix"
@@ -42,30 +43,58 @@ BOUND = ("adbc-driver-manager", "adbc-driver-postgresql", "psycopg", "psycopg-bi
 """Packages of which this package needs a newer version than the Airflow of a cell had on its day."""
 
 
+CLIENTS = ("4.0", "4.1", "4.2")
+"""Versions of Spark of which the package registry has a pyspark-client."""
+OF_SPARK = ("install", "Spark batch")
+"""The steps of a cell that differs from another one in Spark alone."""
+
+
 @dataclass(frozen=True)
 class Cell:
-    """Versions that are tested together. ``day``: newer packages are left out, but for the tools and ``BOUND``."""
+    """Versions that are tested together. ``day``: newer packages are left out, but for the tools and ``BOUND``.
+
+    ``spark`` is the version beside Airflow, which is the client of a Spark Connect server. ``server`` is the version of
+    that server, if it is another. ``steps`` are the names of those that the cell runs; none: all.
+    """
 
     python: str
     airflow: str
     spark: str
     postgres: str
-    extras: tuple[str, ...]
     day: str
+    server: str = ""
+    steps: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
-        return f"airflow-{self.airflow}-spark-{self.spark}-python-{self.python}"
+        server = f"-server-{self.server}" if self.server else ""
+        return f"airflow-{self.airflow}-spark-{self.spark}{server}-python-{self.python}"
 
     @property
     def home(self) -> Path:
-        return FOLDER / self.name
+        return FOLDER / replace(self, server="").name
+
+    @property
+    def of_server(self) -> Cell:
+        """The cell whose Spark the Connect server has."""
+        return replace(self, spark=self.server or self.spark, server="")
+
+    @property
+    def extras(self) -> tuple[str, ...]:
+        return ("spark" if self.spark in CLIENTS else "spark-connect", "http")
 
 
+SPARK_WAYS = ("test_batches_by_spark_submit", "test_batches_on_a_connect_server")
+NOW = "2026-11-29"
 CELLS = (
-    Cell("3.11", "3.1.8", "4.1", "system", ("spark", "http"), "2026-03-25"),
-    Cell("3.11", "3.2.2", "4.1", "embedded", ("spark", "http"), "2026-06-15"),
-    Cell("3.11", "3.3.2", "4.2", "system", ("spark", "http"), "2026-11-29"),
+    Cell("3.11", "3.1.8", "4.0", "system", "2026-03-25"),
+    Cell("3.11", "3.2.2", "4.1", "embedded", "2026-06-15"),
+    Cell("3.11", "3.3.2", "4.2", "system", NOW),
+    *(Cell("3.11", "3.3.2", spark, "system", NOW, steps=OF_SPARK) for spark in ("4.0", "4.1", "4.3")),
+    *(
+        Cell("3.11", "3.3.2", client, "system", NOW, server, OF_SPARK)
+        for client, server in (("4.2", "4.0"), ("4.2", "4.1"), ("4.0", "4.2"), ("4.1", "4.2"))
+    ),
 )
 
 
@@ -78,14 +107,16 @@ Step = Callable[[Cell], None]
 
 
 def install(cell: Cell) -> None:
-    """Make the environment of a cell, or bring it up to date."""
+    """Make the environments of a cell and of its server, or bring them up to date."""
+    for each in {cell.of_server, replace(cell, server="")}:
+        _environment(each)
+
+
+def _environment(cell: Cell) -> None:
     uv = Path(sys.executable).parent / "uv"
     newer = [f"--exclude-newer-package={name}={CELLS[-1].day}" for name in (*TOOLS, *BOUND)]
-    packages = (
-        f"apache-airflow=={cell.airflow}",
-        f"pyspark=={cell.spark}.*",
-        f"pyspark-client=={cell.spark}.*",
-    )
+    client = f"pyspark-client=={cell.spark}.*" if cell.spark in CLIENTS else "pyspark-client"
+    packages = (f"apache-airflow=={cell.airflow}", client)
     package = f"{ROOT}[{','.join(cell.extras)}]"
     if not (cell.home / "bin" / "python").exists():
         _run(
@@ -93,8 +124,12 @@ def install(cell: Cell) -> None:
             _certificates(),
             "no Python of this version",
         )
-    installing = [uv, "pip", "install", "--quiet", f"--exclude-newer={cell.day}", *newer, *packages, *TOOLS]
-    _run([*installing, "--editable", package], {**_certificates(), "VIRTUAL_ENV": str(cell.home)})
+    installing: list[str | Path] = [uv, "pip", "install", "--quiet", f"--exclude-newer={cell.day}", *newer]
+    settings = {**_certificates(), "VIRTUAL_ENV": str(cell.home)}
+    _run([*installing, *packages, *TOOLS, "--editable", package], settings)
+    # Both packages have the same Python files. Those of the one that is installed last count.
+    spark = [f"--exclude-newer={cell.day}", "--reinstall-package=pyspark", f"pyspark=={cell.spark}.*"]
+    _run([uv, "pip", "install", "--quiet", *spark], settings)
 
 
 def imports(cell: Cell) -> None:
@@ -114,17 +149,17 @@ def unit_tests(cell: Cell) -> None:
 
 def wake_up(cell: Cell) -> None:
     """Have a real scheduler and triggerer start a DAG for rows, which it processes once each."""
-    _pytest(cell, "tests/system/test_airflow.py", "-k", "always")
+    _pytest(cell, "tests/system/test_airflow.py::test_a_whole_airflow[always]")
 
 
 def spark_batch(cell: Cell) -> None:
-    """Process a batch by spark-submit, and one on a Spark Connect server."""
+    """Process batches by spark-submit and on a Spark Connect server, each by the driver and by executors."""
+    ways = SPARK_WAYS[1:] if cell.server else SPARK_WAYS
+    server = str(cell.of_server.home / "bin" / "python")
     _pytest(
         cell,
-        "tests/integration/airflow/test_airflow_spark_operator.py",
-        "tests/integration/spark/test_spark_connect.py",
-        "-k",
-        "merge or every_type",
+        *(f"tests/system/test_spark_versions.py::{way}" for way in ways),
+        settings={SERVER_PYTHON: server},
     )
 
 
@@ -138,13 +173,16 @@ STEPS: Mapping[str, Step] = {
 }
 
 
-def _pytest(cell: Cell, *arguments: str) -> None:
-    _python(cell, "-m", "pytest", "-q", "--release", "--servers", cell.postgres, *arguments)
+def _pytest(cell: Cell, *tests: str, settings: Mapping[str, str] | None = None) -> None:
+    """Run tests, which are named in full: pytest fails if a name has none."""
+    _python(
+        cell, "-m", "pytest", "-q", "-rP", "--release", "--servers", cell.postgres, *tests, settings=settings
+    )
 
 
-def _python(cell: Cell, *arguments: str) -> None:
+def _python(cell: Cell, *arguments: str, settings: Mapping[str, str] | None = None) -> None:
     path = os.pathsep.join((str(cell.home / "bin"), clean_environment()["PATH"]))
-    _run([cell.home / "bin" / "python", *arguments], {"PATH": path})
+    _run([cell.home / "bin" / "python", *arguments], {"PATH": path, **(settings or {})})
 
 
 def _certificates() -> dict[str, str]:

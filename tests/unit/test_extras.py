@@ -14,13 +14,16 @@ from airflow_pgchange.errors import ExtraMissing, VersionsDiffer
 from airflow_pgchange.spark import arrow
 from airflow_pgchange.spark.installed import (
     ARROW_DRIVER,
+    TESTED_PAIRS,
     check_arrow_driver,
     check_pair,
     check_versions,
+    sends_rows,
 )
 from airflow_pgchange.spark.job import batch_job
 from airflow_pgchange.spark.misfits import Rows
 from tests.extras import EXTRAS
+from tests.readme import table
 
 
 @pytest.mark.parametrize(
@@ -135,6 +138,24 @@ def test_a_connect_client_and_server_that_were_not_tested_together_give_a_warnin
 ):
     check_pair(client, remote)
     assert ("this pair was not tested" in caplog.text) is warned
+
+
+@pytest.mark.parametrize(
+    ("client", "remote", "sends"),
+    [
+        ("4.0.5", "4.0.4", True),
+        ("4.0.5", "4.2.1", True),
+        ("4.2.0", "4.1.4", False),
+        ("4.1.4", "4.0.5", False),
+    ],
+)
+def test_a_client_sends_no_rows_to_an_older_server(client, remote, sends):
+    assert sends_rows(client, remote) is sends
+
+
+def test_the_guide_lists_the_pairs_that_were_tested():
+    rows = table("docs/spark.md", "### Versions of client and server")
+    assert {(client, server) for client, servers in rows for server in servers.split(", ")} == TESTED_PAIRS
 
 
 @pytest.fixture

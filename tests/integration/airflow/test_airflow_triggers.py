@@ -54,6 +54,14 @@ async def test_a_trigger_fires_for_a_change_that_comes_later(
     assert (await event)["ready"] == 1
 
 
+async def test_a_trigger_fires_through_a_pooler(
+    pgbouncer: str, write: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_POOLED", uri(pgbouncer))
+    write(3)
+    assert (await first(FeedTrigger(FEED, "pooled")))["ready"] == 3
+
+
 async def test_a_trigger_waits_for_min_changes(conn_id: str, write: Callable[[int], None]) -> None:
     write(9)
     event = asyncio.create_task(first(FeedTrigger(FEED, conn_id, min_changes=10)))
