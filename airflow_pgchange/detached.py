@@ -41,26 +41,28 @@ log = logging.getLogger(__name__)
 class Handle:
     """An attempt on a batch. Its text is short, has no secrets, and is all that another process needs to read the batch.
 
-    ``count`` is the number of changes, ``lease`` the length of the lease.
+    ``version`` distinguishes the batch from earlier batches of the consumer: a dead letter that is sent again keeps its
+    id, and begins with a first attempt. ``count`` is the number of changes, ``lease`` the length of the lease.
     """
 
     feed: Feed
     batch_id: str
+    version: int
     attempt: int
     count: int
     lease: Seconds = field(compare=False)
 
     @classmethod
     def of(cls, feed: Feed, batch: Batch, lease: Seconds) -> Self:
-        return cls(feed, batch.id, batch.attempt, batch.count, lease)
+        return cls(feed, batch.id, batch.version, batch.attempt, batch.count, lease)
 
     @classmethod
     def from_text(cls, text: str) -> Self:
         """Return the handle that ``str`` wrote. Raises InvalidArgument for any other text."""
         try:
             given = json.loads(urlsafe_b64decode(text + "=" * (-len(text) % 4)))
-            feed = cast(Feed, from_json(given["feed"]))
-            return cls(feed, given["batch"], given["attempt"], given["count"], given["lease"])
+            parts = [given[part] for part in ("batch", "version", "attempt", "count", "lease")]
+            return cls(cast(Feed, from_json(given["feed"])), *parts)
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidArgument(
                 f"{text!r} is not the handle of a batch: give the text that the claim returned"
@@ -70,6 +72,7 @@ class Handle:
         told = {
             "feed": to_json(self.feed),
             "batch": self.batch_id,
+            "version": self.version,
             "attempt": self.attempt,
             "count": self.count,
             "lease": seconds("lease", self.lease),
@@ -79,7 +82,7 @@ class Handle:
 
     @property
     def token(self) -> Mapping[str, Any]:
-        return {"id": self.batch_id, "attempt": self.attempt}
+        return {"id": self.batch_id, "version": self.version, "attempt": self.attempt}
 
 
 def claim(

@@ -97,6 +97,11 @@ class Batch:
         return tuple(self.bounds.get("key", BIGINT))
 
     @property
+    def token(self) -> dict[str, Any]:
+        """The part of the batch that names this attempt, for ``ConsumerTransaction.resume``."""
+        return {"id": self.id, "version": self.version, "attempt": self.attempt}
+
+    @property
     def parts_of(self) -> tuple[str, ...]:
         """The ids of the batches of which this batch is a part, the whole batch first; empty for a whole batch.
 

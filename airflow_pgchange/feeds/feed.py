@@ -34,7 +34,7 @@ Position = Mapping[str, Any]
 Goal = Mapping[str, Any]
 """A point of a feed that a consumer is to reach."""
 Token = Mapping[str, Any]
-"""The ``id`` of a batch and the number of an ``attempt`` on it. It fences off earlier attempts."""
+"""The ``id`` and the ``version`` of a batch, and the number of an ``attempt`` on it. It fences off earlier attempts."""
 BEGINNING = "beginning"
 """The start of a consumer before all that the source has."""
 NOWHERE: Position = {}
@@ -63,7 +63,8 @@ class Watched(Protocol):
         history."""
 
     def locked(self) -> sql.Composed:
-        """progress: whether a transaction holds the consumer's lock. Does not take the lock."""
+        """progress: whether a transaction holds the consumer's lock, or the consumer's batch is leased. Does not take the
+        lock. A lease is not known here if the changes are in another database."""
 
 
 @runtime_checkable

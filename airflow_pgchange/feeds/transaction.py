@@ -197,7 +197,7 @@ class ConsumerTransaction:
         return self.batch
 
     def resume(self, token: Token) -> Batch:
-        """Return the batch that was claimed with a lease, given its id and attempt, so that this transaction can ack it.
+        """Return the batch that was claimed with a lease, given its token, so that this transaction can ack it.
 
         Raises ConsumerBusy if another transaction holds the lock, StaleClaim if a later attempt has begun or the batch
         has ended.
@@ -221,11 +221,12 @@ class ConsumerTransaction:
         """
         self.keep_lease()
         batch = self._claimed()
-        token = {"id": batch.id, "attempt": batch.attempt}
         with translated():
-            if error is not None and (of_batch is not None or self._outcome_at_source(token) != "failed"):
+            if error is not None and (
+                of_batch is not None or self._outcome_at_source(batch.token) != "failed"
+            ):
                 ask(self._claims, self.feed.note_failure(batch, error, of_batch))
-            ask(self._claims, self.feed.end_lease(token))
+            ask(self._claims, self.feed.end_lease(batch.token))
 
     def _outcome_at_source(self, token: Token) -> str | None:
         outcome: str | None = ask(self._claims, self.feed.outcome(token))

@@ -1,5 +1,6 @@
 -- Leases: a batch is processed while nobody holds the lock of its consumer. Until the lease ends, the batch is not claimed again. The
--- attempt is the fencing token: after the next claim, an ack with an earlier attempt is refused.
+-- attempt is the fencing token: after the next claim, an ack with an earlier attempt is refused. A dead letter that is sent again keeps the
+-- id of its batch, and begins with a first attempt. So the version of the batch is part of the token, too.
 
 -- The lease of a claim, as {leased_by, leased_until}; {} if it has none, or if the lease has ended.
 create function pgchange.lease_of(mark pgchange.claim) returns jsonb
@@ -52,28 +53,45 @@ begin
 end
 $$;
 
--- Give the last attempt on the batch of a claim a lease, or end its lease if ends_at is null; false if the attempt is not the last.
--- A null owner keeps the owner of the lease.
-create function pgchange.set_lease(kind text, consumer text, batch jsonb, owner text, ends_at timestamptz) returns boolean
+-- Whether a claim has a batch that was not acked, as far as is known here. at: the version of the consumer's progress, if that is in this
+-- database.
+create function pgchange.is_in_work(mark pgchange.claim, at bigint) returns boolean
+language sql immutable as $$
+    select mark.batch is not null and (mark.elsewhere or mark.from_version = at)
+$$;
+
+-- Whether the batch of a consumer at a version is leased.
+create function pgchange.is_leased(kind text, consumer text, at bigint) returns boolean
+language sql stable as $$
+    select exists (
+        select from pgchange.claim as c
+        where c.kind = is_leased.kind and c.consumer = is_leased.consumer and c.leased_until > pg_catalog.clock_timestamp()
+          and pgchange.is_in_work(c, at))
+$$;
+
+-- Give the last attempt on the batch of a consumer at a version a lease, or end its lease if ends_at is null; false if the attempt is not
+-- the last, or if the batch has ended. A null owner keeps the owner of the lease.
+create function pgchange.set_lease(kind text, consumer text, at bigint, batch jsonb, owner text, ends_at timestamptz) returns boolean
 language plpgsql as $$
 begin
     update pgchange.claim as c set
         leased_by = case when ends_at is not null then coalesce(left(owner, 1000), c.leased_by, '') end, leased_until = ends_at
     where c.kind = set_lease.kind and c.consumer = set_lease.consumer
-      and c.batch_id = (set_lease.batch ->> 'id')::uuid and c.attempt = (set_lease.batch ->> 'attempt')::integer;
+      and c.batch_id = (set_lease.batch ->> 'id')::uuid and c.attempt = (set_lease.batch ->> 'attempt')::integer
+      and c.version = (set_lease.batch ->> 'version')::bigint and pgchange.is_in_work(c, at);
     return found;
 end
 $$;
 
--- End the leases of a consumer, or those that an owner has; how many there were.
-create function pgchange.end_leases(kind text, consumer text, owner text) returns bigint
+-- End the leases of a consumer at a version, or those that an owner has; how many there were.
+create function pgchange.end_leases(kind text, consumer text, at bigint, owner text) returns bigint
 language plpgsql as $$
 declare
     ended bigint;
 begin
     update pgchange.claim as c set leased_by = null, leased_until = null
     where c.kind = end_leases.kind and c.consumer = end_leases.consumer and c.leased_until > clock_timestamp()
-      and coalesce(c.leased_by = left(end_leases.owner, 1000), true);
+      and coalesce(c.leased_by = left(end_leases.owner, 1000), true) and pgchange.is_in_work(c, at);
     get diagnostics ended = row_count;
     return ended;
 end

@@ -10,7 +10,7 @@ comment on type pgchange.consumer_status is
     'How a consumer stands. kind, consumer: what it is and how people call it; feed: what else its feed is made of. version counts '
     'its batches and moves. ready: what a claim would return now, exact or at least so many, the oldest that many seconds old; '
     'waiting: what is there and cannot be claimed yet; faults: what its capture could not place. at_work: whether somebody holds '
-    'its lock. batch_id, attempt, error, claimed_at: the batch that was claimed and not acked. held_back_by: whom or what it waits '
+    'its lock, or has a lease of its batch. batch_id, attempt, error, claimed_at: the batch that was claimed and not acked. held_back_by: whom or what it waits '
     'for. elsewhere: ''changes'' or ''progress'' where these are in another database, as far as is known here. part_of: the batch that was '
     'split, if batch_id is a part of it.';
 

@@ -62,9 +62,9 @@ $$, 'Take a consumer''s lock until the transaction ends, or say that another has
 
     perform pgchange.add_offer('feed', 'locked', '%3$s', 'boolean', 'stable', false, 'consumer', $$
 begin
-    return pgchange.locked(%1$I.lock_key(%9$s));
+    return pgchange.locked(%1$I.lock_key(%9$s)) or %1$I.is_leased(%9$s);
 end
-$$, 'Whether a consumer is at work.');
+$$, 'Whether a consumer is at work: somebody holds its lock, or has a lease of its batch.');
 
     perform pgchange.add_offer('feed', 'lease', '%1$s, batch jsonb, owner text, duration interval', 'jsonb', 'volatile', null, 'consumer', $$
 begin
@@ -117,14 +117,26 @@ $$, 'Note at the source what the attempt on a batch failed on, for its dead lett
     perform pgchange.add_offer(
         'position', 'set_lease', '%1$s, batch jsonb, owner text, ends_at timestamptz', 'boolean', 'volatile', false, null, $$
 begin
-    return pgchange.set_lease(%3$L, %1$I.name_of(%2$s), batch, owner, ends_at);
+    return pgchange.set_lease(%3$L, %1$I.name_of(%2$s), %1$I.version_here(%2$s), batch, owner, ends_at);
 end
-$$, 'Give the last attempt on a batch a lease, or end it; false if the attempt is not the last.');
+$$, 'Give the last attempt on a batch a lease, or end it; false if the attempt is not the last, or if the batch has ended.');
+
+    perform pgchange.add_offer('position', 'version_here', '%1$s', 'bigint', 'stable', false, null, $$
+begin
+    return coalesce((%1$I.position(%2$s) ->> 'version')::bigint, 0);
+end
+$$, 'The version of a consumer''s progress; 0 if it is not in this database.');
+
+    perform pgchange.add_offer('position', 'is_leased', '%1$s', 'boolean', 'stable', true, 'consumer', $$
+begin
+    return pgchange.is_leased(%3$L, %1$I.name_of(%2$s), %1$I.version_here(%2$s));
+end
+$$, 'In the database of the changes: whether a consumer''s batch is leased.');
 
     perform pgchange.add_offer(
         'position', 'end_leases', '%1$s, owner text default null', 'bigint', 'volatile', true, 'consumer', $$
 begin
-    return pgchange.end_leases(%3$L, %1$I.name_of(%2$s), owner);
+    return pgchange.end_leases(%3$L, %1$I.name_of(%2$s), %1$I.version_here(%2$s), owner);
 end
 $$, 'In the database of the changes: end the leases of a consumer, or those that an owner has, so that its batches can be claimed again; '
     'how many there were.');
@@ -133,14 +145,15 @@ $$, 'In the database of the changes: end the leases of a consumer, or those that
 declare
     mark constant pgchange.claim := %1$I.pending(%2$s, "position");
 begin
-    if mark.batch_id is distinct from (batch ->> 'id')::uuid then
+    if (mark.batch_id, mark.version) is distinct from ((batch ->> 'id')::uuid, (batch ->> 'version')::bigint) then
         perform pgchange.refuse_stale(%1$I.name_of(%2$s), batch);
     end if;
     perform pgchange.check_attempt(mark.consumer, batch, mark.attempt);
-    return %1$I.again(%2$s, mark.batch || pg_catalog.jsonb_build_object('attempt', mark.attempt));
+    return %1$I.again(%2$s, mark.batch || pg_catalog.jsonb_build_object(
+        'attempt', mark.attempt, 'lsn', pg_catalog.pg_current_wal_insert_lsn()));
 end
-$$, 'Return the batch with this id and this attempt, as the claim returned it, to a transaction that holds the lock. Refuse an attempt that '
-    'is not the last, and a batch that was acked, skipped or split.');
+$$, 'Return the batch with this id, version and attempt, as the claim returned it, to a transaction that holds the lock. Refuse an attempt '
+    'that is not the last, and a batch that was acked, skipped or split.');
 
     perform pgchange.add_offer('position', 'is_known', '%1$s', 'boolean', 'stable', true, 'admin', $$
 begin

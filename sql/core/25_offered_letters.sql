@@ -101,6 +101,7 @@ begin
     if not %1$I.take_lock(%2$s) then
         perform %1$I.take_idle(%2$s);
     end if;
+    perform pgchange.check_lease(%1$I.pending(%2$s, %1$I.position(%2$s)));
     claims := pgchange.forget_claim(%3$L, %1$I.name_of(%2$s));
     perform pgchange.forget_letters(%3$L, %1$I.address(%2$s));
     if not %1$I.forget(%2$s) and claims is null then

@@ -36,6 +36,8 @@ begin
         'Give the last attempt on a batch a lease, or end its lease if ends_at is null; false if the given attempt is not the last. A null '
         'owner keeps the owner.');
     perform pgchange.add_hook(
+        'work set', 'is_leased', '%3$s', 'boolean', 'Return whether a batch of the consumer is leased.');
+    perform pgchange.add_hook(
         'work set', 'forget_leases', '%1$s, owner text', 'bigint',
         'End the leases of the consumer, or those that an owner has; how many there were.');
     perform pgchange.add_hook(
@@ -100,7 +102,7 @@ begin
         perform pgchange.refuse_stale(%1$I.name_of(%9$s), batch);
     end if;
     perform pgchange.check_attempt(mark.consumer, batch, mark.attempt);
-    return mark.batch || pg_catalog.jsonb_build_object('attempt', mark.attempt);
+    return mark.batch || pg_catalog.jsonb_build_object('attempt', mark.attempt, 'lsn', pg_catalog.pg_current_wal_insert_lsn());
 end
 $$, 'Return the batch with this id and this attempt, as the claim returned it, to a transaction that holds the lock. Refuse an attempt that '
     'is not the last, and a batch that was acked, skipped or split.');

@@ -23,6 +23,16 @@ begin
     ) as keys;
     -- Where another worker adopted the batch of that slot meanwhile, its ack waits for this.
     perform from mbus.apart as a where a.consumer = any (consumers) and a.id = any (ids) order by a.consumer, a.id for update;
+    -- Nobody holds the slot of a leased batch, but a transaction that acks it. The lease may last for hours, so refuse instead of waiting.
+    perform pgchange.check_lease(mbus.name_of(c.qname, c.name), b.batch ->> 'id', b.leased_by, b.leased_until)
+    from mbus.apart as a
+    join mbus.batch as b on b.number = a.batch
+    join mbus.consumer as c on c.id = a.consumer
+    where a.consumer = any (consumers) and a.id = any (ids) and b.leased_until is not null
+      and not exists (
+          select from pg_locks as l
+          where l.locktype = 'advisory' and l.objsubid = 1 and l.pid = pg_backend_pid() and l.mode = 'ExclusiveLock'
+            and (l.classid::bigint << 32 | l.objid::bigint) = mbus.lock_key(c.qname, c.name, b.slot));
 end
 $$;
 

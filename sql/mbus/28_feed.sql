@@ -66,6 +66,12 @@ begin
 end
 $$;
 
+-- Whether a batch is leased.
+create function mbus.is_leased(mark mbus.batch) returns boolean
+language sql volatile as $$
+    select coalesce(mark.leased_until > pg_catalog.clock_timestamp(), false)
+$$;
+
 -- The batches of a consumer that were claimed and are not at work, that of a slot first.
 create function mbus.pending(qname text, c mbus.consumer, slot integer) returns setof mbus.batch
 language plpgsql stable as $$
@@ -74,7 +80,7 @@ begin
         select b.* from mbus.batch as b
         where b.consumer = c.id
           and (b.slot = pending.slot or b.slot not in (select h.slot from mbus.held_slots(pending.qname, c.name) as h))
-          and coalesce(b.leased_until < clock_timestamp(), true)
+          and not mbus.is_leased(b)
         order by b.slot is distinct from pending.slot, b.number;
 end
 $$;

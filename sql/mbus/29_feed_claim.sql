@@ -80,7 +80,7 @@ begin
         where b.consumer = c.id
           and (b.slot = my_slot or b.slot not in (select h.slot from mbus.held_slots(claimed.qname, claimed.cname) as h))
           -- Others process the leased batches, and this worker goes on with the next messages.
-          and coalesce(b.leased_until < clock_timestamp(), true)
+          and not mbus.is_leased(b)
         order by b.slot <> my_slot, b.number
         limit 1
         for update skip locked;

@@ -41,7 +41,7 @@ declare
 begin
     if known.id is not null then
         return query
-        select c.name, b.attempt, coalesce(h.mine, false), h.slot is not null
+        select c.name, b.attempt, coalesce(h.mine, false), h.slot is not null or mbus.is_leased(b)
         from mbus.entries(known, message.iid) as e
         join mbus.apart as a on a.consumer = any (e.wanted) and a.id = e.id
         join mbus.batch as b on b.number = a.batch
@@ -213,7 +213,7 @@ as $$
 begin
     perform set_config('lock_timeout', pgchange.patience('100 ms'), true);
     perform mbus.take_for(mbus.queue_of(msgiid), msgiid, null);
-exception when lock_not_available or deadlock_detected then
+exception when lock_not_available or deadlock_detected or sqlstate 'PC015' then
     -- Who has it in hand finds that its turn is over; to wait for them could be to wait for each other.
     null;
 end

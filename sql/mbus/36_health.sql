@@ -39,7 +39,9 @@ begin
         cross join lateral pgchange.standing(
             'queue', mbus.name_of(x.qname, x.cname), jsonb_build_object('queue', x.qname, 'consumer', x.cname),
             x.at || jsonb_build_object('updated_at', x.batch -> 'claimed_at'), x.lag,
-            x.batch || jsonb_build_object('batch_id', x.batch -> 'id'), mbus.locked(x.qname, x.cname), x.trouble, null) as s;
+            x.batch || jsonb_build_object('batch_id', x.batch -> 'id'), mbus.locked(x.qname, x.cname)
+                or exists (select from mbus.batch as b where b.consumer = (x.at -> 'consumer')::integer and mbus.is_leased(b)),
+            x.trouble, null) as s;
 end
 $$;
 comment on function mbus_sealed.status(pgchange.caller, integer) is
@@ -85,7 +87,7 @@ begin
         cross join lateral (
             select coalesce(sum(b.count), 0)::bigint as messages, min((b.batch ->> 'oldest')::timestamptz) as oldest
             from mbus.batch as b
-            where b.consumer = c.id and b.slot in (select h.slot from mbus.held_slots(x.qname, x.cname) as h)
+            where b.consumer = c.id and (b.slot in (select h.slot from mbus.held_slots(x.qname, x.cname) as h) or mbus.is_leased(b))
         ) as w
         cross join lateral (select mbus.dead_in(x.qname, upto) as messages offset 0) as d
         order by x.qname, x.cname;
@@ -108,7 +110,8 @@ language sql stable security definer as $$
            format('batch %s has failed %s', b.batch ->> 'id', pgchange.many(b.attempt, 'time')),
            'to give it up: airflow pgchange skip ' || pgchange.shell_quoted(mbus.name_of(c.qname, c.name))
     from mbus.batch as b join mbus.consumer as c on c.id = b.consumer
-    where b.attempt >= many_attempts and b.slot not in (select h.slot from mbus.held_slots(c.qname, c.name) as h)
+    where b.attempt >= many_attempts and not mbus.is_leased(b)
+      and b.slot not in (select h.slot from mbus.held_slots(c.qname, c.name) as h)
     union all
     select 'queue', 'error', null, format('saga %s %s is stuck: %s', s.name, s.id, s.stuck), null
     from mbus.sagas as s where s.state in ('forward', 'rolling back') and s.stuck is not null

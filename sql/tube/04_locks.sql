@@ -47,6 +47,15 @@ language sql as $$
     select tube.hold(tube.lock_key(tube), format('workers of tube %I', tube))
 $$;
 
+-- Refuse to go on while batches of a tube are leased.
+create function tube.check_leases(tube text) returns void
+language plpgsql stable as $$
+begin
+    perform pgchange.check_lease(tube.name_of(w.tube, w.worker), w.batch ->> 'id', w.leased_by, w.leased_until)
+    from tube.worker as w where w.tube = check_leases.tube;
+end
+$$;
+
 -- Keep others from changing the capture of a table until this transaction ends, and wait for those who are changing it.
 create function tube.hold_capture(tbl oid) returns void
 language sql as $$

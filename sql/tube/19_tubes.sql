@@ -81,6 +81,7 @@ begin
     if partitions <> known.partitions then
         perform pgchange.check_owner(known.pods, format('change tube %I', tube));
         perform tube.hold_still(tube);
+        perform tube.check_leases(tube);
         perform tube.index_pods(known.pods, partitions);
         update tube.tube as t set partitions = make.partitions where t.name = make.tube;
         update tube.worker as w set
@@ -120,6 +121,7 @@ begin
         perform tube.hold_capture(attached);
     end loop;
     perform tube.hold_still(in_tube);
+    perform tube.check_leases(in_tube);
     -- Who is attaching a table ends first, so that it is detached too; who comes later finds no tube.
     perform from tube.tube as t where t.name = in_tube for update;
     perform tube.detach(in_tube, tbl => null, beside => pods);

@@ -312,6 +312,14 @@ begin
 end
 $$;
 
+-- Whether the batch of a worker is leased.
+create function tube.is_leased(tube text, worker integer) returns boolean
+language plpgsql stable as $$
+begin
+    return coalesce((tube.worker_now(tube, worker)).leased_until > clock_timestamp(), false);
+end
+$$;
+
 -- The batch of a worker, as a claim, if it has this id; null otherwise.
 create function tube.resumed(tube text, worker integer, "position" jsonb, batch jsonb) returns pgchange.claim
 language plpgsql stable as $$

@@ -11,12 +11,14 @@ import psycopg
 import pytest
 
 from airflow_pgchange import detached
-from airflow_pgchange.admin import by_hand
+from airflow_pgchange.admin import by_hand, consumers, dead_letters
+from airflow_pgchange.admin.health import findings
 from airflow_pgchange.detached import Handle
 from airflow_pgchange.errors import BatchNotFinished, InvalidArgument, Leased, StaleClaim
-from airflow_pgchange.feeds import Batch, ConsumerTransaction, Feed
+from airflow_pgchange.feeds import Batch, ConsumerTransaction, Feed, QueueFeed, TubeFeed
 from airflow_pgchange.feeds.draining import Plan, drain
 from airflow_pgchange.feeds.queries import ask
+from tests import queues, tubes
 from tests.integration.core.test_every_feed import FEEDS, MORE, each, each_claim, each_movable
 from tests.ledger import Connect
 from tests.readme import Guide, track_payments
@@ -169,6 +171,32 @@ def test_a_claim_that_is_repeated_by_its_owner_gets_the_batch_with_the_next_atte
 
 
 @each_claim
+def test_the_lease_ends_with_the_batch(feed: Feed, connection: Connection, db: str) -> None:
+    handle = claimed(feed, db)
+    detached.ack(handle, db)
+    with pytest.raises(StaleClaim):
+        detached.renew(handle, db, lease=600)
+    assert by_hand.end_leases(connection, feed) == 0
+
+
+@each_claim
+def test_a_leased_consumer_is_at_work(feed: Feed, connection: Connection, db: str) -> None:
+    """It has not failed, however many attempts there were."""
+    for _earlier in range(2):
+        ended(feed, db)
+    handle = claimed(feed, db)
+
+    def at_work() -> list[bool]:
+        return [row["at_work"] for row in consumers.status(connection) if row["consumer"] == feed.name]
+
+    assert at_work() == [True]
+    assert [found.told for found in findings(connection) if found.consumer == feed.name] == []
+    detached.ack(handle, db)
+    until(connection, NOBODY_ELSE)
+    assert at_work() == [False]
+
+
+@each_claim
 def test_a_renewed_lease_lasts_from_now(feed: Feed, connection: Connection, db: str) -> None:
     handle = ended(feed, db)
     detached.renew(handle, db, lease=600)
@@ -229,7 +257,8 @@ def test_a_block_whose_attempt_is_over_fails_at_its_end(feed: Feed, connection: 
 def test_the_changes_of_a_handle_are_read_anywhere(feed: Feed, connection: Connection, db: str) -> None:
     handle = Handle.from_text(str(claimed(feed, db)))
     with ConsumerTransaction(handle.feed, db) as transaction:
-        transaction.resume(handle.token)
+        # A standby from which the changes are read may be late.
+        assert transaction.resume(handle.token).lsn is not None
         assert len([*transaction.changes()]) == handle.count
         transaction.ack()
 
@@ -263,11 +292,61 @@ def test_a_leased_batch_is_not_given_up_until_its_lease_is_ended_by_hand(
     assert by_hand.skip_batch(connection, connection, feed, "no") == handle.batch_id
 
 
+@each_claim
+def test_the_handle_of_a_dead_letter_is_not_that_of_the_letter_sent_again(
+    feed: Feed, connection: Connection, db: str
+) -> None:
+    """The batch of a commit queue keeps its id, and begins with a first attempt."""
+    late = ended(feed, db)
+    by_hand.skip_batch(connection, connection, feed, "no")
+    dead_letters.redrive(connection, consumer=feed.name)
+    again = claimed(feed, db)
+    with pytest.raises(StaleClaim):
+        detached.renew(late, db, lease=600)
+    with pytest.raises(StaleClaim):
+        detached.ack(late, db, write=note)
+    detached.ack(again, db, write=note)
+    assert results(connection) == 1
+
+
 @each_movable
-def test_a_consumer_with_a_leased_batch_is_not_moved(feed: Feed, connection: Connection, db: str) -> None:
+def test_a_consumer_with_a_leased_batch_is_neither_moved_nor_dropped(
+    feed: Feed, connection: Connection, db: str
+) -> None:
     claimed(feed, db)
     with pytest.raises(Leased):
         by_hand.move_consumer(connection, connection, feed, "now")  # type: ignore[arg-type]
+    with pytest.raises(Leased):
+        by_hand.drop_consumer(connection, connection, feed)  # type: ignore[arg-type]
+
+
+def test_a_tube_keeps_its_workers_while_a_batch_is_leased(db: str, connect: Connect) -> None:
+    connection = connect()
+    tubes.make(connection, "q")
+    connection.execute("create table public.item (id bigint primary key)")
+    tubes.attach(connection)
+    connection.execute("insert into public.item values (1)")
+    handle = claimed(TubeFeed("q"), db)
+    for change in ("tube_ensure_exists('q', 2)", "tube_ensure_absent('q')"):
+        with pytest.raises(psycopg.Error, match="is leased until"):
+            connection.execute(f"select tube.{change}")
+    detached.ack(handle, db)
+    connection.execute("select tube.tube_ensure_exists('q', 2)")
+
+
+@pytest.mark.hstore
+def test_the_messages_of_a_leased_batch_are_in_work_and_only_the_batch_takes_them(
+    db: str, connect: Connect
+) -> None:
+    connection = connect()
+    queues.make(connection)
+    queues.post(connection, 1)
+    handle = claimed(QueueFeed("q"), db)
+    assert connection.execute("select ready, in_work from mbus.queues()").fetchall() == [(0, 1)]
+    take = "select (mbus.take('q.1')).iid"
+    with pytest.raises(psycopg.Error, match="is leased until"):
+        connection.execute(take)
+    detached.ack(handle, db, write=lambda own: own.execute(take))
 
 
 @each_claim
