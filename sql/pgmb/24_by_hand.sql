@@ -109,6 +109,11 @@ begin
     if not peek and not pg_try_advisory_lock(pgmb.lock_key(gid)) then
         return;
     end if;
+    -- Under the lock, because a lease is made under it.
+    if not peek and pgmb.is_leased(gid) then
+        perform pg_advisory_unlock(pgmb.lock_key(gid));
+        return;
+    end if;
     begin
         -- Under the lock: whoever held it before may have moved the group's cursor.
         after := coalesce(cursor, (select g.last_read_event_id from pgmb.subscription_groups as g where g.id = gid), '');
@@ -133,8 +138,8 @@ $$;
 comment on function pgmb.read_next_events(varchar, pgmb.event_id, integer, boolean) is
     'The next events of a group in the order of dispatch, after its own cursor or a given one, with next_cursor, the same in '
     'every row, to go on from or to give to pgmb.set_group_cursor. Each call takes the group''s lock for the session once more, '
-    'also if it finds no events, so a session releases the lock as often as it read. If another session holds the lock, the '
-    'call takes nothing and returns nothing. A peek and a call that fails take no lock. Do not call it behind a pooler in '
+    'also if it finds no events, so a session releases the lock as often as it read. If another session holds the lock, or the group''s '
+    'batch is leased, the call takes nothing and returns nothing. A peek and a call that fails take no lock. Do not call it behind a pooler in '
     'transaction mode.';
 
 create function pgmb.release_group_lock(gid varchar) returns boolean
@@ -201,6 +206,7 @@ begin
         raise lock_not_available using message = format('group %I is being read by another session', gid),
             hint = 'stop it, or wait until it lets go of the group';
     end if;
+    perform pgchange.check_lease(pgmb.pending(gid, pgmb.position(gid)));
     perform pgmb.check_kept(gid, new_cursor);
     update pgmb.subscription_groups as g set last_read_event_id = pgmb.cursor_by_now(new_cursor), updated_at = now()
     where g.id = gid;

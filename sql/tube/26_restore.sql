@@ -58,7 +58,8 @@ begin
          where txid >= pg_snapshot_xmax(pg_current_snapshot()) and txid is distinct from pg_current_xact_id_if_assigned()',
         known.pods);
     update tube.worker as w set
-        snapshot = default, done = 0, backfill_snapshot = default, backfill_done = 0, batch = null, attempt = 0
+        snapshot = default, done = 0, backfill_snapshot = default, backfill_done = 0, batch = null, attempt = 0,
+        leased_by = null, leased_until = null
     where w.tube = rebase_after_restore.tube;
 end
 $$;

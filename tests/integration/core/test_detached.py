@@ -15,10 +15,9 @@ from airflow_pgchange.admin import by_hand, consumers, dead_letters
 from airflow_pgchange.admin.health import findings
 from airflow_pgchange.detached import Handle
 from airflow_pgchange.errors import BatchNotFinished, InvalidArgument, Leased, StaleClaim
-from airflow_pgchange.feeds import Batch, ConsumerTransaction, Feed, QueueFeed, TubeFeed
+from airflow_pgchange.feeds import Batch, ConsumerTransaction, Feed
 from airflow_pgchange.feeds.draining import Plan, drain
 from airflow_pgchange.feeds.queries import ask
-from tests import queues, tubes
 from tests.integration.core.test_every_feed import FEEDS, MORE, each, each_claim, each_movable
 from tests.ledger import Connect
 from tests.readme import Guide, track_payments
@@ -322,11 +321,9 @@ def test_a_consumer_with_a_leased_batch_is_neither_moved_nor_dropped(
 
 def test_a_tube_keeps_its_workers_while_a_batch_is_leased(db: str, connect: Connect) -> None:
     connection = connect()
-    tubes.make(connection, "q")
-    connection.execute("create table public.item (id bigint primary key)")
-    tubes.attach(connection)
-    connection.execute("insert into public.item values (1)")
-    handle = claimed(TubeFeed("q"), db)
+    feed, fill = FEEDS["tube"]
+    fill(connection)
+    handle = claimed(feed, db)
     for change in ("tube_ensure_exists('q', 2)", "tube_ensure_absent('q')"):
         with pytest.raises(psycopg.Error, match="is leased until"):
             connection.execute(f"select tube.{change}")
@@ -334,14 +331,39 @@ def test_a_tube_keeps_its_workers_while_a_batch_is_leased(db: str, connect: Conn
     connection.execute("select tube.tube_ensure_exists('q', 2)")
 
 
+def test_a_group_with_a_leased_batch_is_neither_read_nor_moved_by_hand(db: str, connect: Connect) -> None:
+    """As if another session held its lock."""
+    connection = connect()
+    feed, fill = FEEDS["event"]
+    fill(connection)
+    handle = claimed(feed, db)
+    read = "select count(*), pgmb.held_here('g') from pgmb.read_next_events('g')"
+    assert connection.execute(read).fetchone() == (0, False)
+    with pytest.raises(psycopg.Error, match="is leased until"):
+        connection.execute("select pgmb.set_group_cursor('g', null)")
+    detached.ack(handle, db)
+    assert connection.execute(read).fetchone() == (0, True)
+
+
+def test_a_tube_of_another_cluster_has_no_leases(db: str, connect: Connect) -> None:
+    """A restored tube forgets the batches of its workers."""
+    connection = connect()
+    feed, fill = FEEDS["tube"]
+    fill(connection)
+    claimed(feed, db)
+    connection.execute("select tube.rebase_after_restore('q')")
+    assert connection.execute("select tube.locked('q', 0)").fetchone() == (False,)
+    claimed(feed, db)
+
+
 @pytest.mark.hstore
 def test_the_messages_of_a_leased_batch_are_in_work_and_only_the_batch_takes_them(
     db: str, connect: Connect
 ) -> None:
     connection = connect()
-    queues.make(connection)
-    queues.post(connection, 1)
-    handle = claimed(QueueFeed("q"), db)
+    feed, fill = FEEDS["queue"]
+    fill(connection)
+    handle = claimed(feed, db)
     assert connection.execute("select ready, in_work from mbus.queues()").fetchall() == [(0, 1)]
     take = "select (mbus.take('q.1')).iid"
     with pytest.raises(psycopg.Error, match="is leased until"):
