@@ -12,7 +12,7 @@ import logging
 import threading
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, cast
 
@@ -125,23 +125,26 @@ def renew(handle: Handle, source: str, *, lease: Seconds | None = None) -> None:
 
 @contextmanager
 def renewed(handle: Handle, source: str) -> Iterator[None]:
-    """Renew the lease now, and again and again from another thread while the block runs.
+    """Renew the lease before the block, while it runs, from another thread, and after it, so that the ack has time.
 
-    Raises StaleClaim at the beginning or at the end of the block if another attempt has begun, or the batch has ended.
-    If the database cannot be reached, the lease is renewed later, as long as no other attempt has begun.
+    Raises StaleClaim before or after the block if another attempt has begun, or the batch has ended. If the database
+    cannot be reached, the lease is renewed later: the attempt goes on as long as no other has begun.
     """
     renew(handle, source)
-    done, stale = threading.Event(), threading.Event()
+    done = threading.Event()
+
+    def try_to_renew() -> None:
+        try:
+            renew(handle, source)
+        except StaleClaim:
+            raise
+        except (PgChangeError, psycopg.Error) as error:
+            log.warning("%s: the lease was not renewed now: %s", handle.feed.name, error)
 
     def keep() -> None:
-        while not done.wait(seconds("lease", handle.lease) / RENEWALS):
-            try:
-                renew(handle, source)
-            except StaleClaim:
-                stale.set()
-                return
-            except (PgChangeError, psycopg.Error) as error:
-                log.warning("%s: the lease was not renewed now: %s", handle.feed.name, error)
+        with suppress(StaleClaim):
+            while not done.wait(seconds("lease", handle.lease) / RENEWALS):
+                try_to_renew()
 
     thread = threading.Thread(target=keep, name="pgchange-lease", daemon=True)
     thread.start()
@@ -150,11 +153,7 @@ def renewed(handle: Handle, source: str) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
-    if stale.is_set():
-        raise StaleClaim(
-            f"attempt {handle.attempt} on batch {handle.batch_id} of {handle.feed.name} is over: its lease has ended, "
-            "and another attempt has begun; its results are dropped"
-        )
+    try_to_renew()
 
 
 def ack(
@@ -170,8 +169,8 @@ def ack(
 
     With ``staged``, first merge what an application has staged in ``batch_job(handle)``. The guarantee is that of
     ``ConsumerTransaction``. Returns False, and writes nothing, if this attempt was acked before, as after an ack whose
-    answer was lost. Raises StaleClaim if another attempt has begun, or the batch has ended, and MergeRefused if no
-    application has finished.
+    answer was lost. Raises StaleClaim if another attempt has begun, or the batch has ended, and
+    BatchNotFinished if no application has finished.
     """
 
     def write_all(batch: Batch, connection: psycopg.Connection[Any]) -> None:

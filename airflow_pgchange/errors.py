@@ -103,8 +103,9 @@ class BatchNotFinished(PgChangeError):
     """The transaction ended without ``ack``, or claimed a second batch. Each batch needs a transaction and an ack of its
     own.
 
-    It is also raised if a batch or a control pod is not in work any more, because somebody else has finished it. And it
-    is raised if a restored consumer is behind the progress that its source has recorded. The message says which.
+    It is also raised by the ack of a detached batch if no application has staged its results, and if a batch or a control
+    pod is not in work any more, because somebody else has finished it. And it is raised if a restored consumer is behind
+    the progress that its source has recorded. The message says which.
     """
 
 

@@ -15,7 +15,7 @@ import psycopg
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from airflow_pgchange.errors import MergeRefused
+from airflow_pgchange.errors import BatchNotFinished
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.queries import rows
 from airflow_pgchange.results.merge import merge
@@ -64,11 +64,11 @@ def merge_kept(
     """Merge what the last application that finished this attempt on the batch has staged, and return its manifest.
 
     Several applications may work on one attempt, as after a retry of the task that started the first. Each stages by
-    itself, and one of them counts. Raises MergeRefused if none has finished.
+    itself, and one of them counts. Raises BatchNotFinished if none has finished.
     """
     kept = _last(connection, batch)
     if kept is None:
-        raise MergeRefused(
+        raise BatchNotFinished(
             f"{batch.feed}: no application has staged results for attempt {batch.attempt} on batch {batch.id}, or a "
             "crash of the server has emptied them, so nothing was merged: run the application again, with `with "
             "batch_job(handle)`; if it does not stage its results, ack the batch with staged=False"

@@ -1,0 +1,94 @@
+"""What an application staged for a detached batch is merged by an ack elsewhere, if it is of the same attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+import pytest
+
+from airflow_pgchange.errors import BatchNotFinished
+from airflow_pgchange.feeds import Batch
+from airflow_pgchange.results.manifests import keep, merge_kept
+from tests.conftest import Role
+from tests.ledger import Connect
+from tests.staging import BATCH, rows_of, stage
+
+Connection = psycopg.Connection[Any]
+
+
+@pytest.fixture
+def connection(connect: Connect) -> Connection:
+    made = connect()
+    made.execute("create table public.total (id bigint primary key, n bigint)")
+    return made
+
+
+def staged_by_an_application(connection: Connection, *rows: Sequence[int], batch: Batch = BATCH) -> None:
+    kinds = {"id": "bigint", "n": "bigint"}
+    keep(connection, batch, [stage(connection, "public.total", ["id"], "add", kinds, rows, batch=batch)])
+
+
+def total(connection: Connection) -> list[Any]:
+    return rows_of(connection, "select id, n from public.total order by id")
+
+
+def left(connection: Connection) -> int:
+    return len(rows_of(connection, "select from pgchange.staged_tables()"))
+
+
+def test_what_an_application_staged_is_merged_and_nothing_of_it_is_left(connection: Connection) -> None:
+    staged_by_an_application(connection, (1, 10), (2, 20))
+    assert [one.target for one in merge_kept(connection, BATCH)] == ["public.total"]
+    assert (total(connection), left(connection)) == ([(1, 10), (2, 20)], 0)
+
+
+def test_an_application_may_stage_nothing(connection: Connection) -> None:
+    keep(connection, BATCH, [])
+    assert merge_kept(connection, BATCH) == ()
+
+
+def test_of_two_applications_on_one_attempt_the_last_that_finished_counts(connection: Connection) -> None:
+    """The first was taken for lost, and its task was tried again. What it staged is dropped with other leftovers."""
+    staged_by_an_application(connection, (1, 10))
+    staged_by_an_application(connection, (1, 11))
+    merge_kept(connection, BATCH)
+    assert total(connection) == [(1, 11)]
+    assert len(rows_of(connection, "select pgchange.drop_leftovers('0')")) == 2
+    assert left(connection) == 0
+
+
+@pytest.mark.parametrize("other", [{"attempt": 1}, {"id": "batch-2"}, {"attempt": 20}])
+def test_what_another_attempt_staged_is_not_merged(connection: Connection, other: dict[str, Any]) -> None:
+    staged_by_an_application(connection, (1, 10), batch=replace(BATCH, **other))
+    with pytest.raises(
+        BatchNotFinished, match="no application has staged results for attempt 2 on batch batch-1"
+    ):
+        merge_kept(connection, BATCH)
+
+
+def test_what_a_crash_has_emptied_is_not_taken_for_no_results(connection: Connection) -> None:
+    """A crash of the server empties unlogged tables."""
+    staged_by_an_application(connection, (1, 10))
+    for (table,) in rows_of(connection, "select name from pgchange.staged_tables()"):
+        connection.execute(f"truncate pgchange_staging.{table}")
+    with pytest.raises(BatchNotFinished, match="a crash of the server"):
+        merge_kept(connection, BATCH)
+
+
+def test_a_manifest_that_another_role_wrote_is_not_followed(
+    connection: Connection, role: Callable[[str], Role]
+) -> None:
+    """It would choose what is merged into which table, with the rights of the role that acks."""
+    stranger = role("stranger").name
+    connection.execute(f"grant usage, create on schema pgchange_staging to {stranger}")
+    connection.execute(f"set role {stranger}")
+    try:
+        staged = stage(connection, "public.total", ["id"], "add", {"id": "bigint", "n": "bigint"}, [(1, 10)])
+        keep(connection, BATCH, [staged])
+    finally:
+        connection.execute("reset role")
+    with pytest.raises(BatchNotFinished, match="no application has staged"):
+        merge_kept(connection, BATCH)
