@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from airflow_pgchange.errors import BatchNotFinished, ConsumerBusy, InvalidArgument
+from airflow_pgchange.errors import BatchNotFinished, ConsumerBusy, InvalidArgument, Leased
 from airflow_pgchange.feeds import starting
 from airflow_pgchange.feeds.checks import Seconds, span
 from airflow_pgchange.feeds.consumer_state import in_work, position
@@ -85,9 +86,22 @@ def register_consumer(
 
 def drop_consumer(results: Connection, source: Connection, feed: Movable) -> None:
     """Forget the consumer, its progress, its claim and its dead letters: under the same name it would begin anew."""
+    if source is not results:
+        _check_unleased(results, source, feed)
     ask(results, feed.forget())
     if source is not results and ask(source, feed.known()):
         ask(source, feed.forget())
+
+
+def _check_unleased(results: Connection, source: Connection, feed: Movable) -> None:
+    """Raise Leased if the consumer's batch is leased, which only the source knows."""
+    at = ask(results, feed.position())
+    batch = None if at is None else ask(source, feed.in_work(at))
+    if batch is not None and "leased_until" in batch:
+        raise Leased(
+            f"batch {batch['id']} of {feed.name} is leased until {batch['leased_until']} by {batch['leased_by']}: wait "
+            f"until it is acked or the lease ends; or end the lease: airflow pgchange release {shlex.quote(feed.name)}"
+        )
 
 
 def trim_commit_queue(source: Connection, retention: Seconds) -> list[str]:

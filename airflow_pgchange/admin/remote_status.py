@@ -36,5 +36,6 @@ def elsewhere(results: Connection, source: Connection, feed: Feed) -> dict[str, 
     except (HistoryTrimmed, SourceLostTail, SourceRestored, UnknownBranch, UnknownConsumer) as error:
         return {**dict.fromkeys(LAG), "held_back_by": str(error)}
     batch = in_work(results, source, feed) or {}
+    leased = {"at_work": True} if "leased_until" in batch else {}
     work = {name: batch.get(of) for name, of in IN_WORK.items()} | {"part_of": whole_of(batch)}
-    return {name: getattr(found, of) for name, of in LAG.items()} | work
+    return {name: getattr(found, of) for name, of in LAG.items()} | work | leased

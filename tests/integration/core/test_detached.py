@@ -15,7 +15,7 @@ from airflow_pgchange.admin import by_hand, consumers, dead_letters
 from airflow_pgchange.admin.health import findings
 from airflow_pgchange.detached import Handle
 from airflow_pgchange.errors import BatchNotFinished, InvalidArgument, Leased, StaleClaim
-from airflow_pgchange.feeds import Batch, ConsumerTransaction, Feed
+from airflow_pgchange.feeds import Batch, CommitFeed, ConsumerTransaction, Feed
 from airflow_pgchange.feeds.draining import Plan, drain
 from airflow_pgchange.feeds.queries import ask
 from tests.integration.core.test_every_feed import FEEDS, MORE, each, each_claim, each_movable
@@ -329,6 +329,30 @@ def test_a_consumer_with_a_leased_batch_is_neither_moved_nor_dropped(
         by_hand.move_consumer(connection, connection, feed, "now")  # type: ignore[arg-type]
     with pytest.raises(Leased):
         by_hand.drop_consumer(connection, connection, feed)  # type: ignore[arg-type]
+
+
+def test_a_lease_counts_if_the_progress_is_in_another_database(
+    db: str, other_db: str, connect: Connect, connect_to: Callable[[str], Connection]
+) -> None:
+    """The database of the changes has the lease, the other the lock."""
+    source, there = connect(), connect_to(other_db)
+    feed, fill = FEEDS["commit"]
+    assert isinstance(feed, CommitFeed)
+    fill(source)
+    there.execute("create table public.result (n integer)")
+    late = detached.claim(feed, other_db, db, lease=0.001, owner="late")
+    time.sleep(0.01)
+    handle = detached.claim(feed, other_db, db, lease=600, owner="the job")
+    assert late is not None
+    assert handle is not None
+    with pytest.raises(StaleClaim):
+        detached.ack(late, other_db, db, write=note)
+    assert [row["at_work"] for row in consumers.status(there, source)] == [True]
+    with pytest.raises(Leased, match="by the job"):
+        by_hand.drop_consumer(there, source, feed)
+    assert detached.ack(handle, other_db, db, write=note)
+    assert not detached.ack(handle, other_db, db, write=note)
+    assert (results(there), detached.claim(feed, other_db, db, lease=600, owner="next")) == (1, None)
 
 
 def test_a_tube_keeps_its_workers_while_a_batch_is_leased(db: str, connect: Connect) -> None:
