@@ -1,9 +1,11 @@
 # Everything that a newcomer or CI needs; each target sets up what it lacks.
 
 PYTHON := .venv/bin/python
+# uv by itself trusts only the certificates that it brings.
+CERTIFICATES := SSL_CERT_FILE=$${SSL_CERT_FILE:-$(wildcard /etc/ssl/certs/ca-certificates.crt)}
 SETUP := scripts/bootstrap pyproject.toml constraints.txt
 
-.PHONY: demo check test install-test release-test matrix lint bench mutants clean
+.PHONY: demo check test install-test release-test dist matrix lint bench mutants clean
 
 demo: .venv/demo-ready
 	@$(PYTHON) -m demo
@@ -19,6 +21,12 @@ install-test: .venv/test-ready
 
 release-test: .venv/test-ready
 	@$(PYTHON) -m tests.suite.release
+
+dist: .venv/test-ready
+	rm -rf dist
+	$(PYTHON) -m build --no-isolation --outdir dist .
+	$(CERTIFICATES) .venv/bin/uv tool run twine check --strict dist/*
+	PGCHANGE_DIST=dist $(PYTHON) -m pytest -q --release tests/system/test_install.py -k quick_start
 
 matrix: .venv/test-ready
 	@$(PYTHON) -m tests.matrix $(CELL)

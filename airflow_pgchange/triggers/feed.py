@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -16,7 +17,7 @@ from airflow_pgchange.errors import (
     ServerUnavailable,
 )
 from airflow_pgchange.feeds.checks import MOMENT, Seconds, patience, seconds
-from airflow_pgchange.feeds.feed import CONDITIONS, Feed, Goal, identity, progress_at
+from airflow_pgchange.feeds.feed import CONDITIONS, Feed, Goal, Watched, identity, progress_at
 from airflow_pgchange.feeds.queue import QueueFeed
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.triggers.poller import switchboard
@@ -88,7 +89,7 @@ class FeedTrigger(BaseEventTrigger):
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return f"{__name__}.FeedTrigger", {
-            "feed": {"kind": self.feed.kind, **identity(self.feed)},
+            "feed": _identified(self.feed),
             "postgres_conn_id": self.postgres_conn_id,
             "source_conn_id": self.source_conn_id,
             "min_changes": self.min_changes,
@@ -133,7 +134,7 @@ class PointTrigger(BaseTrigger):
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return f"{__name__}.PointTrigger", {
-            "feed": {"kind": self.feed.kind, **identity(self.feed)},
+            "feed": _identified(self.feed),
             "postgres_conn_id": self.postgres_conn_id,
             "source_conn_id": self.source_conn_id,
             "goal": self.goal,
@@ -172,6 +173,12 @@ class ReplyTrigger(BaseTrigger):
         watch, database = ReplyWatch(QueueFeed(self.queue_name), self.iid), self.postgres_conn_id
         subscribed = switchboard().subscribe(watch, database, database, self.poll_interval)
         return _events(self, self.queue_name, subscribed, once=True)
+
+
+def _identified(feed: Watched) -> str:
+    """Return the feed as text. Airflow 3.2 stores a dict among the arguments of a watcher in a form that it cannot read
+    back, and then its triggerer ends."""
+    return json.dumps({"kind": feed.kind, **identity(feed)}, sort_keys=True)
 
 
 async def _events(

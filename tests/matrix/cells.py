@@ -149,7 +149,7 @@ def unit_tests(cell: Cell) -> None:
 
 def wake_up(cell: Cell) -> None:
     """Have a real scheduler and triggerer start a DAG for rows, which it processes once each."""
-    _pytest(cell, "tests/system/test_airflow.py::test_a_whole_airflow[always]")
+    _pytest(cell, f"tests/system/test_airflow.py::test_a_whole_airflow[{cell.postgres}-always]")
 
 
 def spark_batch(cell: Cell) -> None:

@@ -1,9 +1,11 @@
-"""The built wheel as a user installs it: without constraints, so with what the registries have on this day."""
+"""The wheel and the source distribution as a user installs them: without constraints, so with what the registries have on
+this day."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -13,6 +15,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from demo.spark import clean_environment
+from tests.airflow_home import uri
 from tests.extras import EXTRAS
 from tests.spark_session import track
 from tests.suite import java
@@ -54,6 +57,33 @@ with ConsumerTransaction(feed, database) as consumer:
     consumer.ack(lambda connection: merge(connection, batch, read_manifest(manifest)))
     print(batch.count)
 """
+ON_A_SERVER = """
+import sys
+from airflow_pgchange.feeds import CommitFeed
+from airflow_pgchange.operators.spark import SparkBatchOperator
+
+branch, application = sys.argv[1:]
+feed = CommitFeed("installed", int(branch))
+task = SparkBatchOperator(task_id="copy", feed=feed, postgres_conn_id="airline", application=application)
+print(task.execute({})["changes"])
+"""
+QUICK_START = """
+import sys
+import psycopg
+from airflow_pgchange import CommitFeed
+from airflow_pgchange.feeds import ConsumerTransaction
+
+with psycopg.connect(sys.argv[1], autocommit=True) as connection:
+    connection.execute("create table payment (id bigint generated always as identity primary key)")
+    branch = connection.execute("select revision.track('public.payment')").fetchone()[0]
+    connection.execute("insert into payment select from generate_series(1, 3)")
+with ConsumerTransaction(CommitFeed("balance", branch), sys.argv[1]) as consumer:
+    batch = consumer.claim(10)
+    consumer.ack()
+print(batch.count)
+"""
+DISTRIBUTIONS = "PGCHANGE_DIST"
+"""The variable that names a folder with both distributions, as `make dist` has built them."""
 IMPORTED = """
 import importlib, json, pkgutil
 import airflow_pgchange
@@ -77,11 +107,19 @@ print(json.dumps({
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
+def distributions(tmp_path_factory):
+    """The folder of both distributions."""
+    if DISTRIBUTIONS in os.environ:
+        return Path(os.environ[DISTRIBUTIONS]).resolve()
     folder = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", folder, ROOT]
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT]
     subprocess.run(command, check=True, capture_output=True)
-    (built,) = folder.glob("*.whl")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(distributions):
+    (built,) = distributions.glob("*.whl")
     return built
 
 
@@ -128,10 +166,10 @@ def megabytes(found):
     return sum(size for _, size in found.values()) / 1e6
 
 
-def run(python, code, *arguments, cwd):
+def run(python, code, *arguments, cwd, settings=None):
     ran = subprocess.run(
         [python, "-c", code, *arguments],
-        env=environment(python),
+        env=environment(python) | (settings or {}),
         cwd=cwd,
         capture_output=True,
         text=True,
@@ -178,3 +216,51 @@ def test_without_extras_everything_of_airflow_is_there_and_little_else(install, 
         (extra,) = (extra for extra, modules in EXTRAS.items() if name in modules)
         assert f"pip install 'airflow-provider-pgchange[{extra}]'" in said
     assert "airflow_pgchange.operators.spark" in refused
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("pattern", ["*.whl", "*.tar.gz"])
+def test_the_quick_start_runs_from_each_distribution(install, distributions, bare_db, tmp_path, pattern):
+    """Minutes where the packages are not in uv's cache."""
+    (built,) = distributions.glob(pattern)
+    python = install(f"airflow-provider-pgchange @ {built.as_uri()}")
+    program = [python.parent / "airflow-pgchange", "install", "--dsn", bare_db]
+    home = environment(python) | {"AIRFLOW_HOME": str(tmp_path)}
+    installing = subprocess.run(program, env=home, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert installing.returncode == 0, installing.stderr[-3000:]
+    assert run(python, QUICK_START, bare_db, cwd=tmp_path).split()[-1] == "3"
+
+
+@pytest.mark.timeout(900)
+def test_a_client_of_a_connect_server_needs_no_java(install, wheel, connect_server, db, connect, tmp_path):
+    """Minutes where the packages are not in uv's cache."""
+    python = install(f"airflow-provider-pgchange[spark-connect] @ {wheel.as_uri()}")
+    found = installed(python, tmp_path)
+    assert "pyspark" not in found
+    print(f"{megabytes(found):.0f} MB with the client of Spark Connect")
+    connection = connect()
+    connection.execute(
+        "create table plane (id bigint primary key, tail text); create table total (k bigint primary key, n bigint); "
+        "create table copy (like plane including all)"
+    )
+    feed = track(connection, "plane")
+    connection.execute("insert into plane select n, 'N' || n from generate_series(1, 20) n")
+    (tmp_path / "application.py").write_text(APPLICATION)
+    settings = {
+        "AIRFLOW_HOME": str(tmp_path),
+        "AIRFLOW_CONN_AIRLINE": uri(db),
+        "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(connect_server.connection),
+        "JAVA_HOME": "",
+        "PATH": str(python.parent),
+    }
+    assert shutil.which("java", path=settings["PATH"]) is None
+    told = run(
+        python,
+        ON_A_SERVER,
+        str(feed.branch),
+        str(tmp_path / "application.py"),
+        cwd=tmp_path,
+        settings=settings,
+    )
+    assert told.split()[-1] == "20"
+    assert connection.execute("select count(*) from copy").fetchone() == (20,)

@@ -24,6 +24,7 @@ from airflow_pgchange.decorators.tube import CollectDecoratedOperator
 from airflow_pgchange.feeds.batch import Lag
 from airflow_pgchange.provider_info import get_provider_info
 from airflow_pgchange.utils import metrics
+from airflow_pgchange.utils.arguments import feed_of
 from tests.airflow_home import uri
 from tests.ledger import Connect, run
 from tests.readme import Guide, in_code, table, track_payments
@@ -110,7 +111,7 @@ def test_the_guide_names_every_decorator_with_what_it_gives(guide: Guide) -> Non
 def test_an_asset_of_ones_own_has_a_watcher_of_a_feed(guide: Guide) -> None:
     guide.run("Watchers")
     ((_, watched),) = [watcher.trigger.serialize() for watcher in guide.names["paid"].watchers]
-    assert (watched["feed"]["consumer"], watched["min_changes"]) == ("balance", 10)
+    assert (feed_of(watched["feed"]).consumer, watched["min_changes"]) == ("balance", 10)
 
 
 def test_the_dag_of_the_guide_to_detached_batches_has_its_tasks_in_order() -> None:
