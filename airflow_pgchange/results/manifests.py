@@ -94,8 +94,8 @@ def _tables(connection: psycopg.Connection[Any], batch: Batch) -> list[str]:
     return [
         name
         for name, told in named
-        if (told.get("batch_id"), told.get("attempt"), told.get("target"))
-        == (batch.id, batch.attempt, TARGET)
+        if [told.get(part) for part in ("batch_id", "version", "attempt", "target")]
+        == [batch.id, batch.version, batch.attempt, TARGET]
     ]
 
 

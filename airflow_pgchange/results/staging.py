@@ -119,6 +119,7 @@ def create(
         row = connection.execute("select pg_catalog.clock_timestamp()::text").fetchone()
         told = {
             "batch_id": batch.id,
+            "version": batch.version,
             "attempt": batch.attempt,
             "target": target,
             "made_at": row[0] if row else None,

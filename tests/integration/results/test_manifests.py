@@ -60,8 +60,9 @@ def test_of_two_applications_on_one_attempt_the_last_that_finished_counts(connec
     assert left(connection) == 0
 
 
-@pytest.mark.parametrize("other", [{"attempt": 1}, {"id": "batch-2"}, {"attempt": 20}])
+@pytest.mark.parametrize("other", [{"attempt": 1}, {"id": "batch-2"}, {"attempt": 20}, {"version": 7}])
 def test_what_another_attempt_staged_is_not_merged(connection: Connection, other: dict[str, Any]) -> None:
+    """The version is that of a batch that became a dead letter, and was sent again under the same id."""
     staged_by_an_application(connection, (1, 10), batch=replace(BATCH, **other))
     with pytest.raises(
         BatchNotFinished, match="no application has staged results for attempt 2 on batch batch-1"
