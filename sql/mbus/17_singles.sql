@@ -49,7 +49,7 @@ declare
     late xid8[];
 begin
     -- What is late, or was left in a part that others were at, and can be had now, is had first.
-    if reached <= start.done or cardinality(busy) > 64 then
+    if reached < start.done or cardinality(busy) > 64 then
         return;
     end if;
     select coalesce(array_agg(least(coalesce(p.done, 0), f.above)), '{}'), mbus.open_in(next.now, bound)
@@ -62,10 +62,14 @@ begin
             select unnest(late)
             union select x from unnest(busy) as b(part) cross join mbus.stands_at(c, b.part) as p cross join unnest(p.late_xids) as x);
     end if;
-    insert into mbus.level (consumer, done, late_xids, busy, froms) values (c, reached, late, busy, froms);
+    -- A level of the same height takes the place of the last if it has less to ask for: transactions or claims have ended since.
+    if reached = start.done and cardinality(late) + cardinality(busy) >= cardinality(start.late_xids) + cardinality(start.busy) then
+        return;
+    end if;
     delete from mbus.level as l
     where l.ctid = any (array(
-        select x.ctid from mbus.level as x where x.consumer = c and x.done < reached for update skip locked));
+        select x.ctid from mbus.level as x where x.consumer = c and x.done <= reached for update skip locked));
+    insert into mbus.level (consumer, done, late_xids, busy, froms) values (c, reached, late, busy, froms);
 end
 $$;
 
@@ -90,6 +94,7 @@ declare
     -- Of the first few, one is free mostly.
     few integer := 4;
     has_whole boolean;
+    is_vain boolean;
     number bigint;
 begin
     if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
@@ -148,8 +153,11 @@ begin
         number := mbus.claim_from(
             mbus.queue_named(%1$L), %2$s, array(select p from unnest(%4$L::integer[]) as p where mbus.take_part(%2$s, p, false)), '{}', false);
     end if;
-    -- What was passed over once need not be again. If nobody holds a message, more looks in vain may follow, so a few messages count, too.
-    if coalesce(number, horizon) > start.done + (case when number is null and busy = '{}' then 0 else 8 end) and random() < 0.25 then
+    -- More looks in vain may follow. So they are to be told of less: of no message, and of no transaction that has ended.
+    is_vain := number is null and busy = '{}'
+        and (horizon > start.done or start.busy <> '{}' or not start.late_xids <@ mbus.open_in(found.now, 0));
+    -- What was passed over once need not be again.
+    if (is_vain or coalesce(number, horizon) > start.done + 8) and random() < 0.25 then
         bound := coalesce(bound, mbus.bound_now());
         perform mbus.raise_level(%2$s, start, horizon, bound, mbus.find$%2$s(start, horizon, busy, 1), busy);
     end if;

@@ -27,6 +27,12 @@ def singly(connection, name="default"):
     return found
 
 
+def look_in_vain(connection):
+    """As often as it takes until what there is to know of the log is noted: each look does so in one of four cases."""
+    for _ in range(40):
+        assert consume(connection) is None
+
+
 @pytest.mark.parametrize(
     "call", ["select mbus.peek_q()", "select * from mbus.consume('q')"], ids=["peek", "consume"]
 )
@@ -41,9 +47,7 @@ def test_a_look_at_an_empty_queue_costs_the_same_whatever_the_number_of_its_part
         assert len(singly(connection)) == 300
         fill(connection, range(5))
         assert len(singly(connection)) == 5
-        # The first few looks in vain note that there is nothing up to the end of the log.
-        for _ in range(20):
-            assert consume(connection) is None
+        look_in_vain(connection)
         before = one(connection, READ)
         connection.execute(call)
         costs.append(one(connection, READ) - before)
@@ -147,6 +151,21 @@ def test_transactions_that_have_ended_are_looked_for_no_more_beside_a_busy_part(
     assert one(connection, "select max(cardinality(late_xids)) from mbus.level") <= 3
     slow.commit()
     assert found + len(singly(connection)) == 8 + 30 * 41
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_transaction_that_has_ended_is_looked_for_no_more_though_nothing_else_comes(connect, end):
+    connection, late = connect(), connect(autocommit=False)
+    make(connection, parts=4)
+    post(late, "late")
+    fill(connection, range(40))
+    assert len(singly(connection)) == 40
+    look_in_vain(connection)
+    assert one(connection, "select late_xids <> '{}' from mbus.level")
+    getattr(late, end)()
+    assert len(singly(connection)) == (1 if end == "commit" else 0)
+    look_in_vain(connection)
+    assert one(connection, "select late_xids = '{}' from mbus.level")
 
 
 def test_messages_that_were_rolled_back_come_again_in_order(connect):
