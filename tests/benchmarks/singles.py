@@ -47,13 +47,19 @@ def costs(connection: psycopg.Connection, report: Report) -> None:
             report.say(
                 f"post, {parts} parts", calls(connection, f"select mbus.post_{queue}('a=>1')"), "us", most=45
             )
-            one = calls(connection, f"select * from mbus.consume('{queue}')")
-            report.say(f"consume, {parts} parts", one, "us", most=250)
-            connection.execute(f"select count(*) from mbus.consumen_{queue}_by_default(100000)")
-            empty = calls(connection, f"select * from mbus.consume('{queue}')")
-            report.say(f"consume of an empty queue, {parts} parts", empty, "us", most=100)
-            peek = calls(connection, f"select mbus.peek_{queue}()")
-            report.say(f"peek at an empty queue, {parts} parts", peek, "us", most=100)
+            fill = f"select mbus.postn_{queue}(array_fill('a=>1'::hstore, array[{ROUNDS * CALLS}]))"
+            drain = f"select count(*) from mbus.consumen_{queue}_by_default(100000)"
+            connection.execute(drain)
+            for name, query, goal in (
+                ("consume", f"select * from mbus.consume('{queue}')", 250),
+                ("consume by name", f"select * from mbus.consume_{queue}_by_default()", 180),
+            ):
+                connection.execute(fill)
+                report.say(f"{name}, {parts} parts", calls(connection, query), "us", most=goal)
+            looks(connection, report, queue, f"after single messages, {parts} parts")
+            connection.execute(fill)
+            connection.execute(drain)
+            looks(connection, report, queue, f"after a batch, {parts} parts")
         many = "select mbus.postn_s16(array_fill('a=>1'::hstore, array[1000]))"
         before = backend_cpu(connection)
         for _ in range(ROUNDS):
@@ -61,6 +67,13 @@ def costs(connection: psycopg.Connection, report: Report) -> None:
         each = (backend_cpu(connection) - before) / ROUNDS / 1000 * 1e6
         report.say("a message of an array of 1,000", each, "us", most=20)
         connection.execute("select mbus.clear_queue_s16()")
+
+
+def looks(connection: psycopg.Connection, report: Report, queue: str, when: str) -> None:
+    consume = calls(connection, f"select * from mbus.consume('{queue}')")
+    report.say(f"consume of an empty queue {when}", consume, "us", most=100)
+    peek = calls(connection, f"select mbus.peek_{queue}()")
+    report.say(f"peek at an empty queue {when}", peek, "us", most=100)
 
 
 def workers(connection: psycopg.Connection, conninfo: str, report: Report) -> None:
