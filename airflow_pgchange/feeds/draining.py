@@ -157,13 +157,15 @@ class Drained:
 class _Step:
     """The outcome of one transaction: the batch that was ``tried``, and the dead ``letter`` if it was given up.
 
-    ``failed``: the batch was rolled back, and the run goes on with it, or with its parts.
+    ``failed``: the batch was rolled back, and the run goes on with it, or with its parts. ``leased``: the error of a
+    claim that found a leased batch. It is not raised in the transaction, whose sessions would not be kept after an error.
     """
 
     tried: Batch | None = None
     letter: int | None = None
     busy: bool = False
     failed: bool = False
+    leased: Leased | None = None
 
 
 def drain(
@@ -245,13 +247,13 @@ def _unleased(plan: Plan, stopped: Callable[[], bool], step: Callable[[], _Step]
     busy_timeout = patience("busy_timeout", plan.busy_timeout)
     ends = math.inf if busy_timeout is None else time.monotonic() + busy_timeout
     while True:
-        try:
-            return step()
-        except Leased:
-            if plan.on_busy == "skip":
-                return _Step(busy=True)
-            if plan.on_busy == "fail" or time.monotonic() >= ends:
-                raise
+        found = step()
+        if found.leased is None:
+            return found
+        if plan.on_busy == "skip":
+            return _Step(busy=True)
+        if plan.on_busy == "fail" or time.monotonic() >= ends:
+            raise found.leased
         time.sleep(LOOK_EVERY)
         if stopped():
             raise Stopped(f"{plan.feed.name}: stopped while the batch was leased")
@@ -276,6 +278,8 @@ def _step(
                 batch = transaction.claim(
                     plan.limit, plan.max_attempts, split=plan.splits, lease=plan.lease, owner=plan.owner
                 )
+            except Leased as error:
+                return _Step(leased=error)
             except BatchGivenUp as error:
                 if plan.on_give_up != "dead_letter" and not isinstance(error, PoisonousChange):
                     raise
@@ -292,9 +296,7 @@ def _step(
         if letter is None:
             raise
         return _Step(tried=batch, letter=letter)
-    if batch is None:
-        return _Step()
-    return _Step(tried=replace(batch, seconds=transaction.progress.seconds))
+    return _Step() if batch is None else _Step(tried=replace(batch, seconds=transaction.progress.seconds))
 
 
 def _opened(plan: Plan, stopped: Callable[[], bool], sessions: Sessions) -> ConsumerTransaction:

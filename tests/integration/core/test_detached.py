@@ -15,7 +15,7 @@ from airflow_pgchange.admin import by_hand, consumers, dead_letters
 from airflow_pgchange.admin.health import findings
 from airflow_pgchange.detached import Handle
 from airflow_pgchange.errors import BatchNotFinished, InvalidArgument, Leased, StaleClaim
-from airflow_pgchange.feeds import Batch, CommitFeed, ConsumerTransaction, Feed
+from airflow_pgchange.feeds import Batch, CommitFeed, ConsumerTransaction, Feed, connections
 from airflow_pgchange.feeds.draining import Plan, drain
 from airflow_pgchange.feeds.queries import ask
 from tests.integration.core.test_every_feed import FEEDS, MORE, each, each_claim, each_movable
@@ -275,12 +275,20 @@ def test_the_changes_of_a_handle_are_read_anywhere(feed: Feed, connection: Conne
 
 
 @each_claim
-def test_a_drain_waits_until_a_lease_ends(feed: Feed, connection: Connection, db: str) -> None:
+def test_a_drain_waits_until_a_lease_ends(
+    feed: Feed, connection: Connection, db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same sessions, as the wait may last for hours."""
     claimed(feed, db, 0.3)
     if feed.kind == "queue":
         time.sleep(0.3)
+    opened: list[str] = []
+    connect = connections.connect
+    monkeypatch.setattr(
+        connections, "connect", lambda *args, **how: opened.append(db) or connect(*args, **how)
+    )
     done = drain(Plan(feed, db), lambda transaction, batch: transaction.ack())
-    assert done.batches == 1
+    assert (done.batches, len(opened)) == (1, 2)
 
 
 @each_movable
