@@ -3,7 +3,9 @@
 -- Write the trigger that gives all messages of a key ids of one part, which numbers them by the remainder of the id. Without a key to
 -- order by, take it off.
 create function mbus.make_key_trigger(known mbus.queue) returns void
-language plpgsql as $$
+language plpgsql
+set client_min_messages = warning
+as $$
 begin
     execute format('drop trigger if exists keyed on mbus.%I', 'log$' || known.qname);
     if known.ordered_by is null then

@@ -2,7 +2,9 @@
 
 -- Write the trigger of a queue's log that copies to other queues.
 create function mbus.make_copy_function(known mbus.queue) returns void
-language plpgsql as $$
+language plpgsql
+set client_min_messages = warning
+as $$
 declare
     copies text := '';
     each_trigger mbus.trigger;

@@ -292,6 +292,15 @@ def test_only_an_empty_queue_is_ordered(db, connect):
         assert second == ["a2"]
 
 
+def test_a_queue_that_had_no_trigger_is_ordered_and_copied_without_a_notice(connect):
+    connection = connect()
+    notices: list[str | None] = []
+    connection.add_notice_handler(lambda notice: notices.append(notice.message_primary))
+    connection.execute("select mbus.create_queue('q', 2), mbus.create_queue('r', 2)")
+    connection.execute("select mbus.order_by('q', 'kind'), mbus.create_trigger('q', 'r')")
+    assert notices == []
+
+
 def test_a_queue_that_is_made_anew_keeps_its_order(db, keyed):
     queues.make(keyed)
     fill(keyed, "a1", "a2")
