@@ -34,17 +34,25 @@ def run(
 ) -> Ended:
     """Run a command to its end, and count what it and all its descendants used.
 
-    On Linux those that lose their parent, as a server does that was put in the background, come to this process.
+    On Linux those that lose their parent, as a server does that was put in the background, come to this process. A
+    terminated run terminates its command, ends what the command leaves, and raises SystemExit.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     before, began = _children(), time.monotonic()
     process = subprocess.Popen(command, env=environment, cwd=cwd)
-    # A terminated run terminates its command, and ends below what the command leaves.
-    former = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    terminated = []
+
+    def terminate(number: int, _: object) -> None:
+        terminated.append(number)
+        process.terminate()
+
+    former = signal.signal(signal.SIGTERM, terminate)
     code = _wait_for(process.pid)
     left = _end_what_is_left()
     signal.signal(signal.SIGTERM, former)
+    if terminated:
+        sys.exit(128 + terminated[0])
     return Ended(code, time.monotonic() - began, _children() - before, left)
 
 
