@@ -14,7 +14,7 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange.admin.watching import hindrance
-from airflow_pgchange.cli.common import Rows, command, conninfo_by_name, metadata
+from airflow_pgchange.cli.common import Rows, command, conninfo_by_name, metadata, stored_connections
 from airflow_pgchange.errors import InvalidArgument, PgChangeError
 from airflow_pgchange.feeds.connections import both as both_databases
 from airflow_pgchange.feeds.connections import keep_open
@@ -157,7 +157,8 @@ def _spark_trouble(needs: SparkNeeds) -> str:
     try:
         # Imported here, because Spark is an extra.
         import_module("airflow_pgchange.spark.installed").check_versions()
-        check_spark(needs.conn_id, needs.binary, needs.of_a_driver, environment_of(needs.environment))
+        with stored_connections():
+            check_spark(needs.conn_id, needs.binary, needs.of_a_driver, environment_of(needs.environment))
     except PgChangeError as error:
         return str(error)
     return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +32,8 @@ Rows = Sequence[Mapping[str, Any]]
 Database = psycopg.Connection[Any]
 
 DONE = "Done."
+PROCESS_CONTEXT = "_AIRFLOW_PROCESS_CONTEXT"
+"""The variable by which Airflow's own commands say where their hooks look for connections."""
 
 
 def command(
@@ -103,6 +106,21 @@ def metadata(advice: str) -> Iterator[Session]:
     except DBAPIError as error:
         why = without_secrets(str(error.orig).strip(), ())
         raise InvalidArgument(f"Airflow's own database does not tell its DAGs: {why}; {advice}") from error
+
+
+@contextmanager
+def stored_connections() -> Iterator[None]:
+    """Let hooks read connections from Airflow's own database, as ``airflow connections test`` does. Outside of a task and
+    of a server they read only the environment and a configured secrets backend."""
+    former = os.environ.get(PROCESS_CONTEXT)
+    os.environ[PROCESS_CONTEXT] = "server"
+    try:
+        yield
+    finally:
+        if former is None:
+            del os.environ[PROCESS_CONTEXT]
+        else:
+            os.environ[PROCESS_CONTEXT] = former
 
 
 def _conninfo(conn_id: str | None, dsn: str | None, *options: str) -> str:

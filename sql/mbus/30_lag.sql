@@ -128,10 +128,10 @@ begin
     ages[1] := least(ages[1], left_over.oldest);
     return jsonb_build_object(
         'ready', ready, 'ready_exact', not log.more and cardinality(apart.ready) <= upto,
-        'ready_age', greatest(extract(epoch from clock_timestamp() - ages[1]), 0),
+        'ready_age', extract(epoch from clock_timestamp() - ages[1]),
         'waiting', waiting, 'waiting_exact', not log.more and cardinality(apart.waiting) <= upto,
         'delayed', log.delayed + apart.delayed,
-        'waiting_age', greatest(extract(epoch from clock_timestamp() - ages[2]), 0),
+        'waiting_age', extract(epoch from clock_timestamp() - ages[2]),
         'faults', (select count(*) from (
             select from mbus.fault as f where f.qname = c.qname and f.consumer = c.name limit 1000) as x));
 end

@@ -79,6 +79,12 @@ language sql volatile as $$
     select 'pm' || pg_catalog.to_hex(pgmb.now_micros()) || 'g'
 $$;
 
+-- The seconds since the time in an id: 0 for a time to come, null for null.
+create function pgmb.age(id text) returns double precision
+language sql volatile as $$
+    select greatest(pgmb.now_micros() - pgmb.micros(age.id), 0) / 1000000.0 where age.id is not null
+$$;
+
 create function pgmb.event_partition(key text, partitions integer) returns integer
 language sql immutable as $$
     select mod(mod(hashtextextended(key, 0), partitions) + partitions, partitions)::integer

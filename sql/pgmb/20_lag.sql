@@ -46,7 +46,7 @@ begin
          limit greatest(upto - counted, 0) + 1)
     ) as s;
     counted := counted + later;
-    age := greatest(extract(epoch from clock_timestamp() - pgmb.extract_date_from_event_id(oldest)), 0);
+    age := pgmb.age(oldest);
 end
 $$;
 
@@ -127,7 +127,7 @@ begin
     waiting := pgmb.waiting(upto);
     return jsonb_build_object(
         'ready', counted, 'ready_exact', exact,
-        'ready_age', greatest(extract(epoch from clock_timestamp() - pgmb.extract_date_from_event_id(ready.lowest)), 0),
+        'ready_age', pgmb.age(ready.lowest),
         'waiting', waiting.counted, 'waiting_exact', waiting.counted = 0, 'waiting_age', waiting.age,
         'faults', pgmb.faults(gid));
 end

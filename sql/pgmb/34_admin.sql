@@ -33,7 +33,7 @@ begin
             case when run.count > upto then greatest(run.count, pgmb.estimate_unread(known.id, known.cursor, least(upto, 100)))
                  else coalesce(run.count, 0) end,
             coalesce(run.count, 0) <= upto,
-            greatest(extract(epoch from clock_timestamp() - pgmb.extract_date_from_event_id(run.lowest)), 0)::double precision,
+            pgmb.age(run.lowest),
             waits.counted, pgmb.faults(known.id),
             pgmb.lock_key(known.id) = any (held) or coalesce(known.claimed > known.version, false) and pgmb.locked(known.id),
             case when known.claimed > known.version then known.batch_id end,

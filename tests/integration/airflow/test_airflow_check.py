@@ -176,6 +176,25 @@ def test_spark_is_checked_as_its_operator_would_do_it_unless_it_is_not_wanted(
     assert [row["connection"] for row in check_files(file, "--no-spark")[0]] == ["airline"]
 
 
+@pytest.mark.usefixtures("metadata")
+def test_a_spark_connection_of_airflows_own_database_is_found(
+    check_files: Check, tmp_path: Path, conn_id: str
+) -> None:
+    from airflow.models import Connection
+    from airflow.utils.session import create_session
+
+    stored = Connection("stored", "spark", host="spark://127.0.0.1:1")
+    with create_session() as session:
+        session.add(stored)
+    try:
+        rows, _ = check_files(dag_file(tmp_path, task=SPARK_TASK.format("count", "conn_id='stored'")))
+    finally:
+        with create_session() as session:
+            session.delete(stored)
+    (why,) = [row["hindrance"] for row in rows if row["connection"] == "stored"]
+    assert "cannot reach the Spark master at 127.0.0.1:1" in why
+
+
 def test_rights_that_are_missing_are_told_with_the_grant_that_gives_them(
     check: Check, conn_id: str, role: Callable[[str], Role], monkeypatch: pytest.MonkeyPatch
 ) -> None:

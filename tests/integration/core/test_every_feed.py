@@ -277,7 +277,8 @@ def test_results_and_progress_are_kept_together_or_not_at_all(
             consumer.ack(write)
         kept = connection.execute("select count(*) from public.result").fetchone()
         assert kept == (0 if fails else 1,)
-        assert (lag(connection, connection, feed, 10).ready == 0) is not fails
+        left = lag(connection, connection, feed, 10)
+        assert (left.ready == 0, left.ready_age is None) == (not fails, not fails)
 
 
 @each
