@@ -14,7 +14,7 @@ from tests.ledger import Connect, make_ledger
 Connection = psycopg.Connection[Any]
 
 DAG = """
-from airflow.sdk import dag, task
+from airflow.sdk import dag, task, task_group
 
 from airflow_pgchange import CommitFeed, ConsumerTransaction
 from airflow_pgchange.detached import Handle
@@ -54,7 +54,22 @@ def plain():
     batch.group >> behind()
 
 
+@dag(dag_id="mapped", schedule=None)
+def mapped():
+    @task
+    def feeds():
+        return [{"kind": "commit", "consumer": consumer, "branch": 0} for consumer in ("one", "two")]
+
+    @task_group
+    def each(feed):
+        with claimed_batch(feed=feed, postgres_conn_id="airline", staged=False) as batch:
+            work(batch.handle)
+
+    each.expand(feed=feeds())
+
+
 plain()
+mapped()
 """
 
 
@@ -68,12 +83,12 @@ def connection(db: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> Co
 
 
 @pytest.fixture(scope="module")
-def dag(metadata: None, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def dags(metadata: None, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("dags")
     (folder / "detached.py").write_text(DAG)
     bag = stored(folder)
     assert bag.import_errors == {}
-    return bag.dags["detached"]
+    return bag.dags
 
 
 def ended(run: Any) -> dict[str, str]:
@@ -87,9 +102,10 @@ def same(state: str, **others: str) -> dict[str, str]:
 
 
 def test_a_batch_is_processed_by_other_tasks_whatever_becomes_of_them(
-    dag: Any, connection: Connection
+    dags: Any, connection: Connection
 ) -> None:
     """Seconds: Airflow runs whole DAGs."""
+    dag = dags["detached"]
     assert ended(dag.test()) == same("skipped", run="success")
     connection.execute("insert into ledger select from generate_series(1, 3)")
     connection.execute("insert into broken default values")
@@ -108,3 +124,17 @@ def test_a_batch_is_processed_by_other_tasks_whatever_becomes_of_them(
         (1, True),
         (2, False),
     ]
+
+
+def test_a_group_of_tasks_is_mapped_over_consumers(dags: Any, connection: Connection) -> None:
+    """Seconds: Airflow runs a whole DAG."""
+    connection.execute("insert into ledger select from generate_series(1, 3)")
+    run = dags["mapped"].test()
+    found = {(ti.task_id.rpartition(".")[2], ti.map_index, str(ti.state)) for ti in run.get_task_instances()}
+    each = {("claim", "success"), ("work", "success"), ("ack", "success"), ("release", "skipped")}
+    assert found == {
+        ("feeds", -1, "success"),
+        *((name, place, state) for name, state in each for place in (0, 1)),
+    }
+    acked = "select consumer from pgchange.batch where acked_at is not null order by 1"
+    assert connection.execute(acked).fetchall() == [("commits:one/0",), ("commits:two/0",)]
