@@ -43,7 +43,7 @@ mutants: .venv/test-ready
 	@$(PYTHON) -m tests.suite.mutants
 
 clean:
-	rm -rf .venv .cache .mypy_cache .ruff_cache spark-warehouse
+	rm -rf .venv .cache dist .mypy_cache .ruff_cache spark-warehouse
 
 .venv/demo-ready: $(SETUP)
 	@scripts/bootstrap demo
