@@ -207,7 +207,8 @@ def named_in(node: Any, ours: bool = False) -> Iterator[Named]:
         if "postgres_conn_id" in node and (ours or "feed" in node):
             place = _place(node["postgres_conn_id"], node.get("source_conn_id"))
             if place is not None:
-                yield _named(place, _feed(node.get("feed")), _claiming(node), _targets(node))
+                template = _template_of_start(node.get("feed"))
+                yield _named(place, _feed(node.get("feed")), _claiming(node), _targets(node), template)
         if str(node.get("uri")).startswith("pgchange://") and not node.get("watchers"):
             with suppress(PgChangeError):
                 feed, connection = from_uri(node["uri"])
@@ -253,11 +254,15 @@ def _targets(node: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _named(
-    place: Place, feed: Watched | None, task_id: str | None = None, targets: tuple[str, ...] = ()
+    place: Place,
+    feed: Watched | None,
+    task_id: str | None = None,
+    targets: tuple[str, ...] = (),
+    template: str | None = None,
 ) -> Named:
     if feed is None:
         return Named(place, None)
-    start = str(feed.start) if task_id is not None and isinstance(feed, Movable) else None
+    start = (template or str(feed.start)) if task_id is not None and isinstance(feed, Movable) else None
     return Named(place, feed.name, start, task_id, feed, targets)
 
 
@@ -265,8 +270,15 @@ def _feed(feed: Any) -> Watched | None:
     """Read a feed that Airflow has serialized. Return None if it is no feed. A start that is a template is left out."""
     try:
         given = unwrapped(feed)
-        if isinstance(given, Mapping) and "{{" in str(given.get("start")):
+        if _template_of_start(feed) is not None:
             given = {name: value for name, value in given.items() if name != "start"}
         return watched_of(given)
     except (PgChangeError, TypeError):
         return None
+
+
+def _template_of_start(feed: Any) -> str | None:
+    """The start of a feed that Airflow has serialized, if it is a template, which only a run fills in."""
+    given = unwrapped(feed)
+    start = str(given.get("start")) if isinstance(given, Mapping) else ""
+    return start if "{{" in start else None

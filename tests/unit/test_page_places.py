@@ -11,7 +11,7 @@ from airflow.sdk import DAG, Asset
 from airflow_pgchange.admin.dead_letters import Letter
 from airflow_pgchange.assets.pgchange import feed_asset
 from airflow_pgchange.assets.targets import target_tables
-from airflow_pgchange.feeds import AllTubes, CommitFeed
+from airflow_pgchange.feeds import AllTubes, CommitFeed, to_json
 from airflow_pgchange.operators.batch import BatchOperator
 from airflow_pgchange.operators.maintenance import MaintenanceOperator
 from airflow_pgchange.plugins import datamodels, page
@@ -155,6 +155,13 @@ def test_a_template_names_nothing_yet() -> None:
     with DAG("rendered") as dag:
         MaintenanceOperator(task_id="look_after", postgres_conn_id="{{ params.where }}")
     assert named(dag) == set()
+
+
+def test_a_start_that_a_run_chooses_is_told_as_its_template() -> None:
+    with DAG("chosen") as dag:
+        feed = {**to_json(FEED), "start": "{{ params.start }}"}
+        BatchOperator(task_id="count", feed=feed, postgres_conn_id="airline", process=process)
+    assert {one.start for one in named(dag)} == {"{{ params.start }}"}
 
 
 def test_the_same_connection_twice_is_one_database() -> None:
