@@ -32,6 +32,8 @@ OTHERS = [
     "held_back_by",
     "elsewhere",
     "part_of",
+    "leased_by",
+    "leased_until",
     "why",
 ]
 """The other columns of a row of status, of which nothing is known before the consumer is registered."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 import psycopg
@@ -28,6 +30,14 @@ LAG = {
 IN_WORK = {"batch_id": "id", "attempt": "attempt", "error": "error"}
 
 
+def lease_of(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """The owner and the end of the lease of a batch in work."""
+    return {
+        "leased_by": batch["leased_by"],
+        "leased_until": datetime.fromisoformat(batch["leased_until"]),
+    }
+
+
 def elsewhere(results: Connection, source: Connection, feed: Feed) -> dict[str, Any]:
     """Lag and batch in work. ``ready`` is exact up to 1,000; ``held_back_by`` says where a person must decide first, and
     then the lag is None."""
@@ -36,6 +46,6 @@ def elsewhere(results: Connection, source: Connection, feed: Feed) -> dict[str, 
     except (HistoryTrimmed, SourceLostTail, SourceRestored, UnknownBranch, UnknownConsumer) as error:
         return {**dict.fromkeys(LAG), "held_back_by": str(error)}
     batch = in_work(results, source, feed) or {}
-    leased = {"at_work": True} if "leased_until" in batch else {}
+    leased = {"at_work": True, **lease_of(batch)} if "leased_until" in batch else {}
     work = {name: batch.get(of) for name, of in IN_WORK.items()} | {"part_of": whole_of(batch)}
     return {name: getattr(found, of) for name, of in LAG.items()} | work | leased

@@ -74,12 +74,18 @@ def _brief(row: Mapping[str, Any], reasons: Iterable[DagReason]) -> dict[str, An
         "oldest": "" if row["oldest_seconds"] is None else f"{row['oldest_seconds']:.0f} s",
         "waiting": "?" if row["waiting"] is None else row["waiting"],
         "faults": "?" if row["faults"] is None else row["faults"],
-        "at work": "yes" if row["at_work"] else "",
+        "at work": _at_work(row),
         "batch": _batch(row),
         "progress": "" if row["updated_at"] is None else f"{row['updated_at']:%Y-%m-%d %H:%M:%S}",
         "held back by": row.get("held_back_by") or "",
         "why behind": "; ".join(filter(None, [row["new"] or _short(row), *(one.told for one in reasons)])),
     }
+
+
+def _at_work(row: Mapping[str, Any]) -> str:
+    if row["leased_until"] is not None:
+        return f"{row['leased_by']}, until {row['leased_until']:%Y-%m-%d %H:%M:%S}"
+    return "yes" if row["at_work"] else ""
 
 
 def _batch(row: Mapping[str, Any]) -> str:

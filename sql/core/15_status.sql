@@ -4,7 +4,7 @@ create type pgchange.consumer_status as (
     kind text, consumer text, feed jsonb, version bigint,
     ready bigint, ready_exact boolean, oldest_seconds double precision, waiting bigint, faults bigint,
     at_work boolean, batch_id uuid, attempt integer, error text, claimed_at timestamptz, updated_at timestamptz,
-    held_back_by text, elsewhere text, part_of uuid
+    held_back_by text, elsewhere text, part_of uuid, leased_by text, leased_until timestamptz
 );
 comment on type pgchange.consumer_status is
     'How a consumer stands. kind, consumer: what it is and how people call it; feed: what else its feed is made of. version counts '
@@ -12,7 +12,7 @@ comment on type pgchange.consumer_status is
     'waiting: what is there and cannot be claimed yet; faults: what its capture could not place. at_work: whether somebody holds '
     'its lock, or has a lease of its batch. batch_id, attempt, error, claimed_at: the batch that was claimed and not acked. held_back_by: whom or what it waits '
     'for. elsewhere: ''changes'' or ''progress'' where these are in another database, as far as is known here. part_of: the batch that was '
-    'split, if batch_id is a part of it.';
+    'split, if batch_id is a part of it. leased_by, leased_until: the owner and the end of the lease, while a batch is leased.';
 
 -- The whole batch of which a batch is a part; null for a whole batch, and for that of a dead letter.
 create function pgchange.whole_of(batch jsonb) returns uuid
@@ -24,14 +24,18 @@ $$;
 create function pgchange.standing(
     kind text, consumer text, address jsonb, at jsonb, lag jsonb, work jsonb, at_work boolean, held_back_by text, elsewhere text
 ) returns pgchange.consumer_status
-language plpgsql stable as $$
+language plpgsql volatile as $$
+declare
+    leased_until constant timestamptz := work ->> 'leased_until';
+    is_leased constant boolean := leased_until > clock_timestamp();
 begin
     return row(
         kind, consumer, address, (at ->> 'version')::bigint,
         (lag ->> 'ready')::bigint, (lag ->> 'ready_exact')::boolean, (lag ->> 'ready_age')::double precision,
         (lag ->> 'waiting')::bigint, (lag ->> 'faults')::bigint, at_work,
         (work ->> 'batch_id')::uuid, (work ->> 'attempt')::integer, work ->> 'error', (work ->> 'claimed_at')::timestamptz,
-        (at ->> 'updated_at')::timestamptz, held_back_by, elsewhere, pgchange.whole_of(coalesce(nullif(work -> 'batch', 'null'), work))
+        (at ->> 'updated_at')::timestamptz, held_back_by, elsewhere, pgchange.whole_of(coalesce(nullif(work -> 'batch', 'null'), work)),
+        case when is_leased then work ->> 'leased_by' end, case when is_leased then leased_until end
     )::pgchange.consumer_status;
 end
 $$;

@@ -35,6 +35,8 @@ language sql volatile as $$
     select case
         when s.at_work then
             'a task is at work on it' || coalesce(', on a batch claimed at ' || s.claimed_at::timestamptz(0), '')
+            || case when s.leased_until is not null then
+                   format(', leased by %s until %s', s.leased_by, s.leased_until::timestamptz(0)) else '' end
             || case when s.attempt > 1 then format(', at attempt %s', s.attempt) || coalesce(', after: ' || s.error, '') else '' end
         when s.batch_id is not null and s.error is not null then format('attempt %s at batch %s failed: %s', s.attempt, s.batch_id, s.error)
         when s.batch_id is not null then

@@ -36,11 +36,16 @@ begin
     return query
         select s.*
         from mbus.standings(caller, upto) as x
+        left join lateral (
+            -- Several batches may be leased: the one whose lease ends last.
+            select b.leased_by, b.leased_until from mbus.batch as b
+            where b.consumer = (x.at -> 'consumer')::integer and mbus.is_leased(b) order by b.leased_until desc limit 1
+        ) as lease on true
         cross join lateral pgchange.standing(
             'queue', mbus.name_of(x.qname, x.cname), jsonb_build_object('queue', x.qname, 'consumer', x.cname),
             x.at || jsonb_build_object('updated_at', x.batch -> 'claimed_at'), x.lag,
-            x.batch || jsonb_build_object('batch_id', x.batch -> 'id'), mbus.locked(x.qname, x.cname)
-                or exists (select from mbus.batch as b where b.consumer = (x.at -> 'consumer')::integer and mbus.is_leased(b)),
+            coalesce(x.batch || jsonb_build_object('batch_id', x.batch -> 'id'), '{}') || coalesce(to_jsonb(lease), '{}'),
+            mbus.locked(x.qname, x.cname) or lease.leased_until is not null,
             x.trouble, null) as s;
 end
 $$;

@@ -225,7 +225,8 @@ create index subscriptions_params on pgmb.subscriptions using gin (params) with 
 
 create view pgmb.claims as
 select c.consumer, c.address ->> 'group' as group_id, c.version, c.from_version, c.batch_id, c.attempt, c.error, c.batch,
-       (c.after #>> '{}')::pgmb.event_id as after, (c.upto #>> '{}')::pgmb.event_id as upto, c.elsewhere, c.claimed_at
+       (c.after #>> '{}')::pgmb.event_id as after, (c.upto #>> '{}')::pgmb.event_id as upto, c.elsewhere, c.claimed_at,
+       c.leased_by, c.leased_until
 from pgchange.claim as c
 where c.kind = 'event';
 comment on view pgmb.claims is

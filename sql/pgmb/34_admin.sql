@@ -18,6 +18,8 @@ begin
     waits := pgmb.waiting(upto);
     for known in
         select g.id, coalesce(c.elsewhere, false) as elsewhere, c.batch_id, c.batch, c.attempt, c.error, c.claimed_at, c.version as claimed,
+               c.leased_by, c.leased_until,
+               c.batch is not null and (c.elsewhere or c.from_version = g.version) and c.leased_until > clock_timestamp() as is_leased,
                case when not c.elsewhere or c is null then coalesce(g.last_read_event_id, '')
                     when c.batch is null then c.upto else c.after end as cursor,
                case when not c.elsewhere or c is null then g.version
@@ -43,7 +45,8 @@ begin
             case when known.claimed > known.version then known.claimed_at end,
             known.updated_at::timestamptz, null::text,
             case when known.elsewhere then 'progress' when known.unknown then 'changes' end,
-            case when known.claimed > known.version then pgchange.whole_of(known.batch) end;
+            case when known.claimed > known.version then pgchange.whole_of(known.batch) end,
+            case when known.is_leased then known.leased_by end, case when known.is_leased then known.leased_until end;
     end loop;
 end
 $$;

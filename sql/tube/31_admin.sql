@@ -19,9 +19,12 @@ begin
                    tube.lock_key(known.name, k.worker) = any (held) or w.attempt > 0 and tube.locked(known.name, k.worker),
                    case when w.attempt > 0 then (w.batch ->> 'id')::uuid end, nullif(w.attempt, 0),
                    case when w.attempt > 0 then w.error end, case when w.attempt > 0 then w.claimed_at end, w.updated_at,
-                   null::text, null::text, case when w.attempt > 0 then pgchange.whole_of(w.batch) end
+                   null::text, null::text, case when w.attempt > 0 then pgchange.whole_of(w.batch) end,
+                   lease.owner, lease.ends_at
             from generate_series(0, known.partitions - 1) as k(worker)
             left join lateral tube.worker_now(known.name, k.worker) as w on true
+            left join lateral (
+                select w.leased_by, w.leased_until where w.leased_until > clock_timestamp()) as lease(owner, ends_at) on true
             cross join tube.count_faults(known.name) as f(faults)
             left join tube.workers_with_pods(known) as p(worker) on p.worker = k.worker
             cross join lateral (

@@ -189,6 +189,27 @@ def test_a_leased_consumer_is_at_work_until_the_ack(feed: Feed, connection: Conn
     assert by_hand.end_leases(connection, feed) == 0
 
 
+@each
+def test_the_owner_and_the_end_of_a_lease_are_shown(feed: Feed, connection: Connection, db: str) -> None:
+    handle = claimed(feed, db)
+    # A queue is behind by the messages that are not leased.
+    MORE[feed.kind](connection)
+
+    def shown() -> Any:
+        query = (
+            "select s.leased_by, s.leased_until::timestamptz(0)::text, r.why from pgchange.status() as s "
+            "left join pgchange.reasons() as r using (kind, consumer) where s.consumer = %s"
+        )
+        return connection.execute(query, [feed.name]).fetchone()
+
+    owner, end, why = shown()
+    assert owner == "the job"
+    assert why.startswith("a task is at work on it")
+    assert why.endswith(f", leased by the job until {end}")
+    detached.ack(handle, db)
+    assert shown()[:2] == (None, None)
+
+
 @each_claim
 def test_an_ack_without_results_of_an_application_is_refused_and_is_no_fault_of_the_batch(
     feed: Feed, connection: Connection, db: str

@@ -145,7 +145,8 @@ def test_a_feed_that_this_package_does_not_know_is_shown_with_the_others(full, o
         select pgchange.register('toy', 'toy');
         create function toy.status(integer) returns setof pgchange.consumer_status language sql as $$
             select 'toy', 'toy:one', '{}'::jsonb, 1::bigint, 5::bigint, true, 0.5::double precision, 0::bigint, 0::bigint,
-                   false, null::uuid, null::integer, null, null::timestamptz, now(), null, null, null::uuid
+                   false, null::uuid, null::integer, null, null::timestamptz, now(), null, null, null::uuid, null,
+                   null::timestamptz
         $$
     """)
     for source in (None, full, connect_to(other_db)):
