@@ -29,6 +29,11 @@ CONSUME = {
     "mbus.skip('q', 'default', '{}', 'why')",
     "mbus.passed('q', 'default', '{\"upto\": 0, \"snapshot\": \"1:1:\"}')",
     "mbus.skip_batch('q', 'default', 'why')",
+    "mbus.lease('q', 'default', '{}', 'me', '1 min')",
+    "mbus.end_lease('q', 'default', '{}')",
+    "mbus.end_leases('q', 'default')",
+    "mbus.resume('q', 'default', '{}', '{}')",
+    "mbus.outcome('q', 'default', '{}')",
 }
 LOOK = {
     "mbus.take('q.1')",

@@ -28,6 +28,8 @@ FAILS = {
     "ack": "no longer as it was claimed",
     "skip": "is at work, or acked",
     "skip_batch": "has no batch in work",
+    "lease": "is not where batch",
+    "resume": "is not where batch",
     "try_again": "still in queue q",
     "post_temp": "Unknown queue:temp.x",
     "consume_temp": "Unknown queue:temp.x",

@@ -46,7 +46,7 @@ def test_a_batch_that_is_read_short_fails_where_it_is_read(db, planes, path):
     _, feed = planes
     short = "a partition of the batch has 101 changes, its reader found 100"
     with pytest.raises(Exception, match=short), batch_of(feed, db) as job:
-        request = dataclasses.replace(job._request, batch=counted_wrong(job.batch))
+        request = dataclasses.replace(job._work, batch=counted_wrong(job.batch))
         Job(job.spark, request).rows("public.plane", key="id").collect()
 
 

@@ -252,7 +252,7 @@ def test_the_session_is_not_told_the_password(planes, db, executors):
         frame = job.rows("public.plane", key="id")
         plan = frame._jdf.queryExecution().toString() + frame._jdf.queryExecution().analyzed().toJSON()
         assert secret not in plan
-        assert secret not in repr(job._request)
+        assert secret not in repr(job._work)
     assert not [pair for pair in spark_session().sparkContext.getConf().getAll() if secret in "".join(pair)]
 
 
