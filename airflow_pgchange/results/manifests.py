@@ -2,6 +2,9 @@
 
 The manifest of an application is the only row of a staging table of its own. So it has the rights, the cleaning up and
 the end of all staging tables: a crash of the server empties it together with the results that it lists.
+
+Workers of a queue do not exclude each other. So two acks of one attempt may run at once. The faster
+one drops the table.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import psycopg
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from airflow_pgchange.errors import BatchNotFinished
+from airflow_pgchange.errors import BatchNotFinished, SchemaMissing, StaleClaim
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.queries import rows
 from airflow_pgchange.results.merge import merge
@@ -82,9 +85,17 @@ def _last(connection: psycopg.Connection[Any], batch: Batch) -> Kept | None:
     found = []
     for name in _tables(connection, batch):
         table = sql.Identifier(SCHEMA, name)
+        try:
+            kept = rows(connection, sql.SQL("select kept_at, manifest from {}").format(table))
+        except SchemaMissing as error:
+            raise StaleClaim(
+                f"{batch.feed}: another ack of attempt {batch.attempt} on batch {batch.id} was faster, so nothing was "
+                "merged"
+            ) from error
         # A crash may have emptied the table.
-        for kept_at, manifest in rows(connection, sql.SQL("select kept_at, manifest from {}").format(table)):
-            found.append((kept_at, Kept(table, tuple(map(Staged.from_json, manifest)))))
+        found += [
+            (kept_at, Kept(table, tuple(map(Staged.from_json, manifest)))) for kept_at, manifest in kept
+        ]
     return max(found, key=lambda one: one[0])[1] if found else None
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import psycopg
 import pytest
 
-from airflow_pgchange.errors import BatchNotFinished
+from airflow_pgchange.errors import BatchNotFinished, StaleClaim
 from airflow_pgchange.feeds import Batch
 from airflow_pgchange.results.manifests import keep, merge_kept
 from tests.conftest import Role
 from tests.ledger import Connect
 from tests.staging import BATCH, rows_of, stage
+from tests.waiting import until
 
 Connection = psycopg.Connection[Any]
 
@@ -93,3 +95,17 @@ def test_a_manifest_that_another_role_wrote_is_not_followed(
         connection.execute("reset role")
     with pytest.raises(BatchNotFinished, match="no application has staged"):
         merge_kept(connection, BATCH)
+
+
+def test_the_slower_of_two_acks_at_once_merges_nothing(connection: Connection, connect: Connect) -> None:
+    """Workers of a queue do not exclude each other."""
+    staged_by_an_application(connection, (1, 10))
+    faster, slower = connect(autocommit=False), connect()
+    merge_kept(faster, BATCH)
+    with ThreadPoolExecutor(1) as pool:
+        late = pool.submit(merge_kept, slower, BATCH)
+        until(connection, f"select {slower.info.backend_pid} in (select pid from pg_locks where not granted)")
+        faster.commit()
+        with pytest.raises(StaleClaim, match="was faster"):
+            late.result()
+    assert total(connection) == [(1, 10)]
