@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, cast
 
@@ -24,6 +23,7 @@ from airflow_pgchange.feeds.checks import BATCH_LIMIT, Seconds, seconds
 from airflow_pgchange.feeds.connections import connect
 from airflow_pgchange.feeds.feed import Feed, from_json, progress_at, to_json
 from airflow_pgchange.feeds.queries import ask
+from airflow_pgchange.feeds.repeating import repeated
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
 from airflow_pgchange.results.manifests import merge_kept
 
@@ -131,7 +131,6 @@ def renewed(handle: Handle, source: str) -> Iterator[None]:
     cannot be reached, the lease is renewed later: the attempt goes on as long as no other has begun.
     """
     renew(handle, source)
-    done = threading.Event()
 
     def try_to_renew() -> None:
         try:
@@ -141,18 +140,15 @@ def renewed(handle: Handle, source: str) -> Iterator[None]:
         except (PgChangeError, psycopg.Error) as error:
             log.warning("%s: the lease was not renewed now: %s", handle.feed.name, error)
 
-    def keep() -> None:
-        with suppress(StaleClaim):
-            while not done.wait(seconds("lease", handle.lease) / RENEWALS):
-                try_to_renew()
+    def keep() -> bool:
+        try:
+            try_to_renew()
+        except StaleClaim:
+            return False
+        return True
 
-    thread = threading.Thread(target=keep, name="pgchange-lease", daemon=True)
-    thread.start()
-    try:
+    with repeated(keep, seconds("lease", handle.lease) / RENEWALS, "pgchange-lease"):
         yield
-    finally:
-        done.set()
-        thread.join()
     try_to_renew()
 
 

@@ -9,6 +9,8 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeVar, get_args
 
+from airflow_pgchange.feeds.repeating import repeated
+
 EVERY = 5.0
 """Seconds between two log lines about a step. An attempt that is shorter has none."""
 
@@ -73,19 +75,15 @@ class Progress:
         begins, and every ``EVERY`` seconds while it lasts."""
         self._quiet_until = self._due = self._clock() + EVERY
         self._say = say
-        ended = threading.Event()
 
-        def tell() -> None:
-            while not ended.wait(EVERY):
-                self.again()
+        def tell() -> bool:
+            self.again()
+            return True
 
-        thread = threading.Thread(target=tell, name="pgchange-progress", daemon=True)
-        thread.start()
         try:
-            yield
+            with repeated(tell, EVERY, "pgchange-progress"):
+                yield
         finally:
-            ended.set()
-            thread.join()
             self._say = None
 
     def counted(self, changes: Generator[Item, None, None], total: int) -> Generator[Item, None, None]:

@@ -33,9 +33,9 @@ class _Given:
 
 _lock = Lock()
 _given: dict[str, _Given] = {}
-"""By what names the Airflow connection."""
+"""The last sign-in of each Airflow connection, by the key that ``sign_in`` was given."""
 _names: dict[bytes, str] = {}
-"""What names the Airflow connection, by the digest of each of its tokens."""
+"""The key of the Airflow connection of each token, by the digest of the token."""
 
 
 def sign_in(name: str, ask: Callable[[], SignIn]) -> SignIn:

@@ -30,6 +30,7 @@ from airflow_pgchange.feeds.errors import is_of_the_batch, translated
 from airflow_pgchange.feeds.feed import NOWHERE, Feed, Token, progress_at
 from airflow_pgchange.feeds.progress import Progress
 from airflow_pgchange.feeds.queries import ask
+from airflow_pgchange.feeds.repeating import repeated
 from airflow_pgchange.feeds.retrying import past_deadlocks, succeeds
 from airflow_pgchange.feeds.sessions import Sessions
 from airflow_pgchange.feeds.starting import may_start, start
@@ -300,24 +301,21 @@ class ConsumerTransaction:
         If the connection is lost, ``on_lost`` is called once, and the end of the block raises ConnectionLost.
         """
         rest = seconds("poll_interval", poll_interval)
-        done, lost = threading.Event(), threading.Event()
+        lost = threading.Event()
 
-        def ping() -> None:
-            while not done.wait(rest):
-                try:
-                    self.ping()
-                except ConnectionLost:
-                    lost.set()
-                    on_lost()
-                    return
+        def ping() -> bool:
+            try:
+                self.ping()
+            except ConnectionLost:
+                lost.set()
+                on_lost()
+                return False
+            return True
 
-        thread = threading.Thread(target=ping, name="pgchange-ping", daemon=True)
-        thread.start()
         try:
-            yield
+            with repeated(ping, rest, "pgchange-ping"):
+                yield
         finally:
-            done.set()
-            thread.join()
             if lost.is_set():
                 raise ConnectionLost(
                     f"{self.feed.name}: the consumer's connection ended while the batch was in work"

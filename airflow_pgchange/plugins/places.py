@@ -207,8 +207,8 @@ def named_in(node: Any, ours: bool = False) -> Iterator[Named]:
         if "postgres_conn_id" in node and (ours or "feed" in node):
             place = _place(node["postgres_conn_id"], node.get("source_conn_id"))
             if place is not None:
-                template = _template_of_start(node.get("feed"))
-                yield _named(place, _feed(node.get("feed")), _claiming(node), _targets(node), template)
+                feed, start = _feed(unwrapped(node.get("feed")))
+                yield _named(place, feed, start, _claiming(node), _targets(node))
         if str(node.get("uri")).startswith("pgchange://") and not node.get("watchers"):
             with suppress(PgChangeError):
                 feed, connection = from_uri(node["uri"])
@@ -256,29 +256,27 @@ def _targets(node: Mapping[str, Any]) -> tuple[str, ...]:
 def _named(
     place: Place,
     feed: Watched | None,
+    start: str | None = None,
     task_id: str | None = None,
     targets: tuple[str, ...] = (),
-    template: str | None = None,
 ) -> Named:
     if feed is None:
         return Named(place, None)
-    start = (template or str(feed.start)) if task_id is not None and isinstance(feed, Movable) else None
-    return Named(place, feed.name, start, task_id, feed, targets)
+    return Named(place, feed.name, None if task_id is None else start, task_id, feed, targets)
 
 
-def _feed(feed: Any) -> Watched | None:
-    """Read a feed that Airflow has serialized. Return None if it is no feed. A start that is a template is left out."""
+def _feed(given: Any) -> tuple[Watched | None, str | None]:
+    """Return the feed that a task has, and where it starts a new consumer. Return None for each that it has not.
+
+    A start that is a template is returned as its text, which a run fills in, and the feed is without it.
+    """
+    template = str(given.get("start")) if isinstance(given, Mapping) else ""
+    if "{{" in template:
+        given = {name: value for name, value in given.items() if name != "start"}
+    else:
+        template = ""
     try:
-        given = unwrapped(feed)
-        if _template_of_start(feed) is not None:
-            given = {name: value for name, value in given.items() if name != "start"}
-        return watched_of(given)
+        feed = watched_of(given)
     except (PgChangeError, TypeError):
-        return None
-
-
-def _template_of_start(feed: Any) -> str | None:
-    """The start of a feed that Airflow has serialized, if it is a template, which only a run fills in."""
-    given = unwrapped(feed)
-    start = str(given.get("start")) if isinstance(given, Mapping) else ""
-    return start if "{{" in start else None
+        return None, None
+    return feed, (template or str(feed.start)) if isinstance(feed, Movable) else None
