@@ -24,7 +24,7 @@ from airflow_pgchange.errors import (
 )
 from airflow_pgchange.feeds import error_text, reading
 from airflow_pgchange.feeds.batch import Batch, Change
-from airflow_pgchange.feeds.checks import BATCH_LIMIT, Seconds, patience, seconds
+from airflow_pgchange.feeds.checks import BATCH_LIMIT, Seconds, patience
 from airflow_pgchange.feeds.connections import begun, cancel, connect, keep_open
 from airflow_pgchange.feeds.errors import is_of_the_batch, translated
 from airflow_pgchange.feeds.feed import NOWHERE, Feed, Token, progress_at
@@ -300,7 +300,6 @@ class ConsumerTransaction:
 
         If the connection is lost, ``on_lost`` is called once, and the end of the block raises ConnectionLost.
         """
-        rest = seconds("poll_interval", poll_interval)
         lost = threading.Event()
 
         def ping() -> bool:
@@ -313,7 +312,7 @@ class ConsumerTransaction:
             return True
 
         try:
-            with repeated(ping, rest, "pgchange-ping"):
+            with repeated(ping, poll_interval, "pgchange-ping"):
                 yield
         finally:
             if lost.is_set():
