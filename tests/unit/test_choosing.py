@@ -286,7 +286,7 @@ def file(stem: str) -> Change:
         ("sql/core/20_offered", 4, "integration/commits/test_claim.py"),
         ("sql/pgmb/21_claim", 4, "integration/events/test_event_"),
         ("sql/mbus/14_hand_out", 4, "integration/messages/test_queue_claims.py"),
-        ("sql/tube/27_claim", 4, "integration/tubes/test_tube_claim.py"),
+        ("sql/tube/30_claim", 4, "integration/tubes/test_tube_claim.py"),
         ("sql/topology/06_masters", 1, "integration/topology/test_topology_masters.py"),
         ("airflow_pgchange/results/merge", 4, "integration/results/test_merge.py"),
         ("airflow_pgchange/cli/consumers", 1, "integration/airflow/test_airflow_cli.py"),
@@ -310,7 +310,7 @@ def test_every_feed_has_its_tests(graph):
 @pytest.mark.parametrize(
     ("source", "kinds"),
     [
-        ("sql/tube/27_claim", ["spark", "airflow"]),
+        ("sql/tube/30_claim", ["spark", "airflow"]),
         ("sql/topology/06_masters", ["spark", "airflow"]),
         ("airflow_pgchange/spark/job", ["airflow"]),
         ("sql/pubsub/02_snapshots", ["spark", "airflow"]),
@@ -329,7 +329,7 @@ def test_expensive_tests_run_for_what_they_are_about_only(graph, source, kinds):
     [
         ("airflow_pgchange/spark/startup", {"test_quick_start.py"}),
         ("demo/__main__", {"test_demo.py"}),
-        ("sql/tube/27_claim", set()),
+        ("sql/tube/30_claim", set()),
     ],
 )
 def test_the_tests_of_a_release_that_are_near_a_change_are_named(graph, source, tests):
