@@ -21,6 +21,7 @@ TOOLS = (
     "build",
     "cosmic-ray",
     "duckdb",
+    "hatch-fancy-pypi-readme",
     "hatchling",
     "httpx",
     "hypothesis",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 import subprocess
 import sys
 import tarfile
@@ -94,6 +95,15 @@ def test_pyspark_and_pyspark_client_hold_identical_files():
     common = recorded.keys() & shared.keys()
     assert len(common) > 300
     assert {name for name in common if recorded[name] != shared[name]} == set()
+
+
+def test_the_description_has_no_link_that_leads_nowhere_on_a_package_index(built):
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (described,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        description = archive.read(described).decode()
+    assert "# airflow_pgchange" in description
+    assert re.findall(r"\]\((?!https?:)[^)]*\)", description) == []
 
 
 def test_the_constraints_pin_every_package_without_an_address():
