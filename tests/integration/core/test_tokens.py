@@ -116,6 +116,25 @@ def test_a_consumer_goes_on_after_its_token_has_expired(cloud, checking, monkeyp
     assert seen == [2, 2]
 
 
+def test_azure_gives_the_tokens_of_a_connection_that_names_one_of_azure(cloud, checking, monkeypatch):
+    """Airflow's own hook asks Azure's hook, which stands here for the client of Azure."""
+
+    def azure(connection):
+        assert connection.conn_id == "azure_shop"
+        return SimpleNamespace(
+            get_token=lambda scope: SimpleNamespace(token=cloud.token("127.0.0.1", checking.port, "keeper"))
+        )
+
+    monkeypatch.setattr("airflow.providers.postgres.hooks.postgres.Connection.get_hook", azure)
+    monkeypatch.setenv("AIRFLOW_CONN_AZURE_SHOP", "azure://")
+    monkeypatch.setenv(
+        "AIRFLOW_CONN_AIRLINE",
+        f"postgres://keeper@127.0.0.1:{checking.port}/{TEMPLATE}?iam=true&azure_conn_id=azure_shop",
+    )
+    assert user_of(PgChangeHook("airline").get_conn()) == "keeper"
+    assert len(cloud.given) == 1
+
+
 def test_a_token_is_for_one_server(cloud, monkeypatch):
     monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", "postgres://keeper@one,two/airline?iam=true")
     with pytest.raises(
