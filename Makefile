@@ -5,7 +5,7 @@ PYTHON := .venv/bin/python
 CERTIFICATES := SSL_CERT_FILE=$${SSL_CERT_FILE:-$(wildcard /etc/ssl/certs/ca-certificates.crt)}
 SETUP := scripts/bootstrap pyproject.toml constraints.txt
 
-.PHONY: demo check test install-test release-test dist matrix lint bench mutants clean
+.PHONY: demo check test install-test release-test dist matrix oldest lint bench mutants clean
 
 demo: .venv/demo-ready
 	@$(PYTHON) -m demo
@@ -30,6 +30,9 @@ dist: .venv/test-ready
 
 matrix: .venv/test-ready
 	@$(PYTHON) -m tests.matrix $(CELL)
+
+oldest: .venv/test-ready
+	@$(PYTHON) -m tests.matrix --oldest
 
 lint: .venv/test-ready
 	$(PYTHON) -m ruff check .

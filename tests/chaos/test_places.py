@@ -3,7 +3,6 @@ taken from is told from it, whatever it shares with it."""
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,6 +15,7 @@ from airflow_pgchange.admin import by_hand
 from airflow_pgchange.errors import SourceLostTail, SourceRestored
 from airflow_pgchange.feeds import CommitFeed, EventFeed, TopologyFeed
 from airflow_pgchange.feeds.feed import Movable
+from tests import dumps
 from tests.batches import drained
 from tests.chaos.harness import next_xid
 
@@ -164,8 +164,7 @@ def restored_into(clone, dump: bytes) -> str:
     with at(clone.conninfo()) as there:
         there.execute("create database restored template template0")
     conninfo = clone.conninfo("restored")
-    psql = [clone.binaries / "psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", conninfo]
-    subprocess.run(psql, input=dump, check=True, capture_output=True)
+    dumps.load(clone, conninfo, dump)
     return conninfo
 
 
@@ -186,9 +185,7 @@ def test_a_dump_that_is_restored_into_a_physical_copy_of_its_cluster_goes_on_exa
             for results, feed in ((primary.conninfo(), here), (other_db, elsewhere)):
                 assert len(drained(feed, results, primary.conninfo())) == 310
             commits(there, 3)
-            dump = subprocess.run(
-                [primary.binaries / "pg_dump", "-d", primary.conninfo()], check=True, capture_output=True
-            ).stdout
+            dump = dumps.dump(primary, primary.conninfo())
             clone.start()
             restored = restored_into(clone, dump)
             with at(restored) as copy, at(other_db) as results:

@@ -11,6 +11,7 @@ import pytest
 from airflow_pgchange.admin import by_hand, schema
 from airflow_pgchange.errors import SourceLostTail, SourceRestored
 from demo.postgres import embedded_binaries
+from tests import dumps
 from tests.chaos import harness
 from tests.chaos.harness import FEED, drain, insert, next_xid, processed
 
@@ -106,17 +107,10 @@ def test_a_promotion_that_lost_the_tail_is_told_and_repaired(new_cluster, standb
 
 def restore(source, target):
     """The roles first, as a dump of a database has none; those that both clusters have are there already."""
-    psql = [source.binaries / "psql", "-X", "-q", "-d", target.conninfo()]
-    roles = dumped(source, "pg_dumpall", "--roles-only")
-    subprocess.run(psql, input=roles, check=True, capture_output=True)
-    subprocess.run(
-        [*psql, "-v", "ON_ERROR_STOP=1"], input=dumped(source, "pg_dump"), check=True, capture_output=True
-    )
-
-
-def dumped(source, program, *options):
-    command = [source.binaries / program, *options, "-d", source.conninfo()]
-    return subprocess.run(command, check=True, capture_output=True).stdout
+    command = [source.program("pg_dumpall"), "--roles-only", "-d", source.conninfo()]
+    roles = subprocess.run(command, check=True, capture_output=True).stdout
+    dumps.load(target, target.conninfo(), roles, *dumps.ANYWAY)
+    dumps.load(target, target.conninfo(), dumps.dump(source, source.conninfo()))
 
 
 @RESTORED

@@ -1,7 +1,6 @@
 """What several modules of these tests need."""
 
 import json
-import subprocess
 from collections import OrderedDict
 
 import psycopg
@@ -9,7 +8,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange.feeds.connections import connect as feed_connect
-from tests import sagas, spark_server
+from tests import dumps, sagas, spark_server
 from tests.airflow_home import prepare
 from tests.batches import connections_reused
 from tests.conftest import database
@@ -153,23 +152,7 @@ def restored(db, own_cluster, connect):
     opened = []
 
     def restore():
-        dump = subprocess.run(
-            [own_cluster.binaries / "pg_dump", "-d", db, "--no-owner"], check=True, capture_output=True
-        ).stdout
-        subprocess.run(
-            [
-                own_cluster.binaries / "psql",
-                "-X",
-                "-q",
-                "-v",
-                "ON_ERROR_STOP=1",
-                "-d",
-                own_cluster.conninfo(),
-            ],
-            input=dump,
-            check=True,
-            capture_output=True,
-        )
+        dumps.load(own_cluster, own_cluster.conninfo(), dumps.dump(own_cluster, db, "--no-owner"))
         opened.append(psycopg.connect(own_cluster.conninfo(), autocommit=True))
         return opened[0]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from tests.spark_server import PYTHON as SERVER_PYTHON
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".cache" / "matrix"
+UV = Path(sys.executable).parent / "uv"
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 TOOLS = (
     "asyncpg",
@@ -47,15 +49,18 @@ BOUND = ("adbc-driver-manager", "adbc-driver-postgresql", "psycopg", "psycopg-bi
 CLIENTS = ("4.0", "4.1", "4.2")
 """Versions of Spark of which the package registry has a pyspark-client."""
 OF_SPARK = ("install", "Spark batch")
-"""The steps of a cell that differs from another one in Spark alone."""
+"""The steps of a cell that is there for its pair of client and server."""
+WITHOUT_SERVERS = ("install", "import", "DAGs", "unit tests")
+"""The steps that need neither PostgreSQL nor a Java."""
 
 
 @dataclass(frozen=True)
 class Cell:
     """Versions that are tested together. ``day``: newer packages are left out, but for the tools and ``BOUND``.
 
-    ``spark`` is the version beside Airflow, which is the client of a Spark Connect server. ``server`` is the version of
-    that server, if it is another. ``steps`` are the names of those that the cell runs; none: all.
+    ``postgres`` is a major version of ``tests/suite/postgresql.py``. ``spark`` is the version beside Airflow, which is
+    the client of a Spark Connect server. ``server`` is the version of that server, if it is another. ``steps`` are the
+    names of those that the cell runs; none: all.
     """
 
     python: str
@@ -69,7 +74,7 @@ class Cell:
     @property
     def name(self) -> str:
         server = f"-server-{self.server}" if self.server else ""
-        return f"airflow-{self.airflow}-spark-{self.spark}{server}-python-{self.python}"
+        return f"airflow-{self.airflow}-spark-{self.spark}{server}-python-{self.python}-postgresql-{self.postgres}"
 
     @property
     def home(self) -> Path:
@@ -82,21 +87,28 @@ class Cell:
 
     @property
     def extras(self) -> tuple[str, ...]:
-        return ("spark" if self.spark in CLIENTS else "spark-connect", "http")
+        return ("spark" if self.spark in CLIENTS else "spark-connect", "http", "openlineage")
 
 
+ON_THE_PAGE = (
+    "test_a_person_sees_why_a_consumer_fails_skips_its_batch_and_sees_it_go_on",
+    "test_a_person_finds_a_consumers_last_hour_and_batches_and_the_address_bar_keeps_what_is_looked_at",
+)
 SPARK_WAYS = ("test_batches_by_spark_submit", "test_batches_on_a_connect_server")
 NOW = "2026-11-29"
 CELLS = (
-    Cell("3.11", "3.1.8", "4.0", "system", "2026-03-25"),
-    Cell("3.11", "3.2.2", "4.1", "embedded", "2026-06-15"),
-    Cell("3.11", "3.3.2", "4.2", "system", NOW),
-    *(Cell("3.11", "3.3.2", spark, "system", NOW, steps=OF_SPARK) for spark in ("4.0", "4.1", "4.3")),
+    Cell("3.11", "3.1.8", "4.0", "16", "2026-03-25"),
+    Cell("3.12", "3.2.2", "4.1", "17", "2026-06-15"),
+    Cell("3.13", "3.3.2", "4.2", "18", NOW),
+    Cell("3.11", "3.3.2", "4.3", "15", NOW),
+    Cell("3.14", "3.3.2", "4.2", "18", NOW),
     *(
-        Cell("3.11", "3.3.2", client, "system", NOW, server, OF_SPARK)
+        Cell("3.11", "3.3.2", client, "15", NOW, server, OF_SPARK)
         for client, server in (("4.2", "4.0"), ("4.2", "4.1"), ("4.0", "4.2"), ("4.1", "4.2"))
     ),
 )
+"""The oldest first. Each version of Python, Airflow, PostgreSQL and Spark is in a cell with all steps."""
+OLDEST = CELLS[0]
 
 
 class NotRun(Exception):
@@ -114,23 +126,29 @@ def install(cell: Cell) -> None:
 
 
 def _environment(cell: Cell) -> None:
-    uv = Path(sys.executable).parent / "uv"
     newer = [f"--exclude-newer-package={name}={CELLS[-1].day}" for name in (*TOOLS, *BOUND)]
     client = f"pyspark-client=={cell.spark}.*" if cell.spark in CLIENTS else "pyspark-client"
     packages = (f"apache-airflow=={cell.airflow}", client)
-    package = f"{ROOT}[{','.join(cell.extras)}]"
     if not (cell.home / "bin" / "python").exists():
         _run(
-            [uv, "venv", "--quiet", "--python", cell.python, cell.home],
+            [UV, "venv", "--quiet", "--python", _interpreter(cell.python), cell.home],
             _certificates(),
             "no Python of this version",
         )
-    installing: list[str | Path] = [uv, "pip", "install", "--quiet", f"--exclude-newer={cell.day}", *newer]
-    settings = {**_certificates(), "VIRTUAL_ENV": str(cell.home)}
-    _run([*installing, *packages, *TOOLS, "--editable", package], settings)
+    _install(cell, *newer, *packages, *TOOLS, "--editable", f"{ROOT}[{','.join(cell.extras)}]")
     # Both packages have the same Python files. Those of the one that is installed last count.
-    spark = [f"--exclude-newer={cell.day}", "--reinstall-package=pyspark", f"pyspark=={cell.spark}.*"]
-    _run([uv, "pip", "install", "--quiet", *spark], settings)
+    _install(cell, "--reinstall-package=pyspark", f"pyspark=={cell.spark}.*")
+
+
+def _interpreter(version: str) -> str:
+    """The Python of pyenv, into whose folder uv does not look, or else what uv knows by its version."""
+    found = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
+    return str(found[-1]) if found else version
+
+
+def _install(cell: Cell, *packages: str) -> None:
+    command: list[str | Path] = [UV, "pip", "install", "--quiet", f"--exclude-newer={cell.day}", *packages]
+    _run(command, {**_certificates(), "VIRTUAL_ENV": str(cell.home)})
 
 
 def imports(cell: Cell) -> None:
@@ -145,12 +163,19 @@ def dags(cell: Cell) -> None:
 
 def unit_tests(cell: Cell) -> None:
     """Run the tests without a server."""
-    _pytest(cell, "tests/unit")
+    _pytest(cell, "-n", "2", "tests/unit")
 
 
 def wake_up(cell: Cell) -> None:
     """Have a real scheduler and triggerer start a DAG for rows, which it processes once each."""
     _pytest(cell, f"tests/system/test_airflow.py::test_a_whole_airflow[{cell.postgres}-always]")
+
+
+def page(cell: Cell) -> None:
+    """Have a person skip a failed batch, and look at the last hour, in Airflow's pages."""
+    if shutil.which("chromium") is None:
+        raise NotRun("no Chromium")
+    _pytest(cell, *(f"tests/system/test_page.py::{test}[{cell.postgres}]" for test in ON_THE_PAGE))
 
 
 def spark_batch(cell: Cell) -> None:
@@ -159,6 +184,7 @@ def spark_batch(cell: Cell) -> None:
     server = str(cell.of_server.home / "bin" / "python")
     _pytest(
         cell,
+        "-rP",
         *(f"tests/system/test_spark_versions.py::{way}" for way in ways),
         settings={SERVER_PYTHON: server},
     )
@@ -170,15 +196,14 @@ STEPS: Mapping[str, Step] = {
     "DAGs": dags,
     "unit tests": unit_tests,
     "wake-up": wake_up,
+    "page": page,
     "Spark batch": spark_batch,
 }
 
 
 def _pytest(cell: Cell, *tests: str, settings: Mapping[str, str] | None = None) -> None:
     """Run tests, which are named in full: pytest fails if a name has none."""
-    _python(
-        cell, "-m", "pytest", "-q", "-rP", "--release", "--servers", cell.postgres, *tests, settings=settings
-    )
+    _python(cell, "-m", "pytest", "-q", "--release", "--servers", cell.postgres, *tests, settings=settings)
 
 
 def _python(cell: Cell, *arguments: str, settings: Mapping[str, str] | None = None) -> None:

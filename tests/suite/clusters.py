@@ -5,16 +5,21 @@ from __future__ import annotations
 import fcntl
 import functools
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import psycopg
 
 from airflow_pgchange.admin import schema
 from demo.postgres import Cluster, embedded_binaries, system_binaries
-from tests.suite import room
+from tests.suite import postgresql, room
 
 SERVERS = {"system": system_binaries, "embedded": embedded_binaries}
 """The newest PostgreSQL of the system, with contrib; the one of a wheel, without."""
+ON_DEMAND: Mapping[str, Callable[[], Path]] = {
+    version: functools.partial(postgresql.binaries, version) for version in postgresql.VERSIONS
+}
+"""One of each major version, with contrib, for runs that ask for it."""
 TEMPLATE = "pgchange_template"
 """A database with all our schemas, in each cluster."""
 SETTINGS = {
@@ -56,7 +61,7 @@ def install(cluster: Cluster) -> None:
 @functools.cache
 def _prepared(server: str, family: int) -> Cluster:
     """The cluster that a family are copies of; whichever process of the run comes first makes it."""
-    binaries, folder = SERVERS[server](), room.take() / f"prepared-{server}-{family}"
+    binaries, folder = {**SERVERS, **ON_DEMAND}[server](), room.take() / f"prepared-{server}-{family}"
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():

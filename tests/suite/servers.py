@@ -2,7 +2,8 @@
 
 ``--servers`` chooses: ``shared`` puts a test on the server that a hash of its name and the number of commits choose,
 ``other`` on the other server, ``both`` on both, and the name of a server on that server. A release runs both.
-The marker ``hstore`` is for tests that need the extension, which only the system's server has.
+A major version, such as ``17``, is the server of ``tests/suite/postgresql.py`` that has it.
+The marker ``hstore`` is for tests that need the extension, which the server of the wheel lacks.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tests.suite import clusters
 
 STARTED = pytest.StashKey[dict[str, Cluster]]()
 Way = TypeVar("Way")
-CHOICES = ("shared", "other", "both", *clusters.SERVERS)
+CHOICES = ("shared", "other", "both", *clusters.SERVERS, *clusters.ON_DEMAND)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -53,7 +54,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _chosen(metafunc: pytest.Metafunc) -> list[str]:
     """The servers of a test."""
     asked = metafunc.config.getoption("--servers")
-    if asked in clusters.SERVERS:
+    if asked in (*clusters.SERVERS, *clusters.ON_DEMAND):
         return [asked]
     hstore = _marked(metafunc.definition, "hstore")
     able = [name for name in clusters.SERVERS if not hstore or has_hstore(name)]
@@ -120,6 +121,9 @@ def _server_of(item: pytest.Item) -> str:
 
 @functools.cache
 def has_hstore(server: str) -> bool:
+    """Whether a server has the extension. Those of npm have it, and no pg_config."""
+    if server in clusters.ON_DEMAND:
+        return True
     told = subprocess.run(
         [clusters.SERVERS[server]() / "pg_config", "--sharedir"], check=True, capture_output=True, text=True
     )

@@ -67,9 +67,11 @@ import airflow_pgchange
 from airflow_pgchange.errors import ExtraMissing
 
 plugin, entry = "airflow_pgchange.plugins.", "airflow_pgchange.plugins.pgchange"
+# Airflow's own program needs fastapi in some versions, so ours does.
+program = "airflow_pgchange.cli.program"
 for module in pkgutil.walk_packages(airflow_pgchange.__path__, "airflow_pgchange.", lambda name: None):
     # The rest of the plugin is imported by the API server alone, which has all that it needs.
-    if module.name.startswith(plugin) and module.name != entry:
+    if module.name == program or module.name.startswith(plugin) and module.name != entry:
         continue
     try:
         importlib.import_module(module.name)

@@ -193,7 +193,10 @@ def test_tests_that_could_run_on_the_other_server_are_counted(suite, pytester):
 
 def test_what_needs_hstore_runs_where_it_is(suite, pytester):
     pytester.makepyfile(ONE_OF_TWO.format(marker="@pytest.mark.hstore"))
-    assert [name for name in ran(suite("-v", "--servers", "both")) if "two" in name] == ["test_two[system]"]
+    for chosen, server in (("both", "system"), ("17", "17")):
+        assert [name for name in ran(suite("-v", "--servers", chosen)) if "two" in name] == [
+            f"test_two[{server}]"
+        ]
 
 
 def test_a_case_that_needs_hstore_is_in_each_run_whatever_its_test_is_called(suite, pytester):

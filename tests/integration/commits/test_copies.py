@@ -3,7 +3,6 @@ told."""
 
 from __future__ import annotations
 
-import subprocess
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 
@@ -16,6 +15,7 @@ from psycopg.types.json import Jsonb
 from airflow_pgchange.admin import by_hand
 from airflow_pgchange.errors import SourceLostTail, SourceRestored
 from airflow_pgchange.feeds import CommitFeed, EventFeed, QueueFeed, TopologyFeed
+from tests import dumps
 from tests.batches import drained, taken
 from tests.commits import commits, narrow_partitions, use_up_transactions
 from tests.conftest import database
@@ -210,9 +210,7 @@ def test_a_watermark_that_came_without_its_commits_is_refused(source, other_db, 
 
 
 def loaded(db, bare_db, cluster):
-    dump = subprocess.run([cluster.binaries / "pg_dump", "-d", db], check=True, capture_output=True).stdout
-    psql = [cluster.binaries / "psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", bare_db]
-    subprocess.run(psql, input=dump, check=True, capture_output=True)
+    dumps.load(cluster, bare_db, dumps.dump(cluster, db))
     return bare_db
 
 

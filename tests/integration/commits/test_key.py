@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-
 import psycopg
 import pytest
 
+from tests import dumps
 from tests.commits import queued
 from tests.limits import shorten_locks
 from tests.tubes import one
@@ -179,11 +178,7 @@ def test_a_restored_table_whose_columns_have_other_numbers_is_captured_by_its_ke
     )
     connection.execute("alter table ledger drop column gone")
     track(connection, expression, key="{id}")
-    dump = subprocess.run(
-        [cluster.binaries / "pg_dump", "-d", db], capture_output=True, text=True, check=True
-    )
-    psql = [cluster.binaries / "psql", "-q", "-d", bare_db, "-v", "ON_ERROR_STOP=1"]
-    subprocess.run(psql, input=dump.stdout, text=True, check=True, stdout=subprocess.DEVNULL)
+    dumps.load(cluster, bare_db, dumps.dump(cluster, db))
     restored = connect_to(bare_db)
     restored.execute("insert into ledger values (3, 300, 'a')")
     refresh(restored)

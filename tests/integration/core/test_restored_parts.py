@@ -3,8 +3,6 @@ told as a copy, whatever came with it."""
 
 from __future__ import annotations
 
-import subprocess
-
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
@@ -12,6 +10,7 @@ from psycopg.conninfo import conninfo_to_dict
 from airflow_pgchange.admin import by_hand, schema, versions
 from airflow_pgchange.errors import SchemaVersionMismatch, SourceRestored
 from airflow_pgchange.feeds import CommitFeed, EventFeed, TopologyFeed
+from tests import dumps
 from tests.batches import drained
 from tests.commits import commits
 from tests.conftest import database
@@ -29,10 +28,7 @@ ORIGINS = ("revision", "pgmb", "topology", "mbus")
 
 def load(cluster, source, target, *options):
     """Load a part of a dump of a database into another one. What is there already is left out."""
-    dump = [cluster.binaries / "pg_dump", *options, "-d", source]
-    data = subprocess.run(dump, check=True, capture_output=True).stdout
-    psql = [cluster.binaries / "psql", "-X", "-q", "-d", target]
-    subprocess.run(psql, input=data, check=True, capture_output=True)
+    dumps.load(cluster, target, dumps.dump(cluster, source, *options), *dumps.ANYWAY)
 
 
 @pytest.fixture(scope="module")

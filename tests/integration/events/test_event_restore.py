@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
@@ -12,6 +10,7 @@ from psycopg.types.json import Jsonb
 from airflow_pgchange.admin import schema
 from airflow_pgchange.errors import Refused
 from airflow_pgchange.feeds import ConsumerTransaction, EventFeed
+from tests import dumps
 from tests.conftest import database
 from tests.events import drain, poll, poll_all, publish, publish_at, read, subscribe
 from tests.mutations import events, push, push_items, serialise, stop
@@ -138,12 +137,9 @@ def restored_tables(shared_db, shared, cluster):
         "if tabl = 'public.part'::regclass then serialised := serialised - 'secret'; end if; "
         "if tabl = 'public.item'::regclass and record.id = 7 then raise 'unlucky'; end if;",
     )
-    dump = subprocess.run(
-        [cluster.binaries / "pg_dump", "-d", shared_db], check=True, capture_output=True
-    ).stdout
+    dump = dumps.dump(cluster, shared_db)
     for made in database(cluster, "template1"):
-        psql = [cluster.binaries / "psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", made]
-        subprocess.run(psql, input=dump, check=True, capture_output=True)
+        dumps.load(cluster, made, dump)
         yield conninfo_to_dict(made)["dbname"]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-
 import psycopg
 import pytest
 from psycopg import sql
@@ -12,6 +10,7 @@ from psycopg.conninfo import conninfo_to_dict
 from airflow_pgchange.admin import schema
 from airflow_pgchange.errors import ServerUnavailable
 from airflow_pgchange.topology import TopologyClient
+from tests import dumps
 from tests.relay_process import relay_process
 from tests.topology import make_catalogue
 
@@ -31,8 +30,7 @@ def psql(cluster, db):
     """A function that runs a script in a database, in one transaction."""
 
     def run(script, database=db):
-        command = [cluster.binaries / "psql", "-X", "-q", "-1", "-v", "ON_ERROR_STOP=1", "-d", database]
-        subprocess.run(command, input=script, text=True, check=True, capture_output=True)
+        dumps.load(cluster, database, script, "--single-transaction")
 
     return run
 
@@ -43,8 +41,7 @@ def dump(cluster, db):
 
     def take(*needed):
         schemas = [word for name in (*needed, "topology") for word in ("-n", name)]
-        command = [cluster.binaries / "pg_dump", *schemas, "-d", db]
-        return subprocess.run(command, text=True, check=True, capture_output=True).stdout
+        return dumps.dump(cluster, db, *schemas).decode()
 
     return take
 

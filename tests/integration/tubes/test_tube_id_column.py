@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
 
 import pytest
 
+from tests import dumps
 from tests.tube_writers import make_owner
 from tests.tubes import attach, begin, faults, make, one, pods, run, steps, touched
 
@@ -137,11 +137,7 @@ def test_a_restored_dump_touches_by_the_same_column(db, bare_db, connect_to, clu
     for tube, predicate in (("q", None), ("judged", "kind <> 'never'")):
         make(connection, tube, predicate=predicate)
         attach(connection, tube=tube)
-    dump = subprocess.run(
-        [cluster.binaries / "pg_dump", "-d", db], capture_output=True, text=True, check=True
-    ).stdout
-    psql = [cluster.binaries / "psql", "-q", "-d", bare_db, "-v", "ON_ERROR_STOP=1"]
-    subprocess.run(psql, input=dump, text=True, check=True, stdout=subprocess.DEVNULL)
+    dumps.load(cluster, bare_db, dumps.dump(cluster, db))
     restored = connect_to(bare_db)
     restored.execute("insert into item values (3, 300)")
     restored.execute("select tube.recapture()")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-
 import psycopg
 import pytest
 
 from airflow_pgchange import tubes
 from airflow_pgchange.admin import consumers
+from tests import dumps
 from tests.findings import findings
 from tests.tubes import attach, detach, drain, make, one, touch, touched
 
@@ -204,11 +203,7 @@ def dumped(db, bare_db, connect_to, cluster):
 
     def restore(*parts):
         for options in parts:
-            dump = subprocess.run(
-                [cluster.binaries / "pg_dump", *options, "-d", db], check=True, capture_output=True
-            )
-            psql = [cluster.binaries / "psql", "-q", "-d", bare_db, "-v", "ON_ERROR_STOP=1"]
-            subprocess.run(psql, input=dump.stdout, check=True, stdout=subprocess.DEVNULL)
+            dumps.load(cluster, bare_db, dumps.dump(cluster, db, *options))
         return connect_to(bare_db)
 
     return restore
