@@ -26,7 +26,6 @@ from airflow_pgchange.spark.notes import Notes
 from airflow_pgchange.spark.serving import Serving
 from airflow_pgchange.topology.bucket_owners import Cluster
 from airflow_pgchange.utils.arguments import Number, feed_of
-from airflow_pgchange.utils.compat import supported
 
 try:
     from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
@@ -102,9 +101,9 @@ class SparkBatchOperator(FeedOperator, SparkSubmitOperator):
             raise InvalidArgument(
                 "durable=True is not possible: the consumer's transaction ends with the try"
             )
-        super().__init__(
-            limit=limit, name=name, **supported(SparkSubmitOperator.__init__, durable=False), **kwargs
-        )
+        super().__init__(limit=limit, name=name, **kwargs)
+        # Set here, because before Airflow 3.3 Airflow's operator warns of each durable that it is given.
+        self.durable = False
         self._arguments = SparkArguments(kwargs)
         self.conn_id = self._arguments.conn_id
         self.catalogue_conn_id = catalogue_conn_id

@@ -154,6 +154,7 @@ def test_cluster_mode_is_refused_by_name(operator: MakeOperator, arguments: dict
 def test_a_job_that_would_outlive_the_try_is_refused(operator: MakeOperator) -> None:
     with pytest.raises(InvalidArgument, match="durable"):
         operator(WELL, durable=True)
+    assert not operator(WELL).durable
 
 
 def test_the_transaction_holds_nothing_while_the_job_runs(
