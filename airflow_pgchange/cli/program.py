@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 
 from airflow.__main__ import main as airflow
@@ -15,4 +16,15 @@ def main() -> None:
     for group in get_pgchange_cli_commands():
         cli_parser.ALL_COMMANDS_DICT.setdefault(group.name, group)
     sys.argv[:1] = ["airflow", "pgchange"]
+    _rename(cli_parser.get_parser(), "airflow pgchange")
     airflow()  # type: ignore[no-untyped-call]
+
+
+def _rename(parser: argparse.ArgumentParser, old: str) -> None:
+    """Have help and errors of the commands name this program instead of ``old``, which Airflow may not have."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                if each.prog.startswith(old):
+                    each.prog = each.prog.replace(old, "airflow-pgchange", 1)
+                    _rename(each, old)

@@ -194,7 +194,7 @@ def test_the_program_has_the_commands_where_airflow_takes_none_of_a_provider(
         program.load()()
     cli_parser.get_parser.cache_clear()
     assert ended.value.code == 0
-    assert capsys.readouterr().out.startswith("Usage: airflow pgchange status")
+    assert capsys.readouterr().out.startswith("Usage: airflow-pgchange status")
 
 
 def test_airflow_itself_has_the_commands() -> None:
