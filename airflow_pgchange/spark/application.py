@@ -8,12 +8,14 @@ import os
 import runpy
 import sys
 import time
+import traceback
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from uuid import uuid4
 
 REMOTE = "SPARK_REMOTE"
 """The environment variable that Spark's client takes the server from."""
+TRACEBACK = "Traceback (most recent call last):"
 
 
 def new_session() -> str:
@@ -74,11 +76,26 @@ def run(application: Application, log: int) -> int:
         code = _code_of(end)
     except BaseException as error:  # noqa: BLE001
         sys.excepthook(type(error), error, error.__traceback__)
+        # The task reports the last line, and the text of an error of Spark ends with a plan or with frames of Java.
+        if "\n" in str(error):
+            print(one_line(error), file=sys.stderr)
         code = 1
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
     return code
+
+
+def one_line(error: BaseException) -> str:
+    """Return the class of an error, and the line of its text that names the cause.
+
+    This is the first line, or if the error is one of Python on an executor, the last line of that traceback.
+    """
+    text = str(error).partition("JVM stacktrace:")[0]
+    lines = [line for line in text.splitlines() if line.strip() and not line[0].isspace()] or [""]
+    cause = lines[-1 if TRACEBACK in lines else 0]
+    kind = traceback.format_exception_only(error)[0].partition(":")[0]
+    return f"{kind}: {cause}"
 
 
 def _environment(application: Application) -> dict[str, str]:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import pyspark.version
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
-from airflow_pgchange.errors import InvalidArgument, ServerUnavailable
+from airflow_pgchange.errors import InvalidArgument, PermissionDenied, ServerUnavailable
 from airflow_pgchange.spark import package
 from airflow_pgchange.spark.installed import check_pair, sends_rows
 
@@ -35,14 +35,15 @@ _shipped: WeakKeyDictionary[SparkSession, set[Path]] = WeakKeyDictionary()
 def prepare(remote: str, conf: Mapping[str, str], py_files: Sequence[str]) -> None:
     """Open the session on a Connect server that the application will find, as ``spark-submit`` has a driver ready:
     with its settings, and its files in reach of the server's Python and of this one. ``remote`` is the connection string
-    that the environment has. Raises InvalidArgument, and ServerUnavailable where the server does not answer; one that
-    goes away later fails what asks it within minutes."""
+    that the environment has. Raises InvalidArgument, PermissionDenied if the server refuses the token, and
+    ServerUnavailable where the server does not answer; one that goes away later fails what asks it within minutes."""
     # What submits a batch has no use for a server's client, whose import takes a second.
     from pyspark.sql.connect.client.retries import DefaultPolicy  # noqa: PLC0415
 
     _reach(remote)
     spark = SparkSession.builder.getOrCreate()
     spark.client.set_retry_policies([DefaultPolicy(max_retries=RETRIES)])
+    _sign_in(spark)
     for name, value in conf.items():
         try:
             spark.conf.set(name, value)
@@ -57,6 +58,20 @@ def prepare(remote: str, conf: Mapping[str, str], py_files: Sequence[str]) -> No
         spark.addArtifacts(file, pyfile=True)
         if file.endswith(".py"):
             sys.path.append(str(Path(file).resolve().parent))
+
+
+def _sign_in(spark: SparkSession) -> None:
+    """Make the first request. Raises PermissionDenied if the server refuses the token."""
+    try:
+        _ = spark.version
+    except PySparkException as error:
+        # Spark's client has no other sign of it.
+        if "UNAUTHENTICATED" not in str(error):
+            raise
+        raise PermissionDenied(
+            "the Spark Connect server refused the token of the connection: correct the connection's password, which "
+            "is the server's SPARK_CONNECT_AUTHENTICATE_TOKEN"
+        ) from error
 
 
 def opened() -> SparkSession:

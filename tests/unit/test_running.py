@@ -13,7 +13,7 @@ import pytest
 
 from airflow_pgchange.errors import ApplicationFailed
 from airflow_pgchange.spark import fork_client, wire
-from airflow_pgchange.spark.application import Application
+from airflow_pgchange.spark.application import Application, one_line
 
 SECRET = "hunter2-of-the-airline"
 
@@ -152,3 +152,17 @@ def test_sockets_are_made_where_nobody_else_can_reach_them(
     made(folder)
     with pytest.raises(PermissionError, match="only this user can use"):
         fork_client._folder()
+
+
+def test_an_error_of_an_executor_is_reported_by_the_last_line_of_its_traceback() -> None:
+    told = """
+  An exception was thrown from the Python worker. Please see the stack trace below.
+Traceback (most recent call last):
+  File "balance.py", line 1, in <module>
+ValueError: no such account
+
+
+JVM stacktrace:
+org.apache.spark.api.python.PythonException
+\tat org.apache.spark.api.python.BasePythonRunner"""
+    assert one_line(RuntimeError(told)) == "RuntimeError: ValueError: no such account"

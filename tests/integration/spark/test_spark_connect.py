@@ -15,6 +15,7 @@ from airflow_pgchange.errors import (
     ApplicationFailed,
     InvalidArgument,
     MergeRefused,
+    PermissionDenied,
     ServerUnavailable,
     VersionsDiffer,
 )
@@ -203,6 +204,14 @@ def test_an_application_that_fails_keeps_nothing_and_is_tried_again_with_its_bat
     connect_server.wait_until_idle()
 
 
+def test_an_error_of_many_lines_is_reported_by_the_line_that_names_the_cause(operator):
+    unknown = ADD_UP + '    job.spark.sql("select nothing").collect()'
+    with pytest.raises(
+        ApplicationFailed, match=r"code 1: pyspark.*AnalysisException: \[UNRESOLVED_COLUMN.*nothing"
+    ):
+        run(operator(unknown))
+
+
 def test_a_setting_of_the_server_is_refused_by_name(operator):
     with pytest.raises(ApplicationFailed, match="spark.executor.memory cannot be set for one session"):
         run(operator(ADD_UP, conf={"spark.executor.memory": "1g"}))
@@ -225,6 +234,13 @@ def test_a_server_of_another_version_is_refused_before_a_claim(operator, ledger,
         run(operator(ADD_UP))
     assert ledger.execute("select from pgchange.claim").fetchall() == []
     with pytest.raises(VersionsDiffer):
+        spark_checks.check_spark("spark_default", None, [], os.environ)
+
+
+def test_a_token_that_the_server_refuses_is_said_before_a_claim(connect_server, monkeypatch):
+    wrong = {**connect_server.connection, "password": "wrong"}
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(wrong))
+    with pytest.raises(PermissionDenied, match=r"^the Spark Connect server refused the token .* password"):
         spark_checks.check_spark("spark_default", None, [], os.environ)
 
 
