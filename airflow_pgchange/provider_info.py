@@ -53,6 +53,8 @@ def get_provider_info() -> dict[str, Any]:
                 "operators.claiming",
                 "operators.batch",
                 "operators.detached",
+                "operators.leasing",
+                "operators.spark_detached",
                 "operators.spark",
                 "operators.schema",
                 "operators.maintenance",
@@ -65,7 +67,7 @@ def get_provider_info() -> dict[str, Any]:
             )
         ],
         "sensors": [_modules("sensors.feed", "sensors.consumer", "sensors.sagas")],
-        "triggers": [_modules("triggers.feed")],
+        "triggers": [_modules("triggers.driver", "triggers.feed")],
         "queues": ["airflow_pgchange.queues.feed.FeedQueueProvider"],
         "asset-uris": [
             {

@@ -41,12 +41,14 @@ from airflow_pgchange.operators.events import (
 )
 from airflow_pgchange.operators.feed import FeedOperator
 from airflow_pgchange.operators.handlers import EventHandlersOperator
+from airflow_pgchange.operators.leasing import LeasingOperator
 from airflow_pgchange.operators.letters import DeadLettersOperator
 from airflow_pgchange.operators.maintenance import MaintenanceOperator
 from airflow_pgchange.operators.messages import PostMessageOperator, RequestMessageOperator
 from airflow_pgchange.operators.sagas import SagaHandlerOperator, StartSagaOperator
 from airflow_pgchange.operators.schema import InstallSchemaOperator
 from airflow_pgchange.operators.spark import SparkBatchOperator
+from airflow_pgchange.operators.spark_detached import DetachedSpark
 from airflow_pgchange.sensors.consumer import ConsumerSensor
 from airflow_pgchange.sensors.feed import FeedSensor
 from airflow_pgchange.sensors.sagas import SagaSensor
@@ -72,6 +74,7 @@ CLAIM = {
     "max_attempts": 3,
     "on_give_up": "dead_letter",
 }
+LEASE = {"lease": "30 min", "deferrable": True}
 FEED = {
     **CLAIM,
     "max_batches": 2,
@@ -94,6 +97,8 @@ SPARK = {
     "catalogue_conn_id": "catalogue",
     "instances_conn_id": "instances",
     "fast_start": True,
+    "detached": False,
+    **LEASE,
 }
 FUNCTION = {"python_callable": nothing, "op_args": None, "op_kwargs": {}}
 HANDLERS = {
@@ -130,7 +135,7 @@ ARGUMENTS: dict[Callable[..., BaseOperator], dict[str, Any]] = {
     AckBatchOperator: {**CONSUMER, "handle": "eyJmZWVkIjp9", "staged": True, "write": nothing},
     BatchOperator: {**FEED, "process": nothing},
     BatchDecoratedOperator: {**FEED, **FUNCTION},
-    ClaimBatchOperator: {**CLAIM, "lease": "30 min"},
+    ClaimBatchOperator: {**CLAIM, **LEASE},
     ClaimingOperator: CLAIM,
     CollectDecoratedOperator: {**COLLECT, **FUNCTION},
     ConsumerOperator: CONSUMER,
@@ -143,10 +148,12 @@ ARGUMENTS: dict[Callable[..., BaseOperator], dict[str, Any]] = {
         "field": "customer.mail",
         **BOTH,
     },
+    DetachedSpark: {**FEED, **LEASE},
     FeedOperator: FEED,
     EventHandlersOperator: {**HANDLERS, "handlers": [Handler("h", nothing)]},
     FeedSensor: {"feed": COMMITS, **BOTH, "min_changes": 5, "max_age": 60, **SENSOR},
     InstallSchemaOperator: {"systems": ["tube"], "without": ["topology"], **WHERE},
+    LeasingOperator: {**CLAIM, **LEASE},
     MaintenanceOperator: {
         "width": 1000,
         "ahead": 3,

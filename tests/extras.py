@@ -9,6 +9,7 @@ EXTRAS = {
         "airflow_pgchange.decorators.spark",
         "airflow_pgchange.operators.spark",
         "airflow_pgchange.operators.spark_arguments",
+        "airflow_pgchange.operators.spark_detached",
         "airflow_pgchange.operators.spark_connect",
         "airflow_pgchange.operators.spark_submission",
         "airflow_pgchange.spark",

@@ -45,6 +45,11 @@ class SparkDecoratedOperator(DecoratedOperator, SparkBatchOperator):
             raise InvalidArgument(
                 "the function is the application: leave out application and application_args"
             )
+        if kwargs.get("detached"):
+            raise InvalidArgument(
+                "a function cannot be detached, as its file is not on the cluster: use SparkBatchOperator with an "
+                "application that is there"
+            )
         signature = inspect.signature(python_callable)
         if JOB not in signature.parameters:
             raise InvalidArgument(

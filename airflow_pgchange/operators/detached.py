@@ -4,37 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import psycopg
 from airflow.providers.common.compat.sdk import AirflowSkipException, TaskGroup
 
 from airflow_pgchange import detached
-from airflow_pgchange.assets.targets import add_events, aliases
 from airflow_pgchange.detached import Handle
 from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds.batch import Batch
-from airflow_pgchange.feeds.checks import Seconds
-from airflow_pgchange.feeds.draining import Plan, drain
-from airflow_pgchange.feeds.feed import Feed
-from airflow_pgchange.feeds.transaction import ConsumerTransaction
-from airflow_pgchange.operators.claiming import ClaimingOperator, ConsumerOperator, task_of
+from airflow_pgchange.operators.claiming import ConsumerOperator
+from airflow_pgchange.operators.leasing import LeasingOperator, ack_batch
 from airflow_pgchange.results.manifests import merge_kept
-from airflow_pgchange.utils import metrics
+from airflow_pgchange.results.staging import Staged
 from airflow_pgchange.utils.arguments import Check, FeedLike, checks, feed_of, function, maybe, text
-from airflow_pgchange.utils.outcome import Outcome
 
 if TYPE_CHECKING:
     from airflow.sdk import Context, XComArg
 
 Write = Callable[[psycopg.Connection[Any]], object]
-LEASE = "1 hour"
-"""The default of ``lease``. An application that uses ``batch_job(handle)`` renews the lease while it runs. So the length
-matters only if all tasks of a batch were lost: then it is the time until the batch is claimed again."""
 
 
-class ClaimBatchOperator(ClaimingOperator):
+class ClaimBatchOperator(LeasingOperator):
     """Claims the next batch of a feed with a lease, and returns the text of its handle.
 
     Nothing is held after the task. The task is skipped, with the tasks behind it, if nothing is ready. While another run
@@ -43,38 +35,18 @@ class ClaimBatchOperator(ClaimingOperator):
     ClaimingOperator.
 
     :param lease: how long the batch is not claimed again, unless the lease is renewed (templated)
+    :param deferrable: wait for another run in the triggerer, without a worker slot; default: what
+        ``[operators] default_deferrable`` says
     """
-
-    arguments: ClassVar[Mapping[str, Check]] = {**ClaimingOperator.arguments, **checks("lease")}
-    template_fields: Sequence[str] = tuple(arguments)
-
-    def __init__(self, *, lease: Seconds = LEASE, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.lease: Any = lease
 
     def execute(self, context: Context) -> str:
         """Return the text of the handle."""
         feed = feed_of(self.feed)
-        handles: list[Handle] = []
-
-        def keep(transaction: ConsumerTransaction, batch: Batch) -> None:
-            self._tell_of_batch(feed, batch)
-            handles.append(Handle.of(feed, batch, self.lease))
-
-        done = drain(
-            self._plan(feed, context),
-            keep,
-            stopped=self._stop,
-            given_up=lambda letter: self._tell_of_letter(feed, letter),
-        )
-        if not handles:
+        handle, done = self._claim(feed, context)
+        if handle is None:
             why = "is at work in another run" if done.busy else "has nothing that is ready"
             raise AirflowSkipException(f"{feed.name} {why}")
-        return str(handles[0])
-
-    def _plan(self, feed: Feed, context: Context) -> Plan:
-        owner = "/".join(task_of(context)) or self.task_id
-        return replace(super()._plan(feed, context), lease=self.lease, owner=owner)
+        return str(handle)
 
 
 class AckBatchOperator(ConsumerOperator):
@@ -106,28 +78,19 @@ class AckBatchOperator(ConsumerOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Return ``{feed, batch_id, changes, acked_before}``."""
         handle = Handle.from_text(self.handle)
-        results, source = self._conninfos()
-        outcome, outlets = Outcome(handle.feed), aliases(self.outlets)
 
-        def write(batch: Batch, connection: psycopg.Connection[Any]) -> None:
+        def write(batch: Batch, connection: psycopg.Connection[Any]) -> Sequence[Staged]:
             staged = merge_kept(connection, batch) if self.staged else ()
             if self.write is not None:
                 self.write(connection)
-            if outlets:
-                outcome.acked(connection, staged)
+            return staged
 
-        batch = detached.finish(handle, results, source, write, stopped=self._stop)
-        if batch is None:
-            self.log.info("%s: batch %s was acked before", handle.feed.name, handle.batch_id)
-        else:
-            outcome.committed(batch)
-            metrics.report_batch(handle.feed.name, batch.count, sum(batch.seconds.values()), batch.seconds)
-            add_events(context, outlets, results, outcome)
+        acked = ack_batch(self, handle, context, write)
         return {
             "feed": handle.feed.name,
             "batch_id": handle.batch_id,
             "changes": handle.count,
-            "acked_before": batch is None,
+            "acked_before": not acked,
         }
 
     def on_kill(self) -> None:

@@ -15,9 +15,9 @@ from airflow_pgchange.feeds.transaction import PING_EVERY, ConsumerTransaction
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.operators import spark_connect
 from airflow_pgchange.operators.claiming import CONSUMER
-from airflow_pgchange.operators.feed import FeedOperator
 from airflow_pgchange.operators.spark_arguments import SparkArguments
 from airflow_pgchange.operators.spark_checks import environment_of
+from airflow_pgchange.operators.spark_detached import DetachedSpark
 from airflow_pgchange.operators.spark_submission import Submission
 from airflow_pgchange.operators.spark_ui import SparkUiLink, ui_of
 from airflow_pgchange.results.merge import Staged, merge, read_manifest
@@ -43,7 +43,7 @@ QUIET = {"spark.log.level": "WARN"}
 UI = SparkUiLink()
 
 
-class SparkBatchOperator(FeedOperator, SparkSubmitOperator):
+class SparkBatchOperator(DetachedSpark, SparkSubmitOperator):
     """Runs a Spark application for the batches of a feed, and commits the results of each together with the progress.
 
     An application that uses ``airflow_pgchange.spark.job.batch_job`` is started for each batch. An application that uses
@@ -62,6 +62,10 @@ class SparkBatchOperator(FeedOperator, SparkSubmitOperator):
     are processed at least once. For results that the application writes to other systems the guarantee is at least once;
     use the batch's id as their key.
 
+    With ``detached`` the driver runs on a worker of a standalone cluster. The task claims a batch with a lease, starts
+    the driver, and is deferred until it has ended: no worker slot, no connection and no transaction is held meanwhile.
+    Then the task acks the batch, or releases it if the driver failed. The guarantees are the same.
+
     The operator takes the arguments of SparkSubmitOperator, too. With a Spark Connect server it takes only those that do
     not concern a driver. Only client mode is supported: the driver runs beside this task, with a local master or a
     cluster. Our package is sent along as a zip file. The executors' Python needs the packages in
@@ -74,6 +78,8 @@ class SparkBatchOperator(FeedOperator, SparkSubmitOperator):
         the catalogue; default: those of the source
     :param fast_start: start the driver's JVM from a class-data archive, which is made once in this user's cache. It pays
         for batches of up to some hundred thousand changes, and has no effect with a Spark Connect server
+    :param detached: start the driver on the cluster, and wait for it deferred; see the guide of detached batches
+    :param lease: with ``detached``, how long the batch is not claimed again, unless the lease is renewed (templated)
     """
 
     operator_extra_links = (UI, CONSUMER)
@@ -82,7 +88,7 @@ class SparkBatchOperator(FeedOperator, SparkSubmitOperator):
 
     template_fields: Sequence[str] = (
         *SparkSubmitOperator.template_fields,
-        *FeedOperator.template_fields,
+        *DetachedSpark.template_fields,
         "catalogue_conn_id",
         "instances_conn_id",
     )
@@ -93,6 +99,7 @@ class SparkBatchOperator(FeedOperator, SparkSubmitOperator):
         catalogue_conn_id: str | None = None,
         instances_conn_id: str | None = None,
         fast_start: bool = False,
+        detached: bool = False,
         limit: Number = SPARK_LIMIT,
         name: str = "{{ dag.dag_id }}.{{ task.task_id }}",
         **kwargs: Any,
@@ -101,7 +108,7 @@ class SparkBatchOperator(FeedOperator, SparkSubmitOperator):
             raise InvalidArgument(
                 "durable=True is not possible: the consumer's transaction ends with the try"
             )
-        super().__init__(limit=limit, name=name, **kwargs)
+        super().__init__(limit=limit, name=name, **{"deferrable": detached, **kwargs})
         # Set here, because before Airflow 3.3 Airflow's operator warns of each durable that it is given.
         self.durable = False
         self._arguments = SparkArguments(kwargs)
@@ -109,6 +116,7 @@ class SparkBatchOperator(FeedOperator, SparkSubmitOperator):
         self.catalogue_conn_id = catalogue_conn_id
         self.instances_conn_id = instances_conn_id
         self.fast_start = fast_start
+        self.detached = detached
         self._serving: Serving | None = None
         self._running: fork_client.Running | None = None
         self._submission: Submission | None = None
@@ -127,13 +135,24 @@ class SparkBatchOperator(FeedOperator, SparkSubmitOperator):
         # Airflow pushes the link only when the task ends. Push it now, so that it works while Spark runs.
         if (ui := ui_of(self.conn_id)) and "ti" in context:
             context["ti"].xcom_push(UI.xcom_key, ui)
+        if self.detached:
+            self._check_detached()
+            return self._start(context)
         self._arguments.check(self, self._environment())
         try:
-            done = FeedOperator.execute(self, context)
+            done = super().execute(context)
             self._finish_serving()
             return done
         finally:
             self._end_serving()
+
+    def _check_detached(self) -> None:
+        """Raise an error for arguments that need a transaction or a process beside the driver."""
+        if self.catalogue_conn_id is not None or self.max_batches != 1 or self.until != "empty":
+            raise InvalidArgument(
+                f"{self.task_id}: with detached=True a task processes one batch, and job.routed() cannot be used: leave "
+                "out max_batches, until and catalogue_conn_id"
+            )
 
     def process_batch(self, transaction: ConsumerTransaction, batch: Batch, context: Context) -> None:
         try:

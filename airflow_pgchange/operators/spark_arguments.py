@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow.providers.common.compat.sdk import conf
+from airflow.providers.common.compat.sdk import BaseOperator, conf
 
 from airflow_pgchange.errors import ExtraMissing, InvalidArgument
 from airflow_pgchange.operators.spark_checks import check_spark, connection_of, master_of
@@ -102,15 +102,20 @@ class SparkArguments:
 
     def _given_for_a_driver(self, operator: SparkSubmitOperator) -> list[str]:
         """Return the names of the operator's arguments that only a driver of its own can use."""
+        return [name for name in OF_A_DRIVER if self.value(operator, name)]
+
+    def value(self, operator: BaseOperator, name: str) -> Any:
+        """Return an argument of SparkSubmitOperator; None if it was not given."""
         kept = self._of_the_hook
-        return [
-            name for name in OF_A_DRIVER if (kept[name] if name in kept else getattr(operator, name, None))
-        ]
+        return kept[name] if name in kept else getattr(operator, name, None)
 
     def needs(self, operator: SparkSubmitOperator) -> str:
         """What `airflow pgchange check` has to know of a task, as JSON."""
         binary, of_a_driver = self._of_the_hook["spark_binary"], self._given_for_a_driver(operator)
-        return json.dumps({"conn_id": self.conn_id, "binary": binary, "of_a_driver": of_a_driver})
+        detached = getattr(operator, "detached", False)
+        return json.dumps(
+            {"conn_id": self.conn_id, "binary": binary, "of_a_driver": of_a_driver, "detached": detached}
+        )
 
     def hook(
         self,

@@ -41,7 +41,8 @@ class PgChangePlugin(AirflowPlugin):
         An import on the loop would block all triggers, for a second on a busy machine.
         """
         if TRIGGERER in sys.modules:
-            import_module("airflow_pgchange.triggers.feed")
+            for name in ("driver", "feed"):
+                import_module(f"airflow_pgchange.triggers.{name}")
 
     @cached_property
     def fastapi_apps(self) -> list[dict[str, Any]]:  # type: ignore[override]

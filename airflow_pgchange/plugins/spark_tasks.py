@@ -47,6 +47,9 @@ def spark_needs(node: Any) -> Iterator[SparkNeeds]:
 def _needs(task: Mapping[str, Any]) -> SparkNeeds | None:
     if "spark_needs" in task:
         given = json.loads(task["spark_needs"])
+        if given.get("detached"):
+            # The cluster starts its driver, so this machine needs neither Spark nor Java.
+            return None
     else:
         if not task.get("_is_mapped") or task["_task_module"] not in MODULES:
             return None

@@ -14,6 +14,8 @@ from airflow_pgchange.spark.request import Work
 
 RESULTS, SOURCE = "PGCHANGE_RESULTS", "PGCHANGE_SOURCE"
 """The environment variables with the connection strings of the results and of the changes."""
+HANDLE = "PGCHANGE_HANDLE"
+"""The environment variable with the text of the handle, for an application that SparkBatchOperator started."""
 
 
 def work_of(handle: Handle, results: str | None, source: str | None) -> Work:

@@ -5,6 +5,7 @@ An application that processes a detached batch gives its handle: ``with batch_jo
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -34,7 +35,7 @@ from airflow_pgchange.results.modes import Mode
 from airflow_pgchange.results.staging import TOUCHED, Copied, Staged, create
 from airflow_pgchange.results.target import look_up
 from airflow_pgchange.spark import blame, request, session, sink
-from airflow_pgchange.spark.detached import leased, work_of
+from airflow_pgchange.spark.detached import HANDLE, leased, work_of
 from airflow_pgchange.spark.installed import check_versions
 from airflow_pgchange.spark.mirror import as_copied, marked, with_touched
 from airflow_pgchange.spark.misfits import Rows
@@ -353,13 +354,15 @@ def batch_job(
     process ends when the operator does. Raises InvalidArgument if no batch was handed over. Raises VersionsDiffer if
     Spark's parts have different versions here, or if the Spark Connect server has another version.
 
-    With ``handle``, or its text, the batch is a detached one, and the application runs anywhere. The lease is renewed
+    With ``handle``, or its text, the batch is a detached one, and the application runs anywhere. SparkBatchOperator with
+    ``detached`` gives the handle in the environment variable ``PGCHANGE_HANDLE``. The lease is renewed
     while the block runs. The block does not ack the batch: its merges count once the task ``ack`` of ``claimed_batch``,
     or ``detached.ack(..., staged=True)``, has merged them. ``results`` and ``source`` are the connection strings of the
     results and of the changes. By default they are in the environment variables ``PGCHANGE_RESULTS`` and
     ``PGCHANGE_SOURCE``. If only that of the results is known, the changes are in the same database. Raises StaleClaim if
     another attempt has begun, or the batch has ended.
     """
+    handle = handle or os.environ.get(HANDLE)
     if handle is None:
         working = _worked(_first())
     else:
@@ -377,6 +380,10 @@ def batch_jobs() -> Iterator[Job]:
     allow. A body that is left by ``break`` has not processed its batch. Cached frames and settings of the session stay
     for the next batch. Raises the errors of ``batch_job``.
     """
+    if HANDLE in os.environ:
+        with batch_job() as job:
+            yield job
+        return
     taken: Request | None = _first()
     while taken is not None:
         with _worked(taken) as job:

@@ -22,11 +22,20 @@ from airflow_pgchange.feeds.queue import QueueFeed
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.triggers.poller import switchboard
 from airflow_pgchange.triggers.subscription import News, Recovered, Subscription, Trouble
-from airflow_pgchange.triggers.watches import BacklogWatch, LagLimits, Payload, PointWatch, ReplyWatch
+from airflow_pgchange.triggers.watches import (
+    BacklogWatch,
+    IdleWatch,
+    LagLimits,
+    Payload,
+    PointWatch,
+    ReplyWatch,
+)
 from airflow_pgchange.utils.arguments import FeedLike, Number, count, feed_of, watched_of
 
 POLL_INTERVAL = 0.1
 """Seconds between two queries."""
+IDLE_POLL_INTERVAL = 0.5
+"""Seconds between two queries for the end of a lease, which may last for hours."""
 DEFAULTS = {"min_changes": 1, "max_age": None}
 """The default conditions of ``FeedTrigger``."""
 
@@ -146,6 +155,40 @@ class PointTrigger(BaseTrigger):
         source = self.source_conn_id or self.postgres_conn_id
         progress = progress_at(self.feed, self.postgres_conn_id, source)
         subscribed = switchboard().subscribe(watch, progress, source, self.poll_interval, primary=True)
+        return _events(self, self.feed.name, subscribed, once=True)
+
+
+class IdleTrigger(BaseTrigger):
+    """Fires once, when nobody works on a consumer: no transaction, and nobody who has a lease."""
+
+    def __init__(
+        self,
+        feed: FeedLike,
+        postgres_conn_id: str,
+        source_conn_id: str | None,
+        *,
+        poll_interval: Seconds = IDLE_POLL_INTERVAL,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.feed = feed_of(feed)
+        self.postgres_conn_id = postgres_conn_id
+        self.source_conn_id = source_conn_id
+        self.poll_interval = seconds("poll_interval", poll_interval)
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return f"{__name__}.IdleTrigger", {
+            "feed": _identified(self.feed),
+            "postgres_conn_id": self.postgres_conn_id,
+            "source_conn_id": self.source_conn_id,
+            "poll_interval": self.poll_interval,
+        }
+
+    def run(self) -> AsyncIterator[TriggerEvent]:
+        source = self.source_conn_id or self.postgres_conn_id
+        progress = progress_at(self.feed, self.postgres_conn_id, source)
+        subscribed = switchboard().subscribe(
+            IdleWatch(self.feed), progress, source, self.poll_interval, primary=True
+        )
         return _events(self, self.feed.name, subscribed, once=True)
 
 

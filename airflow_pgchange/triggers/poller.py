@@ -257,6 +257,13 @@ class Switchboard:
             if not poller.subscriptions:
                 await self._end(key, poller, task)
 
+    async def connect(self, conn_id: str) -> Connection:
+        """Open a connection to the primary of an Airflow connection, for its caller alone.
+
+        Raises AirflowUnavailable, InvalidArgument, and ServerUnavailable.
+        """
+        return await self._opener(conn_id, True)
+
     def _link(self, conn_id: str, primary: bool) -> Link:
         return self._links.setdefault((conn_id, primary), Link(conn_id, primary, self._opener))
 

@@ -141,6 +141,35 @@ class PointWatch:
 
 
 @dataclass
+class IdleWatch:
+    """Waits until nobody works on a consumer: no transaction, and nobody who has a lease."""
+
+    lasting: ClassVar[bool] = False
+    limits: ClassVar[None] = None
+
+    feed: Feed
+
+    def question(self, position: Position | None) -> sql.Composed:
+        # The source has the leases, also if the lock is in another database.
+        return self.feed.locked()
+
+    def shared(self, position: Position | None) -> None:
+        return None
+
+    def news(self, position: Position | None, answer: Any, now: float) -> Payload | None:
+        return None if answer else {"feed": self.feed.name, "idle": True}
+
+    def failed(self) -> None:
+        """No metric is reported for this question."""
+
+    def given_up(self) -> None:
+        """No metric is reported for this question."""
+
+    def unless_at_work(self, held: bool, now: float) -> bool:
+        return not held
+
+
+@dataclass
 class ReplyWatch:
     """Waits until a message is in its queue."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections import Counter
@@ -18,6 +19,7 @@ from airflow_pgchange.assets.targets import table_asset
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from demo.airflow import LocalAirflow, airflow_connection
 from demo.postgres import Cluster
+from tests.job_server import JobServer
 
 DAGS = Path(__file__).parent / "dags"
 BY_HAND = CommitFeed("by_hand", 0)
@@ -27,6 +29,19 @@ SETTINGS = {
     "TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "10",
 }
 """What a dead triggerer waited for is another's after these seconds, not half a minute."""
+JOB = """
+import os, time
+import psycopg
+from airflow_pgchange.detached import Handle, batch_of, renewed
+from airflow_pgchange.results import manifests
+
+database, handle = os.environ["PGCHANGE_RESULTS"], Handle.from_text(os.environ["PGCHANGE_HANDLE"])
+with psycopg.connect(database, autocommit=True) as connection, renewed(handle, database):
+    while not connection.execute("select exists (select from finish)").fetchone()[0]:
+        time.sleep(0.2)
+    manifests.keep(connection, batch_of(handle, database), ())
+"""
+"""The application of a detached batch, on a stand-in for a cluster. It goes on until it is told to finish."""
 
 
 @pytest.fixture
@@ -41,7 +56,7 @@ def airline(cluster: Cluster) -> Iterator[psycopg.Connection[Any]]:
         connection.execute(
             "create table ledger (id bigint generated always as identity primary key);"
             "create table noted (id bigint, feed text, primary key (feed, id));"
-            "create table go ();"
+            "create table go (); create table finish ();"
             "select revision.track('ledger', branch_id => '0')"
         )
         yield connection
@@ -59,11 +74,22 @@ def airflow(
         f"postgresql+psycopg2://postgres@{server['host']}:{server['port']}/{airline.info.dbname}_airflow"
     )
     home = tmp_path_factory.mktemp("airflow")
-    connections = {"airline": airflow_connection(cluster.conninfo(airline.info.dbname))}
-    notes = table_asset(cluster.conninfo(), airline.info.dbname, "public", "noted").uri
-    settings = {**SETTINGS, "PGCHANGE_TESTS__NOTES": notes}
-    with LocalAirflow(home, metadata, DAGS, connections, settings) as running:
-        yield running
+    results = cluster.conninfo(airline.info.dbname)
+    job = home / "job.py"
+    job.write_text(JOB)
+    settings = {
+        **SETTINGS,
+        "PGCHANGE_TESTS__NOTES": table_asset(cluster.conninfo(), airline.info.dbname, "public", "noted").uri,
+        "PGCHANGE_TESTS__JOB": str(job),
+        "PGCHANGE_TESTS__RESULTS": results,
+    }
+    with JobServer() as jobs:
+        connections = {
+            "airline": airflow_connection(results),
+            "spark_default": json.loads(jobs.connection),
+        }
+        with LocalAirflow(home, metadata, DAGS, connections, settings) as running:
+            yield running
 
 
 def write(airline: psycopg.Connection[Any], rows: int) -> None:
@@ -215,16 +241,61 @@ def a_mapped_task_works_on_each_feed(airflow: LocalAirflow, airline: psycopg.Con
     assert not unread(airline, "commits:right/0")
 
 
+def a_driver_elsewhere_takes_no_worker_slot(airflow: LocalAirflow, airline: psycopg.Connection[Any]) -> None:
+    run = with_a_driver_at_work(airflow, airline)
+    airline.execute("insert into finish default values")
+    acked_by(run, airflow, airline)
+
+
+def a_driver_elsewhere_outlives_scheduler_and_triggerer(
+    airflow: LocalAirflow, airline: psycopg.Connection[Any]
+) -> None:
+    run = with_a_driver_at_work(airflow, airline)
+    for name in ("scheduler", "triggerer"):
+        airflow.kill_component(name)
+    airline.execute("insert into finish default values")
+    for name in ("scheduler", "triggerer"):
+        airflow.start_component(name)
+    acked_by(run, airflow, airline)
+
+
+def with_a_driver_at_work(airflow: LocalAirflow, airline: psycopg.Connection[Any]) -> str:
+    """Return the run whose task is deferred while its driver works."""
+    write(airline, 1)
+    airflow.unpause("elsewhere")
+    run = airflow.trigger("elsewhere")
+    task = ("elsewhere", run, "driver")
+    eventually(lambda: state(airflow, *task) == "deferred", "a task waits for its driver", airflow)
+    assert leased(airline) == 1
+    return run
+
+
+def acked_by(run: str, airflow: LocalAirflow, airline: psycopg.Connection[Any]) -> None:
+    task = ("elsewhere", run, "driver")
+    eventually(lambda: state(airflow, *task) == "success", "the batch of a driver is acked", airflow)
+    assert leased(airline) == 0
+    assert (
+        total(airline, "select max(attempt) from pgchange.batch where consumer = 'commits:elsewhere/0'") == 1
+    )
+
+
+def leased(airline: psycopg.Connection[Any]) -> int:
+    query = "select count(*) from pgchange.status() where consumer = 'commits:elsewhere/0' and at_work"
+    return total(airline, query)
+
+
 ALWAYS = (
     an_insert_starts_a_run_and_ten_rows_in_one_transaction_leave_nothing_stranded,
     a_dag_on_a_table_runs_after_a_batch_wrote_it,
     a_long_batch_gives_at_most_two_asset_events,
+    a_driver_elsewhere_takes_no_worker_slot,
 )
 AT_A_RELEASE = (
     a_deferred_sensor_ends_when_a_change_comes,
     a_triggerer_that_restarts_keeps_the_point_of_a_sensor,
     a_rescheduled_sensor_keeps_its_point,
     a_mapped_task_works_on_each_feed,
+    a_driver_elsewhere_outlives_scheduler_and_triggerer,
 )
 ELSEWHERE = (
     "every run has test_airflow_sensors.py, where a point outlives a deferral and a restart, "

@@ -16,6 +16,7 @@ from airflow_pgchange.assets.targets import target_tables
 from airflow_pgchange.feeds import Batch, Change, CommitFeed
 from airflow_pgchange.feeds.feed import to_json
 from airflow_pgchange.operators.batch import BatchOperator
+from airflow_pgchange.operators.spark import SparkBatchOperator
 from airflow_pgchange.sensors.consumer import ConsumerSensor
 from airflow_pgchange.sensors.feed import FeedSensor
 
@@ -25,6 +26,8 @@ BY_HAND = CommitFeed("by_hand", 0)
 AIRLINE = "airline"
 NOTES = os.environ["AIRFLOW__PGCHANGE_TESTS__NOTES"]
 """The asset of the table that is written."""
+JOB, RESULTS = (os.environ[f"AIRFLOW__PGCHANGE_TESTS__{name}"] for name in ("JOB", "RESULTS"))
+"""The application of a detached batch, and its database."""
 
 
 def note(batch: Batch, changes: Iterator[Change], connection: Connection[Any]) -> None:
@@ -98,6 +101,19 @@ def mapped() -> None:
     )
 
 
+@dag(schedule=None)
+def elsewhere() -> None:
+    SparkBatchOperator(
+        task_id="driver",
+        detached=True,
+        lease="1 min",
+        feed=CommitFeed("elsewhere", 0),
+        postgres_conn_id=AIRLINE,
+        application=JOB,
+        env_vars={"PGCHANGE_RESULTS": RESULTS},
+    )
+
+
 noted()
 after_notes()
 slow()
@@ -105,3 +121,4 @@ waits()
 waits_for_changes()
 waits_by_reschedule()
 mapped()
+elsewhere()
