@@ -66,6 +66,13 @@ def test_a_person_chooses_where_a_new_consumer_starts(
     assert run(task)["changes"] == changes
 
 
+def test_a_sensor_of_each_kind_waits_for_the_payments(guide: Guide) -> None:
+    """Seconds for the first of this file: Airflow is imported."""
+    guide.run("Sensors")
+    assert guide.names["ready"].poke({})
+    assert not guide.names["processed"].poke({})
+
+
 def test_the_guide_names_all_that_a_payload_has(guide: Guide) -> None:
     """Seconds for the first of this file: Airflow is imported."""
     (told,) = re.findall(r"The payload is the name.*?\n\n", guide.text, flags=re.DOTALL)
