@@ -182,12 +182,14 @@ class Cluster:
 
     def standby(self, settings: Mapping[str, str] | None = None) -> Cluster:
         """A streaming standby of this cluster, started."""
-        other = self.backup("-R")
-        other.configure({"hot_standby": "on", **(settings or {})})
+        other = self.backup()
+        # A pg_basebackup that is newer than the server writes options of connections that the server does not know.
+        (other.data / "standby.signal").touch()
+        other.configure({"primary_conninfo": f"'{self.conninfo()}'", "hot_standby": "on", **(settings or {})})
         other.start()
         return other
 
-    def backup(self, *options: str) -> Cluster:
+    def backup(self) -> Cluster:
         """A base backup, as a cluster that is not started yet."""
         other = self.in_new_folder(self.binaries)
         other.run(
@@ -200,7 +202,6 @@ class Cluster:
             "stream",
             "-c",
             "fast",
-            *options,
         )
         other.configure({"port": str(other.port)})
         return other

@@ -26,6 +26,11 @@ HEAD = """# Versions that were tested together
 `make matrix` runs these cells, each in an environment of its own, with the packages that were there on its day, and
 writes this page. Each step has the date on which it passed or failed, or the reason why it was not run.
 
+"Lowest bounds": each package that this one needs has the lowest version that it takes, so the cell proves these bounds.
+
+Tests of what an older Airflow lacks are skipped there: policies of retries come with 3.3, commands of providers with
+3.2, and assets of PostgreSQL tables with version 7.0 of Airflow's provider of PostgreSQL.
+
 """
 Results = dict[str, dict[str, str]]
 """By cell and step what came of it."""
@@ -39,12 +44,13 @@ def main() -> int:
     asked = parser.parse_args()
     if asked.oldest:
         return any(not told.startswith("passed") for told in run(OLDEST, WITHOUT_SERVERS).values())
-    results: Results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     ran: list[str] = []
     for cell in CELLS:
         if asked.text in cell.name:
             now = run(cell, [step for step in asked.steps if step in (cell.steps or STEPS)])
             ran += now.values()
+            # Read only now: another process may have run other cells meanwhile.
+            results: Results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
             results[cell.name] = {**results.get(cell.name, {}), **now}
             RESULTS.write_text(json.dumps(results, indent=2) + "\n")
             PAGE.write_text(page(results))
@@ -83,7 +89,7 @@ def page(results: Results) -> str:
                 cell.spark,
                 cell.server or cell.spark,
                 cell.postgres,
-                cell.day,
+                f"{cell.day}, lowest bounds" if cell.lowest else cell.day,
                 *of_steps,
             )
         )

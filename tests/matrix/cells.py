@@ -24,6 +24,7 @@ TOOLS = (
     "cosmic-ray",
     "duckdb",
     "hatch-fancy-pypi-readme",
+    "hatch-fancy-pypi-readme",
     "hatchling",
     "httpx",
     "hypothesis",
@@ -46,6 +47,8 @@ BOUND = ("adbc-driver-manager", "adbc-driver-postgresql", "psycopg", "psycopg-bi
 """Packages of which this package needs a newer version than the Airflow of a cell had on its day."""
 
 
+EXCLUDED = Path(__file__).with_name("excluded.txt")
+"""pyspark, which takes minutes to build, although Airflow's provider of Spark asks for it: one step alone needs it."""
 CLIENTS = ("4.0", "4.1", "4.2")
 """Versions of Spark of which the package registry has a pyspark-client."""
 OF_SPARK = ("install", "Spark batch")
@@ -60,7 +63,8 @@ class Cell:
 
     ``postgres`` is a major version of ``tests/suite/postgresql.py``. ``spark`` is the version beside Airflow, which is
     the client of a Spark Connect server. ``server`` is the version of that server, if it is another. ``steps`` are the
-    names of those that the cell runs; none: all.
+    names of those that the cell runs; none: all. ``lowest``: each package that ours needs has the lowest version that
+    ``pyproject.toml`` allows.
     """
 
     python: str
@@ -70,6 +74,7 @@ class Cell:
     day: str
     server: str = ""
     steps: tuple[str, ...] = ()
+    lowest: bool = False
 
     @property
     def name(self) -> str:
@@ -85,19 +90,16 @@ class Cell:
         """The cell whose Spark the Connect server has."""
         return replace(self, spark=self.server or self.spark, server="")
 
-    @property
-    def extras(self) -> tuple[str, ...]:
-        return ("spark" if self.spark in CLIENTS else "spark-connect", "http", "openlineage")
-
 
 ON_THE_PAGE = (
     "test_a_person_sees_why_a_consumer_fails_skips_its_batch_and_sees_it_go_on",
     "test_a_person_finds_a_consumers_last_hour_and_batches_and_the_address_bar_keeps_what_is_looked_at",
 )
+EQUAL_SPARK = "tests/unit/test_packaging.py::test_pyspark_and_pyspark_client_hold_identical_files"
 SPARK_WAYS = ("test_batches_by_spark_submit", "test_batches_on_a_connect_server")
 NOW = "2026-11-29"
 CELLS = (
-    Cell("3.11", "3.1.8", "4.0", "16", "2026-03-25"),
+    Cell("3.11", "3.1.8", "4.0", "16", "2026-03-25", lowest=True),
     Cell("3.12", "3.2.2", "4.1", "17", "2026-06-15"),
     Cell("3.13", "3.3.2", "4.2", "18", NOW),
     Cell("3.11", "3.3.2", "4.3", "15", NOW),
@@ -135,9 +137,11 @@ def _environment(cell: Cell) -> None:
             _certificates(),
             "no Python of this version",
         )
-    _install(cell, *newer, *packages, *TOOLS, "--editable", f"{ROOT}[{','.join(cell.extras)}]")
-    # Both packages have the same Python files. Those of the one that is installed last count.
-    _install(cell, "--reinstall-package=pyspark", f"pyspark=={cell.spark}.*")
+    package = f"{ROOT}[spark-connect,http,openlineage]"
+    options = (*newer, f"--excludes={EXCLUDED}")
+    lowest = ("--resolution=lowest-direct",) if cell.lowest else ()
+    _install(cell, *options, *lowest, *packages, "--editable", package)
+    _install(cell, *options, *TOOLS)
 
 
 def _interpreter(version: str) -> str:
@@ -163,7 +167,8 @@ def dags(cell: Cell) -> None:
 
 def unit_tests(cell: Cell) -> None:
     """Run the tests without a server."""
-    _pytest(cell, "-n", "2", "tests/unit")
+    # The suite's own pyspark and pyspark-client are equal; a cell has the client alone, or two versions.
+    _pytest(cell, "-n", "2", "tests/unit", f"--deselect={EQUAL_SPARK}")
 
 
 def wake_up(cell: Cell) -> None:
@@ -180,6 +185,9 @@ def page(cell: Cell) -> None:
 
 def spark_batch(cell: Cell) -> None:
     """Process batches by spark-submit and on a Spark Connect server, each by the driver and by executors."""
+    # Both packages have the same Python files: those of the one that is installed last count.
+    for each in {cell.of_server, replace(cell, server="")}:
+        _install(each, "--reinstall-package=pyspark", f"pyspark=={each.spark}.*")
     ways = SPARK_WAYS[1:] if cell.server else SPARK_WAYS
     server = str(cell.of_server.home / "bin" / "python")
     _pytest(

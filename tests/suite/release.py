@@ -33,6 +33,8 @@ TESTED = (
     "pyproject.toml",
     "constraints.txt",
 )
+MORE_SERVERS = ("16", "17", "18")
+"""On which only integration tests run: the versions between those of the two servers, and 18 with contrib."""
 SEEDS = ("20130101", "7", "11")
 TIMEOUT = "7200"
 
@@ -53,7 +55,7 @@ def parts(tree: Path) -> Iterator[Part]:
     yield Part("unit", _pytest("system", *_files(tree, "unit")))
     for folder, found in groupby(_files(tree, "integration"), _folder):
         files = list(found)
-        for server in clusters.SERVERS:
+        for server in (*clusters.SERVERS, *MORE_SERVERS):
             yield Part(f"{folder} on {server}", _pytest(server, *files))
     for path in _files(tree, "system"):
         yield Part(f"system: {Path(path).stem}", _pytest("system", path, workers="0"))
