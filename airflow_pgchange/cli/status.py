@@ -16,8 +16,8 @@ from airflow_pgchange.cli.named_by_dags import named_by_dags
 from airflow_pgchange.errors import PgChangeError
 from airflow_pgchange.plugins.dag_reasons import DagReason
 
-SHOWN_REASON = 160
-"""Characters of a reason in a table; JSON has all."""
+SHOWN_REASON = 300
+"""Characters of a reason in a table; JSON has all. An error of Spark has 150 before the text that names its cause."""
 
 
 @command("No consumer has begun here yet: the first claim makes one.")

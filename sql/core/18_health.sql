@@ -155,7 +155,7 @@ language sql volatile as $$
         union all
         select 'error',
                format('batch %s has failed %s', (s.one).batch_id, pgchange.many((s.one).attempt, 'time')) || coalesce(': ' || (s.one).error, ''),
-               'to give it up: airflow pgchange skip ' || pgchange.shell_quoted((s.one).consumer)
+               'to give it up: airflow pgchange skip ' || pgchange.shell_quoted((s.one).consumer) || ' --reason ''...'''
         where (s.one).attempt >= many_attempts and not (s.one).at_work and not r.tells_of_batches
         union all
         select case when (s.one).at_work then 'warning' else 'error' end,

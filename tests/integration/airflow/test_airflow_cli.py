@@ -137,7 +137,7 @@ def test_health_tells_what_a_person_should_look_at_until_it_is_mended(
     (found,) = findings(ledger, capsys)
     assert (found["severity"], found["consumer"]) == ("error", "commits:delays/0")
     assert str(found["told"]).endswith("has failed 3 times: cannot be parsed")
-    assert found["call"] == "to give it up: airflow pgchange skip commits:delays/0"
+    assert found["call"] == "to give it up: airflow pgchange skip commits:delays/0 --reason '...'"
     pgchange("skip", "commits:delays/0", "--reason", "no use", "--dsn", ledger)
     assert [found["kind"] for found in findings(ledger, capsys)] == ["letters"]
 

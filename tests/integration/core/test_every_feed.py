@@ -431,7 +431,7 @@ def test_a_batch_that_fails_again_and_again_is_a_finding_until_it_is_given_up(
             raise ZeroDivisionError("no reason")
     (found,) = findings(connection, pytest.fail)
     assert (found.kind, found.severity, found.consumer) == (feed.kind, "error", feed.name)
-    assert found.call == f"to give it up: airflow pgchange skip {feed.name}"
+    assert found.call == f"to give it up: airflow pgchange skip {feed.name} --reason '...'"
     by_hand.skip_batch(connection, connection, feed, "no use")
     assert [one for one in findings(connection, pytest.fail) if one.severity == "error"] == []
 

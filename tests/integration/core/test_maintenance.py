@@ -186,6 +186,7 @@ def test_maintenance_names_a_consumer_of_a_topology_whose_batch_fails_and_what_h
     assert line.startswith("topology:the router: batch ")
     assert line.endswith(
         " has failed 3 times: tests.commits.Failed; to give it up: airflow pgchange skip 'topology:the router'"
+        " --reason '...'"
     )
     by_hand.skip_batch(connection, connection, feed, "cannot be parsed")
     connection.execute("update topology.consumer set source = 'elsewhere'")
@@ -278,7 +279,7 @@ def test_maintenance_names_a_group_whose_batch_fails(log):
     for _ in range(3):
         log.execute("select pgmb.claim('g', pgmb.position('g'), 10)")
     (line,) = attention(log, "has failed 3 times")
-    assert line.endswith("to give it up: airflow pgchange skip events:g")
+    assert line.endswith("to give it up: airflow pgchange skip events:g --reason '...'")
 
 
 def test_maintenance_names_rows_that_could_not_be_made_an_event(log):
