@@ -182,7 +182,7 @@ class SchemaVersionMismatch(Permanent):
 class PermissionDenied(Permanent):
     """The role lacks a right. ``pubsub.grant_consumer``, ``revision.grant_owner``, ``tube.grant_consumer``,
     ``pgmb.grant_consumer``, ``mbus.grant_admin``, ``topology.grant_reader`` and others like them give what each role
-    needs."""
+    needs. Or a Spark Connect server refused the token of its connection."""
 
 
 class ServerUnavailable(PgChangeError):
