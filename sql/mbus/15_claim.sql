@@ -5,12 +5,17 @@
 --                          part              turn        message            slot             rows of mbus.apart
 --   a claim of many        exclusive                                                         for update, skips
 --   a claim of one         shared            exclusive   exclusive                           for update, skips
+--   ... by a receipt       shared                        exclusive
+--   a fold of receipts     shared, all       exclusive, all
 --   ... of the 65th on     exclusive                                                         for update, skips
 --   take, take_from        shared, waits                 exclusive, waits   shared, waits    for update, waits
 --   a worker of a feed                                                      exclusive        deletes them at its ack
 --   drop_consumer          exclusive, waits                                                  deletes them
 --
 -- But for a claim of one, which has the row of a message apart before it asks for the message: it waits for neither.
+--
+-- A single message that is received by a receipt keeps nobody from the other messages of its part: its transaction moves no position. A
+-- claim of one that moves a position has the turn of the part, so the next one goes to another part. A fold moves all positions.
 
 -- Lock a part for a consumer, whole or for a single message of it, unless another transaction holds it. Nobody is waited for.
 create function mbus.take_part(c integer, part integer, whole boolean) returns boolean

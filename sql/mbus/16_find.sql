@@ -10,11 +10,11 @@
 
 create type mbus.start as (
     version bigint, whole bigint, whole_xids xid8[], whole_ids bigint[],
-    done bigint, late_xids xid8[], busy integer[], froms bigint[], has_apart boolean
+    done bigint, late_xids xid8[], busy integer[], froms bigint[], has_apart boolean, is_awaited boolean, is_native boolean
 );
 comment on type mbus.start is
-    'From where on a single message is looked for: the position of all parts that have no younger one, the level, and whether '
-    'there are messages apart.';
+    'From where on a single message is looked for: the position of all parts that have no younger one, the level, whether there are '
+    'messages apart, whether messages of any consumer wait for this one, and whether the transaction ids are those of this cluster.';
 
 create type mbus.head as (id bigint, part integer, version bigint, is_plain boolean);
 comment on type mbus.head is
@@ -24,13 +24,20 @@ comment on type mbus.head is
 create type mbus.found as (now pg_snapshot, heads mbus.head[]);
 comment on type mbus.found is 'The messages that a consumer may have next, in order, and the snapshot by which they were seen.';
 
+create type mbus.quick as (id bigint, xid xid8, is_special boolean, message mbus.qt_model);
+comment on type mbus.quick is
+    'The next message for a consumer, which the transaction has locked unless it is special, and the transaction that posted it.';
+
 -- From where on the next single message of a consumer is looked for.
 create function mbus.starts_at(c integer) returns setof mbus.start
 language sql stable rows 1 as $$
     select coalesce(w.version, 0), w.done, w.late_xids, w.late_ids, greatest(l.done, w.done),
            case when l.done < w.done then w.late_xids else l.late_xids end, case when l.done < w.done then '{}' else l.busy end,
            case when l.done < w.done then '{}' else l.froms end,
-           exists (select from mbus.apart as a where a.consumer = c)
+           exists (select from mbus.apart as a where a.consumer = c),
+           exists (select from mbus.apart as a where a.wait_consumer = c),
+           -- The query of mbus.is_native(): a call for each message would cost more than the query.
+           (select bool_and(pgchange.is_native(o.cluster, o.written_in, o.xmin, o.written_as, o.tableoid)) from mbus.origin as o)
     from mbus.level as l
     left join lateral (
         select p.version, p.done, p.late_xids, p.late_ids from mbus.position as p

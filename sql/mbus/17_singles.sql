@@ -39,9 +39,51 @@ begin
 end
 $$;
 
+-- Put one position, up to the given id, in the place of the positions of all parts and of the receipts up to that id. The id and the
+-- open transactions are those of a level, which was found by the snapshot. Nothing changes while another transaction moves a position.
+-- The locks are kept until this transaction ends: meanwhile nobody else can move a position.
+create function mbus.fold(c integer, reached bigint, open xid8[], now pg_snapshot) returns void
+language plpgsql as $$
+declare
+    known mbus.queue := (select q from mbus.queue as q join mbus.consumer as x using (qname) where x.id = c);
+    stands mbus.standing;
+begin
+    -- After this, mbus.got_now() could not tell what this transaction received by a position from what others did.
+    if exists (select from mbus.position as p where p.consumer = c and p.txid = pg_current_xact_id()) then
+        return;
+    end if;
+    begin
+        if exists (select from unnest(known.parts) as p where not mbus.take_part(c, p, false)) then
+            raise lock_not_available;
+        end if;
+    exception when lock_not_available then
+        -- The locks that were taken until then went with this block.
+        return;
+    end;
+    stands := mbus.stand(c, known.consumers_cnt, known.parts);
+    -- The level says nothing about messages above it that a position excepts.
+    if reached < stands.high then
+        return;
+    end if;
+    with gone as (
+        delete from mbus.position as p where p.consumer = c returning p.version
+    )
+    insert into mbus.position (consumer, part, version, done, late_xids, late_ids, began)
+    select c, -1, max(g.version) + 1, reached, open, array_fill(0::bigint, array[cardinality(open)]), reached from gone as g;
+    -- A receipt stays if the snapshot did not see it, because its message may be of an open transaction; if this transaction wrote it,
+    -- because that can put the message back; and if the message is apart, because it would be handed out again.
+    delete from mbus.receipt as r
+    where r.queue = known.id and coalesce(r.consumer, 0) = c and r.id > stands.low and r.id <= reached
+      and r.txid <> pg_current_xact_id() and pg_visible_in_snapshot(r.txid, now)
+      and not exists (select from mbus.apart as a where a.consumer = c and a.id = r.id offset 0);
+end
+$$;
+
 -- Have the next single message looked for behind what a consumer has received, given what was found next when busy parts are passed
--- over.
-create function mbus.raise_level(c integer, start mbus.start, horizon bigint, bound bigint, next mbus.found, busy integer[]) returns void
+-- over, and whether this transaction has just received a message.
+create function mbus.raise_level(
+    c integer, start mbus.start, horizon bigint, bound bigint, next mbus.found, busy integer[], has_received boolean
+) returns void
 language plpgsql as $$
 declare
     reached bigint := coalesce(next.heads[1].id - 1, horizon);
@@ -70,8 +112,129 @@ begin
     where l.ctid = any (array(
         select x.ctid from mbus.level as x where x.consumer = c and x.done <= reached for update skip locked));
     insert into mbus.level (consumer, done, late_xids, busy, froms) values (c, reached, late, busy, froms);
+    -- The more receipts there are, the more often. A transaction with a message may last long, and holds the locks of a fold as long: so
+    -- before 500 receipts a transaction without one does it.
+    if busy = '{}' and random() * 5000 < reached - coalesce(start.whole, 0) - 500 * has_received::integer then
+        perform mbus.fold(c, reached, late, next.now);
+    end if;
 end
 $$;
+
+-- The part of a function that receives the next single message, $1, by a receipt and returns. Without it, the rest of the function is
+-- run: if a message apart is due or waits, if the next message has to be looked at by itself or was received in a batch, if a part was
+-- busy, or if so many messages are received or held that the level has to be raised first. Null if this consumer has no such way: its selector may fail,
+-- or its queue is ordered.
+create function mbus.quick_text(known mbus.queue, c mbus.consumer, message text) returns text
+language plpgsql immutable as $function$
+declare
+    -- Whether %%1$s is for this consumer and free. The locks come last: of a message that is passed over there is none, or that of its
+    -- part, which its holder has too.
+    made text := format($sql$
+                (%%1$s.expires is null or %%1$s.expires > clock_timestamp()) and (%%1$s.not_for is null or %2$s <> all (%%1$s.not_for))
+                and case
+                    when exists (
+                        select from mbus.receipt as r
+                        where r.queue = %1$s and coalesce(r.consumer, 0) = any (array[0, %2$s]) and r.id = %%1$s.id offset 0) then false
+                    when %%1$s.special then true
+                    else pg_try_advisory_xact_lock_shared(mbus.part_key(%2$s, mod(%%1$s.id, %3$s)::integer))
+                         and pg_try_advisory_xact_lock(mbus.message_key(%1$s, %%1$s.id)) end$sql$,
+        known.id, c.id, known.consumers_cnt);
+begin
+    if c.selector is not null or known.ordered_by is not null then
+        return null;
+    end if;
+    return format($body$
+    -- Others may receive a message between the statement that finds it and the statement that inserts the receipt.
+    for attempt in 1..4 loop
+        exit when current_setting('transaction_isolation') <> 'read committed';
+        horizon := coalesce(pg_sequence_last_value(%3$L), 0);
+        select s.* into start from mbus.starts_at(%2$s) as s;
+        -- Mostly nobody has posted anything since.
+        if horizon <= start.done and start.late_xids = '{}' and start.busy = '{}' and not start.has_apart then
+            return;
+        end if;
+        exit when start.is_native is not true or start.busy <> '{}';
+        if start.has_apart then
+            moment := clock_timestamp();
+            exit when exists (
+                    select from mbus.apart as a
+                    where a.consumer = %2$s and a.wait_consumer is null and not a.failed and a.due <= moment)
+                or (select true from mbus.apart as a where a.consumer = %2$s and a.wait_consumer is not null
+                    order by a.wait_consumer, a.wait_part, a.wait_id limit 1);
+        end if;
+        -- Of a transaction that has written nothing yet this is the first message.
+        is_first := pg_current_xact_id_if_assigned() is null;
+        if not is_first then
+            held := coalesce(nullif(current_setting('mbus.held', true), ''), '0');
+            exit when held >= 64;
+        end if;
+        head := null;
+        if start.late_xids <> '{}' then
+            select l.id, l.txid, l.special, row(%5$s)::mbus.qt_model into head
+            from unnest(start.late_xids) as e(xid)
+            cross join lateral (
+                select t.* from mbus.%6$I as t
+                where t.txid = e.xid and t.id + 0 <= start.done and %7$s
+                order by t.txid, t.id + 0
+                limit 1
+            ) as l
+            where pg_visible_in_snapshot(e.xid, pg_current_snapshot()) or e.xid = pg_current_xact_id_if_assigned()
+            limit 1;
+        end if;
+        if head.id is null then
+            select l.id, l.txid, l.special, row(%5$s)::mbus.qt_model into head
+            from mbus.%6$I as l
+            where l.id > start.done and l.id <= least(horizon, start.done + 256) and %8$s
+            order by l.id
+            limit 1;
+        end if;
+        exit when head.is_special or head.id is null and horizon > start.done + 256;
+        -- What was passed over once need not be again.
+        is_raised := (head.id > start.done + 8
+            or head.id is null and (horizon > start.done or not start.late_xids <@ mbus.open_in(pg_current_snapshot(), 0)))
+            and random() < 0.25;
+        if is_raised then
+            -- Before the receipt: the id of this transaction is such a bound if it is new.
+            bound := mbus.bound_now();
+        end if;
+        if head.id is not null then
+            -- Mostly no position has changed.
+            insert into mbus.receipt (queue, id, consumer)
+            select %4$s, head.id, %2$s
+            where head.id > start.done
+              and not exists (select from mbus.position as p where p.consumer = %2$s and p.version > start.version)
+              and not exists (%9$s);
+            if not found then
+                exit when exists (
+                    select from mbus.stands_at(%2$s, mod(head.id, %10$s)::integer) as p
+                    where mbus.passed(head.id, head.xid, p.done, p.late_xids, p.late_ids));
+                insert into mbus.receipt (queue, id, consumer) select %4$s, head.id, %2$s where not exists (%9$s);
+                continue when not found;
+            end if;
+            if not is_first then
+                perform set_config('mbus.held', (held + 1)::text, true);
+            end if;
+            if start.is_awaited then
+                perform mbus.wake_up(array[%2$s], array[head.id]);
+            end if;
+        end if;
+        if is_raised then
+            perform mbus.raise_level(%2$s, start, horizon, bound, mbus.find$%2$s(start, horizon, '{}', 1), '{}', head.id is not null);
+        end if;
+        if head.id is not null then
+            return next head.message;
+            if random() * 1000 < 1 then
+                perform mbus.trim_sometimes(mbus.queue_named(%1$L), 1);
+            end if;
+        end if;
+        return;
+    end loop;$body$,
+        known.qname, c.id, format('mbus.%I', 'seq$' || known.qname), known.id, message, 'log$' || known.qname,
+        format(made, 't'), format(made, 'l'),
+        format('select from mbus.receipt as r where r.queue = %1$s and coalesce(r.consumer, 0) = any (array[0, %2$s]) and r.id = head.id', known.id, c.id),
+        known.consumers_cnt);
+end
+$function$;
 
 -- Write how a consumer receives single messages. Who takes another message of their part need not wait.
 create function mbus.make_single_function(known mbus.queue, c mbus.consumer) returns void
@@ -109,11 +272,7 @@ begin
         if horizon <= start.done and start.late_xids = '{}' and start.busy = '{}' and not start.has_apart then
             return null;
         end if;
-        -- The query of mbus.is_native(): a call for each message would cost more than the query.
-        if (
-            select bool_and(pgchange.is_native(o.cluster, o.written_in, o.xmin, o.written_as, o.tableoid)) from mbus.origin as o
-        ) is not true
-        then
+        if start.is_native is not true then
             perform mbus.check_origin(mbus.queue_named(%1$L));
         end if;
         held := coalesce(nullif(current_setting('mbus.held', true), ''), '0');
@@ -159,7 +318,7 @@ begin
     -- What was passed over once need not be again.
     if (is_vain or coalesce(number, horizon) > start.done + 8) and random() < 0.25 then
         bound := coalesce(bound, mbus.bound_now());
-        perform mbus.raise_level(%2$s, start, horizon, bound, mbus.find$%2$s(start, horizon, busy, 1), busy);
+        perform mbus.raise_level(%2$s, start, horizon, bound, mbus.find$%2$s(start, horizon, busy, 1), busy, number is not null);
     end if;
     return number;
 end

@@ -101,15 +101,17 @@ declare
                        then mbus.guard('consume', known.qname, c.name) else '' end;
     options text := mbus.as_receiver('language plpgsql security definer');
     -- What is read of l, a message of the log.
+    columns text := format($sql$l.id, l.added::timestamp, coalesce(l.iid, %1$L || l.id), l.delayed_until::timestamp, l.expires::timestamp,
+               null::integer[], l.headers || %2$L::hstore, l.properties, l.data$sql$, known.qname || '.', hstore('destination', known.qname)::text);
     message text := format($sql$
-        select l.id, l.added::timestamp, coalesce(l.iid, %2$L || l.id), l.delayed_until::timestamp, l.expires::timestamp, null::integer[],
-               l.headers || %3$L::hstore, l.properties, l.data
-        from mbus.%1$I as l$sql$, 'log$' || known.qname, known.qname || '.', hstore('destination', known.qname)::text);
+        select %1$s
+        from mbus.%2$I as l$sql$, columns, 'log$' || known.qname);
+    quick text := mbus.quick_text(known, c, columns);
     single text := format($body$
 declare
-    number bigint;
+    number bigint;%6$s
 begin
-    %4$s
+    %4$s%5$s
     number := mbus.single$%2$s();
     if number is not null then
         return query%3$s
@@ -119,7 +121,15 @@ begin
         end if;
     end if;
 end
-$body$, known.qname, c.id, message, guard);
+$body$, known.qname, c.id, message, guard, quick, case when quick is not null then '
+    start mbus.start;
+    horizon bigint;
+    moment timestamptz;
+    is_first boolean;
+    held integer;
+    head mbus.quick;
+    is_raised boolean;
+    bound bigint;' end);
     body text := format($body$
 declare
     known mbus.queue := mbus.queue_named(%1$L);
@@ -127,7 +137,7 @@ declare
     lowest bigint;
     highest bigint;
 begin
-    %4$s
+    %4$s%5$s
     ids := mbus.claim_ids(known, %2$s, amt);
     if ids = '{}' then
         return;
@@ -147,7 +157,11 @@ begin
         perform mbus.trim_sometimes(known, cardinality(ids));
     end if;
 end
-$body$, known.qname, c.id, message, guard);
+$body$, known.qname, c.id, message, guard, case when quick is not null then format('
+    if amt = 1 then
+        return query select r.* from mbus.%I() as r;
+        return;
+    end if;', 'receive$' || c.id) end);
 begin
     perform mbus.place_asking(asks, mbus.function_name('consumen', known.qname, c.name), 'amt integer', 'setof mbus.qt_model', options, body,
         format('Receive up to amt messages of queue %s for consumer %s.', known.qname, c.name));

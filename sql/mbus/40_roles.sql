@@ -22,7 +22,7 @@ select pgchange.add_role(
     $$);
 
 select pgchange.close_schema('mbus', types => 'qt_model picked obstacle', unpinned => $$
-        apart_at awaited bound_now check_origin consume claim_from claim_ids dead_in freed_apart from_apart from_log gone has_role heads_apart
+        apart_at awaited bound_now check_origin consume claim_from claim_ids dead_in fold freed_apart from_apart from_log gone has_role heads_apart
         hold_queues keep keep_apart keep_joined keep_together lock_key look matches message_key message_of number_in numbered open_in part_key
         parts_at passed qname_of queue_named queue_of queue_to_change queues_key raise_level receive_apart reception role_mark
         role_name role_of set_free settle stand stands_at starts_at take_part temporary_key trim_sometimes turn_key turn_of

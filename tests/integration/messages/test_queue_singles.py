@@ -71,25 +71,15 @@ def test_a_message_costs_the_same_whatever_the_number_of_parts(connect):
     assert costs[1] < 1.5 * costs[0] < 150
 
 
-def test_what_a_transaction_held_for_long_comes_first_when_it_is_given_back(connect):
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_who_holds_a_message_for_long_keeps_nobody_from_the_others(connect, end):
     connection, slow = connect(), connect(autocommit=False)
     make(connection, parts=4)
     fill(connection, range(200))
     assert consume(slow) == "0"
-    others = singly(connection)
-    assert others == [str(n) for n in range(200) if n % 4]
-    slow.rollback()
-    assert singly(connection) == [str(n) for n in range(0, 200, 4)]
-
-
-def test_what_is_behind_a_message_that_was_held_for_long_comes_when_that_is_received(connect):
-    connection, slow = connect(), connect(autocommit=False)
-    make(connection, parts=4)
-    fill(connection, range(200))
-    assert consume(slow) == "0"
-    singly(connection)
-    slow.commit()
-    assert singly(connection) == [str(n) for n in range(4, 200, 4)]
+    assert singly(connection) == [str(n) for n in range(1, 200)]
+    getattr(slow, end)()
+    assert singly(connection) == (["0"] if end == "rollback" else [])
 
 
 def test_who_consumes_while_a_message_is_held_for_long_does_not_look_at_all_that_came_since(connect):

@@ -1,0 +1,241 @@
+"""Single messages are received by receipts, which a fold replaces by one position: none is lost, and none comes twice."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+
+from airflow_pgchange.feeds import QueueFeed
+from tests.batches import taken
+from tests.limits import shorten
+from tests.queues import consume, consumer, drain, fill, make, one, post, take, there
+from tests.waiting import locks, until, waits
+
+pytestmark = pytest.mark.hstore
+
+RAISE = (
+    "select mbus.raise_level(1, s, h, mbus.bound_now(), mbus.find$1(s, h, '{}', 1), '{}', false) "
+    "from mbus.starts_at(1) as s, coalesce(pg_sequence_last_value('mbus.\"seq$q\"'), 0) as h"
+)
+FOLD = (
+    "select mbus.fold(1, l.done, l.late_xids, coalesce(%s, pg_current_snapshot())) "
+    "from mbus.level as l where l.consumer = 1 order by l.done desc limit 1"
+)
+RECEIPTS = "select coalesce(array_agg(id order by id), '{}') from mbus.receipt where consumer = 1"
+POSITIONS = "select array_agg(array[part, done] order by part) from mbus.position where consumer = 1"
+
+
+def fold(connection, seen=None):
+    """What a consumer does once in several hundred messages."""
+    connection.execute(RAISE)
+    connection.execute(FOLD, [seen])
+
+
+def test_receipts_become_one_position(q):
+    fill(q, range(10))
+    assert [consume(q) for _ in range(7)] == [str(n) for n in range(7)]
+    assert one(q, RECEIPTS) == [1, 2, 3, 4, 5, 6, 7]
+    fold(q)
+    assert one(q, RECEIPTS) == []
+    assert one(q, POSITIONS) == [[-1, 7]]
+    assert drain(q, most=1) == ["7", "8", "9"]
+
+
+def test_receipts_do_not_pile_up(q):
+    fill(q, range(100))
+    fold(q)
+    # As if 2,000 messages had been received since the last fold.
+    q.execute("update mbus.position set done = done - 2000")
+    q.execute("select setseed(0.5)")
+    for n in range(100):
+        assert consume(q) == str(n)
+    assert len(one(q, RECEIPTS)) < 100
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_fold_leaves_a_message_to_its_holder(q, connect, end):
+    holder = connect(autocommit=False)
+    fill(q, range(8))
+    assert [consume(q), consume(q), consume(holder)] == ["0", "1", "2"]
+    assert drain(q, most=1) == ["3", "4", "5", "6", "7"]
+    fold(q)
+    assert one(q, RECEIPTS) == [4, 5, 6, 7, 8]
+    getattr(holder, end)()
+    assert consume(q) == ("2" if end == "rollback" else None)
+    assert consume(q) is None
+    fold(q)
+    assert there(q) == drain(q) == []
+
+
+def test_who_has_folded_puts_back_what_it_received_and_nothing_else(q, connect):
+    fill(q, range(4))
+    assert consume(q) == "0"
+    with pytest.raises(psycopg.Error, match="there is no message q.1"), q.transaction():
+        assert consume(q) == "1"
+        fold(q)
+        q.execute("select mbus.try_again('q.1')")
+    with q.transaction():
+        assert consume(q) == "1"
+        # From now on the id of this transaction is not the highest that a snapshot knows.
+        connect().execute("select pg_current_xact_id()")
+        fold(q)
+        assert one(q, "select mbus.try_again('q.2', '0')") == 2
+    assert drain(q) == ["2", "3", "1"]
+
+
+def test_what_is_undone_of_a_transaction_with_a_fold_comes_again(q, connect):
+    session = connect(autocommit=False)
+    fill(q, range(4))
+    assert consume(session) == "0"
+    session.execute("savepoint s")
+    assert consume(session) == "1"
+    fold(session)
+    session.execute("rollback to s")
+    assert consume(session) == "1"
+    fold(session)
+    session.execute("rollback to s")
+    session.commit()
+    assert drain(q) == ["1", "2", "3"]
+
+
+def test_what_commits_late_below_a_fold_comes_once(q, connect):
+    """Also if it is received between the fold's look at the log and its deletion of receipts."""
+    late = connect(autocommit=False)
+    post(late, "late")
+    fill(q, range(8))
+    assert drain(q, most=1) == [str(n) for n in range(8)]
+    q.execute(RAISE)
+    seen = one(q, "select pg_current_snapshot()::text")
+    late.commit()
+    assert consume(q) == "late"
+    q.execute(FOLD, [seen])
+    assert one(q, POSITIONS) == [[-1, 9]]
+    assert one(q, RECEIPTS) == [1]
+    assert consume(q) is None
+    assert there(q) == drain(q) == []
+
+
+def test_what_commits_late_comes_after_a_fold(q, connect):
+    late = connect(autocommit=False)
+    post(late, "late")
+    fill(q, range(8))
+    assert drain(q, most=1) == [str(n) for n in range(8)]
+    fold(q)
+    late.commit()
+    assert there(q) == ["late"]
+    assert [consume(q), consume(q)] == ["late", None]
+
+
+def test_a_message_that_was_passed_over_while_it_was_held_is_not_received_again_after_a_fold(connect):
+    connection, holder = connect(), connect(autocommit=False)
+    make(connection, parts=2)
+    fill(connection, range(4))
+    assert consume(holder) == "0"
+    # As after 256 messages: message 1 waits apart for its holder.
+    assert one(connection, "select mbus.single$1()") == 3
+    assert one(connection, "select array_agg(id) from mbus.apart") == [1]
+    holder.commit()
+    connection.execute("update mbus.apart set due = 'infinity'")
+    assert consume(connection) == "1"
+    fold(connection)
+    assert one(connection, POSITIONS) == [[-1, 3]]
+    connection.execute("update mbus.apart set due = clock_timestamp()")
+    assert [consume(connection), consume(connection)] == ["3", None]
+    assert one(connection, "select count(*) from mbus.apart") == 0
+    assert there(connection) == []
+
+
+def test_a_fold_does_not_wait_and_keeps_no_lock_where_others_are_at_work(q, connect):
+    fill(q, range(8))
+    holder, folding = connect(autocommit=False), connect(autocommit=False)
+    folding.execute("set lock_timeout = '5s'")
+    assert [consume(q), consume(q)] == ["0", "1"]
+    # It moves the position of the last part.
+    assert one(holder, "select mbus.single$1()") == 3
+    before = one(q, POSITIONS)
+    fold(folding)
+    assert [lock.kind for lock in locks(q, folding)].count("advisory") == 0
+    folding.commit()
+    assert one(q, POSITIONS) == before
+
+
+@pytest.mark.parametrize("stands", ["together", "apart"])
+def test_a_message_that_another_receives_while_it_is_found_comes_once(connect, stands):
+    q, finding, pausing = connect(), connect(), connect()
+    make(q)
+    fill(q, range(3))
+    if stands == "together":
+        fold(q)
+        assert one(q, POSITIONS) == [[-1, 0]]
+    lock = "pg_try_advisory_xact_lock(mbus.message_key(1, l.id))"
+    shorten(q, "mbus.consume_q_by_default", lock, f"length(pg_advisory_xact_lock(1)::text) = 0 and {lock}")
+    pausing.execute("select pg_advisory_lock(1)")
+    with ThreadPoolExecutor() as threads:
+        received = threads.submit(consume, finding)
+        until(q, waits(finding, behind=pausing))
+        assert one(q, "select data -> 'n' from mbus.receive$1()") == "0"
+        pausing.execute("select pg_advisory_unlock(1)")
+        assert received.result() == "1"
+    assert drain(q) == ["2"]
+
+
+def test_each_consumer_has_its_own_receipts(q):
+    consumer(q, "other")
+    fill(q, range(6))
+    assert [consume(q), consume(q, "other"), consume(q, "other")] == ["0", "0", "1"]
+    fold(q)
+    assert one(q, "select count(*) from mbus.receipt") == 2
+    consumer(q, "third")
+    assert drain(q, "other", most=1) == ["2", "3", "4", "5"]
+    assert drain(q, most=1) == ["1", "2", "3", "4", "5"]
+    assert drain(q, "third") == ["1", "2", "3", "4", "5"]
+    assert there(q) == []
+
+
+def test_messages_that_are_delayed_or_expired_or_taken_keep_the_others_from_nothing(q):
+    post(q, "late", delay="1h")
+    post(q, "gone", expires="-1s")
+    taken_iid = post(q, "taken")
+    fill(q, range(3))
+    assert take(q, taken_iid) == "taken"
+    # The first call puts the delayed message apart, where it keeps nobody from receipts once the level is behind it.
+    found = {consume(q)}
+    q.execute(RAISE)
+    found |= {consume(q), consume(q)}
+    assert found == {"0", "1", "2"}
+    assert one(q, RECEIPTS) == [4]
+    fold(q)
+    q.execute("update mbus.apart set due = clock_timestamp()")
+    assert [consume(q), consume(q)] == ["late", None]
+
+
+def test_a_message_that_waits_for_one_received_by_a_receipt_comes(q):
+    make(q, "r")
+    first = post(q, 1)
+    post(q, 2, "r", after=[first])
+    assert consume(q, queue="r") is None
+    assert consume(q) == "1"
+    assert one(q, RECEIPTS) == [1]
+    # The others would be looked for now and then.
+    assert one(q, "select count(*) from mbus.wake") == 1
+    assert consume(q, queue="r") == "2"
+
+
+@pytest.mark.usefixtures("few_sessions")
+def test_a_feed_that_claims_one_and_single_messages_share_a_queue(q, db):
+    fill(q, range(6))
+    found = [consume(q)]
+
+    def meanwhile(results):
+        found.append(consume(q))
+        fold(q)
+
+    batches = [
+        [change.data["data"]["n"] for change in taken(QueueFeed("q"), db, db, 1, meanwhile)] for _ in range(2)
+    ]
+    assert batches == [["1"], ["3"]]
+    assert found == ["0", "2", "4"]
+    assert drain(q) == ["5"]
+    assert there(q) == []
