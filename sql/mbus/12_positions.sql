@@ -112,8 +112,9 @@ begin
 end
 $$;
 
--- Put one position in the place of those of parts that stood apart, and stand together from now on.
-create function mbus.keep_joined(c integer, s mbus.standing, reached bigint, open xid8[]) returns void
+-- Put one position in the place of those of parts that stood apart, and stand together from now on. began is where this transaction found
+-- the consumer; if it is null, where it found the part that was behind the others.
+create function mbus.keep_joined(c integer, s mbus.standing, reached bigint, open xid8[], began bigint) returns void
 language plpgsql as $$
 begin
     with gone as (
@@ -127,7 +128,7 @@ begin
     )
     insert into mbus.position (consumer, part, version, done, late_xids, late_ids, began)
     select c, -1, max(g.version) + 1, reached, open, array_fill(0::bigint, array[cardinality(open)]),
-           min(case when g.txid = pg_current_xact_id() then g.began else g.done end)
+           coalesce(keep_joined.began, min(case when g.txid = pg_current_xact_id() then g.began else g.done end))
     from gone as g;
     -- Where every part had moved on by itself, the last one for all is still there.
     delete from mbus.position as p where p.consumer = c and p.part = -1 and p.version = s.whole;
@@ -179,7 +180,7 @@ begin
     elsif s.whole = all (s.versions) then
         perform mbus.keep_together(c, s, reached, open);
     else
-        perform mbus.keep_joined(c, s, reached, open);
+        perform mbus.keep_joined(c, s, reached, open, null);
     end if;
 end
 $$;

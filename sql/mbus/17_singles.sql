@@ -48,28 +48,30 @@ declare
     known mbus.queue := (select q from mbus.queue as q join mbus.consumer as x using (qname) where x.id = c);
     stands mbus.standing;
 begin
-    -- After this, mbus.got_now() could not tell what this transaction received by a position from what others did.
-    if exists (select from mbus.position as p where p.consumer = c and p.txid = pg_current_xact_id()) then
-        return;
-    end if;
     begin
         if exists (select from unnest(known.parts) as p where not mbus.take_part(c, p, false)) then
+            raise lock_not_available;
+        end if;
+        stands := mbus.stand(c, known.consumers_cnt, known.parts);
+        -- The level says nothing about messages above it that a position excepts. And mbus.got_now() could not tell what this transaction
+        -- received by a position from what others did.
+        if reached < stands.high or exists (
+            select from (
+                select distinct case when g.version = stands.whole then -1 else g.part end as part, g.version
+                from unnest(stands.parts, stands.versions) as g(part, version)
+            ) as g
+            cross join lateral (
+                select p.txid from mbus.position as p where p.consumer = c and p.part = g.part and p.version = g.version offset 0
+            ) as p
+            where p.txid = pg_current_xact_id_if_assigned())
+        then
             raise lock_not_available;
         end if;
     exception when lock_not_available then
         -- The locks that were taken until then went with this block.
         return;
     end;
-    stands := mbus.stand(c, known.consumers_cnt, known.parts);
-    -- The level says nothing about messages above it that a position excepts.
-    if reached < stands.high then
-        return;
-    end if;
-    with gone as (
-        delete from mbus.position as p where p.consumer = c returning p.version
-    )
-    insert into mbus.position (consumer, part, version, done, late_xids, late_ids, began)
-    select c, -1, max(g.version) + 1, reached, open, array_fill(0::bigint, array[cardinality(open)]), reached from gone as g;
+    perform mbus.keep_joined(c, stands, reached, open, reached);
     -- A receipt stays if the snapshot did not see it, because its message may be of an open transaction; if this transaction wrote it,
     -- because that can put the message back; and if the message is apart, because it would be handed out again.
     delete from mbus.receipt as r
@@ -120,10 +122,10 @@ begin
 end
 $$;
 
--- The part of a function that receives the next single message, $1, by a receipt and returns. Without it, the rest of the function is
--- run: if a message apart is due or waits, if the next message has to be looked at by itself or was received in a batch, if a part was
--- busy, or if so many messages are received or held that the level has to be raised first. Null if this consumer has no such way: its selector may fail,
--- or its queue is ordered.
+-- The text of the part of a function that receives the next single message by a receipt, and returns. message has its columns. The rest
+-- of the function is run if a message apart is due or waits, if the next message has to be looked at by itself or was received in a batch,
+-- if a part was busy, or if so many messages are received or held that the level has to be raised first. Null if this consumer has a
+-- selector, which may fail, or if its queue is ordered.
 create function mbus.quick_text(known mbus.queue, c mbus.consumer, message text) returns text
 language plpgsql immutable as $function$
 declare
