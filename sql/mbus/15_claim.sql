@@ -28,6 +28,48 @@ begin
 end
 $$;
 
+-- Put one position, up to the given id, in the place of the positions of all parts and of the receipts up to that id. The id and the
+-- open transactions are those of a level, which was found by the snapshot. Nothing changes while another transaction moves a position.
+-- The locks are kept until this transaction ends: meanwhile nobody else can move a position.
+create function mbus.fold(c integer, reached bigint, open xid8[], now pg_snapshot) returns void
+language plpgsql as $$
+declare
+    known mbus.queue := (select q from mbus.queue as q join mbus.consumer as x using (qname) where x.id = c);
+    stands mbus.standing;
+begin
+    begin
+        if exists (select from unnest(known.parts) as p where not mbus.take_part(c, p, false)) then
+            raise lock_not_available;
+        end if;
+        stands := mbus.stand(c, known.consumers_cnt, known.parts);
+        -- The level says nothing about messages above it that a position excepts. And mbus.got_now() could not tell what this transaction
+        -- received by a position from what others did.
+        if reached < stands.high or exists (
+            select from (
+                select distinct case when g.version = stands.whole then -1 else g.part end as part, g.version
+                from unnest(stands.parts, stands.versions) as g(part, version)
+            ) as g
+            cross join lateral (
+                select p.txid from mbus.position as p where p.consumer = c and p.part = g.part and p.version = g.version offset 0
+            ) as p
+            where p.txid = pg_current_xact_id_if_assigned())
+        then
+            raise lock_not_available;
+        end if;
+    exception when lock_not_available then
+        -- The locks that were taken until then went with this block.
+        return;
+    end;
+    perform mbus.keep_joined(c, stands, reached, open, reached);
+    -- A receipt stays if the snapshot did not see it, because its message may be of an open transaction; if this transaction wrote it,
+    -- because that can put the message back; and if the message is apart, because it would be handed out again.
+    delete from mbus.receipt as r
+    where r.queue = known.id and coalesce(r.consumer, 0) = c and r.id > stands.low and r.id <= reached
+      and r.txid <> pg_current_xact_id() and pg_visible_in_snapshot(r.txid, now)
+      and not exists (select from mbus.apart as a where a.consumer = c and a.id = r.id offset 0);
+end
+$$;
+
 -- Of some parts those in which there may be something for a consumer, the oldest message first, and what mbus.set_free() found where
 -- it was asked.
 create function mbus.parts_at(

@@ -39,48 +39,6 @@ begin
 end
 $$;
 
--- Put one position, up to the given id, in the place of the positions of all parts and of the receipts up to that id. The id and the
--- open transactions are those of a level, which was found by the snapshot. Nothing changes while another transaction moves a position.
--- The locks are kept until this transaction ends: meanwhile nobody else can move a position.
-create function mbus.fold(c integer, reached bigint, open xid8[], now pg_snapshot) returns void
-language plpgsql as $$
-declare
-    known mbus.queue := (select q from mbus.queue as q join mbus.consumer as x using (qname) where x.id = c);
-    stands mbus.standing;
-begin
-    begin
-        if exists (select from unnest(known.parts) as p where not mbus.take_part(c, p, false)) then
-            raise lock_not_available;
-        end if;
-        stands := mbus.stand(c, known.consumers_cnt, known.parts);
-        -- The level says nothing about messages above it that a position excepts. And mbus.got_now() could not tell what this transaction
-        -- received by a position from what others did.
-        if reached < stands.high or exists (
-            select from (
-                select distinct case when g.version = stands.whole then -1 else g.part end as part, g.version
-                from unnest(stands.parts, stands.versions) as g(part, version)
-            ) as g
-            cross join lateral (
-                select p.txid from mbus.position as p where p.consumer = c and p.part = g.part and p.version = g.version offset 0
-            ) as p
-            where p.txid = pg_current_xact_id_if_assigned())
-        then
-            raise lock_not_available;
-        end if;
-    exception when lock_not_available then
-        -- The locks that were taken until then went with this block.
-        return;
-    end;
-    perform mbus.keep_joined(c, stands, reached, open, reached);
-    -- A receipt stays if the snapshot did not see it, because its message may be of an open transaction; if this transaction wrote it,
-    -- because that can put the message back; and if the message is apart, because it would be handed out again.
-    delete from mbus.receipt as r
-    where r.queue = known.id and coalesce(r.consumer, 0) = c and r.id > stands.low and r.id <= reached
-      and r.txid <> pg_current_xact_id() and pg_visible_in_snapshot(r.txid, now)
-      and not exists (select from mbus.apart as a where a.consumer = c and a.id = r.id offset 0);
-end
-$$;
-
 -- Have the next single message looked for behind what a consumer has received, given what was found next when busy parts are passed
 -- over, and whether this transaction has just received a message.
 create function mbus.raise_level(
@@ -122,11 +80,11 @@ begin
 end
 $$;
 
--- The text of the part of a function that receives the next single message by a receipt, and returns. message has its columns. The rest
--- of the function is run if a message apart is due or waits, if the next message has to be looked at by itself or was received in a batch,
--- if a part was busy, or if so many messages are received or held that the level has to be raised first. Null if this consumer has a
--- selector, which may fail, or if its queue is ordered.
-create function mbus.quick_text(known mbus.queue, c mbus.consumer, message text) returns text
+-- The text of the part of a function that receives the next single message by a receipt, and returns. message has its columns, and
+-- then_do is what is run after that. The rest of the function is run if a message apart is due or waits, if the next message has to be looked
+-- at by itself or was received in a batch, if a part was busy, or if so many messages are received or held that the level has to be raised
+-- first. Null if this consumer has a selector, which may fail, or if its queue is ordered.
+create function mbus.quick_text(known mbus.queue, c mbus.consumer, message text, then_do text) returns text
 language plpgsql immutable as $function$
 declare
     -- Whether %%1$s is for this consumer and free. The locks come last: of a message that is passed over there is none, or that of its
@@ -224,14 +182,11 @@ begin
             perform mbus.raise_level(%2$s, start, horizon, bound, mbus.find$%2$s(start, horizon, '{}', 1), '{}', head.id is not null);
         end if;
         if head.id is not null then
-            return next head.message;
-            if random() * 1000 < 1 then
-                perform mbus.trim_sometimes(mbus.queue_named(%1$L), 1);
-            end if;
+            return next head.message;%1$s
         end if;
         return;
     end loop;$body$,
-        known.qname, c.id, format('mbus.%I', 'seq$' || known.qname), known.id, message, 'log$' || known.qname,
+        then_do, c.id, format('mbus.%I', 'seq$' || known.qname), known.id, message, 'log$' || known.qname,
         format(made, 't'), format(made, 'l'),
         format('select from mbus.receipt as r where r.queue = %1$s and coalesce(r.consumer, 0) = any (array[0, %2$s]) and r.id = head.id', known.id, c.id),
         known.consumers_cnt);

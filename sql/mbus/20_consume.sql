@@ -106,7 +106,11 @@ declare
     message text := format($sql$
         select %1$s
         from mbus.%2$I as l$sql$, columns, 'log$' || known.qname);
-    quick text := mbus.quick_text(known, c, columns);
+    trimming text := format($body$
+        if random() * 1000 < 1 then
+            perform mbus.trim_sometimes(mbus.queue_named(%L), 1);
+        end if;$body$, known.qname);
+    quick text := mbus.quick_text(known, c, columns, trimming);
     single text := format($body$
 declare
     number bigint;%6$s
@@ -115,13 +119,10 @@ begin
     number := mbus.single$%2$s();
     if number is not null then
         return query%3$s
-        where l.id = number;
-        if random() * 1000 < 1 then
-            perform mbus.trim_sometimes(mbus.queue_named(%1$L), 1);
-        end if;
+        where l.id = number;%1$s
     end if;
 end
-$body$, known.qname, c.id, message, guard, quick, case when quick is not null then '
+$body$, trimming, c.id, message, guard, quick, case when quick is not null then '
     start mbus.start;
     horizon bigint;
     moment timestamptz;
