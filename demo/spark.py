@@ -57,7 +57,8 @@ def clean_environment() -> dict[str, str]:
 
 @dataclass
 class StandaloneSpark(Started):
-    """A master with workers of one core each; their logs and work are in ``folder``, which ``stop`` deletes.
+    """A master with workers of one core each; their logs and work are in ``folder``, which ``stop`` deletes. With
+    ``rest_port`` the master starts drivers on the workers.
 
     Use it as a context manager: all workers are registered inside, and nothing is left outside. Executors run with
     this Python and its packages. Wants a Java (FileNotFoundError).
@@ -68,6 +69,7 @@ class StandaloneSpark(Started):
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="pgchange-spark-")))
     port: int = field(default_factory=free_port)
     ui_port: int = field(default_factory=free_port)
+    rest_port: int | None = None
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
@@ -128,11 +130,18 @@ class StandaloneSpark(Started):
             time.sleep(0.1)
 
     def _start(self, name: str, program: str, *arguments: str) -> None:
-        # The REST server would take port 6066 on every interface.
+        # By default the REST server would take port 6066 on every interface.
+        rest = (
+            {"enabled": "false"}
+            if self.rest_port is None
+            else {"enabled": "true", "host": "127.0.0.1", "port": str(self.rest_port)}
+        )
         environment = clean_environment() | {
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_LOCAL_DIRS": str(self.folder / "local"),
-            "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",
+            "SPARK_MASTER_OPTS": " ".join(
+                f"-Dspark.master.rest.{name}={value}" for name, value in rest.items()
+            ),
         }
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(

@@ -82,6 +82,17 @@ def skip(connection_id: str, asked: Skip, source: Source = None) -> Done:
     return Done(done=[f"{asked.consumer}: batch {batch} is a dead letter now"])
 
 
+@router.post(
+    "/connections/{connection_id:path}/consumers/release", dependencies=acting("pgchange_release", One)
+)
+def release(connection_id: str, asked: One, source: Source = None) -> Done:
+    """End the leases of a consumer: its batches can be claimed again, and whoever processes them cannot ack them then."""
+    feed = consumers.named(asked.consumer)
+    with both(connection_id, source) as (_, changes):
+        ended = by_hand.end_leases(changes, feed(changes))
+    return Done(done=[f"{asked.consumer}: leases ended: {ended}"])
+
+
 @router.post("/connections/{connection_id:path}/consumers/move", dependencies=acting("pgchange_move", Move))
 def move(connection_id: str, asked: Move, source: Source = None) -> Done:
     """Move a consumer to the beginning, to now or to a time: changes are left out, or come again."""

@@ -67,6 +67,10 @@ class Consumer(BaseModel):
     error: str | None = Field(description="For who may read the connection")
     claimed_at: datetime | None
     updated_at: datetime | None
+    leased_by: str | None = Field(
+        default=None, description="Who has a lease of its batch, for who may read the connection"
+    )
+    leased_until: datetime | None = None
     held_back_by: str | None
     why: str | None = Field(default=None, description="Why it is behind, for who may read the connection")
     new: str | None = Field(description="Where it starts, if DAGs name it and it has not claimed yet")

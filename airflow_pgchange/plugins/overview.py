@@ -230,7 +230,7 @@ def _consumer(place: Place, row: Row, trend: Trend, rights: Rights, **by_dags: A
         may_edit=is_seen and rights.may("PUT", place.connections),
         **by_dags,
         **{key: row[key] for key in datamodels.Consumer.model_fields if key in row}
-        | {"error": row["error"] if may_read else None, "why": row.get("why") if may_read else None}
+        | {name: row.get(name) if may_read else None for name in ("error", "why", "leased_by")}
         | {"part_of": None if row["part_of"] is None else str(row["part_of"])},
     )
 

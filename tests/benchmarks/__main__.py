@@ -32,6 +32,7 @@ BENCHMARKS = (
     "queues",
     "singles",
     "one",
+    "detached",
     "burst",
     "topology",
     "year",

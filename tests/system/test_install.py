@@ -9,11 +9,14 @@ import shutil
 import subprocess
 import sys
 from contextlib import ExitStack
+from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 
+from airflow_pgchange import detached
+from airflow_pgchange.spark.package import EXECUTOR_PACKAGES
 from demo.spark import clean_environment
 from tests.airflow_home import uri
 from tests.extras import EXTRAS
@@ -125,18 +128,22 @@ def wheel(distributions):
 
 @pytest.fixture(scope="module")
 def install():
-    """A function that makes an environment with some packages and nothing else; its Python."""
+    """A function that makes an environment with some packages, and with others ``alone``, without what these need; its
+    Python."""
     uv = Path(sys.executable).parent / "uv"
     trusted = {"SSL_CERT_FILE": str(CERTIFICATES)} if CERTIFICATES.exists() else {}
     java.CACHE.mkdir(exist_ok=True)
     # On a disk: it is a gigabyte.
     with ExitStack() as made:
 
-        def install(*packages):
+        def install(*packages, alone=()):
             folder = Path(made.enter_context(TemporaryDirectory(dir=java.CACHE)))
             python = folder / "bin" / "python"
             making = ["venv", "--allow-existing", "--python", sys.executable, folder]
-            for command in (making, ["pip", "install", "--python", python, *packages]):
+            commands = [making, ["pip", "install", "--python", python, *packages]]
+            if alone:
+                commands.append(["pip", "install", "--python", python, "--no-deps", *alone])
+            for command in commands:
                 ran = subprocess.run(
                     [uv, *command], env=trusted | os.environ, capture_output=True, text=True, check=False
                 )
@@ -200,6 +207,30 @@ def test_a_large_batch_runs_with_what_pip_takes_by_itself(install, wheel, db, co
     assert connection.execute("select sum(n), count(*) from total").fetchone() == (CHANGES, 10)
     assert connection.execute("select count(*) from (table plane except table copy) d").fetchone() == (0,)
     assert connection.execute("select count(*) from copy").fetchone() == (CHANGES,)
+
+
+@pytest.mark.timeout(900)
+def test_a_driver_of_a_detached_batch_needs_nothing_of_airflow(install, wheel, db, connect, tmp_path):
+    """Minutes where the packages are not in uv's cache. A handle is all that the driver is given."""
+    spark = next(one for one in metadata.requires("airflow-provider-pgchange") if one.startswith("pyspark<"))
+    python = install(*EXECUTOR_PACKAGES, spark.partition(";")[0], alone=[str(wheel)])
+    found = installed(python, tmp_path)
+    assert not [name for name in found if name.startswith("apache-airflow")]
+    size = wheel.stat().st_size / 1e6
+    print(f"the wheel has {size:.1f} MB, its driver {megabytes(found):.0f} MB with Spark")
+    assert size < 2
+    connection = connect()
+    connection.execute(
+        "create table plane (id bigint primary key, tail text); create table total (k bigint primary key, n bigint); "
+        "create table copy (like plane including all)"
+    )
+    feed = track(connection, "plane")
+    connection.execute("insert into plane select n, 'N' || n from generate_series(1, 20) n")
+    handle = detached.claim(feed, db, lease="10 min", owner="a driver")
+    settings = {"PGCHANGE_RESULTS": db, "PGCHANGE_HANDLE": str(handle)}
+    run(python, APPLICATION, cwd=tmp_path, settings=settings)
+    assert detached.ack(handle, db, staged=True)
+    assert connection.execute("select count(*) from copy").fetchone() == (20,)
 
 
 @pytest.mark.timeout(900)

@@ -34,6 +34,14 @@ const COLUMNS = [
   ACTIONS,
 ];
 
+const Lease = ({ consumer }) =>
+  consumer.leased_until &&
+  h(
+    Text,
+    { color: "fg.muted", fontSize: "xs", overflowWrap: "anywhere" },
+    `leased${consumer.leased_by ? ` by ${consumer.leased_by}` : ""} until ${new Date(consumer.leased_until).toLocaleString()}`,
+  );
+
 export const Batch = ({ consumer }) => {
   if (consumer.batch === null) return null;
   return h(
@@ -45,6 +53,7 @@ export const Batch = ({ consumer }) => {
       `batch ${consumer.batch.slice(0, 8)}, ${consumer.part_of ? `part of ${consumer.part_of.slice(0, 8)}, ` : ""}attempt ${consumer.attempt}, claimed `,
       h(Ago, { time: consumer.claimed_at }),
     ),
+    h(Lease, { consumer }),
     h(Told, { error: consumer.error }),
   );
 };
@@ -67,6 +76,7 @@ const offered = (consumer, confirm) => {
   if (!consumer.may_edit) return [];
   const verbs = [
     ...(consumer.batch && !consumer.at_work ? [["Skip", plans.skip]] : []),
+    ...(consumer.leased_until ? [["End lease", plans.release]] : []),
     ...(consumer.movable
       ? [
           ["Move", plans.move],

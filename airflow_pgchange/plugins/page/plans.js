@@ -17,6 +17,17 @@ export const skip = (consumer) => ({
   run: ({ reason }) => one(consumer, "skip", { reason }),
 });
 
+export const release = (consumer) => ({
+  title: `End the lease of ${consumer.consumer}?`,
+  lines: [
+    `${consumer.leased_by || "A job"} processes its batch, and has a lease until ${new Date(consumer.leased_until).toLocaleString()}.`,
+    "The batch can be claimed again at once. As soon as it is, the results of that job are refused. The job itself is not ended.",
+  ],
+  verb: "End the lease",
+  danger: true,
+  run: () => one(consumer, "release"),
+});
+
 export const move = (consumer) => ({
   title: `Move ${consumer.consumer}?`,
   lines: [

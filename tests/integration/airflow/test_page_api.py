@@ -16,7 +16,9 @@ import pytest
 from fastapi import FastAPI
 from psycopg import sql
 
-from airflow_pgchange.admin import dead_letters
+from airflow_pgchange import detached
+from airflow_pgchange.admin import by_hand, dead_letters
+from airflow_pgchange.errors import StaleClaim
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from airflow_pgchange.plugins import looks, places, room
 from airflow_pgchange.plugins.watched_assets import Clash, WatchedAsset
@@ -29,6 +31,7 @@ AIRLINE = "/connections/airline"
 SKIP = {"consumer": "commits:delays/0", "reason": "no use"}
 ACTIONS: list[tuple[str, dict[str, Any]]] = [
     ("consumers/skip", SKIP),
+    ("consumers/release", {"consumer": "commits:delays/0"}),
     ("consumers/move", {"consumer": "commits:delays/0", "to": "now"}),
     ("consumers/repair", {"consumer": "commits:delays/0"}),
     ("letters/redrive", {"ids": [1]}),
@@ -386,6 +389,7 @@ def test_who_may_edit_does_what_the_command_line_can_and_the_audit_log_tells_who
         "pgchange_letters_erase",
         "pgchange_letters_redrive",
         "pgchange_letters_drop",
+        "pgchange_release",
         "pgchange_move",
         "pgchange_repair",
         "pgchange_maintenance",
@@ -395,6 +399,24 @@ def test_who_may_edit_does_what_the_command_line_can_and_the_audit_log_tells_who
         "pgchange_backfill_cancel",
         "pgchange_drop",
     ]
+
+
+def test_a_lease_is_shown_and_ended(people: People, db: str, connect: Connect) -> None:
+    by_hand.skip_batch(connect(), connect(), FEED, "no use")
+    connect().execute("insert into ledger default values")
+    late = detached.claim(FEED, db, lease="1 hour", owner="nightly/today/job/-1")
+    assert late is not None
+    op = people("op")
+    assert (consumer(op)["state"], consumer(op)["leased_by"]) == ("working", "nightly/today/job/-1")
+    done = op.post(f"{AIRLINE}/consumers/release", {"consumer": FEED.name})
+    assert (done.status_code, done.json()["done"]) == (200, [f"{FEED.name}: leases ended: 1"])
+    deadline = time.monotonic() + 30
+    while [consumer(op)[name] for name in ("leased_by", "leased_until")] != [None, None]:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert detached.claim(FEED, db, lease="1 hour", owner="next") is not None
+    with pytest.raises(StaleClaim):
+        detached.ack(late, db)
 
 
 OTHER_SITES = (

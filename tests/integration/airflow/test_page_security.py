@@ -83,7 +83,7 @@ UNFIT: list[tuple[str, Any]] = [
     *(("consumers/skip", SKIP | {"reason": text}) for text in TEXTS),
     *(
         (f"consumers/{verb}", {**SKIP, "to": "now", "consumer": text})
-        for verb in ("skip", "move", "repair", "drop")
+        for verb in ("skip", "release", "move", "repair", "drop")
         for text in TEXTS
     ),
     *(("consumers/move", {"consumer": "delays/0", "to": text}) for text in TEXTS),
