@@ -23,7 +23,7 @@ from airflow_pgchange.feeds.errors import is_of_the_batch
 from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
 from airflow_pgchange.operators.claiming import ClaimingOperator
-from airflow_pgchange.results.staging import Staged
+from airflow_pgchange.results.staging import Result
 from airflow_pgchange.utils import lineage, metrics
 from airflow_pgchange.utils.arguments import Check, Number, checks, feed_of
 from airflow_pgchange.utils.outcome import Outcome
@@ -84,7 +84,7 @@ class FeedOperator(ClaimingOperator):
         self.idle_timeout = idle_timeout
         self.skip_if_empty = skip_if_empty
         self._done: tuple[Plan, Outcome] | None = None
-        self._staged: Sequence[Staged] = ()
+        self._staged: Sequence[Result] = ()
 
     def process_batch(self, transaction: ConsumerTransaction, batch: Batch, context: Context) -> None:
         """Process one batch and ack it on the transaction."""

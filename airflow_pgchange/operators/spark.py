@@ -20,7 +20,7 @@ from airflow_pgchange.operators.spark_checks import environment_of
 from airflow_pgchange.operators.spark_detached import DetachedSpark
 from airflow_pgchange.operators.spark_submission import Submission
 from airflow_pgchange.operators.spark_ui import SparkUiLink, ui_of
-from airflow_pgchange.results.merge import Staged, merge, read_manifest
+from airflow_pgchange.results.merge import Result, merge, read_manifest
 from airflow_pgchange.spark import blame, fork_client, submit
 from airflow_pgchange.spark.notes import Notes
 from airflow_pgchange.spark.serving import Serving
@@ -172,7 +172,7 @@ class SparkBatchOperator(DetachedSpark, SparkSubmitOperator):
         super().on_kill()
         self._end_job()
 
-    def _stage(self, transaction: ConsumerTransaction, batch: Batch, context: Context) -> tuple[Staged, ...]:
+    def _stage(self, transaction: ConsumerTransaction, batch: Batch, context: Context) -> tuple[Result, ...]:
         """Have the batch processed by the application that waits for a batch, or by a new application."""
         progress = transaction.progress
         progress.begin("start")

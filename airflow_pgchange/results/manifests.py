@@ -22,7 +22,7 @@ from airflow_pgchange.errors import BatchNotFinished, SchemaMissing, StaleClaim
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.queries import rows
 from airflow_pgchange.results.merge import merge
-from airflow_pgchange.results.staging import SCHEMA, Staged, create, prefix
+from airflow_pgchange.results.staging import SCHEMA, Result, create, prefix, result_of
 
 TARGET = ""
 """The target in the comment of the staging table. No table has this name."""
@@ -44,10 +44,10 @@ class Kept:
     """The staging table of a manifest, and the manifest."""
 
     table: sql.Identifier
-    manifest: tuple[Staged, ...]
+    manifest: tuple[Result, ...]
 
 
-def keep(connection: psycopg.Connection[Any], batch: Batch, manifest: Sequence[Staged]) -> None:
+def keep(connection: psycopg.Connection[Any], batch: Batch, manifest: Sequence[Result]) -> None:
     """Record all that an application has staged for its attempt on the batch. It counts from this commit on."""
     with connection.transaction():
         table = create(connection, batch, TARGET, [("manifest", "jsonb"), ("kept_at", "timestamptz")])
@@ -63,7 +63,7 @@ def merge_kept(
     connection: psycopg.Connection[Any],
     batch: Batch,
     at: Callable[[str, str], None] = lambda step, how_far: None,
-) -> tuple[Staged, ...]:
+) -> tuple[Result, ...]:
     """Merge what the last application that finished this attempt on the batch has staged, and return its manifest.
 
     Several applications may work on one attempt, as after a retry of the task that started the first. Each stages by
@@ -93,9 +93,7 @@ def _last(connection: psycopg.Connection[Any], batch: Batch) -> Kept | None:
                 "merged"
             ) from error
         # A crash may have emptied the table.
-        found += [
-            (kept_at, Kept(table, tuple(map(Staged.from_json, manifest)))) for kept_at, manifest in kept
-        ]
+        found += [(kept_at, Kept(table, tuple(map(result_of, manifest)))) for kept_at, manifest in kept]
     return max(found, key=lambda one: one[0])[1] if found else None
 
 

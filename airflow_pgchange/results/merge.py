@@ -15,10 +15,10 @@ from airflow_pgchange.results import kept_out
 from airflow_pgchange.results.fitting import validate
 from airflow_pgchange.results.limits import BITS, beyond, check_cut, first_lossy, is_winner
 from airflow_pgchange.results.refusals import refusals
-from airflow_pgchange.results.staging import ATTEMPT, TOUCHED, Staged, read_manifest, write_manifest
+from airflow_pgchange.results.staging import ATTEMPT, TOUCHED, Result, Staged, read_manifest, write_manifest
 from airflow_pgchange.results.target import Target
 
-__all__ = ["Staged", "merge", "read_manifest", "validate", "write_manifest"]
+__all__ = ["Result", "Staged", "merge", "read_manifest", "validate", "write_manifest"]
 
 COMMA = sql.SQL(", ")
 Which = Literal["is not true", "is not null", "is true"]
@@ -29,7 +29,7 @@ STRINGS = ("character", "bit")
 def merge(
     connection: psycopg.Connection[Any],
     batch: Batch,
-    manifest: Sequence[Staged],
+    manifest: Sequence[Result],
     at: Callable[[str, str], None] = lambda step, how_far: None,
 ) -> None:
     """Apply the results that this attempt on the batch staged, in the manifest's order, and drop the staging tables.
@@ -46,26 +46,35 @@ def merge(
             )
     for staged in manifest:
         at(f"merging {staged.target}", f"{staged.rows:,} rows")
-        with refusals(staged):
-            columns = dict(staged.columns)
-            target = validate(connection, staged.target, staged.key, staged.mode, columns, ids=batch.key)
-            kinds = _counted(connection, staged)
-            check_cut(connection, staged, target)
-            try:
-                with connection.transaction() as attempt:
-                    if _write(connection, staged, target, kinds):
-                        continue
-                    raise psycopg.Rollback(attempt)
-                with connection.transaction():
-                    _write(connection, staged, target, kinds, exactly=True)
-            except errors.CardinalityViolation:
-                if staged.behaviour.one_row_a_key:
-                    _check_once(connection, staged, target)
-                raise
-            except errors.NumericValueOutOfRange as error:
-                where = beyond(connection, staged, target)
-                said = error.diag.message_primary
-                raise MergeRefused(f"{staged.target}: {said}: {where}nothing was written") from error
+        if isinstance(staged, Staged):
+            _merge(connection, batch, staged)
+        else:
+            from airflow_pgchange.lake.writing import commit  # noqa: PLC0415
+
+            commit(connection, batch, staged)
+
+
+def _merge(connection: psycopg.Connection[Any], batch: Batch, staged: Staged) -> None:
+    with refusals(staged):
+        columns = dict(staged.columns)
+        target = validate(connection, staged.target, staged.key, staged.mode, columns, ids=batch.key)
+        kinds = _counted(connection, staged)
+        check_cut(connection, staged, target)
+        try:
+            with connection.transaction() as attempt:
+                if _write(connection, staged, target, kinds):
+                    return
+                raise psycopg.Rollback(attempt)
+            with connection.transaction():
+                _write(connection, staged, target, kinds, exactly=True)
+        except errors.CardinalityViolation:
+            if staged.behaviour.one_row_a_key:
+                _check_once(connection, staged, target)
+            raise
+        except errors.NumericValueOutOfRange as error:
+            where = beyond(connection, staged, target)
+            said = error.diag.message_primary
+            raise MergeRefused(f"{staged.target}: {said}: {where}nothing was written") from error
 
 
 def _write(

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import psycopg
 from psycopg import sql
@@ -18,6 +18,12 @@ from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.errors import translated
 from airflow_pgchange.feeds.schemas import our_schema
 from airflow_pgchange.results.modes import Behaviour, Mode
+
+if TYPE_CHECKING:
+    from airflow_pgchange.lake.writing import StagedFiles
+
+Result: TypeAlias = "Staged | StagedFiles"
+"""What an attempt on a batch has staged for one target."""
 
 SCHEMA = "pgchange_staging"
 ATTEMPT = "pgchange_attempt"
@@ -93,6 +99,15 @@ class Staged:
         )
 
 
+def result_of(entry: Mapping[str, Any]) -> Result:
+    """Return the result that an entry of a manifest describes."""
+    if "lake" not in entry:
+        return Staged.from_json(entry)
+    from airflow_pgchange.lake.writing import StagedFiles  # noqa: PLC0415
+
+    return StagedFiles.from_json(entry)
+
+
 def _copied(data: Mapping[str, Any] | None) -> Copied | None:
     return None if data is None else Copied(**{**data, "columns": tuple(data["columns"])})
 
@@ -130,17 +145,17 @@ def create(
     return name
 
 
-def write_manifest(path: Path, manifest: Sequence[Staged]) -> None:
+def write_manifest(path: Path, manifest: Sequence[Result]) -> None:
     """Write the manifest. A crash leaves the whole file or none."""
     part = path.with_name(path.name + ".part")
     part.write_text(json.dumps([asdict(staged) for staged in manifest]))
     part.replace(path)
 
 
-def read_manifest(path: Path) -> tuple[Staged, ...]:
+def read_manifest(path: Path) -> tuple[Result, ...]:
     """Return the manifest that an application wrote. Raises MergeRefused if it failed before it wrote one."""
     try:
-        return tuple(Staged.from_json(entry) for entry in json.loads(path.read_text()))
+        return tuple(result_of(entry) for entry in json.loads(path.read_text()))
     except FileNotFoundError as error:
         raise MergeRefused(
             "the application ended without saying what it staged: its `with batch_job()` block must be "

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -32,7 +33,7 @@ from airflow_pgchange.results.compared import columns_of_frame, columns_of_table
 from airflow_pgchange.results.evolving import Source, evolve
 from airflow_pgchange.results.merge import validate, write_manifest
 from airflow_pgchange.results.modes import Mode
-from airflow_pgchange.results.staging import TOUCHED, Copied, Staged, create
+from airflow_pgchange.results.staging import TOUCHED, Copied, Result, Staged, create
 from airflow_pgchange.results.target import look_up
 from airflow_pgchange.spark import blame, request, session, sink
 from airflow_pgchange.spark.detached import HANDLE, leased, work_of
@@ -46,6 +47,9 @@ from airflow_pgchange.spark.read_options import PATIENCE, Rule, Wanted
 from airflow_pgchange.spark.request import Request, Work
 from airflow_pgchange.spark.source import NAME, data_source, prepare
 from airflow_pgchange.spark.types import arrow_schema, staging_types
+
+if TYPE_CHECKING:
+    from airflow_pgchange.lake.tables import Iceberg
 
 SMALL = 50_000
 """Below this number of changes the driver reads a batch itself, and up to this number of rows it stages the results.
@@ -67,7 +71,7 @@ class Job:
         self.spark = spark
         self.feed: Feed = work.feed
         self.batch: Batch = work.batch
-        self.staged: list[Staged] = []
+        self.staged: list[Result] = []
         self.ended = False
         self._work = work
         self._note = note
@@ -193,7 +197,7 @@ class Job:
     def mirror(
         self,
         table: str | Attached,
-        into: str,
+        into: str | Iceberg,
         columns: Sequence[str] | None = None,
         *,
         key: KeyNames | None = None,
@@ -221,6 +225,11 @@ class Job:
                 f"{table.table}: of an attached table the key and the shard are known: leave them out"
             )
         wanted = Wanted.of(table, key, shard, columns=columns, which="every")
+        if not isinstance(into, str):
+            assert wanted.key is not None
+            frame = marked(self._frame(wanted), wanted.key)
+            self._stage_files(into, wanted.key, Mode.MIRROR, frame.drop(TOUCHED), lambda: frame)
+            return
         with connect(self._work.results, primary=True) as connection:
             copy = into if isinstance(table, str) else table.copy_in(connection, into)
             target = look_up(connection, copy)
@@ -239,7 +248,7 @@ class Job:
     def merge(
         self,
         frame: DataFrame,
-        into: str,
+        into: str | Iceberg,
         key: KeyNames,
         mode: Mode | str,
         *,
@@ -272,8 +281,11 @@ class Job:
             if not chosen.behaviour.deletes_touched:
                 return frame
             touched = self._frame(Wanted(shard=shard, typed=True))
-            return with_touched(frame, touched, into, keys, len(self.batch.key))
+            return with_touched(frame, touched, str(into), keys, len(self.batch.key))
 
+        if not isinstance(into, str):
+            self._stage_files(into, keys, chosen, frame, marked_rows)
+            return
         types = staging_types(frame.schema) if evolve else {}
         source = Source("the frame", columns_of_frame(types)) if evolve else None
         self._stage(into, keys, chosen, frame, marked_rows, source=source)
@@ -320,6 +332,35 @@ class Job:
         )
         self.staged.append(staged)
         self._note(f"staged {into}", f"{staged.rows:,} rows")
+
+    def _stage_files(
+        self,
+        lake: Iceberg,
+        keys: tuple[str, ...],
+        mode: Mode,
+        shown: DataFrame,
+        rows: Callable[[], DataFrame],
+    ) -> None:
+        """Stage what ``rows`` returns as files of an Iceberg table, if the schema of ``shown`` fits it."""
+        from airflow_pgchange.lake import fitting, pointer  # noqa: PLC0415
+        from airflow_pgchange.lake.staging import Place  # noqa: PLC0415
+        from airflow_pgchange.lake.writing import StagedFiles  # noqa: PLC0415
+        from airflow_pgchange.spark import lake_sink  # noqa: PLC0415
+
+        if self.ended:
+            raise MergeRefused(f"{lake}: the batch_job() block has ended without this: merge inside it")
+        with connect(self._work.results, primary=True) as connection:
+            table = pointer.opened(connection, lake)
+        fitting.check(lake, table.metadata, arrow_schema(shown.schema), keys, mode)
+        frame, place = rows(), Place.of(lake, table, keys)
+        self._note("staging", str(lake))
+        files = lake_sink.stage_small(frame, place, SMALL) if self._small else None
+        if files is None:
+            session.ship(self.spark)
+            files = lake_sink.stage(frame, place)
+        staged = StagedFiles(lake, keys, mode, files.files, files.gone, self.batch.id, self.batch.attempt)
+        self.staged.append(staged)
+        self._note(f"staged {lake}", f"{staged.rows:,} rows")
 
     def _source(self, table: str, frame: DataFrame) -> Source:
         """The columns of a table as its database declares them, as far as a frame has them."""

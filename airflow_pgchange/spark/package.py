@@ -34,7 +34,7 @@ KEPT = 30 * 24 * 3600.0
 """Seconds for which an archive that no run has asked for is kept."""
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("feeds", "results", "spark", "topology")
+FOLDERS = ("feeds", "lake", "results", "spark", "topology")
 """The folders of the package that an application or an executor uses, besides the modules beside them."""
 
 

@@ -16,7 +16,7 @@ from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.feeds.offered import OfferedFeed
 from airflow_pgchange.feeds.queries import rows
 from airflow_pgchange.feeds.tables import table_identifier
-from airflow_pgchange.results.staging import Copied, Staged
+from airflow_pgchange.results.staging import Copied, Result, Staged
 from airflow_pgchange.results.written import written
 
 Table = tuple[str, str, str]
@@ -48,7 +48,7 @@ class Outcome:
             if None not in merged
         }
 
-    def acked(self, connection: psycopg.Connection[Any], staged: Sequence[Staged] = ()) -> None:
+    def acked(self, connection: psycopg.Connection[Any], staged: Sequence[Result] = ()) -> None:
         """Note what a batch wrote whose transaction is about to commit, and what was merged of it. ``connection`` is that
         of the results."""
         ours = {STAGING, *(system.schema for system in SYSTEMS)}
@@ -58,7 +58,8 @@ class Outcome:
         self._writing = {(database, *table) for table in written(connection, ours)}
         self._merging = defaultdict(set)
         for one in staged:
-            self._merging[resolved(connection, one.target)].add(one.copied)
+            if isinstance(one, Staged):
+                self._merging[resolved(connection, one.target)].add(one.copied)
 
     def committed(self, batch: Batch) -> None:
         self.batches += 1

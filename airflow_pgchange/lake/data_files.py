@@ -1,0 +1,120 @@
+"""Data files of an Iceberg table: written by any process, and sent as JSON to the process that commits them."""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+from pyiceberg.conversions import from_bytes, to_bytes
+from pyiceberg.io import FileIO
+from pyiceberg.io.pyarrow import _dataframe_to_data_files
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.typedef import Record
+from pyiceberg.types import PrimitiveType
+
+TARGET_BYTES = 128 * 1024 * 1024
+"""How many bytes of Arrow are gathered for one call of PyIceberg, which keeps them in memory. A partitioned table gets at
+least a file for each partition and call."""
+
+COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
+BOUNDS = ("lower_bounds", "upper_bounds")
+
+
+def written(
+    metadata: TableMetadata, files: FileIO, batches: Iterable[pa.RecordBatch], schema: pa.Schema
+) -> Iterator[DataFile]:
+    """Write the rows into new data files of the table, each partition into files of its own.
+
+    The rows are never in memory as a whole. The files belong to nobody until a commit names them.
+    """
+    name, numbers = uuid.uuid4(), itertools.count()
+    for gathered in _gathered(batches):
+        table = pa.Table.from_batches(gathered, schema)
+        for file in _dataframe_to_data_files(metadata, table, files, write_uuid=name, counter=numbers):
+            yield _of_spec(file, metadata.default_spec_id)
+
+
+def _of_spec(file: DataFile, spec: int) -> DataFile:
+    """PyIceberg reads a data file only if it has this attribute, which is not among the values of a new one."""
+    file.spec_id = spec
+    return file
+
+
+def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    gathered: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        if batch.num_rows:
+            gathered.append(batch)
+            size += batch.nbytes
+        if size >= TARGET_BYTES:
+            yield gathered
+            gathered, size = [], 0
+    if gathered:
+        yield gathered
+
+
+def to_json(metadata: TableMetadata, file: DataFile) -> dict[str, Any]:
+    """Return what a commit has to know of a data file."""
+    return {
+        "path": file.file_path,
+        "format": file.file_format.value,
+        "rows": file.record_count,
+        "bytes": file.file_size_in_bytes,
+        "spec": file.spec_id,
+        "partition": [
+            None if value is None else b64encode(to_bytes(kind, value)).decode()
+            for kind, value in zip(_partition(metadata, file.spec_id), _values(file.partition), strict=True)
+        ],
+        "offsets": file.split_offsets,
+        **{name: getattr(file, name) for name in COUNTS},
+        **{
+            name: {id: b64encode(bound).decode() for id, bound in (getattr(file, name) or {}).items()}
+            for name in BOUNDS
+        },
+    }
+
+
+def from_json(metadata: TableMetadata, told: Mapping[str, Any]) -> DataFile:
+    """Return the data file that ``to_json`` described."""
+    kinds = _partition(metadata, told["spec"])
+    values = [
+        None if text is None else from_bytes(kind, b64decode(text))
+        for kind, text in zip(kinds, told["partition"], strict=True)
+    ]
+    counts: dict[str, Any] = {
+        name: {int(id): count for id, count in (told[name] or {}).items()} for name in COUNTS
+    }
+    bounds: dict[str, Any] = {
+        name: {int(id): b64decode(bound) for id, bound in told[name].items()} for name in BOUNDS
+    }
+    file = DataFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=told["path"],
+        file_format=FileFormat(told["format"]),
+        partition=Record(*values),
+        record_count=told["rows"],
+        file_size_in_bytes=told["bytes"],
+        split_offsets=told["offsets"],
+        sort_order_id=None,
+        equality_ids=None,
+        key_metadata=None,
+        **counts,
+        **bounds,
+    )
+    return _of_spec(file, told["spec"])
+
+
+def _partition(metadata: TableMetadata, spec: int) -> list[PrimitiveType]:
+    """The types of the values by which a spec partitions the table."""
+    fields = metadata.specs()[spec].partition_type(metadata.schema()).fields
+    return [field.field_type for field in fields if isinstance(field.field_type, PrimitiveType)]
+
+
+def _values(record: Record) -> list[Any]:
+    return [record[place] for place in range(len(record))]

@@ -1,0 +1,131 @@
+"""The pointer of an Iceberg table: the row of a SQL catalog that names the table's current metadata file.
+
+A commit to the table writes a new metadata file and moves the pointer to it. Here the pointer is moved on the connection
+of the consumer transaction. So readers see the new snapshot when PostgreSQL commits, and never if it rolls back.
+
+The columns are those that the Iceberg project publishes for its JDBC catalog, in the versions V0 and V1. V1 has one more
+column, ``iceberg_type``, which tells tables from views.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, cast
+
+import psycopg
+from psycopg import errors, sql
+from pyiceberg.catalog.noop import NoopCatalog
+from pyiceberg.io import FileIO, load_file_io
+from pyiceberg.serializers import FromInputFile, ToOutputFile
+from pyiceberg.table import CommitTableResponse, Table
+from pyiceberg.table.locations import load_location_provider
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.update import TableRequirement, TableUpdate, update_table_metadata
+from pyiceberg.utils.config import Config
+
+from airflow_pgchange.errors import InvalidArgument, MergeRefused, PermissionDenied
+from airflow_pgchange.lake.tables import Iceberg
+
+IS_IT = sql.SQL("catalog_name = %(catalog)s and table_namespace = %(namespace)s and table_name = %(name)s")
+"""The condition on the row of one table."""
+
+
+def opened(connection: psycopg.Connection[Any], lake: Iceberg, *, locked: bool = False) -> Table:
+    """Return the table at its current snapshot.
+
+    ``locked``: nobody else moves the pointer until the transaction ends, so the snapshot stays the current one. Raises
+    InvalidArgument if the catalog has no such table, PermissionDenied if the role may not read or lock the pointer.
+    """
+    query = sql.SQL(
+        "select t.metadata_location from {} as t "
+        "where {} and coalesce(to_jsonb(t) ->> 'iceberg_type', 'TABLE') = 'TABLE' {}"
+    ).format(lake.pointers, IS_IT, sql.SQL("for update" if locked else ""))
+    try:
+        found = connection.execute(query, _named(lake)).fetchone()
+    except (errors.UndefinedTable, errors.InvalidSchemaName) as error:
+        raise InvalidArgument(
+            f"{lake}: the database of the results has no catalog in schema {lake.schema}, which would have a table "
+            "iceberg_tables: let PyIceberg's SqlCatalog, or the JdbcCatalog of Spark, make it there"
+        ) from error
+    except errors.InsufficientPrivilege as error:
+        raise PermissionDenied(
+            f"{lake}: {error.diag.message_primary}: grant select, update on {lake.schema}.iceberg_tables to the role of "
+            "the results"
+        ) from error
+    if found is None or found[0] is None:
+        raise InvalidArgument(
+            f"{lake}: the catalog {lake.catalog} in schema {lake.schema} has no table {lake.table}: make it first"
+        )
+    return _table(connection, lake, found[0])
+
+
+def files_of(lake: Iceberg, location: str, metadata: TableMetadata | None = None) -> FileIO:
+    """Return the access to the files of the table: PyIceberg's configuration, and the properties of the table."""
+    return load_file_io({**properties(lake), **(metadata.properties if metadata else {})}, location)
+
+
+def properties(lake: Iceberg) -> Mapping[str, Any]:
+    """Return PyIceberg's configuration of the catalog. It may have secrets."""
+    return cast(Mapping[str, Any], Config().get_catalog_config(lake.catalog) or {})
+
+
+class Pointer(NoopCatalog):
+    """The catalog of one table, for its commit alone.
+
+    It expects the pointer to be locked, so no other commit can come between.
+    """
+
+    def __init__(self, connection: psycopg.Connection[Any], lake: Iceberg) -> None:
+        super().__init__(lake.catalog)
+        self._connection = connection
+        self._lake = lake
+
+    def commit_table(
+        self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
+    ) -> CommitTableResponse:
+        """Write the table's next metadata file and move the pointer to it. Readers see it once PostgreSQL commits."""
+        for requirement in requirements:
+            requirement.validate(table.metadata)
+        metadata = update_table_metadata(table.metadata, updates, metadata_location=table.metadata_location)
+        places = load_location_provider(metadata.location, metadata.properties)
+        location = places.new_table_metadata_file_location(version_of(table.metadata_location) + 1)
+        ToOutputFile.table_metadata(metadata, table.io.new_output(location))
+        moved = self._connection.execute(
+            sql.SQL(
+                "update {} set metadata_location = %(location)s, previous_metadata_location = %(before)s "
+                "where {} and metadata_location = %(before)s"
+            ).format(self._lake.pointers, IS_IT),
+            {**_named(self._lake), "location": location, "before": table.metadata_location},
+        )
+        if moved.rowcount != 1:
+            raise MergeRefused(
+                f"{self._lake}: the same transaction has moved the pointer by other means: nothing was written, and the "
+                "batch is tried again"
+            )
+        return CommitTableResponse.model_validate({"metadata": metadata, "metadata-location": location})
+
+    @staticmethod
+    def _delete_old_metadata(io: FileIO, base: TableMetadata, metadata: TableMetadata) -> None:
+        """Delete nothing: PyIceberg calls this after its commit, and here PostgreSQL commits later, or never."""
+
+
+def version_of(metadata_location: str) -> int:
+    """Return the number with which the name of a metadata file begins, or -1."""
+    found = re.match(r"(\d+)-", metadata_location.rpartition("/")[2])
+    return int(found[1]) if found else -1
+
+
+def _table(connection: psycopg.Connection[Any], lake: Iceberg, location: str) -> Table:
+    metadata = FromInputFile.table_metadata(files_of(lake, location).new_input(location))
+    return Table(
+        identifier=(*lake.namespace.split("."), lake.name),
+        metadata=metadata,
+        metadata_location=location,
+        io=files_of(lake, location, metadata),
+        catalog=Pointer(connection, lake),
+    )
+
+
+def _named(lake: Iceberg) -> dict[str, str]:
+    return {"catalog": lake.catalog, "namespace": lake.namespace, "name": lake.name}

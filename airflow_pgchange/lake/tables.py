@@ -1,0 +1,49 @@
+"""The names of Iceberg tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from psycopg import sql
+
+from airflow_pgchange.errors import InvalidArgument
+
+
+@dataclass(frozen=True)
+class Iceberg:
+    """An Iceberg table of a SQL catalog. The tables of the catalog are in the database of the results.
+
+    PyIceberg's ``SqlCatalog`` and the ``JdbcCatalog`` of Spark and Trino use the same tables, so each of them can make
+    the table, read it, and write to it.
+
+    ``table`` is the name of the table with its namespace, such as ``"sales.payment"``. ``catalog`` is the name of the
+    catalog. ``schema`` is the schema of PostgreSQL that has the catalog's table ``iceberg_tables``. PyIceberg's own
+    configuration says how to reach the files: the section ``catalog`` of ``.pyiceberg.yaml``, or environment variables
+    such as ``PYICEBERG_CATALOG__LAKE__S3__ENDPOINT`` for the catalog ``lake``.
+    """
+
+    table: str
+    catalog: str
+    schema: str = "public"
+
+    def __post_init__(self) -> None:
+        if not all(self.table.split(".")) or "." not in self.table:
+            raise InvalidArgument(
+                f"{self.table!r} names no Iceberg table: give its namespace, too, as in 'sales.payment'"
+            )
+
+    def __str__(self) -> str:
+        return f"{self.catalog}.{self.table}"
+
+    @property
+    def namespace(self) -> str:
+        return self.table.rpartition(".")[0]
+
+    @property
+    def name(self) -> str:
+        return self.table.rpartition(".")[2]
+
+    @property
+    def pointers(self) -> sql.Identifier:
+        """The table of the catalog that has a row for each Iceberg table."""
+        return sql.Identifier(self.schema, "iceberg_tables")

@@ -1,0 +1,253 @@
+"""Rows of a batch in an Iceberg table, whose catalog is in the database of the results: one commit for both."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from datetime import date, datetime
+from decimal import Decimal
+
+import psycopg
+import pyarrow as pa
+import pytest
+from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform, TruncateTransform
+
+from airflow_pgchange.errors import InvalidArgument, MergeRefused, PermissionDenied
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
+from airflow_pgchange.lake import Iceberg, pointer, staging, write, writing
+from airflow_pgchange.results.modes import Mode
+from airflow_pgchange.results.staging import TOUCHED, result_of
+from tests.lakes import TABLE, Lake, payments, set_up
+from tests.staging import BATCH
+from tests.waiting import until, waits
+
+FEED = CommitFeed("lake", 0)
+FIVE = payments(*((number, f"a{number}", number * 100) for number in range(1, 6)))
+
+
+@pytest.fixture
+def lake(db, tmp_path):
+    return Lake(db, tmp_path)
+
+
+@pytest.fixture
+def connection(db):
+    with psycopg.connect(db) as connection:
+        yield connection
+
+
+def written(connection, rows, table=TABLE, **options):
+    """Write rows and commit."""
+    with connection.transaction():
+        return write(connection, BATCH, table, rows, **options)
+
+
+def ids(lake, name="payment"):
+    return [row["id"] for row in lake.rows(name)]
+
+
+def test_the_snapshot_and_the_progress_are_one_commit(lake, db):
+    set_up(db)
+    table = lake.table()
+
+    def process(limit, fails):
+        with ConsumerTransaction(FEED, db) as transaction:
+            batch = transaction.claim(limit)
+            rows = payments(*((change.id, "a", 1) for change in transaction.changes()))
+            transaction.ack(lambda connection: write(connection, batch, TABLE, rows))
+            seen.append(ids(lake))
+            if fails:
+                raise ZeroDivisionError
+        return batch
+
+    seen = []
+    with pytest.raises(ZeroDivisionError):
+        process(4, fails=True)
+    batch = process(4, fails=False)
+    process(100, fails=False)
+    assert seen == [[], [], [1, 2, 3, 4]]
+    assert ids(lake) == list(range(1, 11))
+    first = table.refresh().snapshots()[0].summary
+    assert (first["pgchange.consumer"], first["pgchange.batch"]) == (FEED.name, batch.id)
+
+
+def test_replace_deletes_the_rows_with_the_same_keys_first(lake, connection):
+    lake.table()
+    assert written(connection, FIVE) == 5
+    written(connection, payments((2, "b", 1), (9, "b", 2)), mode="replace", key="id")
+    assert [(row["id"], row["account"]) for row in lake.rows()] == [
+        (1, "a1"), (2, "b"), (3, "a3"), (4, "a4"), (5, "a5"), (9, "b")]  # fmt: skip
+
+
+def test_a_mirror_deletes_the_rows_that_are_gone_too(lake, connection):
+    lake.table()
+    written(connection, FIVE)
+    gone = pa.table({"id": [3, 4, 77]})
+    written(connection, payments((2, "b", 1), (2, "b", 1)), mode="mirror", key="id", gone=gone)
+    assert ids(lake) == [1, 2, 2, 5]
+
+
+def test_a_key_may_have_several_columns(lake, connection):
+    lake.table()
+    written(connection, FIVE)
+    written(connection, payments((2, "a2", 0), (3, "other", 0)), mode="replace", key=["account", "id"])
+    assert [(row["account"], row["cents"]) for row in lake.rows() if row["id"] in (2, 3)] == [
+        ("a2", 0), ("a3", 300), ("other", 0)]  # fmt: skip
+
+
+def test_only_files_with_rows_of_the_keys_are_written_anew(lake, connection):
+    table = lake.table()
+    for first in (1, 101, 201):
+        written(connection, payments(*((number, "a", 0) for number in range(first, first + 100, 2))))
+    before = {task.file.file_path for task in table.refresh().scan().plan_files()}
+    written(connection, payments((103, "b", 0), (150, "b", 0)), mode="replace", key="id")
+    after = {task.file.file_path for task in table.refresh().scan().plan_files()}
+    assert len(before - after) == 1
+    assert len(lake.rows()) == 151
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "message"),
+    [
+        (payments((1, "a", 1)), {"mode": "add", "key": "id"}, "mode add changes rows by sums"),
+        (payments((1, "a", 1)), {"mode": "replace"}, "mode replace finds rows by their key: give key="),
+        (payments((1, "a", 1)), {"mode": "replace", "key": "no"}, "the key 'no' is none of the columns id,"),
+        (pa.table({"id": [1], "more": [2]}), {}, "more columns: more"),
+        (pa.table({"id": ["1"]}), {}, "Mismatch in fields"),
+        (payments((1, None, 1)), {"mode": "replace", "key": "account"}, "a key holds NULL"),
+        (payments((1, "a", 1), (1, "b", 1)), {"mode": "replace", "key": "id"}, "the key id=1 comes more than once"),
+        ([], {}, "no record batch was given"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_rows_that_do_not_fit_are_refused_and_leave_the_table_as_it_is(
+    lake, connection, rows, options, message
+):
+    lake.table()
+    written(connection, FIVE)
+    with pytest.raises(MergeRefused, match=message):
+        written(connection, rows, **options)
+    assert ids(lake) == [1, 2, 3, 4, 5]
+
+
+def test_a_table_or_a_catalog_that_is_not_there_is_named(lake, connection):
+    with pytest.raises(InvalidArgument, match="no catalog in schema public"):
+        written(connection, FIVE)
+    lake.table()
+    with pytest.raises(InvalidArgument, match=r"has no table sales\.payments: make it first"):
+        written(connection, FIVE, Iceberg("sales.payments", "lake"))
+    with pytest.raises(InvalidArgument, match="names no Iceberg table"):
+        Iceberg("payment", "lake")
+
+
+def test_the_right_that_is_missing_is_named(lake, connection):
+    lake.table()
+    with connection.transaction(force_rollback=True):
+        connection.execute(
+            "create role reader; grant select on iceberg_tables to reader; set local role reader"
+        )
+        with pytest.raises(PermissionDenied, match=r"grant select, update on public\.iceberg_tables"):
+            written(connection, FIVE)
+
+
+def test_another_writer_waits_for_the_commit_and_then_adds_to_it(lake, connection):
+    table = lake.table()
+    with ThreadPoolExecutor() as threads, connection.transaction():
+        write(connection, BATCH, TABLE, FIVE)
+        other = threads.submit(table.append, payments((9, "other", 1)))
+        until(connection, waits(kind="transactionid"))
+    other.result(60)
+    assert ids(lake) == [1, 2, 3, 4, 5, 9]
+
+
+def test_a_commit_reads_the_table_again_that_another_writer_has_changed_meanwhile(lake, connection):
+    """The files are written before the pointer is locked."""
+    table = lake.table()
+    staged = staged_files(lake, FIVE.to_batches(), Mode.APPEND)
+    table.append(payments((9, "other", 1)))
+    with connection.transaction():
+        writing.commit(connection, BATCH, staged)
+    assert ids(lake) == [1, 2, 3, 4, 5, 9]
+
+
+def staged_files(lake, batches, mode, key=(), name="payment"):
+    """What an application has staged, as the manifest brings it."""
+    table = Iceberg(f"sales.{name}", "lake")
+    place = staging.Place.of(table, lake.catalog.load_table(table.table), key)
+    files = staging.write(place, batches)
+    staged = writing.StagedFiles(table, key, mode, files.files, files.gone, BATCH.id, BATCH.attempt)
+    back = result_of(json.loads(json.dumps(asdict(staged))))
+    assert back == result_of(asdict(back))
+    return back
+
+
+def test_a_staged_mirror_has_the_keys_of_rows_to_delete_apart(lake, connection):
+    lake.table()
+    written(connection, FIVE)
+    marked = payments((2, "b", 1), (3, None, None)).append_column(TOUCHED, pa.array([None, True]))
+    staged = staged_files(lake, marked.to_batches(), Mode.MIRROR, ("id",))
+    with connection.transaction():
+        writing.commit(connection, BATCH, staged)
+    assert (ids(lake), staged.rows) == ([1, 2, 4, 5], 1)
+
+
+MANY = {
+    "id": (pa.int64(), 5, BucketTransform(4)),
+    "name": (pa.string(), "Zoë", TruncateTransform(2)),
+    "day": (pa.date32(), date(2013, 1, 1), IdentityTransform()),
+    "at": (pa.timestamp("us"), datetime(2013, 1, 1, 5, 17), DayTransform()),
+    "price": (pa.decimal128(12, 2), Decimal("1.25"), IdentityTransform()),
+    "flag": (pa.bool_(), True, IdentityTransform()),
+    "nothing": (pa.int32(), None, IdentityTransform()),
+}
+
+
+def test_files_of_a_partitioned_table_keep_their_partition_on_the_way(lake, connection):
+    schema = pa.schema([(name, kind) for name, (kind, *_) in MANY.items()])
+    table = lake.table(schema, "many")
+    with table.update_spec() as spec:
+        for name, (_, _, transform) in MANY.items():
+            spec.add_field(name, transform, f"{name}_part")
+    row = {name: value for name, (_, value, _) in MANY.items()}
+    rows = pa.Table.from_pylist([row, {**row, "id": 6}], schema)
+    staged = staged_files(lake, rows.to_batches(), Mode.APPEND, name="many")
+    with connection.transaction():
+        writing.commit(connection, BATCH, staged)
+    assert lake.rows("many") == rows.to_pylist()
+    found = table.refresh().scan(
+        row_filter="id = 5 and day = '2013-01-01' and price = 1.25 and nothing is null"
+    )
+    assert found.to_arrow().num_rows == 1
+
+
+def test_instants_come_in_any_zone_and_are_kept_in_utc(lake, connection):
+    at = datetime.fromisoformat("2013-01-01T05:17:00+00:00")
+    lake.table(pa.schema([("at", pa.timestamp("us", "UTC"))]), "instant")
+    rows = pa.table({"at": pa.array([at], pa.timestamp("us", "America/New_York"))})
+    staged = staged_files(lake, rows.to_batches(), Mode.APPEND, name="instant")
+    with connection.transaction():
+        writing.commit(connection, BATCH, staged)
+    assert lake.rows("instant") == [{"at": at}]
+
+
+def test_a_catalog_of_the_first_version_is_used_as_it_is_and_a_view_is_no_table(lake, connection):
+    lake.table()
+    connection.execute("update iceberg_tables set iceberg_type = 'VIEW'")
+    connection.commit()
+    with pytest.raises(InvalidArgument, match=r"has no table sales\.payment"):
+        written(connection, FIVE)
+    connection.execute("alter table iceberg_tables drop iceberg_type")
+    connection.commit()
+    written(connection, FIVE)
+    assert ids(Lake(lake.conninfo, lake.folder)) == [1, 2, 3, 4, 5]
+
+
+def test_the_metadata_files_are_numbered_in_order(lake, connection):
+    table = lake.table()
+    for _ in range(3):
+        written(connection, FIVE)
+    table.refresh()
+    assert pointer.version_of(table.metadata_location) == 3
+    assert [pointer.version_of(entry.metadata_file) for entry in table.metadata.metadata_log] == [0, 1, 2]
+    assert pointer.version_of("s3://lake/any.json") == -1

@@ -1,0 +1,55 @@
+"""Iceberg tables as a company has them: made by PyIceberg's own catalog, and read by it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import psycopg
+import pyarrow as pa
+from psycopg.conninfo import conninfo_to_dict
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.table import Table
+
+from airflow_pgchange.lake import Iceberg
+
+PAYMENTS = pa.schema([("id", pa.int64()), ("account", pa.string()), ("cents", pa.int32())])
+
+
+@dataclass(frozen=True)
+class Lake:
+    """A catalog in a database, and a folder for the files of its tables."""
+
+    conninfo: str
+    folder: Path
+
+    @cached_property
+    def catalog(self) -> SqlCatalog:
+        server = conninfo_to_dict(self.conninfo)
+        address = f"{server['user']}@{server['host']}:{server['port']}/{server['dbname']}"
+        catalog = SqlCatalog("lake", uri=f"postgresql+psycopg://{address}", warehouse=self.folder.as_uri())
+        catalog.create_namespace_if_not_exists("sales")
+        return catalog
+
+    def table(self, schema: pa.Schema = PAYMENTS, name: str = "payment", **options) -> Table:
+        return self.catalog.create_table(f"sales.{name}", schema, **options)
+
+    def rows(self, name: str = "payment") -> list[dict]:
+        found = self.catalog.load_table(f"sales.{name}").scan().to_arrow()
+        return found.sort_by([(column, "ascending") for column in found.column_names[:1]]).to_pylist()
+
+
+TABLE = Iceberg("sales.payment", "lake")
+
+
+def payments(*rows: tuple[int, str | None, int], schema: pa.Schema = PAYMENTS) -> pa.Table:
+    return pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
+
+
+def set_up(conninfo: str) -> None:
+    """A tracked table with ten changes."""
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("create table change (id bigint generated always as identity primary key)")
+        connection.execute("select revision.track('change', branch_id => '0')")
+        connection.execute("insert into change select from generate_series(1, 10)")
