@@ -17,6 +17,7 @@ GUIDES = (
     "airflow",
     "detached",
     "spark",
+    "lake",
     "roles",
     "managed_postgresql",
     "testing",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 EXTRAS = {
     "http": {"airflow_pgchange.events.http", "airflow_pgchange.events.webhooks"},
-    "iceberg": {"airflow_pgchange.lake", "airflow_pgchange.spark.lake_sink"},
+    "iceberg": {"airflow_pgchange.lake"},
     "openlineage": {"airflow_pgchange.utils.openlineage"},
     "spark": {
         "airflow_pgchange.decorators.spark",

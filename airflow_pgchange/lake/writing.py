@@ -11,12 +11,14 @@ from typing import Any, TypeAlias
 import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
+from psycopg import sql
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import FileScanTask, Table
 
 from airflow_pgchange.errors import MergeRefused
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.key_columns import KeyNames, names_of
+from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.lake import data_files, fitting, pointer, rewriting
 from airflow_pgchange.lake.tables import Iceberg
 from airflow_pgchange.results.modes import Mode
@@ -125,11 +127,9 @@ def commit_files(
     if not files and not gone:
         return
     table = pointer.opened(connection, lake, locked=True)
-    told = {
-        "pgchange.consumer": batch.feed,
-        "pgchange.batch": batch.id,
-        "pgchange.attempt": str(batch.attempt),
-    }
+    told = _told(connection, batch)
+    if _is_there(table, told):
+        return
     with table.transaction() as transaction:
         snapshot = transaction.update_snapshot(snapshot_properties=told)
         if not mode.behaviour.needs_key:
@@ -145,6 +145,31 @@ def commit_files(
                     changed.append_data_file(file)
             for file in files:
                 changed.append_data_file(file)
+
+
+def _told(connection: psycopg.Connection[Any], batch: Batch) -> dict[str, str]:
+    """What the summary of the snapshot says of the batch."""
+    transaction = ask(connection, sql.SQL("select pg_catalog.pg_current_xact_id()::text"))
+    return {
+        "pgchange.consumer": batch.feed,
+        "pgchange.batch": batch.id,
+        "pgchange.attempt": str(batch.attempt),
+        "pgchange.transaction": transaction,
+    }
+
+
+def _is_there(table: Table, told: Mapping[str, str]) -> bool:
+    """Whether another transaction has committed the batch to the table.
+
+    Then the progress, which is in another database, was lost after that commit. Several writes of one transaction are
+    several snapshots.
+    """
+    snapshots = [snapshot.summary for snapshot in table.metadata.snapshots if snapshot.summary is not None]
+    return any(
+        summary["pgchange.batch"] == told["pgchange.batch"]
+        and summary["pgchange.transaction"] != told["pgchange.transaction"]
+        for summary in snapshots
+    )
 
 
 def _keys(

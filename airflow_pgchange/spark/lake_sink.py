@@ -29,10 +29,10 @@ def stage(frame: DataFrame, place: Place) -> Files:
     )
 
 
-def stage_small(frame: DataFrame, place: Place, most: int) -> Files | None:
-    """Write the frame from the driver, through its memory; None, and nothing is written, for over ``most`` rows."""
-    taken = frame.limit(most + 1).toArrow()
-    return None if taken.num_rows > most else staging.write(place, taken.to_batches())
+def stage_small(frame: DataFrame, place: Place, limit: int) -> Files | None:
+    """Write the frame from the driver, through its memory; None, and nothing is written, for over ``limit`` rows."""
+    taken = frame.limit(limit + 1).toArrow()
+    return None if taken.num_rows > limit else staging.write(place, taken.to_batches())
 
 
 def _writer(place: Place, names: list[str]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

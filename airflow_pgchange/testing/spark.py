@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow_pgchange.errors import ExtraMissing, InvalidArgument, MergeRefused
 from airflow_pgchange.feeds.batch import Batch
@@ -38,6 +38,9 @@ except ImportError as error:
     raise ExtraMissing(
         f"tests of Spark jobs need {error.name}: pip install 'airflow-provider-pgchange[spark]'"
     ) from error
+
+if TYPE_CHECKING:
+    from airflow_pgchange.lake.tables import Iceberg
 
 TYPES: Mapping[str, t.DataType] = {
     "bigint": t.LongType(),
@@ -107,7 +110,7 @@ class GivenJob(Job):
     def mirror(
         self,
         table: str | Attached,
-        into: str,
+        into: str | Iceberg,
         columns: Sequence[str] | None = None,
         *,
         key: KeyNames | None = None,
@@ -120,8 +123,21 @@ class GivenJob(Job):
         wanted = Wanted.of(table, key, shard, columns=columns, which="every")
         assert wanted.key is not None
         frame = marked(self._frame(wanted), wanted.key)
-        copy = into if isinstance(table, str) else table.copy(into)
+        copy = table.copy(into) if isinstance(table, Attached) and isinstance(into, str) else str(into)
         self._stage(copy, wanted.key, Mode.MIRROR, frame.drop(TOUCHED), lambda: frame)
+
+    def _stage_files(
+        self,
+        lake: Iceberg,
+        keys: tuple[str, ...],
+        mode: Mode,
+        shown: DataFrame,
+        rows: Callable[[], DataFrame],
+    ) -> None:
+        if self._work.results:
+            super()._stage_files(lake, keys, mode, shown, rows)
+        else:
+            self._stage(str(lake), keys, mode, shown, rows)
 
     def _stage(
         self,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import date, datetime
 from decimal import Decimal
+from itertools import count
 
 import psycopg
 import pyarrow as pa
@@ -37,10 +38,13 @@ def connection(db):
         yield connection
 
 
+NUMBERS = count()
+
+
 def written(connection, rows, table=TABLE, **options):
-    """Write rows and commit."""
+    """Write rows of another batch, and commit."""
     with connection.transaction():
-        return write(connection, BATCH, table, rows, **options)
+        return write(connection, replace(BATCH, id=f"batch {next(NUMBERS)}"), table, rows, **options)
 
 
 def ids(lake, name="payment"):
@@ -70,6 +74,16 @@ def test_the_snapshot_and_the_progress_are_one_commit(lake, db):
     assert ids(lake) == list(range(1, 11))
     first = table.refresh().snapshots()[0].summary
     assert (first["pgchange.consumer"], first["pgchange.batch"]) == (FEED.name, batch.id)
+
+
+def test_a_batch_that_comes_again_after_its_commit_is_not_written_twice(lake, connection):
+    """The progress can be in another database, and be lost after this commit."""
+    lake.table()
+    for _ in range(2):
+        with connection.transaction():
+            write(connection, BATCH, TABLE, payments((1, "a", 1)))
+            write(connection, BATCH, TABLE, payments((2, "a", 1)))
+    assert ids(lake) == [1, 2]
 
 
 def test_replace_deletes_the_rows_with_the_same_keys_first(lake, connection):

@@ -1,0 +1,86 @@
+"""A process of the campaign of a lake: it appends the changes of each batch to an Iceberg table."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from contextlib import nullcontext, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+
+from airflow_pgchange.errors import PgChangeError
+from airflow_pgchange.feeds import ConsumerTransaction
+from airflow_pgchange.feeds.batch import Batch
+from airflow_pgchange.lake import write
+from tests.chaos.harness import FEED
+from tests.lakes import TABLE
+
+STEPS = ("claimed", "moved", "acked", "committed")
+"""The pointer is moved, but not committed, between ``moved`` and ``committed``."""
+PAUSE = 0.05
+"""Seconds that a process may stay at a step, so that kills find it there."""
+ROWS = pa.schema([("id", pa.int64())])
+TWO_COMMITS = "moves the pointer on a connection of its own"
+"""The planted fault."""
+
+
+@dataclass(frozen=True)
+class Worker:
+    """``fault``: none, or ``TWO_COMMITS``."""
+
+    number: int
+    source: str
+    folder: str
+    seed: str
+    fault: str = ""
+
+    @property
+    def step(self) -> Path:
+        return Path(self.folder) / f"step-{self.number}"
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "tests.chaos.lake_worker", json.dumps(asdict(self))]
+
+    def work(self) -> None:
+        chance, parent = random.Random(self.seed), os.getppid()
+        while os.getppid() == parent:
+            # A server that stops, and a consumer that another process holds.
+            with suppress(PgChangeError, psycopg.Error):
+                self.process(chance)
+            time.sleep(0.01)
+
+    def process(self, chance: random.Random) -> int:
+        """Append a batch; how many changes it has."""
+        with ConsumerTransaction(FEED, self.source, busy_timeout=2) as transaction:
+            batch = transaction.claim(chance.choice([1, 7, 50, 1000]))
+            if batch is None:
+                return 0
+            self.at("claimed", chance)
+            ids = [change.id for change in transaction.changes()]
+            transaction.ack(lambda connection: self.write(connection, batch, ids, chance))
+            self.at("acked", chance)
+        self.at("committed", chance)
+        return batch.count
+
+    def write(
+        self, connection: psycopg.Connection[Any], batch: Batch, ids: list[Any], chance: random.Random
+    ) -> None:
+        another = psycopg.connect(self.source, autocommit=True) if self.fault else nullcontext(connection)
+        with another as used, used.transaction() if self.fault else nullcontext():
+            write(used, batch, TABLE, pa.table({"id": pa.array(ids, pa.int64())}, ROWS))
+        self.at("moved", chance)
+
+    def at(self, step: str, chance: random.Random) -> None:
+        self.step.write_text(step)
+        time.sleep(chance.random() * PAUSE)
+
+
+if __name__ == "__main__":
+    Worker(**json.loads(sys.argv[1])).work()

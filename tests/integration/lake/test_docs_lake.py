@@ -1,0 +1,54 @@
+"""The examples of the guide to Iceberg tables, as they stand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
+from tests import airflow_home
+from tests.readme import blocks, track_payments
+from tests.spark_session import batch_of
+
+airflow_home.prepare()
+
+PAGE = "docs/lake.md"
+THREE = [(1, "ann", 100), (2, "bob", 50), (3, "ann", -30)]
+
+
+@pytest.fixture
+def catalog(db: str, connect, tmp_path: Path):
+    """The catalog that the guide makes, and the tutorial's payments."""
+    track_payments(connect())
+    server, names = conninfo_to_dict(db), {}
+    address = f"{server['user']}@{server['host']}:{server['port']}/{server['dbname']}"
+    example = (
+        blocks("python", PAGE)[0].replace("localhost/shop", address).replace("/data/lake", str(tmp_path))
+    )
+    exec(example, names)
+    return names["catalog"]
+
+
+def rows(catalog) -> list[tuple[int, str, int]]:
+    found = catalog.load_table("sales.payment").scan().to_arrow().sort_by("id").to_pylist()
+    return [tuple(row.values()) for row in found]
+
+
+def test_the_function_of_the_guide_writes_each_payment(catalog, db: str) -> None:
+    names = {}
+    exec(blocks("python", PAGE)[2], names)
+    with ConsumerTransaction(CommitFeed("lake", 1), db) as transaction:
+        batch = transaction.claim()
+        transaction.ack(lambda connection: names["append"](batch, transaction.changes(), connection))
+    assert rows(catalog) == THREE
+
+
+def test_the_dag_of_the_guide_appends_each_payment(catalog, db: str) -> None:
+    names = {}
+    exec(blocks("python", PAGE)[1], names)
+    (task,) = names["payments_in_the_lake"]().tasks
+    with batch_of(names["PAYMENTS"], db) as job:
+        task.python_callable(job)
+    assert rows(catalog) == THREE
