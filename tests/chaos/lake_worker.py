@@ -16,12 +16,11 @@ import psycopg
 import pyarrow as pa
 
 from airflow_pgchange.errors import PgChangeError
-from airflow_pgchange.feeds import ConsumerTransaction
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from airflow_pgchange.feeds.batch import Batch
-from airflow_pgchange.lake import write
-from tests.chaos.harness import FEED
-from tests.lakes import TABLE
+from airflow_pgchange.lake import Iceberg, write
 
+FEED, TABLE = CommitFeed("chaos", 0), Iceberg("sales.payment", "lake")
 STEPS = ("claimed", "moved", "acked", "committed")
 """The pointer is moved, but not committed, between ``moved`` and ``committed``."""
 PAUSE = 0.05
