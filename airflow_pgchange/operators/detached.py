@@ -17,7 +17,7 @@ from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.operators.claiming import ConsumerOperator
 from airflow_pgchange.operators.leasing import LeasingOperator, ack_batch
 from airflow_pgchange.results.manifests import merge_kept
-from airflow_pgchange.results.staging import Staged
+from airflow_pgchange.results.staging import Result
 from airflow_pgchange.utils.arguments import Check, FeedLike, checks, feed_of, function, maybe, text
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class AckBatchOperator(ConsumerOperator):
         """Return ``{feed, batch_id, changes, acked_before}``."""
         handle = Handle.from_text(self.handle)
 
-        def write(batch: Batch, connection: psycopg.Connection[Any]) -> Sequence[Staged]:
+        def write(batch: Batch, connection: psycopg.Connection[Any]) -> Sequence[Result]:
             staged = merge_kept(connection, batch) if self.staged else ()
             if self.write is not None:
                 self.write(connection)

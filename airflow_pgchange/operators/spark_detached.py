@@ -20,7 +20,7 @@ from airflow_pgchange.operators.leasing import LeasingOperator, ack_batch
 from airflow_pgchange.operators.spark_arguments import SparkArguments
 from airflow_pgchange.operators.spark_checks import master_of
 from airflow_pgchange.results.manifests import merge_kept
-from airflow_pgchange.results.staging import Staged
+from airflow_pgchange.results.staging import Result
 from airflow_pgchange.spark.detached import HANDLE
 from airflow_pgchange.triggers import standalone
 from airflow_pgchange.triggers.driver import DriverTrigger
@@ -174,5 +174,5 @@ def _check_end(event: dict[str, Any]) -> None:
         )
 
 
-def _merge(batch: Batch, connection: psycopg.Connection[Any]) -> tuple[Staged, ...]:
+def _merge(batch: Batch, connection: psycopg.Connection[Any]) -> tuple[Result, ...]:
     return merge_kept(connection, batch)

@@ -24,7 +24,6 @@ TOOLS = (
     "cosmic-ray",
     "duckdb",
     "hatch-fancy-pypi-readme",
-    "hatch-fancy-pypi-readme",
     "hatchling",
     "httpx",
     "hypothesis",
