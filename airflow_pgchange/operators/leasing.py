@@ -21,7 +21,7 @@ from airflow_pgchange.feeds.draining import Drained, drain
 from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
 from airflow_pgchange.operators.claiming import ClaimingOperator, ConsumerOperator, task_of
-from airflow_pgchange.results.staging import Staged
+from airflow_pgchange.results.staging import Result
 from airflow_pgchange.sensors.feed import unless_error
 from airflow_pgchange.triggers.feed import IdleTrigger
 from airflow_pgchange.utils import metrics
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 LEASE = "1 hour"
 """The default of ``lease``. An application that uses ``batch_job(handle)`` renews the lease while it runs. So the length
 matters only if all tasks of a batch were lost: then it is the time until the batch is claimed again."""
-Write = Callable[[Batch, psycopg.Connection[Any]], Sequence[Staged]]
+Write = Callable[[Batch, psycopg.Connection[Any]], Sequence[Result]]
 
 
 class LeasingOperator(ClaimingOperator):
