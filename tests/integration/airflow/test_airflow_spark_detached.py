@@ -27,6 +27,7 @@ from airflow_pgchange.operators.spark import SparkBatchOperator
 from airflow_pgchange.results import manifests
 from airflow_pgchange.triggers.driver import DriverTrigger
 from airflow_pgchange.triggers.feed import IdleTrigger
+from tests.airflow_home import uri
 from tests.integration.airflow.test_airflow_detached import context
 from tests.job_server import JobServer
 from tests.ledger import FEED, Connect
@@ -262,3 +263,18 @@ async def test_a_claim_waits_for_another_run_without_a_worker_slot(write: Write,
     resume = getattr(task, deferral.method_name)
     text = await asyncio.to_thread(resume, context(), event, **(deferral.kwargs or {}))
     assert Handle.from_text(text).attempt == 2
+
+
+async def test_a_lease_is_waited_for_if_the_progress_is_in_another_database(
+    write: Write, db: str, other_db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database of the changes has the lease, the other the lock."""
+    write(1)
+    monkeypatch.setenv("AIRFLOW_CONN_ELSEWHERE", uri(other_db))
+    other = await asyncio.to_thread(detached.claim, FEED, other_db, db, lease=LEASE, owner="another")
+    assert other is not None
+    waiting = asyncio.create_task(first(IdleTrigger(FEED, "elsewhere", "airline", poll_interval=0.05)))
+    await asyncio.sleep(0.5)
+    assert not waiting.done()
+    await asyncio.to_thread(detached.release, other, other_db, db)
+    assert (await waiting)["idle"]
