@@ -10,11 +10,11 @@
 
 create type mbus.start as (
     version bigint, whole bigint, whole_xids xid8[], whole_ids bigint[],
-    done bigint, late_xids xid8[], busy integer[], froms bigint[], has_apart boolean, is_awaited boolean, is_native boolean
+    done bigint, late_xids xid8[], busy integer[], froms bigint[], has_apart boolean
 );
 comment on type mbus.start is
-    'From where on a single message is looked for: the position of all parts that have no younger one, the level, whether there are '
-    'messages apart, whether messages of any consumer wait for this one, and whether the transaction ids are those of this cluster.';
+    'From where on a single message is looked for: the position of all parts that have no younger one, the level, and whether '
+    'there are messages apart.';
 
 create type mbus.head as (id bigint, part integer, version bigint, is_plain boolean);
 comment on type mbus.head is
@@ -34,10 +34,7 @@ language sql stable rows 1 as $$
     select coalesce(w.version, 0), w.done, w.late_xids, w.late_ids, greatest(l.done, w.done),
            case when l.done < w.done then w.late_xids else l.late_xids end, case when l.done < w.done then '{}' else l.busy end,
            case when l.done < w.done then '{}' else l.froms end,
-           exists (select from mbus.apart as a where a.consumer = c),
-           exists (select from mbus.apart as a where a.wait_consumer = c),
-           -- The query of mbus.is_native(): a call for each message would cost more than the query.
-           (select bool_and(pgchange.is_native(o.cluster, o.written_in, o.xmin, o.written_as, o.tableoid)) from mbus.origin as o)
+           exists (select from mbus.apart as a where a.consumer = c)
     from mbus.level as l
     left join lateral (
         select p.version, p.done, p.late_xids, p.late_ids from mbus.position as p

@@ -113,7 +113,11 @@ begin
         if horizon <= start.done and start.late_xids = '{}' and start.busy = '{}' and not start.has_apart then
             return;
         end if;
-        exit when start.is_native is not true or start.busy <> '{}';
+        -- The query of mbus.is_native(), and whether messages of any consumer wait for this one.
+        select bool_and(pgchange.is_native(o.cluster, o.written_in, o.xmin, o.written_as, o.tableoid)),
+               exists (select from mbus.apart as a where a.wait_consumer = %2$s)
+        into is_native, is_awaited from mbus.origin as o;
+        exit when is_native is not true or start.busy <> '{}';
         if start.has_apart then
             moment := clock_timestamp();
             exit when exists (
@@ -174,7 +178,7 @@ begin
             if not is_first then
                 perform set_config('mbus.held', (held + 1)::text, true);
             end if;
-            if start.is_awaited then
+            if is_awaited then
                 perform mbus.wake_up(array[%2$s], array[head.id]);
             end if;
         end if;
@@ -229,7 +233,11 @@ begin
         if horizon <= start.done and start.late_xids = '{}' and start.busy = '{}' and not start.has_apart then
             return null;
         end if;
-        if start.is_native is not true then
+        -- The query of mbus.is_native(): a call for each message would cost more than the query.
+        if (
+            select bool_and(pgchange.is_native(o.cluster, o.written_in, o.xmin, o.written_as, o.tableoid)) from mbus.origin as o
+        ) is not true
+        then
             perform mbus.check_origin(mbus.queue_named(%1$L));
         end if;
         held := coalesce(nullif(current_setting('mbus.held', true), ''), '0');

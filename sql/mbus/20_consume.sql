@@ -125,6 +125,8 @@ end
 $body$, trimming, c.id, message, guard, quick, case when quick is not null then '
     start mbus.start;
     horizon bigint;
+    is_native boolean;
+    is_awaited boolean;
     moment timestamptz;
     is_first boolean;
     held integer;
