@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from airflow.providers.common.compat.sdk import AirflowFailException, Stats, conf
+from airflow.providers.common.compat.sdk import AirflowFailException, BaseOperator, Stats, conf
 
 __all__ = [
     "RetryDecision",
@@ -115,7 +115,9 @@ except ImportError:  # before Airflow 3.3
         AirflowFailException is the error after which Airflow does not retry.
         """
         for name in ("execute", "resume_execution"):
-            if (method := getattr(operator, name, None)) is not None:
+            method = getattr(operator, name, None)
+            # A copy of the abstract execute would hide that of a class behind this one, if a third class inherits both.
+            if method not in (None, BaseOperator.execute):
                 setattr(operator, name, _evaluated(method))
 
     def _evaluated(method: Callable[..., Any]) -> Callable[..., Any]:

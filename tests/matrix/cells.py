@@ -94,7 +94,10 @@ ON_THE_PAGE = (
     "test_a_person_sees_why_a_consumer_fails_skips_its_batch_and_sees_it_go_on",
     "test_a_person_finds_a_consumers_last_hour_and_batches_and_the_address_bar_keeps_what_is_looked_at",
 )
-EQUAL_SPARK = "tests/unit/test_packaging.py::test_pyspark_and_pyspark_client_hold_identical_files"
+OF_EQUAL_SPARK = (
+    "tests/unit/test_packaging.py::test_pyspark_and_pyspark_client_hold_identical_files",
+    "tests/unit/test_packaging.py::test_no_file_is_installed_that_differs_from_both_wheels",
+)
 SPARK_WAYS = ("test_batches_by_spark_submit", "test_batches_on_a_connect_server")
 NOW = "2026-11-29"
 CELLS = (
@@ -167,7 +170,7 @@ def dags(cell: Cell) -> None:
 def unit_tests(cell: Cell) -> None:
     """Run the tests without a server."""
     # The suite's own pyspark and pyspark-client are equal; a cell has the client alone, or two versions.
-    _pytest(cell, "-n", "2", "tests/unit", f"--deselect={EQUAL_SPARK}")
+    _pytest(cell, "-n", "2", "tests/unit", *(f"--deselect={test}" for test in OF_EQUAL_SPARK))
 
 
 def wake_up(cell: Cell) -> None:

@@ -133,7 +133,7 @@ def test_both_packages_of_spark_take_the_same_oldest_version_and_only_extras_nee
     }
     oldest = ".".join(map(str, OLDEST_SPARK))
     assert all(f">={oldest}" in str(needed[name]) for name in ("pyspark", "pyspark-client"))
-    assert needed["pyspark"].contains(metadata.version("pyspark"))
+    assert needed["pyspark-client"].contains(metadata.version("pyspark-client"))
     assert needed.keys().isdisjoint(Requirement(need).name for need in project["dependencies"])
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException
+from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException, BaseOperator
 from airflow.sdk import DAG
 
 from airflow_pgchange import errors
@@ -96,6 +96,19 @@ def test_an_operator_fails_at_once_where_airflow_has_no_policies(monkeypatch: py
             run(errors.SchemaMissing("no schema"))
         with pytest.raises(ZeroDivisionError):
             run(ZeroDivisionError())
+
+    class Parent(BaseOperator):
+        """Without a method ``execute``."""
+
+    class OtherParent(BaseOperator):
+        def execute(self, context: Any) -> None:
+            """Do nothing."""
+
+    class Child(Parent, OtherParent):
+        """Has the method of its other parent."""
+
+    older.with_retry_policy(Parent)
+    assert Child.execute is OtherParent.execute
 
 
 def test_the_policy_comes_back_from_what_it_is_stored_as() -> None:

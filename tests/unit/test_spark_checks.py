@@ -167,7 +167,7 @@ def test_a_spark_that_is_too_old_is_refused(
 def test_python_files_of_another_spark_are_told_before_a_connection_is_looked_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    spark = Mock(version="4.9.0", locate_file=metadata.distribution("pyspark").locate_file)
+    spark = Mock(version="4.9.0", locate_file=metadata.distribution("pyspark-client").locate_file)
     monkeypatch.setattr(metadata, "distribution", lambda name: spark)
     with pytest.raises(VersionsDiffer, match="its Python files are of 4"):
         SparkArguments({"conn_id": "nowhere"}).check(Mock(), {})
