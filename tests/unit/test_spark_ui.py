@@ -13,9 +13,9 @@ from airflow.sdk import DAG
 
 from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds import CommitFeed
-from airflow_pgchange.operators.feed import FeedOperator
 from airflow_pgchange.operators.spark import SparkBatchOperator
 from airflow_pgchange.operators.spark_arguments import SparkArguments
+from airflow_pgchange.operators.spark_detached import DetachedSpark
 from airflow_pgchange.operators.spark_ui import SparkUiLink
 from airflow_pgchange.utils.compat import dag_serialization
 
@@ -60,7 +60,7 @@ def test_what_is_no_address_of_a_page_is_refused(operator: Any) -> None:
 
 
 def test_the_link_is_there_while_the_task_runs(operator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FeedOperator, "execute", lambda *_: {})
+    monkeypatch.setattr(DetachedSpark, "execute", lambda *_: {})
     monkeypatch.setattr(SparkArguments, "check", lambda *_: None)
     ti = Mock()
     operator("spark_connect", {"ui": PAGES}).execute({"ti": ti})
