@@ -29,13 +29,20 @@ LARGER = pytest.mark.release(
 )
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 CRASH = "crash of PostgreSQL"
-READER = ("duckdb==1.5.5", "duckdb-extension-iceberg==1.5.5")
+READER = ("duckdb==1.5.5", "duckdb-extension-avro==1.5.5", "duckdb-extension-iceberg==1.5.5")
 """A reader that shares no code with the writer, in an environment of its own."""
 READING = """
-import json, sys, duckdb
+import json, sys
+from importlib.util import find_spec
+from pathlib import Path
+import duckdb
+
 connection = duckdb.connect()
-connection.execute("load iceberg")
-print(json.dumps(connection.execute("select id from iceberg_scan(?)", [sys.argv[1]]).fetchall()))
+for name in ("avro", "iceberg"):
+    folder = Path(find_spec(f"duckdb_extension_{name}").origin).parent
+    (extension,) = folder.rglob("*.duckdb_extension")
+    connection.execute(f"load '{extension}'")
+print(json.dumps(connection.execute("select id from iceberg_scan(?)", sys.argv[1:]).fetchall()))
 """
 
 
