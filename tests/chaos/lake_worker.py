@@ -8,9 +8,10 @@ import random
 import sys
 import time
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pyarrow as pa
@@ -26,7 +27,7 @@ STEPS = ("claimed", "moved", "acked", "committed")
 PAUSE = 0.05
 """Seconds that a process may stay at a step, so that kills find it there."""
 ROWS = pa.schema([("id", pa.int64())])
-TWO_COMMITS = "moves the pointer on a connection of its own"
+TWO_COMMITS = "moves the pointer on a connection of its own, and forgets the batch"
 """The planted fault."""
 
 
@@ -72,8 +73,10 @@ class Worker:
         self, connection: psycopg.Connection[Any], batch: Batch, ids: list[Any], chance: random.Random
     ) -> None:
         another = psycopg.connect(self.source, autocommit=True) if self.fault else nullcontext(connection)
+        # A second attempt would find the first by the id of its batch.
+        known = replace(batch, id=uuid4().hex) if self.fault else batch
         with another as used, used.transaction() if self.fault else nullcontext():
-            write(used, batch, TABLE, pa.table({"id": pa.array(ids, pa.int64())}, ROWS))
+            write(used, known, TABLE, pa.table({"id": pa.array(ids, pa.int64())}, ROWS))
         self.at("moved", chance)
 
     def at(self, step: str, chance: random.Random) -> None:
