@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -26,7 +26,7 @@ class Place:
 
     metadata: str
     location: str
-    properties: Mapping[str, Any]
+    properties: Mapping[str, Any] = field(repr=False)
     key: tuple[str, ...]
 
     @classmethod

@@ -139,7 +139,7 @@ def _environment(cell: Cell) -> None:
             _certificates(),
             "no Python of this version",
         )
-    package = f"{ROOT}[spark-connect,http,openlineage]"
+    package = f"{ROOT}[spark-connect,http,iceberg,openlineage]"
     options = (*newer, f"--excludes={EXCLUDED}")
     lowest = ("--resolution=lowest-direct",) if cell.lowest else ()
     _install(cell, *options, *lowest, *packages, "--editable", package)
