@@ -71,13 +71,13 @@ class Guide:
         return dict(found)
 
     def run(self, section: str, replaced: Sequence[tuple[str, str]] = ()) -> list[list[Any]]:
-        """The answers of the section's SQL that has any."""
+        """The answers of the section's SQL that has any. Commands of a shell are not run."""
         answers = []
         for language, example in re.findall(r"```(\w+)\n(.*?)```", self.sections[section], flags=re.DOTALL):
             if language == "python":
                 pairs = [*replaced, self._replaced]
                 exec(functools.reduce(lambda text, pair: text.replace(*pair), pairs, example), self.names)
-            else:
+            elif language != "sh":
                 assert language == "sql"
                 assert self._connection is not None
                 cursors = [self._connection.execute(each) for each in example.split(";") if each.strip()]

@@ -208,13 +208,16 @@ def test_what_forks_applications_ends_with_the_process_that_it_is_kept_for(conne
     """Seconds: a process of its own imports Spark's client."""
     application = tmp_path / "application.py"
     application.write_text("import os; print(os.getsid(0))")
-    asked = Application(str(application), connect_server.remote, environment=dict(os.environ))
     said = []
     with subprocess.Popen(["sleep", "3600"]) as keeper:
-        for _ in range(2):
-            fork_client.start(asked, keeper.pid).wait(said.append)
-        sockets = list(fork_client._folder().glob(f"{keeper.pid}-*"))
-        keeper.kill()
+        try:
+            for _ in range(2):
+                # Each has a session of its own. The end of the first may close its session when the second has begun.
+                asked = Application(str(application), connect_server.remote, environment=dict(os.environ))
+                fork_client.start(asked, keeper.pid).wait(said.append)
+            sockets = list(fork_client._folder().glob(f"{keeper.pid}-*"))
+        finally:
+            keeper.kill()
     assert (len(said), len(set(said)), len(sockets)) == (2, 1, 1)
     # What is sent to the group of the task, or comes from its terminal, does not reach the applications of others.
     assert said[0] != str(os.getsid(0))
