@@ -80,7 +80,10 @@ class Worker:
         self.at("moved", chance)
 
     def at(self, step: str, chance: random.Random) -> None:
-        self.step.write_text(step)
+        # Whole or not at all: the campaign reads it when this process is stopped.
+        part = self.step.with_suffix(".part")
+        part.write_text(step)
+        part.replace(self.step)
         time.sleep(chance.random() * PAUSE)
 
 
