@@ -200,6 +200,11 @@ def spark_batch(cell: Cell) -> None:
     )
 
 
+def integration_tests(cell: Cell) -> None:
+    """Run the tests with real servers."""
+    _pytest(cell, "-n", "2", "--dist", "each", "tests/integration")
+
+
 STEPS: Mapping[str, Step] = {
     "install": install,
     "import": imports,
@@ -208,6 +213,7 @@ STEPS: Mapping[str, Step] = {
     "wake-up": wake_up,
     "page": page,
     "Spark batch": spark_batch,
+    "integration tests": integration_tests,
 }
 
 
