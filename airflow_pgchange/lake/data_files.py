@@ -25,16 +25,14 @@ COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts
 BOUNDS = ("lower_bounds", "upper_bounds")
 
 
-def written(
-    metadata: TableMetadata, files: FileIO, batches: Iterable[pa.RecordBatch], schema: pa.Schema
-) -> Iterator[DataFile]:
+def written(metadata: TableMetadata, files: FileIO, batches: Iterable[pa.RecordBatch]) -> Iterator[DataFile]:
     """Write the rows into new data files of the table, each partition into files of its own.
 
     The rows are never in memory as a whole. The files belong to nobody until a commit names them.
     """
     name, numbers = uuid.uuid4(), itertools.count()
     for gathered in _gathered(batches):
-        table = pa.Table.from_batches(gathered, schema)
+        table = pa.Table.from_batches(gathered)
         for file in _dataframe_to_data_files(metadata, table, files, write_uuid=name, counter=numbers):
             yield _of_spec(file, metadata.default_spec_id)
 

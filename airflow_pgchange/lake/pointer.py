@@ -60,9 +60,9 @@ def opened(connection: psycopg.Connection[Any], lake: Iceberg, *, locked: bool =
     return _table(connection, lake, found[0])
 
 
-def files_of(lake: Iceberg, location: str, metadata: TableMetadata | None = None) -> FileIO:
-    """Return the access to the files of the table: PyIceberg's configuration, and the properties of the table."""
-    return load_file_io({**properties(lake), **(metadata.properties if metadata else {})}, location)
+def files_of(settings: Mapping[str, Any], location: str, metadata: TableMetadata) -> FileIO:
+    """Return the access to the files of a table, by the settings of its catalog and the properties of the table."""
+    return load_file_io({**settings, **metadata.properties}, location)
 
 
 def properties(lake: Iceberg) -> Mapping[str, Any]:
@@ -117,12 +117,13 @@ def version_of(metadata_location: str) -> int:
 
 
 def _table(connection: psycopg.Connection[Any], lake: Iceberg, location: str) -> Table:
-    metadata = FromInputFile.table_metadata(files_of(lake, location).new_input(location))
+    settings = properties(lake)
+    metadata = FromInputFile.table_metadata(load_file_io(dict(settings), location).new_input(location))
     return Table(
         identifier=(*lake.namespace.split("."), lake.name),
         metadata=metadata,
         metadata_location=location,
-        io=files_of(lake, location, metadata),
+        io=files_of(settings, location, metadata),
         catalog=Pointer(connection, lake),
     )
 

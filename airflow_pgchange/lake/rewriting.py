@@ -45,7 +45,7 @@ def without(table: Table, keys: pa.Table) -> Iterator[Rewritten]:
             named = _places(rows_of(table, [task], wanted.column_names), wanted)
             if named:
                 left = _others(rows_of(table, [task]), named)
-                files = data_files.written(table.metadata, table.io, left.to_batches(), left.schema)
+                files = data_files.written(table.metadata, table.io, left.to_batches())
                 yield Rewritten(task.file, tuple(files))
 
 

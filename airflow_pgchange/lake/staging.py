@@ -10,7 +10,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyiceberg.io import load_file_io
 from pyiceberg.table import Table
 from pyiceberg.table.locations import load_location_provider
 from pyiceberg.table.metadata import TableMetadataUtil
@@ -48,18 +47,10 @@ def write(place: Place, batches: Iterable[pa.RecordBatch]) -> Files:
     If the batches have the column ``TOUCHED``, rows in which it is true are only keys of rows to delete.
     """
     metadata = TableMetadataUtil.parse_raw(place.metadata)
-    io = load_file_io({**place.properties, **metadata.properties}, place.location)
+    io = pointer.files_of(place.properties, place.location, metadata)
     gone: list[pa.RecordBatch] = []
     kept = _kept(map(in_utc, batches), place.key, gone)
-    first = next(kept, None)
-    files = (
-        ()
-        if first is None
-        else tuple(
-            data_files.to_json(metadata, file)
-            for file in data_files.written(metadata, io, _chained(first, kept), first.schema)
-        )
-    )
+    files = tuple(data_files.to_json(metadata, file) for file in data_files.written(metadata, io, kept))
     if not gone:
         return Files(files)
     path = load_location_provider(metadata.location, metadata.properties).new_data_location(
@@ -94,8 +85,3 @@ def _kept(
         if named := batch.filter(is_gone).select(list(key)):
             gone.append(named)
         yield batch.filter(pc.invert(is_gone)).select(names)
-
-
-def _chained(first: pa.RecordBatch, others: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield first
-    yield from others

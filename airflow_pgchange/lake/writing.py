@@ -88,7 +88,7 @@ def write(
     table = pointer.opened(connection, lake)
     fitting.check(lake, table.metadata, schema, names, chosen)
     with refusals(lake):
-        files = list(data_files.written(table.metadata, table.io, batches, schema))
+        files = list(data_files.written(table.metadata, table.io, batches))
         commit_files(
             connection,
             batch,
@@ -148,7 +148,7 @@ def commit_files(
 
 
 def _told(connection: psycopg.Connection[Any], batch: Batch) -> dict[str, str]:
-    """What the summary of the snapshot says of the batch."""
+    """Return the properties of the batch for the summary of its snapshot."""
     transaction = ask(connection, sql.SQL("select pg_catalog.pg_current_xact_id()::text"))
     return {
         "pgchange.consumer": batch.feed,
@@ -229,6 +229,4 @@ def refusals(lake: Iceberg) -> Iterator[None]:
     try:
         yield
     except (ValueError, NotImplementedError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        if isinstance(error, MergeRefused):
-            raise
         raise MergeRefused(f"{lake}: {error}") from error
