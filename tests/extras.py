@@ -4,7 +4,11 @@ from __future__ import annotations
 
 EXTRAS = {
     "http": {"airflow_pgchange.events.http", "airflow_pgchange.events.webhooks"},
-    "iceberg": {"airflow_pgchange.lake"},
+    "iceberg": {
+        "airflow_pgchange.lake.iceberg",
+        "airflow_pgchange.lake.rows",
+        "airflow_pgchange.lake.writing",
+    },
     "openlineage": {"airflow_pgchange.utils.openlineage"},
     "spark": {
         "airflow_pgchange.decorators.spark",

@@ -1,8 +1,10 @@
-"""The names of Iceberg tables."""
+"""The names of lake tables: plain values, which need no library of their format."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
 
 from psycopg import sql
 
@@ -25,6 +27,7 @@ class Iceberg:
     table: str
     catalog: str
     schema: str = "public"
+    kind: Literal["iceberg"] = field(default="iceberg", init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not all(self.table.split(".")) or "." not in self.table:
@@ -47,3 +50,12 @@ class Iceberg:
     def pointers(self) -> sql.Identifier:
         """The table of the catalog that has a row for each Iceberg table."""
         return sql.Identifier(self.schema, "iceberg_tables")
+
+
+LakeTable: TypeAlias = Iceberg
+CLASSES = {"iceberg": Iceberg}
+
+
+def table_of(data: Mapping[str, Any]) -> LakeTable:
+    """Return the table whose fields ``dataclasses.asdict`` has given."""
+    return CLASSES[data["kind"]](**{name: value for name, value in data.items() if name != "kind"})

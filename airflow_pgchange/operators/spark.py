@@ -46,7 +46,7 @@ UI = SparkUiLink()
 class SparkBatchOperator(DetachedSpark, SparkSubmitOperator):
     """Runs a Spark application for the batches of a feed, and commits the results of each together with the progress.
 
-    An application that uses ``airflow_pgchange.spark.job.batch_job`` is started for each batch. An application that uses
+    An application that uses ``airflow_pgchange.spark.batch_job`` is started for each batch. An application that uses
     ``batch_jobs`` processes all batches of the task, one after another. It stages its results. This operator merges them
     in the consumer's transaction, before it claims the next batch. While Spark runs, that transaction holds only the
     consumer's lock. If the connection is lost, or this task ends, the job is ended, too. A job that survives can write

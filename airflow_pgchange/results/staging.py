@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import psycopg
 from psycopg import sql
@@ -17,13 +17,8 @@ from airflow_pgchange.errors import MergeRefused
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.errors import translated
 from airflow_pgchange.feeds.schemas import our_schema
+from airflow_pgchange.lake.staged import StagedFiles
 from airflow_pgchange.results.modes import Behaviour, Mode
-
-if TYPE_CHECKING:
-    from airflow_pgchange.lake.writing import StagedFiles
-
-Result: TypeAlias = "Staged | StagedFiles"
-"""What an attempt on a batch has staged for one target."""
 
 SCHEMA = "pgchange_staging"
 ATTEMPT = "pgchange_attempt"
@@ -99,13 +94,13 @@ class Staged:
         )
 
 
+Result: TypeAlias = Staged | StagedFiles
+"""What an attempt on a batch has staged for one target."""
+
+
 def result_of(entry: Mapping[str, Any]) -> Result:
     """Return the result that an entry of a manifest describes."""
-    if "lake" not in entry:
-        return Staged.from_json(entry)
-    from airflow_pgchange.lake.writing import StagedFiles  # noqa: PLC0415
-
-    return StagedFiles.from_json(entry)
+    return StagedFiles.from_json(entry) if "lake" in entry else Staged.from_json(entry)
 
 
 def _copied(data: Mapping[str, Any] | None) -> Copied | None:

@@ -28,7 +28,7 @@ def write(folder: Path, function: Callable[..., object], arguments: Mapping[str,
 
 def main() -> None:
     """Call the function of the file that the command line names, with each batch of this application."""
-    from airflow_pgchange.spark.job import batch_jobs  # noqa: PLC0415
+    from airflow_pgchange.spark.entry import batch_jobs  # noqa: PLC0415
 
     file = Path(sys.argv[1])
     call = file.read_bytes()

@@ -1,21 +1,13 @@
-"""The interface for Spark applications: ``with batch_job() as job``, or ``for job in batch_jobs()``.
-
-An application that processes a detached batch gives its handle: ``with batch_job(handle) as job``.
-"""
+"""One batch in a Spark session: its changes and rows as frames, and the merges of the results."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from airflow_pgchange.detached import Handle
 from airflow_pgchange.errors import InvalidArgument, MergeRefused
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.checks import Seconds, seconds
@@ -27,29 +19,22 @@ from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.feeds.queue import QueueFeed
 from airflow_pgchange.feeds.reading import connected
 from airflow_pgchange.feeds.tube import TubeFeed
-from airflow_pgchange.results import manifests
+from airflow_pgchange.lake.tables import LakeTable
 from airflow_pgchange.results.attached import Attached
 from airflow_pgchange.results.compared import columns_of_frame, columns_of_table
-from airflow_pgchange.results.evolving import Source, evolve
-from airflow_pgchange.results.merge import validate, write_manifest
+from airflow_pgchange.results.evolving import Source
 from airflow_pgchange.results.modes import Mode
-from airflow_pgchange.results.staging import TOUCHED, Copied, Result, Staged, create
+from airflow_pgchange.results.staging import TOUCHED, Copied, Result
 from airflow_pgchange.results.target import look_up
-from airflow_pgchange.spark import blame, request, session, sink
-from airflow_pgchange.spark.detached import HANDLE, leased, work_of
-from airflow_pgchange.spark.installed import check_versions
+from airflow_pgchange.spark import session
+from airflow_pgchange.spark.lake_sink import LakeSink, lake_sink
 from airflow_pgchange.spark.mirror import as_copied, marked, with_touched
-from airflow_pgchange.spark.misfits import Rows
-from airflow_pgchange.spark.notes import Notes
-from airflow_pgchange.spark.parent import follow_parent
 from airflow_pgchange.spark.payloads import columns_of_messages, columns_of_payloads
 from airflow_pgchange.spark.read_options import PATIENCE, Rule, Wanted
-from airflow_pgchange.spark.request import Request, Work
+from airflow_pgchange.spark.request import Work
 from airflow_pgchange.spark.source import NAME, data_source, prepare
+from airflow_pgchange.spark.table_sink import TableSink, table_sink
 from airflow_pgchange.spark.types import arrow_schema, staging_types
-
-if TYPE_CHECKING:
-    from airflow_pgchange.lake.tables import Iceberg
 
 SMALL = 50_000
 """Below this number of changes the driver reads a batch itself, and up to this number of rows it stages the results.
@@ -197,7 +182,7 @@ class Job:
     def mirror(
         self,
         table: str | Attached,
-        into: str | Iceberg,
+        into: str | LakeTable,
         columns: Sequence[str] | None = None,
         *,
         key: KeyNames | None = None,
@@ -228,7 +213,7 @@ class Job:
         if not isinstance(into, str):
             assert wanted.key is not None
             frame = marked(self._frame(wanted), wanted.key)
-            self._stage_files(into, wanted.key, Mode.MIRROR, frame.drop(TOUCHED), lambda: frame)
+            self._stage(into, wanted.key, Mode.MIRROR, frame.drop(TOUCHED), lambda: frame)
             return
         with connect(self._work.results, primary=True) as connection:
             copy = into if isinstance(table, str) else table.copy_in(connection, into)
@@ -248,7 +233,7 @@ class Job:
     def merge(
         self,
         frame: DataFrame,
-        into: str | Iceberg,
+        into: str | LakeTable,
         key: KeyNames,
         mode: Mode | str,
         *,
@@ -283,16 +268,13 @@ class Job:
             touched = self._frame(Wanted(shard=shard, typed=True))
             return with_touched(frame, touched, str(into), keys, len(self.batch.key))
 
-        if not isinstance(into, str):
-            self._stage_files(into, keys, chosen, frame, marked_rows)
-            return
         types = staging_types(frame.schema) if evolve else {}
         source = Source("the frame", columns_of_frame(types)) if evolve else None
         self._stage(into, keys, chosen, frame, marked_rows, source=source)
 
     def _stage(
         self,
-        into: str,
+        into: str | LakeTable,
         keys: tuple[str, ...],
         mode: Mode,
         shown: DataFrame,
@@ -303,64 +285,34 @@ class Job:
     ) -> None:
         """Check that the schema of ``shown`` fits the target, then call ``rows`` and stage what it returns.
 
-        The target follows the columns of ``source`` first, if there is one.
+        A table of PostgreSQL follows the columns of ``source`` first, if there is one.
         """
         if self.ended:
             raise MergeRefused(f"{into}: the batch_job() block has ended without this: merge inside it")
-        results, columns = self._work.results, staging_types(shown.schema)
-        with connect(results, primary=True) as connection:
-            fit = partial(validate, connection, into, keys, mode, columns, ids=self.batch.key)
-            if statements := evolve(connection, into, source, fit):
-                self._note(f"altered {into}, whose old rows need a backfill", "; ".join(statements))
-            table = create(connection, self.batch, into, list(columns.items()))
-        frame, target = rows(), Rows(into, keys)
-        self._note("staging", into)
-        winners = sink.stage_small(frame, results, table, SMALL, target) if self._small else None
-        if winners is None:
+        results = self._work.results
+        sink: TableSink | LakeSink
+        if isinstance(into, str):
+            sink = table_sink(
+                results,
+                self.batch,
+                into,
+                shown,
+                key=keys,
+                mode=mode,
+                copied=copied,
+                source=source,
+                note=self._note,
+            )
+        else:
+            sink = lake_sink(results, self.batch, into, shown, key=keys, mode=mode)
+        frame = rows()
+        self._note("staging", str(into))
+        staged = sink.stage_small(frame, SMALL) if self._small else None
+        if staged is None:
             session.ship(self.spark)
-            winners = sink.stage(frame, results, table, target)
-        staged = Staged(
-            target=into,
-            key=keys,
-            mode=mode,
-            table=table,
-            columns=tuple(columns.items()),
-            winners=winners,
-            batch_id=self.batch.id,
-            attempt=self.batch.attempt,
-            copied=copied,
-        )
+            staged = sink.stage(frame)
         self.staged.append(staged)
         self._note(f"staged {into}", f"{staged.rows:,} rows")
-
-    def _stage_files(
-        self,
-        lake: Iceberg,
-        keys: tuple[str, ...],
-        mode: Mode,
-        shown: DataFrame,
-        rows: Callable[[], DataFrame],
-    ) -> None:
-        """Stage what ``rows`` returns as files of an Iceberg table, if the schema of ``shown`` fits it."""
-        from airflow_pgchange.lake import fitting, pointer  # noqa: PLC0415
-        from airflow_pgchange.lake.staging import Place  # noqa: PLC0415
-        from airflow_pgchange.lake.writing import StagedFiles  # noqa: PLC0415
-        from airflow_pgchange.spark import lake_sink  # noqa: PLC0415
-
-        if self.ended:
-            raise MergeRefused(f"{lake}: the batch_job() block has ended without this: merge inside it")
-        with connect(self._work.results, primary=True) as connection:
-            table = pointer.opened(connection, lake)
-        fitting.check(lake, table.metadata, arrow_schema(shown.schema), keys, mode)
-        frame, place = rows(), Place.of(lake, table, keys)
-        self._note("staging", str(lake))
-        files = lake_sink.stage_small(frame, place, SMALL) if self._small else None
-        if files is None:
-            session.ship(self.spark)
-            files = lake_sink.stage(frame, place)
-        staged = StagedFiles(lake, keys, mode, files.files, files.gone, self.batch.id, self.batch.attempt)
-        self.staged.append(staged)
-        self._note(f"staged {lake}", f"{staged.rows:,} rows")
 
     def _source(self, table: str, frame: DataFrame) -> Source:
         """The columns of a table as its database declares them, as far as a frame has them."""
@@ -383,80 +335,3 @@ class Job:
         batches = [batch for partition in reading.partitions(1) for batch in reading.read(partition)]
         table = pa.Table.from_batches(batches, schema=arrow_schema(schema))
         return self.spark.createDataFrame(table, schema=schema)
-
-
-@contextmanager
-def batch_job(
-    handle: Handle | str | None = None, *, results: str | None = None, source: str | None = None
-) -> Iterator[Job]:
-    """Work on the batch that the operator handed to this application, in a Spark session.
-
-    Merges of the block count only if the block ends without an error and the operator's transaction commits. This
-    process ends when the operator does. Raises InvalidArgument if no batch was handed over. Raises VersionsDiffer if
-    Spark's parts have different versions here, or if the Spark Connect server has another version.
-
-    With ``handle``, or its text, the batch is a detached one, and the application runs anywhere. SparkBatchOperator with
-    ``detached`` gives the handle in the environment variable ``PGCHANGE_HANDLE``. The lease is renewed
-    while the block runs. The block does not ack the batch: its merges count once the task ``ack`` of ``claimed_batch``,
-    or ``detached.ack(..., staged=True)``, has merged them. ``results`` and ``source`` are the connection strings of the
-    results and of the changes. By default they are in the environment variables ``PGCHANGE_RESULTS`` and
-    ``PGCHANGE_SOURCE``. If only that of the results is known, the changes are in the same database. Raises StaleClaim if
-    another attempt has begun, or the batch has ended.
-    """
-    handle = handle or os.environ.get(HANDLE)
-    if handle is None:
-        working = _worked(_first())
-    else:
-        known = Handle.from_text(handle) if isinstance(handle, str) else handle
-        working = _detached(known, results, source)
-    with working as job:
-        yield job
-
-
-def batch_jobs() -> Iterator[Job]:
-    """Work on the operator's batches one after another: ``for job in batch_jobs():``.
-
-    All are worked on in one process and one Spark session. The body works on a batch as a ``batch_job()`` block does.
-    When the body has ended, the operator commits and claims the next batch, as long as its ``max_batches`` and ``until``
-    allow. A body that is left by ``break`` has not processed its batch. Cached frames and settings of the session stay
-    for the next batch. Raises the errors of ``batch_job``.
-    """
-    if HANDLE in os.environ:
-        with batch_job() as job:
-            yield job
-        return
-    taken: Request | None = _first()
-    while taken is not None:
-        with _worked(taken) as job:
-            yield job
-        taken = request.take_next()
-
-
-def _first() -> Request:
-    check_versions()
-    follow_parent()
-    return request.take()
-
-
-@contextmanager
-def _detached(handle: Handle, results: str | None, source: str | None) -> Iterator[Job]:
-    check_versions()
-    work = work_of(handle, results, source)
-    with leased(handle, work):
-        job = Job(session.opened(), work)
-        yield job
-        job.ended = True
-        with connect(work.results, primary=True) as connection:
-            manifests.keep(connection, work.batch, job.staged)
-
-
-@contextmanager
-def _worked(taken: Request) -> Iterator[Job]:
-    spark, notes = session.opened(), Notes(taken.manifest)
-    blame.note_errors(taken.manifest)
-    notes.add("reading", f"{taken.batch.count:,} changes")
-    job = Job(spark, taken, notes.add)
-    with session.followed(spark, notes.add):
-        yield job
-    job.ended = True
-    write_manifest(taken.manifest, job.staged)

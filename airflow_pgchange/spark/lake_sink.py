@@ -1,4 +1,4 @@
-"""The sink for Iceberg tables: a frame into data files, which the task names when it wins.
+"""The sink for tables of a lake: a frame into data files, which a task names when it wins.
 
 Retries and speculation leave the files of losers behind. Spark keeps one result for each partition, and only the files in
 these results are committed.
@@ -8,36 +8,66 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from airflow_pgchange.lake import staging
-from airflow_pgchange.lake.staging import Files, Place
+from airflow_pgchange.feeds.batch import Batch
+from airflow_pgchange.feeds.connections import connect
+from airflow_pgchange.lake.formats import Place, format_of
+from airflow_pgchange.lake.rows import write_marked
+from airflow_pgchange.lake.staged import Files, StagedFiles
+from airflow_pgchange.lake.tables import LakeTable
+from airflow_pgchange.results.modes import Mode
+from airflow_pgchange.spark.types import arrow_schema
 
 
-def stage(frame: DataFrame, place: Place) -> Files:
-    """Write the frame from the executors, whose Python needs PyIceberg."""
-    # Spark reads a column's name as a path of names: of ours it can make one thing alone.
-    plain = frame.toDF(*(f"c{number}" for number in range(len(frame.columns))))
-    found = plain.mapInArrow(_writer(place, frame.columns), "files string").collect()
-    told = [json.loads(row["files"]) for row in found]
-    return Files(
-        tuple(file for each in told for file in each["files"]),
-        tuple(path for each in told for path in each["gone"]),
-    )
+@dataclass(frozen=True)
+class LakeSink:
+    """A place for files, of which there are none yet."""
+
+    place: Place
+    staged: StagedFiles
+
+    def stage(self, frame: DataFrame) -> StagedFiles:
+        """Write the frame from the executors, whose Python needs the library of the format."""
+        # Spark reads a column's name as a path of names: of ours it can make one thing alone.
+        plain = frame.toDF(*(f"c{number}" for number in range(len(frame.columns))))
+        writer = _writer(self.place, self.staged.key, frame.columns)
+        written = [json.loads(row["files"]) for row in plain.mapInArrow(writer, "files string").collect()]
+        return self._with(
+            Files(
+                tuple(file for task in written for file in task["files"]),
+                tuple(path for task in written for path in task["gone"]),
+            )
+        )
+
+    def stage_small(self, frame: DataFrame, limit: int) -> StagedFiles | None:
+        """Write the frame from the driver, through its memory; None, and nothing is written, for over ``limit`` rows."""
+        taken = frame.limit(limit + 1).toArrow()
+        if taken.num_rows > limit:
+            return None
+        return self._with(write_marked(self.place, self.staged.key, taken.to_batches()))
+
+    def _with(self, files: Files) -> StagedFiles:
+        return replace(self.staged, files=files.files, gone=files.gone)
 
 
-def stage_small(frame: DataFrame, place: Place, limit: int) -> Files | None:
-    """Write the frame from the driver, through its memory; None, and nothing is written, for over ``limit`` rows."""
-    taken = frame.limit(limit + 1).toArrow()
-    return None if taken.num_rows > limit else staging.write(place, taken.to_batches())
+def lake_sink(
+    results: str, batch: Batch, into: LakeTable, frame: DataFrame, *, key: tuple[str, ...], mode: Mode
+) -> LakeSink:
+    """Check that the schema of ``frame`` fits the table. Raises MergeRefused."""
+    with connect(results, primary=True) as connection:
+        place = format_of(into).place(connection, into, arrow_schema(frame.schema), key, mode)
+    return LakeSink(place, StagedFiles(into, key, mode, (), (), batch.id, batch.attempt))
 
 
-def _writer(place: Place, names: list[str]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _writer(
+    place: Place, key: tuple[str, ...], names: list[str]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        files = staging.write(place, (batch.rename_columns(names) for batch in batches))
+        files = write_marked(place, key, (batch.rename_columns(names) for batch in batches))
         yield pa.RecordBatch.from_pydict({"files": [json.dumps(asdict(files))]})
 
     return write

@@ -40,7 +40,7 @@ except ImportError as error:
     ) from error
 
 if TYPE_CHECKING:
-    from airflow_pgchange.lake.tables import Iceberg
+    from airflow_pgchange.lake.tables import LakeTable
 
 TYPES: Mapping[str, t.DataType] = {
     "bigint": t.LongType(),
@@ -110,7 +110,7 @@ class GivenJob(Job):
     def mirror(
         self,
         table: str | Attached,
-        into: str | Iceberg,
+        into: str | LakeTable,
         columns: Sequence[str] | None = None,
         *,
         key: KeyNames | None = None,
@@ -126,22 +126,9 @@ class GivenJob(Job):
         copy = table.copy(into) if isinstance(table, Attached) and isinstance(into, str) else str(into)
         self._stage(copy, wanted.key, Mode.MIRROR, frame.drop(TOUCHED), lambda: frame)
 
-    def _stage_files(
-        self,
-        lake: Iceberg,
-        keys: tuple[str, ...],
-        mode: Mode,
-        shown: DataFrame,
-        rows: Callable[[], DataFrame],
-    ) -> None:
-        if self._work.results:
-            super()._stage_files(lake, keys, mode, shown, rows)
-        else:
-            self._stage(str(lake), keys, mode, shown, rows)
-
     def _stage(
         self,
-        into: str,
+        into: str | LakeTable,
         keys: tuple[str, ...],
         mode: Mode,
         shown: DataFrame,
@@ -158,12 +145,12 @@ class GivenJob(Job):
             raise MergeRefused(f'{into}: the frame lacks "{missing[0]}" of the key: add the column')
         frame = rows()
         if TOUCHED not in frame.columns:
-            self.merged.append(Merged(into, keys, mode, frame))
+            self.merged.append(Merged(str(into), keys, mode, frame))
             return
         there = frame.where(~f.coalesce(f.col(TOUCHED), f.lit(False))).drop(TOUCHED)
         touched = frame.where(f.col(TOUCHED)).select(*keys).distinct()
         gone = touched.join(there.select(*keys), list(keys), "left_anti")
-        self.merged.append(Merged(into, keys, mode, there, gone))
+        self.merged.append(Merged(str(into), keys, mode, there, gone))
 
     def _source(self, table: str, frame: DataFrame) -> Source:
         """The table is a frame of the test, which declares no lengths and no defaults."""

@@ -24,10 +24,11 @@ from airflow_pgchange.feeds.feed import partitions
 from airflow_pgchange.feeds.key_columns import KeyColumn
 from airflow_pgchange.feeds.reading import current_rows
 from airflow_pgchange.results import staging
-from airflow_pgchange.spark import sink, submit
+from airflow_pgchange.results.modes import Mode
+from airflow_pgchange.spark import submit
 from airflow_pgchange.spark.job import Job
-from airflow_pgchange.spark.misfits import Rows
 from airflow_pgchange.spark.request import Work
+from airflow_pgchange.spark.table_sink import TableSink
 from airflow_pgchange.spark.types import staging_types
 from demo.flights import DDL
 from demo.spark import clean_environment
@@ -59,7 +60,7 @@ figures.write.format("jdbc").options(**jdbc, dbtable="public.by_hand").mode("app
 """
 OURS = """
 from pyspark.sql.functions import count, sum
-from airflow_pgchange.spark.job import batch_job
+from airflow_pgchange.spark.entry import batch_job
 with batch_job() as job:
     rows = job.rows("public.movement", key="id")
     figures = rows.groupBy("carrier").agg(count("*").alias("n"), sum("delay").alias("delay"))
@@ -189,7 +190,17 @@ def write(spark: SparkSession, feed: CommitFeed, conninfo: str, report: Report) 
 
         def ours() -> None:
             table = staging.create(connection, batch, "public.movement", list(columns.items()))
-            sink.stage(frame, conninfo, table, Rows("public.movement", ("id",)))
+            empty = staging.Staged(
+                "public.movement",
+                ("id",),
+                Mode.APPEND,
+                table,
+                tuple(columns.items()),
+                (),
+                batch.id,
+                batch.attempt,
+            )
+            TableSink(conninfo, empty).stage(frame)
             connection.execute(f'drop table pgchange_staging."{table}"')
 
         def jdbc() -> None:

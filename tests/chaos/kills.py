@@ -63,7 +63,7 @@ APPLICATION = """
 import os, pathlib, time
 from pyspark import TaskContext
 from pyspark.sql import functions as f
-from airflow_pgchange.spark.job import batch_job
+from airflow_pgchange.spark.entry import batch_job
 
 FOLDER, STEP = pathlib.Path({folder!r}), {step!r}
 

@@ -35,7 +35,7 @@ LIGHTEST = 1.25
 
 APPLICATION = """
 from pyspark.sql import functions as f
-from airflow_pgchange.spark.job import batch_job
+from airflow_pgchange.spark.entry import batch_job
 
 with batch_job() as job:
     planes = job.rows("public.plane", key="id")

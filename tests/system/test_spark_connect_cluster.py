@@ -30,7 +30,7 @@ PATIENCE = 400.0
 """Seconds for a batch until its server is killed, and until that is found out."""
 SLOW = """
 import time
-from airflow_pgchange.spark.job import batch_jobs
+from airflow_pgchange.spark.entry import batch_jobs
 
 def slowly(batches):
     time.sleep(2)

@@ -12,6 +12,7 @@ import pytest
 
 from airflow_pgchange.errors import ExtraMissing, VersionsDiffer
 from airflow_pgchange.spark import arrow
+from airflow_pgchange.spark.entry import batch_job
 from airflow_pgchange.spark.installed import (
     ARROW_DRIVER,
     TESTED_PAIRS,
@@ -20,7 +21,6 @@ from airflow_pgchange.spark.installed import (
     check_versions,
     sends_rows,
 )
-from airflow_pgchange.spark.job import batch_job
 from airflow_pgchange.spark.misfits import Rows
 from tests.extras import EXTRAS
 from tests.readme import table
@@ -32,7 +32,7 @@ from tests.readme import table
         ("airflow_pgchange.events.http", "fastapi", "http"),
         ("airflow_pgchange.events.webhooks", "httpcore", "http"),
         ("airflow_pgchange.events.webhooks", "standardwebhooks", "http"),
-        ("airflow_pgchange.lake", "pyiceberg", "iceberg"),
+        ("airflow_pgchange.lake.iceberg", "pyiceberg", "iceberg"),
         ("airflow_pgchange.spark", "pyspark", "spark"),
         ("airflow_pgchange.spark", "pyarrow", "spark"),
         ("airflow_pgchange.spark", "adbc_driver_postgresql", "spark"),

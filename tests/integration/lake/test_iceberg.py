@@ -16,7 +16,10 @@ from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransfor
 
 from airflow_pgchange.errors import InvalidArgument, MergeRefused, PermissionDenied
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
-from airflow_pgchange.lake import Iceberg, pointer, staging, write, writing
+from airflow_pgchange.lake import Iceberg, iceberg, write
+from airflow_pgchange.lake.iceberg import pointer
+from airflow_pgchange.lake.rows import write_marked
+from airflow_pgchange.lake.staged import StagedFiles
 from airflow_pgchange.results.modes import Mode
 from airflow_pgchange.results.staging import TOUCHED, result_of
 from tests.lakes import TABLE, Lake, payments, set_up
@@ -181,16 +184,19 @@ def test_a_commit_reads_the_table_again_that_another_writer_has_changed_meanwhil
     staged = staged_files(lake, FIVE.to_batches(), Mode.APPEND)
     table.append(payments((9, "other", 1)))
     with connection.transaction():
-        writing.commit(connection, BATCH, staged)
+        iceberg.commit(connection, BATCH, staged)
     assert ids(lake) == [1, 2, 3, 4, 5, 9]
 
 
 def staged_files(lake, batches, mode, key=(), name="payment"):
     """What an application has staged, as the manifest brings it."""
     table = Iceberg(f"sales.{name}", "lake")
-    place = staging.Place.of(table, lake.catalog.load_table(table.table), key)
-    files = staging.write(place, batches)
-    staged = writing.StagedFiles(table, key, mode, files.files, files.gone, BATCH.id, BATCH.attempt)
+    rows = list(batches)
+    with psycopg.connect(lake.conninfo) as connection:
+        schema = pa.schema([field for field in rows[0].schema if field.name != TOUCHED])
+        place = iceberg.place(connection, table, schema, key, mode)
+    files = write_marked(place, key, rows)
+    staged = StagedFiles(table, key, mode, files.files, files.gone, BATCH.id, BATCH.attempt)
     back = result_of(json.loads(json.dumps(asdict(staged))))
     assert back == result_of(asdict(back))
     return back
@@ -202,7 +208,7 @@ def test_a_staged_mirror_has_the_keys_of_rows_to_delete_apart(lake, connection):
     marked = payments((2, "b", 1), (3, None, None)).append_column(TOUCHED, pa.array([None, True]))
     staged = staged_files(lake, marked.to_batches(), Mode.MIRROR, ("id",))
     with connection.transaction():
-        writing.commit(connection, BATCH, staged)
+        iceberg.commit(connection, BATCH, staged)
     assert (ids(lake), staged.rows) == ([1, 2, 4, 5], 1)
 
 
@@ -227,7 +233,7 @@ def test_files_of_a_partitioned_table_keep_their_partition_on_the_way(lake, conn
     rows = pa.Table.from_pylist([row, {**row, "id": 6}], schema)
     staged = staged_files(lake, rows.to_batches(), Mode.APPEND, name="many")
     with connection.transaction():
-        writing.commit(connection, BATCH, staged)
+        iceberg.commit(connection, BATCH, staged)
     assert lake.rows("many") == rows.to_pylist()
     found = table.refresh().scan(
         row_filter="id = 5 and day = '2013-01-01' and price = 1.25 and nothing is null"
@@ -241,7 +247,7 @@ def test_instants_come_in_any_zone_and_are_kept_in_utc(lake, connection):
     rows = pa.table({"at": pa.array([at], pa.timestamp("us", "America/New_York"))})
     staged = staged_files(lake, rows.to_batches(), Mode.APPEND, name="instant")
     with connection.transaction():
-        writing.commit(connection, BATCH, staged)
+        iceberg.commit(connection, BATCH, staged)
     assert lake.rows("instant") == [{"at": at}]
 
 

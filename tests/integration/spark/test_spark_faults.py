@@ -17,7 +17,7 @@ from airflow_pgchange.feeds import ConsumerTransaction
 from airflow_pgchange.feeds.batch import Partition
 from airflow_pgchange.feeds.connections import connect as feed_connect
 from airflow_pgchange.feeds.feed import partitions
-from airflow_pgchange.spark import arrow, sink
+from airflow_pgchange.spark import arrow, table_sink
 from airflow_pgchange.spark.job import Job
 from airflow_pgchange.spark.misfits import Rows
 from airflow_pgchange.spark.types import arrow_schema, describe, spark_schema
@@ -64,7 +64,7 @@ def test_a_misfit_is_refused_before_anything_is_read_or_staged(db, planes, execu
 def test_a_task_that_failed_after_it_had_staged_leaves_no_doubled_rows(db, planes, executors, monkeypatch):
     connection, feed = planes
     connection.execute("create table log (tail text)")
-    writer = sink._writer
+    writer = table_sink._writer
 
     def failing(*arguments):
         write = writer(*arguments)
@@ -76,7 +76,7 @@ def test_a_task_that_failed_after_it_had_staged_leaves_no_doubled_rows(db, plane
 
         return write_and_fail
 
-    monkeypatch.setattr(sink, "_writer", failing)
+    monkeypatch.setattr(table_sink, "_writer", failing)
     with batch_of(feed, db) as job:
         job.merge(
             job.rows("public.plane", key="id", columns=["tail"]).select("tail"),

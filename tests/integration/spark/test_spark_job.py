@@ -9,7 +9,7 @@ from pyspark.sql import functions as f
 
 from airflow_pgchange.errors import InvalidArgument, MergeRefused
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
-from airflow_pgchange.spark import sink
+from airflow_pgchange.spark import table_sink
 from airflow_pgchange.spark.read_options import Wanted
 from airflow_pgchange.spark.session import parallelism
 from tests.planes import COUNTS, count_seats, make_planes
@@ -288,5 +288,5 @@ def test_a_small_batch_with_a_large_result_does_not_pass_through_the_driver(db, 
         rows = job.rows("plane", key="id")
         seats = rows.select(f.col("id").alias("plane"), f.explode(f.sequence(f.lit(1), f.lit(9))).alias("n"))
         job.merge(seats, into="seat", key=["plane", "n"], mode="replace")
-        assert sink.DRIVER not in {attempt for attempt, _ in job.staged[0].winners}
+        assert table_sink.DRIVER not in {attempt for attempt, _ in job.staged[0].winners}
         assert sum(count for _, count in job.staged[0].winners) == 900

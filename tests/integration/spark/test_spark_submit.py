@@ -84,8 +84,8 @@ def test_the_package_imports_without_airflow(tmp_path):
     archive = package.archive(tmp_path)
     code = (
         "import sys; sys.modules['airflow'] = None; "
-        "import airflow_pgchange.spark.job, airflow_pgchange.spark.source, airflow_pgchange.spark.sink; "
-        "print(airflow_pgchange.spark.job.__file__)"
+        "import airflow_pgchange.spark.entry, airflow_pgchange.spark.source; "
+        "print(airflow_pgchange.spark.entry.__file__)"
     )
     assert said_with(archive, code, tmp_path).startswith(str(archive))
 
@@ -240,9 +240,9 @@ def test_nothing_is_changed_unless_a_quick_start_is_asked_for():
 JOB = """
 import sys
 from unittest.mock import MagicMock
-from airflow_pgchange.spark import job, session
+from airflow_pgchange.spark import batch_job, session
 session.SparkSession = MagicMock()
-with job.batch_job() as batch:
+with batch_job() as batch:
     {body}
 """
 

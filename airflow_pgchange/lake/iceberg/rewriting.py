@@ -17,7 +17,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.types import IntegerType, LongType, StringType
 
-from airflow_pgchange.lake import data_files
+from airflow_pgchange.lake.iceberg import data_files
 
 PLACE = "pgchange_place"
 """The column with the number of a row in its file."""

@@ -1,0 +1,53 @@
+"""The formats of lake tables. A format is a module with the functions of ``Format``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import psycopg
+
+from airflow_pgchange.feeds.batch import Batch
+from airflow_pgchange.lake.staged import Files, StagedFiles
+from airflow_pgchange.lake.tables import LakeTable
+from airflow_pgchange.results.modes import Mode
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MODULES = {"iceberg": "airflow_pgchange.lake.iceberg"}
+"""The module of each ``kind`` of table. Importing it raises ExtraMissing if its library is not installed."""
+
+
+class Place(Protocol):
+    """All that a process needs to write files of a table. A place is pickled and sent to executors."""
+
+    def write(self, rows: Iterable[pa.RecordBatch], gone: Iterable[pa.RecordBatch] = ()) -> Files:
+        """Write rows, and the keys of rows to delete, into new files of the table. ``rows`` are read before ``gone``."""
+
+
+class Format(Protocol):
+    """How the rows of a batch become a version of a table."""
+
+    def place(
+        self,
+        connection: psycopg.Connection[Any],
+        lake: Any,
+        rows: pa.Schema,
+        key: tuple[str, ...],
+        mode: Mode,
+    ) -> Place:
+        """Return the place for files with rows of this schema.
+
+        ``connection`` is a connection to the database of the results. Raises MergeRefused if such rows cannot be written
+        in this mode exactly as they are, InvalidArgument if there is no such table, and PermissionDenied.
+        """
+
+    def commit(self, connection: psycopg.Connection[Any], batch: Batch, staged: StagedFiles) -> None:
+        """Make the files a version of their table, in the consumer transaction. Raises MergeRefused."""
+
+
+def format_of(lake: LakeTable) -> Format:
+    """Return the format of a table. Raises ExtraMissing if its library is not installed."""
+    return cast(Format, import_module(MODULES[lake.kind]))

@@ -1,0 +1,76 @@
+"""Record batches on their way into a table of a lake."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import TypeAlias
+
+from airflow_pgchange.errors import ExtraMissing, MergeRefused
+from airflow_pgchange.lake.formats import Place
+from airflow_pgchange.lake.staged import Files
+from airflow_pgchange.results.staging import TOUCHED
+
+try:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+except ImportError as error:
+    raise ExtraMissing(
+        "results in a lake need pyarrow: pip install 'airflow-provider-pgchange[iceberg]'"
+    ) from error
+
+Rows: TypeAlias = pa.Table | pa.RecordBatchReader | Iterable[pa.RecordBatch]
+
+
+def batches_of(rows: Rows) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """Return the schema of rows, and the rows as batches. Raises MergeRefused if there is no batch."""
+    if isinstance(rows, pa.Table):
+        return rows.schema, iter(rows.to_batches())
+    if isinstance(rows, pa.RecordBatchReader):
+        return rows.schema, iter(rows)
+    batches = iter(rows)
+    first = next(batches, None)
+    if first is None:
+        raise MergeRefused("no record batch was given, so the columns are unknown: give an empty one")
+    return first.schema, chain([first], batches)
+
+
+def write_marked(place: Place, key: tuple[str, ...], batches: Iterable[pa.RecordBatch]) -> Files:
+    """Write rows into files of the table of ``place``.
+
+    If the batches have the column ``TOUCHED``, rows in which it is true are only keys of rows to delete.
+    """
+    gone: list[pa.RecordBatch] = []
+    return place.write(_kept(batches, key, gone), gone)
+
+
+def in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The same instants with the zone UTC, which is the only zone of lake tables."""
+    return batch.cast(schema_in_utc(batch.schema))
+
+
+def schema_in_utc(schema: pa.Schema) -> pa.Schema:
+    """Return the schema of ``in_utc``."""
+    return pa.schema(
+        [
+            field.with_type(pa.timestamp(field.type.unit, "UTC"))
+            if getattr(field.type, "tz", None)
+            else field
+            for field in schema
+        ]
+    )
+
+
+def _kept(
+    batches: Iterable[pa.RecordBatch], key: tuple[str, ...], gone: list[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """The rows to write. The keys of rows to delete are added to ``gone``."""
+    for batch in batches:
+        if TOUCHED not in batch.schema.names:
+            yield batch
+            continue
+        names = [name for name in batch.schema.names if name != TOUCHED]
+        is_gone = pc.fill_null(batch.column(TOUCHED), False)
+        if keys := batch.filter(is_gone).select(list(key)):
+            gone.append(keys)
+        yield batch.filter(pc.invert(is_gone)).select(names)

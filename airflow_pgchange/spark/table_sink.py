@@ -1,0 +1,109 @@
+"""The sink for tables of PostgreSQL: a frame into a staging table, each row under the task attempt that wrote it.
+
+Retries and speculation leave the rows of losers behind. A task that wins returns its attempt and its count as its
+result, and Spark keeps one result for each partition: those are the winners.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import DataFrame
+
+from airflow_pgchange.feeds.batch import Batch
+from airflow_pgchange.feeds.connections import connect
+from airflow_pgchange.results.evolving import Source, evolve
+from airflow_pgchange.results.merge import validate
+from airflow_pgchange.results.modes import Mode
+from airflow_pgchange.results.staging import Copied, Staged, create
+from airflow_pgchange.spark import arrow
+from airflow_pgchange.spark.misfits import Rows
+from airflow_pgchange.spark.types import staging_types
+
+DRIVER = -1
+"""The attempt under which the driver stages a small frame itself."""
+
+
+@dataclass(frozen=True)
+class TableSink:
+    """A staging table that is empty yet. ``results`` is a connection string with its password."""
+
+    results: str = field(repr=False)
+    staged: Staged
+
+    def stage(self, frame: DataFrame) -> Staged:
+        """Write the frame from the executors."""
+        # Spark reads a column's name as a path of names: of ours it can make one thing alone.
+        plain = frame.toDF(*(f"c{place}" for place in range(len(frame.columns))))
+        writer = _writer(self.results, self.staged.table, frame.columns, self._rows)
+        written = plain.mapInArrow(writer, "attempt bigint, rows bigint").collect()
+        return replace(self.staged, winners=tuple((row["attempt"], row["rows"]) for row in written))
+
+    def stage_small(self, frame: DataFrame, limit: int) -> Staged | None:
+        """Write the frame from the driver, through its memory; None, and nothing is written, for over ``limit`` rows."""
+        taken = frame.limit(limit + 1).toArrow()
+        if taken.num_rows > limit:
+            return None
+        count = arrow.write(
+            self.results, self.staged.table, DRIVER, iter(taken.to_batches()), rows=self._rows
+        )
+        return replace(self.staged, winners=((DRIVER, count),))
+
+    @property
+    def _rows(self) -> Rows:
+        return Rows(self.staged.target, self.staged.key)
+
+
+def table_sink(
+    results: str,
+    batch: Batch,
+    into: str,
+    frame: DataFrame,
+    *,
+    key: tuple[str, ...],
+    mode: Mode,
+    copied: Copied | None,
+    source: Source | None,
+    note: Callable[[str, str], None],
+) -> TableSink:
+    """Check that the schema of ``frame`` fits the target, and create the staging table.
+
+    The target follows the columns of ``source`` first, if there is one. Raises MergeRefused.
+    """
+    columns = staging_types(frame.schema)
+    with connect(results, primary=True) as connection:
+        fit = partial(validate, connection, into, key, mode, columns, ids=batch.key)
+        if statements := evolve(connection, into, source, fit):
+            note(f"altered {into}, whose old rows need a backfill", "; ".join(statements))
+        table = create(connection, batch, into, list(columns.items()))
+    staged = Staged(
+        target=into,
+        key=key,
+        mode=mode,
+        table=table,
+        columns=tuple(columns.items()),
+        winners=(),
+        batch_id=batch.id,
+        attempt=batch.attempt,
+        copied=copied,
+    )
+    return TableSink(results, staged)
+
+
+def _writer(
+    results: str, table: str, names: list[str], rows: Rows
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        if context is None:
+            raise RuntimeError("a staging table is written inside Spark's tasks only")
+        attempt = context.taskAttemptId()
+        named = (batch.rename_columns(names) for batch in batches)
+        count = arrow.write(results, table, attempt, named, rows=rows)
+        yield pa.RecordBatch.from_pydict({"attempt": [attempt], "rows": [count]})
+
+    return write
