@@ -75,8 +75,11 @@ class Batch:
     ``id`` is the idempotency key for results outside PostgreSQL. ``feed`` is the name of the consumer, as in status.
     ``version`` distinguishes the batch from the consumer's earlier batches. ``attempt`` counts from 1. ``lsn`` is the
     position in the write-ahead log from which on every change of the batch can be read; a reader on a standby waits for
-    it. ``oldest`` is the time at which the first of its changes was written, as ISO 8601. ``bounds`` is internal to the
-    feed. ``seconds`` is the duration of each phase of this attempt, for people.
+    it. ``oldest`` is the time at which the first of its changes was written, as ISO 8601. ``first_claimed_at`` is the
+    time of the first attempt, by the clock of the source. Of a part of a split batch it is that of the whole. ``bounds``
+    is internal to the feed. ``seconds`` is the duration of each phase of this attempt, for people.
+
+    ``atomic`` tells whether the progress is in the database of the results, so that one commit keeps both.
     """
 
     id: str
@@ -88,6 +91,8 @@ class Batch:
     bounds: Mapping[str, Any]
     lsn: str | None = None
     oldest: str | None = None
+    first_claimed_at: str | None = None
+    atomic: bool = False
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property

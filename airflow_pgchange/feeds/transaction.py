@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from types import TracebackType
@@ -193,7 +193,7 @@ class ConsumerTransaction:
                 claim = self.feed.leased(claim, owner or self._told.get("pgchange.run", ""), lease)
             row = past_deadlocks(lambda: ask(self._claims, claim))
         self.progress.begin("process")
-        self.batch = None if row is None else Batch.from_json({**row, "feed": self.feed.name})
+        self.batch = None if row is None else self._batch(row)
         self._is_leased = lease is not None
         return self.batch
 
@@ -207,8 +207,11 @@ class ConsumerTransaction:
             raise ConsumerBusy(f"{self.feed.name} is at work in another transaction")
         with translated():
             row = ask(self._claims, self.feed.resume(self._read_position(), token))
-        self.batch = Batch.from_json({**row, "feed": self.feed.name})
+        self.batch = self._batch(row)
         return self.batch
+
+    def _batch(self, row: Mapping[str, Any]) -> Batch:
+        return Batch.from_json({**row, "feed": self.feed.name, "atomic": self.connection is self._keeper})
 
     def keep_lease(self) -> None:
         """Let the block end without an ack, after ``resume``. The lease goes on."""

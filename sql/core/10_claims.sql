@@ -226,6 +226,8 @@ begin
         kind, consumer, address, version, began_at, id, (batch is not null)::integer,
         batch || jsonb_build_object(
             'id', id, 'version', version, 'attempt', 1,
+            -- A part of a split batch, and a letter that is sent again, keep that of the whole.
+            'first_claimed_at', coalesce(batch -> 'first_claimed_at', to_jsonb(clock_timestamp())),
             'bounds', batch -> 'bounds' || jsonb_build_object('source', source, 'from_version', began_at)),
         after, upto, source,
         coalesce("position" ->> 'database', '') <> source)

@@ -5,6 +5,7 @@
 --   ends: the place where the whole ends, if it has one
 --   attempts: how many attempts were made on the whole and on its earlier parts
 --   letters: how many changes of the whole became dead letters
+--   first_claimed_at: when the whole was claimed first
 
 -- The parts into which a claimed batch is split, the next one first, as the bounds of a part have them, and in within the bounds of
 -- the batch; null if the batch is not split. It is split if max_attempts attempts were made, and one of them failed by the batch
@@ -32,6 +33,7 @@ begin
         'ends', coalesce(bounds -> 'split' -> 'ends', bounds -> 'upto'),
         'attempts', coalesce((bounds -> 'split' -> 'attempts')::integer, 0) + mark.attempt,
         'letters', coalesce((bounds -> 'split' -> 'letters')::integer, 0),
+        'first_claimed_at', mark.batch -> 'first_claimed_at',
         'within', bounds - 'split');
 end
 $$;
@@ -89,7 +91,7 @@ begin
             split -> 'parts_of', '$[0 to $last]', jsonb_build_object('last', (due -> 'depth')::integer - 1)),
         'rest', case when left_over > 0 then jsonb_build_array(due || jsonb_build_object('count', left_over)) else '[]' end
             || ((split -> 'rest') - 0));
-    return jsonb_set(batch, '{bounds,split}', split);
+    return jsonb_set(batch, '{bounds,split}', split) || jsonb_build_object('first_claimed_at', split -> 'first_claimed_at');
 end
 $$;
 

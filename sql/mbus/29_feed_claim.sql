@@ -37,7 +37,7 @@ begin
     return jsonb_build_object(
         -- Not made of numbers: a restored database gives them again, to other messages.
         'id', gen_random_uuid(),
-        'version', version, 'count', cardinality(ids), 'slices', slices, 'oldest', oldest,
+        'version', version, 'first_claimed_at', clock_timestamp(), 'count', cardinality(ids), 'slices', slices, 'oldest', oldest,
         'bounds', jsonb_build_object('number', number, 'consumer', c, 'lowest', lowest, 'highest', highest));
 end
 $$;

@@ -126,7 +126,7 @@ declare
 begin
     return jsonb_build_object(
         'id', md5(concat_ws('|', known.name, known.partitions, worker, began_at, choice - 'upto'))::uuid,
-        'version', version, 'attempt', 1, 'slices', slices,
+        'version', version, 'attempt', 1, 'first_claimed_at', clock_timestamp(), 'slices', slices,
         'count', (select sum((s.slice -> 'count')::bigint) from jsonb_array_elements(slices) as s(slice)),
         'bounds', choice || jsonb_build_object('from_version', began_at),
         'lsn', pg_current_wal_insert_lsn(), 'oldest', choice -> 'oldest');

@@ -224,18 +224,20 @@ def test_only_the_bad_changes_become_dead_letters(
 
 
 @one_of_each
-def test_a_part_names_the_batches_of_which_it_is_a_part(
+def test_a_part_names_the_batches_of_which_it_is_a_part_and_the_first_claim_of_the_whole(
     feed: Feed, make: Any, write: Any, db: str, connect: Connect
 ) -> None:
-    """A sink elsewhere that has recorded one of them as done has the part, too."""
+    """A sink elsewhere that has recorded one of them as done, since that claim, has the part, too."""
     work = fresh(feed, make, write, db, connect())
     work.places = {2}
     held: dict[str, set[Any]] = {}
     within: list[tuple[str, ...]] = []
+    first_claims: set[str | None] = set()
 
     def process(transaction: ConsumerTransaction, batch: Any) -> None:
         held.setdefault(batch.id, {change.id for change in transaction.changes()})
         within.append(batch.parts_of)
+        first_claims.add(batch.first_claimed_at)
         for outer in batch.parts_of:
             assert held[batch.id] < held[outer]
         work.process(transaction, batch)
@@ -248,6 +250,8 @@ def test_a_part_names_the_batches_of_which_it_is_a_part(
     assert {outer[0] for outer in within[ATTEMPTS:]} == {whole}
     assert max(map(len, within)) >= 2
     assert within[-1] == (whole,)
+    assert len(first_claims) == 1
+    assert None not in first_claims
 
 
 def fail_once(feed: Feed, db: str, error: Exception | None = None) -> tuple[str, list[Any]]:
