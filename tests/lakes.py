@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 import psycopg
 import pyarrow as pa
+import pytest
 from psycopg.conninfo import conninfo_to_dict
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
@@ -19,16 +21,18 @@ PAYMENTS = pa.schema([("id", pa.int64()), ("account", pa.string()), ("cents", pa
 
 @dataclass(frozen=True)
 class Lake:
-    """A catalog in a database, and a folder for the files of its tables."""
+    """A catalog in a database, and a folder, or the address of a bucket, for the files of its tables."""
 
     conninfo: str
-    folder: Path
+    folder: Path | str
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def catalog(self) -> SqlCatalog:
         server = conninfo_to_dict(self.conninfo)
         address = f"{server['user']}@{server['host']}:{server['port']}/{server['dbname']}"
-        catalog = SqlCatalog("lake", uri=f"postgresql+psycopg://{address}", warehouse=self.folder.as_uri())
+        place = self.folder if isinstance(self.folder, str) else self.folder.as_uri()
+        catalog = SqlCatalog("lake", uri=f"postgresql+psycopg://{address}", warehouse=place, **self.settings)
         catalog.create_namespace_if_not_exists("sales")
         return catalog
 
@@ -41,6 +45,8 @@ class Lake:
 
 
 TABLE = Iceberg("sales.payment", "lake")
+EACH_STORE = pytest.mark.parametrize("lake", ["local files", "S3"], indirect=True)
+"""The fixture ``lake`` has local files, and an S3 server too in tests with this mark."""
 
 
 def payments(*rows: tuple[int, str | None, int], schema: pa.Schema = PAYMENTS) -> pa.Table:

@@ -23,7 +23,7 @@ LONGEST_CHAIN = 20
 OUTAGES = re.compile(
     r"ServerUnavailable|ConnectionLost|OperationalError|InterfaceError|ExecutorLostFailure|SparkContext was shut ?down"
     r"|Py4JNetworkError|ConnectException|ConnectionRefusedError|ConnectionResetError|FetchFailed|No space left on device"
-    r"|StatusCode\.UNAVAILABLE|Stage cancelled|Job \S+ cancelled"
+    r"|StatusCode\.UNAVAILABLE|Stage cancelled|Job \S+ cancelled|\bOSError\b"
 )
 """Texts in an error of Spark, which quotes the errors of its executors, that show an outage."""
 

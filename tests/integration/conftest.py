@@ -8,7 +8,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange.feeds.connections import connect as feed_connect
-from tests import dumps, sagas, spark_server
+from tests import dumps, s3, sagas, spark_server
 from tests.airflow_home import prepare
 from tests.batches import connections_reused
 from tests.conftest import database
@@ -21,9 +21,14 @@ prepare()
 
 
 def pytest_generate_tests(metafunc):
-    """Of both ways that a batch is read and staged a test goes one, and in a release both."""
+    """Of both ways that a batch is read and staged a test goes one, and in a release both.
+
+    Such a test of a lake has one of both stores.
+    """
     if "path" in metafunc.fixturenames:
         metafunc.parametrize("path", one_of(["driver", "executors"], metafunc), indirect=True)
+        if "lake" in metafunc.fixturenames:
+            metafunc.parametrize("lake", one_of(["local files", "S3"], metafunc), indirect=True)
 
 
 @pytest.fixture
@@ -75,6 +80,26 @@ def relay(db, catalogue):
     """A relay of that catalogue."""
     with relay_process(db) as process:
         yield process
+
+
+@pytest.fixture(scope="session")
+def s3_server():
+    """A server of S3. Tests make buckets of their own."""
+    with s3.server() as server:
+        yield server
+
+
+@pytest.fixture
+def lake(request, db, tmp_path, monkeypatch):
+    """A lake with its catalog in ``db``. PyIceberg's configuration says how to reach its files."""
+    from tests.lakes import Lake
+
+    if getattr(request, "param", None) != "S3":
+        return Lake(db, tmp_path)
+    server = request.getfixturevalue("s3_server")
+    for name, value in s3.environment(server.settings).items():
+        monkeypatch.setenv(name, value)
+    return Lake(db, f"s3://{server.bucket()}", server.settings)
 
 
 KEPT = 6

@@ -8,14 +8,33 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
+from airflow_pgchange.lake import write
 from tests import airflow_home
+from tests.lakes import TABLE, Lake, payments
 from tests.readme import blocks, track_payments
 from tests.spark_session import batch_of
+from tests.staging import BATCH
 
 airflow_home.prepare()
 
 PAGE = "docs/lake.md"
 THREE = [(1, "ann", 100), (2, "bob", 50), (3, "ann", -30)]
+
+
+def test_the_settings_of_the_guide_reach_a_bucket(connection, db, s3_server, tmp_path, monkeypatch):
+    (settings,) = blocks("yaml", PAGE)
+    for shown, here in (
+        ("https://s3.eu-west-1.amazonaws.com", s3_server.settings["s3.endpoint"]),
+        ("eu-west-1", s3_server.settings["s3.region"]),
+    ):
+        settings = settings.replace(shown, here)
+    (tmp_path / ".pyiceberg.yaml").write_text(settings)
+    monkeypatch.setenv("PYICEBERG_HOME", str(tmp_path))
+    catalog = Lake(db, f"s3://{s3_server.bucket()}/warehouse", s3_server.settings)
+    catalog.table()
+    with connection.transaction():
+        write(connection, BATCH, TABLE, payments((1, "ann", 100)))
+    assert catalog.rows() == [{"id": 1, "account": "ann", "cents": 100}]
 
 
 @pytest.fixture

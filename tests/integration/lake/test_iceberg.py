@@ -22,17 +22,12 @@ from airflow_pgchange.lake.rows import write_marked
 from airflow_pgchange.lake.staged import StagedFiles
 from airflow_pgchange.results.modes import Mode
 from airflow_pgchange.results.staging import TOUCHED, result_of
-from tests.lakes import TABLE, Lake, payments, set_up
+from tests.lakes import EACH_STORE, TABLE, Lake, payments, set_up
 from tests.staging import BATCH
 from tests.waiting import until, waits
 
 FEED = CommitFeed("lake", 0)
 FIVE = payments(*((number, f"a{number}", number * 100) for number in range(1, 6)))
-
-
-@pytest.fixture
-def lake(db, tmp_path):
-    return Lake(db, tmp_path)
 
 
 @pytest.fixture
@@ -54,6 +49,7 @@ def ids(lake, name="payment"):
     return [row["id"] for row in lake.rows(name)]
 
 
+@EACH_STORE
 def test_the_snapshot_and_the_progress_are_one_commit(lake, db):
     set_up(db)
     table = lake.table()
@@ -89,6 +85,7 @@ def test_a_batch_that_comes_again_after_its_commit_is_not_written_twice(lake, co
     assert ids(lake) == [1, 2]
 
 
+@EACH_STORE
 def test_replace_deletes_the_rows_with_the_same_keys_first(lake, connection):
     lake.table()
     assert written(connection, FIVE) == 5
@@ -202,6 +199,7 @@ def staged_files(lake, batches, mode, key=(), name="payment"):
     return back
 
 
+@EACH_STORE
 def test_a_staged_mirror_has_the_keys_of_rows_to_delete_apart(lake, connection):
     lake.table()
     written(connection, FIVE)

@@ -8,7 +8,7 @@ from pyspark.sql import functions as f
 
 from airflow_pgchange.errors import MergeRefused
 from airflow_pgchange.feeds import CommitFeed, TubeFeed
-from tests.lakes import TABLE, Lake
+from tests.lakes import TABLE
 from tests.spark_session import batch_of, track
 from tests.tubes import attach, make
 
@@ -29,11 +29,6 @@ def feed(connection) -> CommitFeed:
         "insert into payment (account, cents) select 'a' || g % 3, g from generate_series(1, 30) as g"
     )
     return feed
-
-
-@pytest.fixture
-def lake(db, tmp_path) -> Lake:
-    return Lake(db, tmp_path)
 
 
 def test_a_frame_is_appended_once_with_the_progress(feed, db, lake, path):

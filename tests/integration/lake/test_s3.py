@@ -1,0 +1,72 @@
+"""A lake on S3: who reaches it, how long a task waits for it, and where its secrets are not."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from dataclasses import asdict, replace
+
+import pytest
+from pyiceberg.io.pyarrow import PyArrowFileIO
+
+from airflow_pgchange.lake import iceberg, write
+from airflow_pgchange.lake.iceberg import pointer
+from airflow_pgchange.lake.staged import StagedFiles
+from airflow_pgchange.results.modes import Mode
+from airflow_pgchange.spark.blame import is_of_the_content
+from tests import s3
+from tests.lakes import PAYMENTS, TABLE, payments
+from tests.proxy import proxy_before
+from tests.silence import ended
+from tests.staging import BATCH
+
+pytestmark = pytest.mark.parametrize("lake", ["S3"], indirect=True)
+ROWS = payments((1, "a", 1))
+
+
+@pytest.fixture
+def place(lake, connection):
+    """Of a table, for rows to append."""
+    lake.table()
+    return iceberg.place(connection, TABLE, PAYMENTS, (), Mode.APPEND)
+
+
+def test_files_are_reached_by_pyarrow_without_further_packages(place, connection):
+    assert isinstance(pointer.opened(connection, TABLE).io, PyArrowFileIO)
+
+
+@pytest.mark.parametrize("patience", [{}, {"s3.request-timeout": "1"}], ids=["default", "1 s"])
+def test_a_store_that_says_nothing_fails_the_task(place, connection, s3_server, monkeypatch, patience):
+    """Seconds without work: PyArrow waits three times, for 3 s if nobody says for how long."""
+    with proxy_before(s3_server.port) as proxy:
+        settings = {"s3.endpoint": f"http://127.0.0.1:{proxy.port}", **patience}
+        for name, value in s3.environment(settings).items():
+            monkeypatch.setenv(name, value)
+        silent = replace(place, properties={**place.properties, **settings})
+        proxy.fall_silent()
+        began = time.monotonic()
+        error = (
+            ended(lambda: silent.write(ROWS.to_batches()), within=20)
+            if patience
+            else ended(lambda: write(connection, BATCH, TABLE, ROWS), within=20)
+        )
+    assert time.monotonic() - began > 2
+    assert isinstance(error, OSError)
+    # Of an error on an executor the driver sees the text.
+    assert not is_of_the_content(RuntimeError(f"OSError: {error}"))
+
+
+def test_secrets_are_in_no_manifest_no_log_and_no_error(place, connection, s3_server, caplog):
+    caplog.set_level(logging.DEBUG)
+    files = place.write(ROWS.to_batches())
+    staged = StagedFiles(TABLE, (), Mode.APPEND, files.files, files.gone, BATCH.id, BATCH.attempt)
+    s3_server.files.delete_dir_contents(place.location.removeprefix("s3://").split("/")[0])
+    errors = [ended(lambda: write(connection, BATCH, TABLE, ROWS))]
+    denied = replace(
+        place, properties={**place.properties, "s3.endpoint": f"{place.properties['s3.endpoint']}/no"}
+    )
+    errors.append(ended(lambda: denied.write(ROWS.to_batches())))
+    assert [type(error) for error in errors] == [FileNotFoundError, OSError]
+    shown = [repr(place), json.dumps(asdict(staged)), *map(str, errors), *map(repr, errors), caplog.text]
+    assert not [text for text in shown if s3.SECRET in text or s3.KEY in text]
