@@ -1,20 +1,27 @@
-"""Iceberg tables as a company has them: made by PyIceberg's own catalog, and read by it."""
+"""Iceberg tables as a company has them: made by PyIceberg's own catalog, and read by it.
+
+Where SQLAlchemy is older than 2, which that catalog needs, a catalog of the tests has its place.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 
 import psycopg
 import pyarrow as pa
 import pytest
 from psycopg.conninfo import conninfo_to_dict
-from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 
 from airflow_pgchange.lake import Iceberg
+from tests.plain_catalog import PlainCatalog
+
+HAS_SQL_CATALOG = not version("sqlalchemy").startswith("1.")
 
 PAYMENTS = pa.schema([("id", pa.int64()), ("account", pa.string()), ("cents", pa.int32())])
 
@@ -28,10 +35,14 @@ class Lake:
     settings: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
-    def catalog(self) -> SqlCatalog:
+    def catalog(self) -> Catalog:
+        place = self.folder if isinstance(self.folder, str) else self.folder.as_uri()
+        if not HAS_SQL_CATALOG:
+            return PlainCatalog("lake", self.conninfo, warehouse=place, **self.settings)
+        from pyiceberg.catalog.sql import SqlCatalog
+
         server = conninfo_to_dict(self.conninfo)
         address = f"{server['user']}@{server['host']}:{server['port']}/{server['dbname']}"
-        place = self.folder if isinstance(self.folder, str) else self.folder.as_uri()
         catalog = SqlCatalog("lake", uri=f"postgresql+psycopg://{address}", warehouse=place, **self.settings)
         catalog.create_namespace_if_not_exists("sales")
         return catalog

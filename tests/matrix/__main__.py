@@ -1,6 +1,6 @@
 """Run the cells of the matrix, or those whose names have a text in them, and write ``docs/matrix.md``.
 
-    python -m tests.matrix [TEXT] [--steps import DAGs]
+    python -m tests.matrix [TEXT] [--steps import tests/integration/lake]
     python -m tests.matrix --oldest
 
 The results of cells and steps that are not run now are kept. ``--oldest`` is what CI runs: the steps of the oldest cell
@@ -12,12 +12,22 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from subprocess import CalledProcessError
 
-from tests.matrix.cells import CELLS, OLDEST, ROOT, STEPS, WITHOUT_SERVERS, Cell, NotRun
+from tests.matrix.cells import (
+    CELLS,
+    INTEGRATION,
+    OF_FOLDERS,
+    OLDEST,
+    ROOT,
+    STEPS,
+    WITHOUT_SERVERS,
+    Cell,
+    NotRun,
+)
 
 RESULTS = Path(__file__).with_name("results.json")
 PAGE = ROOT / "docs" / "matrix.md"
@@ -27,9 +37,19 @@ HEAD = """# Versions that were tested together
 writes this page. Each step has the date on which it passed or failed, or the reason why it was not run.
 
 "Lowest bounds": each package that this one needs has the lowest version that it takes, so the cell proves these bounds.
+Its SQLAlchemy is 1.4, as in Airflow 3.1's own constraints.
 
 Tests of what an older Airflow lacks are skipped there: policies of retries come with 3.3, commands of providers with
-3.2, and assets of PostgreSQL tables with version 7.0 of Airflow's provider of PostgreSQL.
+3.2, and assets of PostgreSQL tables with version 7.0 of Airflow's provider of PostgreSQL. PyIceberg's `SqlCatalog` needs
+SQLAlchemy 2. With 1.4, the tests of Iceberg tables use a catalog of their own, and those of the guide's `SqlCatalog` are
+skipped.
+
+"""
+OF_INTEGRATION = """
+## Integration tests
+
+`tests/integration` has a folder for each part of the package. Its tests run on real servers. Those that only a release
+has to run are among them.
 
 """
 Results = dict[str, dict[str, str]]
@@ -43,45 +63,58 @@ def main() -> int:
     parser.add_argument("--oldest", action="store_true")
     asked = parser.parse_args()
     if asked.oldest:
-        return any(not told.startswith("passed") for told in run(OLDEST, WITHOUT_SERVERS).values())
-    ran: list[str] = []
+        ran = [told for _, told in run(OLDEST, WITHOUT_SERVERS)]
+        return any(not told.startswith("passed") for told in ran)
+    ran = []
     for cell in CELLS:
         if asked.text in cell.name:
-            now = run(cell, [step for step in asked.steps if step in (cell.steps or STEPS)])
-            ran += now.values()
-            # Read only now: another process may have run other cells meanwhile.
-            results: Results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-            results[cell.name] = {**results.get(cell.name, {}), **now}
-            RESULTS.write_text(json.dumps(results, indent=2) + "\n")
-            PAGE.write_text(page(results))
+            for step, told in run(cell, [step for step in asked.steps if step in (cell.steps or STEPS)]):
+                ran.append(told)
+                keep(cell, step, told)
     return any(told.startswith("failed") for told in ran) or not ran
 
 
-def run(cell: Cell, steps: Sequence[str]) -> dict[str, str]:
-    """Run the steps of a cell one after another, and return what came of each."""
-    day, told = datetime.now(UTC).date().isoformat(), {}
+def keep(cell: Cell, step: str, told: str) -> None:
+    """Write a result to the file and to the page."""
+    # Read only now: another process may have run other cells meanwhile.
+    results: Results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results[cell.name] = {**results.get(cell.name, {}), step: told}
+    RESULTS.write_text(json.dumps(results, indent=2) + "\n")
+    PAGE.write_text(page(results))
+
+
+def run(cell: Cell, steps: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Run the steps of a cell one after another, and give what came of each."""
+    day = datetime.now(UTC).date().isoformat()
     for name in steps:
         print(f"{cell.name}: {name}", flush=True)
         try:
-            STEPS[name](cell)
+            counted = STEPS[name](cell)
         except NotRun as error:
-            told[name] = f"not run: {error}"
+            told = f"not run: {error}"
         except CalledProcessError:
-            told[name] = f"failed {day}"
+            told = f"failed {day}"
         else:
-            told[name] = f"passed {day}"
-        if name == "install" and not told[name].startswith("passed"):
-            break
-    return told
+            told = f"passed {day}" + (f": {counted}" if counted else "")
+        yield name, told
+        if name == "install" and not told.startswith("passed"):
+            return
 
 
 def page(results: Results) -> str:
     """Return the page of these results."""
-    columns = ("Python", "Airflow", "Spark", "Connect server", "PostgreSQL", "packages of", *STEPS)
+    steps = [step for step in STEPS if step not in OF_FOLDERS]
+    full = [cell for cell in CELLS if not cell.steps]
+    return HEAD + _table(CELLS, steps, results) + OF_INTEGRATION + _table(full, list(OF_FOLDERS), results)
+
+
+def _table(cells: Sequence[Cell], steps: Sequence[str], results: Results) -> str:
+    names = [step.removeprefix(f"{INTEGRATION}/") for step in steps]
+    columns = ("Python", "Airflow", "Spark", "Connect server", "PostgreSQL", "packages of", *names)
     rows = [columns, ("---",) * len(columns)]
-    for cell in CELLS:
+    for cell in cells:
         told = results.get(cell.name, {})
-        of_steps = [told.get(step, "not run" if step in (cell.steps or STEPS) else "") for step in STEPS]
+        of_steps = [told.get(step, "not run" if step in (cell.steps or STEPS) else "") for step in steps]
         rows.append(
             (
                 cell.python,
@@ -93,7 +126,7 @@ def page(results: Results) -> str:
                 *of_steps,
             )
         )
-    return HEAD + "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 if __name__ == "__main__":

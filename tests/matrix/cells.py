@@ -8,7 +8,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from xml.etree import ElementTree
 
 from demo.spark import clean_environment
 from tests.spark_server import PYTHON as SERVER_PYTHON
@@ -45,6 +48,8 @@ TOOLS = (
     "uvicorn",
 )
 """What the tests need besides the package."""
+SQLALCHEMY = "sqlalchemy==1.4.*"
+"""Airflow 3.1's own constraints hold it. PyIceberg's SqlCatalog needs 2; a write to an Iceberg table needs none."""
 BOUND = ("adbc-driver-manager", "adbc-driver-postgresql", "psycopg", "psycopg-binary")
 """Packages of which this package needs a newer version than the Airflow of a cell had on its day."""
 
@@ -55,6 +60,7 @@ CLIENTS = ("4.0", "4.1", "4.2")
 """Versions of Spark of which the package registry has a pyspark-client."""
 OF_SPARK = ("install", "Spark batch")
 """The steps of a cell that is there for its pair of client and server."""
+INTEGRATION = "tests/integration"
 WITHOUT_SERVERS = ("install", "import", "DAGs", "unit tests")
 """The steps that need neither PostgreSQL nor a Java."""
 
@@ -66,7 +72,7 @@ class Cell:
     ``postgres`` is a major version of ``tests/suite/postgresql.py``. ``spark`` is the version beside Airflow, which is
     the client of a Spark Connect server. ``server`` is the version of that server, if it is another. ``steps`` are the
     names of those that the cell runs; none: all. ``lowest``: each package that ours needs has the lowest version that
-    ``pyproject.toml`` allows.
+    ``pyproject.toml`` allows, and SQLAlchemy is 1.4.
     """
 
     python: str
@@ -122,8 +128,8 @@ class NotRun(Exception):
     """A step cannot be run on this machine."""
 
 
-Step = Callable[[Cell], None]
-"""Runs a part of a cell. Raises CalledProcessError if it fails, and NotRun."""
+Step = Callable[[Cell], str | None]
+"""Runs a part of a cell, and may return how many tests it ran. Raises CalledProcessError if it fails, and NotRun."""
 
 
 def install(cell: Cell) -> None:
@@ -145,8 +151,9 @@ def _environment(cell: Cell) -> None:
     package = f"{ROOT}[spark-connect,http,iceberg,openlineage]"
     options = (*newer, f"--excludes={EXCLUDED}")
     lowest = ("--resolution=lowest-direct",) if cell.lowest else ()
-    _install(cell, *options, *lowest, *packages, "--editable", package)
-    _install(cell, *options, *TOOLS)
+    oldest = (SQLALCHEMY,) if cell.lowest else ()
+    _install(cell, *options, *lowest, *packages, *oldest, "--editable", package)
+    _install(cell, *options, *TOOLS, *oldest)
 
 
 def _interpreter(version: str) -> str:
@@ -203,10 +210,20 @@ def spark_batch(cell: Cell) -> None:
     )
 
 
-def integration_tests(cell: Cell) -> None:
-    """Run the tests with real servers."""
-    _pytest(cell, "-n", "2", "--dist", "each", "tests/integration")
+def integration_tests(folder: str, cell: Cell) -> str:
+    """Run the tests of a folder with real servers. Return how many passed, and how many were skipped."""
+    with TemporaryDirectory() as place:
+        report = Path(place, "report.xml")
+        _pytest(cell, "-n", "2", "--dist", "each", f"--junitxml={report}", f"{INTEGRATION}/{folder}")
+        (suite,) = ElementTree.parse(report).getroot().iter("testsuite")
+    skipped = int(suite.attrib["skipped"])
+    return f"{int(suite.attrib['tests']) - skipped:,} passed" + (f", {skipped} skipped" if skipped else "")
 
+
+OF_FOLDERS = {
+    f"{INTEGRATION}/{folder}": partial(integration_tests, folder)
+    for folder in sorted({path.parent.name for path in Path(ROOT, INTEGRATION).glob("*/test_*.py")})
+}
 
 STEPS: Mapping[str, Step] = {
     "install": install,
@@ -216,7 +233,7 @@ STEPS: Mapping[str, Step] = {
     "wake-up": wake_up,
     "page": page,
     "Spark batch": spark_batch,
-    "integration tests": integration_tests,
+    **OF_FOLDERS,
 }
 
 
