@@ -3,6 +3,7 @@ they are."""
 
 from __future__ import annotations
 
+import json
 import sys
 from datetime import UTC, datetime
 
@@ -69,16 +70,14 @@ def test_a_handler_that_puts_into_a_payload_what_is_no_json_stops_nobody(db, con
 
 @pytest.fixture(params=[900, 3000, 6000])
 def deep(request, connection):
-    """An event whose payload is nested so deeply, before others; how deeply, for a Python that reads as by default."""
+    """An event whose payload is nested so deeply, before others; its JSON, for a Python that reads as by default."""
     limit = sys.getrecursionlimit()
     # Airflow raises it for good where it copies a task.
     sys.setrecursionlimit(1000)
-    connection.execute(
-        "insert into pgmb.events (topic, payload) values ('t', (repeat('[', %(n)s) || repeat(']', %(n)s))::jsonb)",
-        {"n": request.param},
-    )
+    text = "[" * request.param + "]" * request.param
+    connection.execute("insert into pgmb.events (topic, payload) values ('t', %s::jsonb)", [text])
     publish(connection, numbered(0, 3))
-    yield request.param
+    yield text
     sys.setrecursionlimit(limit)
 
 
@@ -88,7 +87,16 @@ def test_a_deep_payload_stops_no_handlers_and_comes_as_a_text_where_python_canno
         "empty"
     )
     assert len(seen) == 4
-    assert (seen[0] == "[" * deep + "]" * deep) is (deep > 900)
+    assert (json.dumps(seen[0]) if is_read(deep) else seen[0]) == deep
+
+
+def is_read(text):
+    """Python 3.13 reads some 9,000 levels, whatever its limit for calls is."""
+    try:
+        json.loads(text)
+    except RecursionError:
+        return False
+    return True
 
 
 def test_a_deep_payload_can_be_given_up(db, connection, deep):
