@@ -96,15 +96,16 @@ def check_submission(
     if connection is not None:
         _check_master(connection, master)
     if master == "yarn" and not any(environment.get(name) for name in OF_YARN):
-        there = (
-            f"the connection {spark_conn_id} means YARN"
-            if connection
-            else f"there is no connection {spark_conn_id}"
+        why = (
+            f"there is no connection {spark_conn_id}; {_adding(spark_conn_id)}, or `airflow connections add "
+            f"{spark_conn_id} --conn-type spark_connect --conn-host sc://HOST --conn-port {CONNECT_PORT} --conn-password "
+            f"TOKEN` for a Spark Connect server; without a connection, tasks submit to YARN if {' or '.join(OF_YARN)} is "
+            "set"
+            if connection is None
+            else f"the connection {spark_conn_id} means YARN, and neither {' nor '.join(OF_YARN)} says where YARN is; "
+            f"set one of them, or choose another master: {_replacing(spark_conn_id)}"
         )
-        raise InvalidArgument(
-            f"cannot submit to Spark: {there}, and neither {' nor '.join(OF_YARN)} says where YARN is; set one of them, "
-            f"or choose another master: airflow connections add {spark_conn_id} --conn-type spark --conn-host 'local[2]'"
-        )
+        raise InvalidArgument(f"cannot submit to Spark: {why}")
     _check_folders(OF_YARN if master == "yarn" else (), environment)
     extra = {} if connection is None else connection.extra_dejson
     wanted = binary or extra.get("spark-binary") or DEFAULT_BINARY
@@ -146,10 +147,19 @@ def _check_master(connection: Connection, master: str) -> None:
     name = connection.conn_id
     told = f"has the master {master!r}, which Spark does not take" if connection.host else "has no host"
     raise InvalidArgument(
-        f"cannot submit to Spark: the connection {name} {told}; give it type spark and a master as its host: local[2], "
-        f"yarn, spark://HOST (port {STANDALONE_PORT}) or k8s://https://HOST; `airflow connections delete {name}`, then "
-        f"`airflow connections add {name} --conn-type spark --conn-host 'local[2]'`"
+        f"cannot submit to Spark: the connection {name} {told}; give it type spark and a master as its host: "
+        f"spark://HOST (port {STANDALONE_PORT}), k8s://https://HOST, yarn or local[2]; {_replacing(name)}"
     )
+
+
+def _replacing(name: str) -> str:
+    return f"`airflow connections delete {name}`, then {_adding(name)}"
+
+
+def _adding(name: str) -> str:
+    """The command that adds a connection to a standalone master, the most common one."""
+    options = f"--conn-type spark --conn-host spark://HOST --conn-port {STANDALONE_PORT}"
+    return f"`airflow connections add {name} {options}` for a standalone master"
 
 
 def _check_folders(of_yarn: Sequence[str], environment: Mapping[str, str]) -> None:

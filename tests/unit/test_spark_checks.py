@@ -66,14 +66,24 @@ def test_a_worker_that_has_all_is_enough(worker: dict[str, str]) -> None:
     check_submission("spark", spark(host="local[2]"), None, worker)
 
 
-@pytest.mark.parametrize("connection", [None, spark(host="yarn")])
+@pytest.mark.parametrize(
+    ("connection", "advice"),
+    [
+        (
+            None,
+            "there is no connection spark; .*--conn-host spark://HOST .*--conn-type spark_connect .*YARN if HADOOP",
+        ),
+        (
+            spark(host="yarn"),
+            "the connection spark means YARN, and neither HADOOP_CONF_DIR nor YARN_CONF_DIR.*--conn-host spark://HOST",
+        ),
+    ],
+)
 def test_yarn_without_its_configuration_is_refused(
-    connection: Connection | None, worker: dict[str, str]
+    connection: Connection | None, advice: str, worker: dict[str, str]
 ) -> None:
-    there = "there is no connection spark" if connection is None else "the connection spark means YARN"
-    with pytest.raises(
-        InvalidArgument, match=f"{there}, and neither HADOOP_CONF_DIR nor YARN_CONF_DIR.*airflow conn"
-    ):
+    """Where no connection says YARN, a standalone master and a Spark Connect server are advised first."""
+    with pytest.raises(InvalidArgument, match=advice):
         check_submission("spark", connection, None, worker)
     check_submission("spark", connection, None, {**worker, "YARN_CONF_DIR": worker["PATH"]})
 
@@ -140,7 +150,7 @@ def test_a_connection_without_a_master_that_spark_takes_is_refused(
     fields: dict[str, Any], told: str, worker: dict[str, str]
 ) -> None:
     with pytest.raises(
-        InvalidArgument, match=rf"{told}.*local\[2\], yarn, spark://HOST.*airflow connections add"
+        InvalidArgument, match=rf"{told}.*spark://HOST .*yarn or local\[2\].*airflow connections add"
     ):
         check_submission("spark", spark(**fields), None, worker)
 

@@ -1,4 +1,4 @@
-"""``airflow pgchange check`` on a real server: which feeds that DAGs name can be watched, and what to do where not."""
+"""``airflow-pgchange check`` on a real server: which feeds that DAGs name can be watched, and what to do where not."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_where_our_schemas_are_not_it_says_how_they_come(
     check: Check, bare_db: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", uri(bare_db))
-    assert "airflow pgchange install" in hindrance(check, GOOD)
+    assert "airflow-pgchange install" in hindrance(check, GOOD)
 
 
 def test_a_schema_of_another_version_is_told(check: Check, conn_id: str, connect: Connect) -> None:
@@ -140,7 +140,7 @@ SPARK = {
     "spark_default": (
         "",
         None,
-        "there is no connection spark_default, and neither HADOOP_CONF_DIR nor YARN_CONF_DIR",
+        "there is no connection spark_default; `airflow connections add spark_default",
     ),
     "away": ("conn_id='away'", "spark://127.0.0.1:1", "cannot reach the Spark master at 127.0.0.1:1"),
     "old": ("conn_id='old', spark_binary='spark3-submit'", "spark://local", "no program spark3-submit"),
