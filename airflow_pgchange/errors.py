@@ -67,7 +67,7 @@ class UnknownBranch(Permanent):
 
 
 class UnknownConsumer(PgChangeError):
-    """No consumer, tube or backfill has this name. List them with ``airflow pgchange status``."""
+    """No consumer, tube or backfill has this name. List them with ``airflow-pgchange status``."""
 
 
 class ConsumerBusy(PgChangeError):
@@ -120,7 +120,7 @@ class Stopped(PgChangeError):
 class BatchGivenUp(Permanent):
     """A batch has failed ``max_attempts`` times and is not tried again. Nothing was lost.
 
-    Correct the cause, or make it a dead letter with ``airflow pgchange skip``.
+    Correct the cause, or make it a dead letter with ``airflow-pgchange skip``.
     """
 
 
@@ -128,13 +128,13 @@ class PoisonousChange(BatchGivenUp):
     """A change has failed alone ``max_attempts`` times, by an error of its own.
 
     An operator with ``on_give_up="bisect"`` makes it a dead letter and goes on. Otherwise correct the cause, or make it a
-    dead letter with ``airflow pgchange skip``.
+    dead letter with ``airflow-pgchange skip``.
     """
 
 
 class UnknownLetter(Permanent):
     """There is no dead letter with this number, or this role may not see it. List the dead letters with
-    ``airflow pgchange letters list``."""
+    ``airflow-pgchange letters list``."""
 
 
 class LetterRefused(Permanent):
@@ -144,7 +144,7 @@ class LetterRefused(Permanent):
 class SourceLostTail(Permanent):
     """The consumer's watermark is ahead of the mark at the source: the source lost its latest transactions.
 
-    The cause is a crash or an asynchronous failover. ``airflow pgchange repair`` starts again from the mark that
+    The cause is a crash or an asynchronous failover. ``airflow-pgchange repair`` starts again from the mark that
     survived. Changes after that mark are delivered at least once.
     """
 
@@ -154,7 +154,7 @@ class SourceRestored(Permanent):
 
     The message says what to run in the source: ``select pubsub.rebase_after_restore()`` for a commit queue,
     ``tube.rebase_after_restore('<tube>')``, as the owner of the pods, for a tube, ``mbus.rebase_after_restore()`` for
-    message queues; then ``airflow pgchange repair`` for consumers whose watermark lives elsewhere.
+    message queues; then ``airflow-pgchange repair`` for consumers whose watermark lives elsewhere.
     """
 
 
@@ -172,11 +172,11 @@ class Refused(PgChangeError):
 
 
 class SchemaMissing(Permanent):
-    """The database lacks our schemas. Run ``airflow pgchange install``."""
+    """The database lacks our schemas. Run ``airflow-pgchange install``."""
 
 
 class SchemaVersionMismatch(Permanent):
-    """The database holds another version of our schemas than this package needs. Run ``airflow pgchange upgrade``."""
+    """The database holds another version of our schemas than this package needs. Run ``airflow-pgchange upgrade``."""
 
 
 class PermissionDenied(Permanent):

@@ -118,7 +118,7 @@ def _config() -> dict[str, Any]:
             },
             "register_consumers": {
                 "description": "Whether a task registers a consumer that is not registered yet. If not, the task fails, "
-                "and `airflow pgchange register` registers the consumer.",
+                "and `airflow-pgchange register` registers the consumer.",
                 "version_added": "0.1.0",
                 "type": "boolean",
                 "example": None,

@@ -6,7 +6,7 @@ schemas share a copy, whose key is (shard, id). A copy must belong to the role o
 the owner of the tube's pods must be allowed to write it; any other table with such a name is not written.
 
 Needs the connections ``airline`` and ``spark_default``, or those that you name, and our schemas in that database
-(``airflow pgchange install --postgres-conn-id airline``).
+(``airflow-pgchange install --postgres-conn-id airline``).
 """
 
 from pathlib import Path

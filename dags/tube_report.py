@@ -4,7 +4,7 @@ A change of ``flight`` or ``ticket`` touches the flight in the tube ``flight_sal
 computed anew, and written in the transaction that moves the worker on: exactly once.
 
 Needs the connection ``airline``, or the one that you name, and in its database our schemas
-(``airflow pgchange install --postgres-conn-id airline``) and the tube, to which both tables are attached by their flight.
+(``airflow-pgchange install --postgres-conn-id airline``) and the tube, to which both tables are attached by their flight.
 """
 
 from airflow.sdk import DAG

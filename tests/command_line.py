@@ -1,4 +1,4 @@
-"""``airflow pgchange`` run in the process of a test."""
+"""``airflow-pgchange`` run in the process of a test."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def register_consumer(
     """
     if ask(results, feed.position()) is not None:
         raise InvalidArgument(
-            f"{feed.name} is registered already, and goes on where it is: `airflow pgchange move` moves it"
+            f"{feed.name} is registered already, and goes on where it is: `airflow-pgchange move` moves it"
         )
     placed: Any = replace(feed, start=start)  # type: ignore[type-var]
     with translated():
@@ -100,7 +100,7 @@ def _check_unleased(results: Connection, source: Connection, feed: Movable) -> N
     if batch is not None and "leased_until" in batch:
         raise Leased(
             f"batch {batch['id']} of {feed.name} is leased until {batch['leased_until']} by {batch['leased_by']}: wait "
-            f"until it is acked or the lease ends; or end the lease: airflow pgchange release {shlex.quote(feed.name)}"
+            f"until it is acked or the lease ends; or end the lease: airflow-pgchange release {shlex.quote(feed.name)}"
         )
 
 

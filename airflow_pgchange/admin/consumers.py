@@ -81,7 +81,7 @@ def status(
     changes = source or results
     held = {one: versions.present(one) for one in (results, changes)}
     if not any(held.values()):
-        raise SchemaMissing("our schemas are not in this database: run `airflow pgchange install` on it")
+        raise SchemaMissing("our schemas are not in this database: run `airflow-pgchange install` on it")
     found: list[Row] = []
     left_out: dict[str, Exception] = {}
     asked = [one for one in held if "core" in held[one]]

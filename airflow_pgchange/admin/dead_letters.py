@@ -199,5 +199,5 @@ def _check_numbers(ids: Sequence[int]) -> None:
     for number in ids:
         if isinstance(number, bool) or not isinstance(number, int) or not 0 < number < 2**63:
             raise InvalidArgument(
-                f"{number!r} is not the number of a letter: list them with `airflow pgchange letters list`"
+                f"{number!r} is not the number of a letter: list them with `airflow-pgchange letters list`"
             )

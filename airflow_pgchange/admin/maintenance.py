@@ -90,7 +90,7 @@ def maintain(
             if state.version != state.needed:
                 report.attention.append(
                     f"schema {state.system} is at version {state.version}, this package needs {state.needed}"
-                    ": airflow pgchange upgrade"
+                    ": airflow-pgchange upgrade"
                 )
             if state.intact is False:
                 report.attention.append(

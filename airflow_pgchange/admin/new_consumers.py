@@ -55,7 +55,7 @@ def with_new(
     """Return the rows of ``status()``, each with ``new``: where the consumer starts, if it is named and has not claimed.
 
     Each consumer that is named and not registered gets a row, too, in which ``registered`` is false. A consumer whose
-    feed does not exist gets none: ``airflow pgchange check`` says what is wrong with it.
+    feed does not exist gets none: ``airflow-pgchange check`` says what is wrong with it.
     """
     known = {(row["kind"], row["consumer"]) for row in rows}
     found = [row | {"new": _new(row, named), "registered": True} for row in rows]

@@ -90,7 +90,7 @@ def foreign(
         for system in SYSTEMS
         if system.needs and (system.folder in gone or gone.intersection(system.needs))
     )
-    leave_out = f", leave ours out (`airflow pgchange install {options}`)" if "core" not in gone else ""
+    leave_out = f", leave ours out (`airflow-pgchange install {options}`)" if "core" not in gone else ""
     return Refused(
         f"schema {names} is there and is not ours{used}: install into another database{leave_out}, or, if nobody uses it "
         f"any more, drop {first}the schema. Do not rename it: functions name the schema that they use, so writes that "
@@ -134,7 +134,7 @@ def refuse_roles(connection: psycopg.Connection[Any], systems: Sequence[System])
         return
     # Roles of ours say in which database they are: one whose name begins like this database's can have such roles, too.
     theirs = [name for name, told in marks.items() if not (told or "").startswith("mbus ")]
-    ways = ["leave the queues out: `airflow pgchange install --without mbus`"]
+    ways = ["leave the queues out: `airflow-pgchange install --without mbus`"]
     if admin in theirs:
         dropped = "; ".join(
             sql.SQL("drop owned by {0}; drop role {0}").format(sql.Identifier(name)).as_string(None)

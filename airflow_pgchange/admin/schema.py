@@ -110,7 +110,7 @@ def _refuse_gone(systems: Sequence[System], held: Sequence[str]) -> None:
             options = " ".join(f"--system {folder}" for folder in bereft)
             raise Refused(
                 f"schema {system.schema} is gone, and what {', '.join(bereft)} kept there with it: restore the database "
-                f"from a backup, or begin anew: `airflow pgchange uninstall {options}`, then install; nothing was changed"
+                f"from a backup, or begin anew: `airflow-pgchange uninstall {options}`, then install; nothing was changed"
             )
 
 

@@ -138,18 +138,18 @@ def demand_version(connection: psycopg.Connection[Any], system: System) -> None:
     found, known = next(iter(_newest(connection, system)), (0, None))
     if found == 0:
         raise SchemaVersionMismatch(
-            f"schema {system.schema} came without its data, as from `pg_dump --schema-only`: run `airflow pgchange "
+            f"schema {system.schema} came without its data, as from `pg_dump --schema-only`: run `airflow-pgchange "
             "uninstall`, then install; or restore the data with it"
         )
     if found != system.version:
         raise SchemaVersionMismatch(
             f"schema {system.schema} is at version {found}, this package needs {system.version}: "
-            + ("run `airflow pgchange upgrade`" if found < system.version else "install the newer package")
+            + ("run `airflow-pgchange upgrade`" if found < system.version else "install the newer package")
         )
     if known is not None and known != checksum(system):
         raise SchemaVersionMismatch(
             f"schema {system.schema} is at version {found}, but was made from other files than this package's: install "
-            "the package that made it; or run `airflow pgchange uninstall`, by which what waits is lost, then install"
+            "the package that made it; or run `airflow-pgchange uninstall`, by which what waits is lost, then install"
         )
 
 

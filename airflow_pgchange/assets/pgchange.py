@@ -49,7 +49,7 @@ def feed_asset(
     Conditions that are not the defaults are in the URI of the asset, and in its name unless ``name`` is given.
     ``poll_interval`` is in neither: Airflow keeps one watcher for an asset, so all DAGs must give the same one.
 
-    ``max_lag`` and ``max_backlog`` say how far behind the consumer may be before ``airflow pgchange health`` reports it.
+    ``max_lag`` and ``max_backlog`` say how far behind the consumer may be before ``airflow-pgchange health`` reports it.
     They are the age of its oldest ready change (default: an hour), and the number of its changes (default: any). They too
     are in neither the name nor the URI. They hold as long as the watcher gives them. If the asset is gone, they hold
     until maintenance forgets its watcher, after seven days.

@@ -1,1 +1,1 @@
-"""The command line: ``airflow pgchange``."""
+"""The command line: ``airflow-pgchange``."""

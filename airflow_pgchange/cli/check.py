@@ -1,4 +1,4 @@
-"""``airflow pgchange check``: whether the feeds that DAGs name can be watched, and whether Spark can run batches."""
+"""``airflow-pgchange check``: whether the feeds that DAGs name can be watched, and whether Spark can run batches."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def _row(place: Place | None, consumer: str, dags: set[str], new: str, why: str)
 
 
 def _parsed() -> Read:
-    with metadata("run airflow db migrate, or name DAG files: airflow pgchange check dags") as session:
+    with metadata("run airflow db migrate, or name DAG files: airflow-pgchange check dags") as session:
         parsed = ParsedDags().parsed(session)
     return Read(
         {dag_id: dag.named for dag_id, dag in parsed.items()},

@@ -1,4 +1,4 @@
-"""``airflow pgchange``: what its commands have in common."""
+"""``airflow-pgchange``: what its commands have in common."""
 
 from __future__ import annotations
 

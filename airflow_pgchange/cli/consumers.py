@@ -1,4 +1,4 @@
-"""``airflow pgchange register``, ``skip``, ``release``, ``repair``, ``move``, ``drop``, ``trim``: consumers by hand."""
+"""``airflow-pgchange register``, ``skip``, ``release``, ``repair``, ``move``, ``drop``, ``trim``: consumers by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``airflow pgchange``: what there is to type."""
+"""``airflow-pgchange``: what there is to type."""
 
 from __future__ import annotations
 

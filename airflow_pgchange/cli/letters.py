@@ -1,4 +1,4 @@
-"""``airflow pgchange letters``: what its commands do."""
+"""``airflow-pgchange letters``: what its commands do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def show(args: Namespace) -> Rows:
     return [asdict(letter) if args.output == "json" else _brief(letter) for letter in found]
 
 
-@command("No letter can be sent again: `airflow pgchange letters list` says why.")
+@command("No letter can be sent again: `airflow-pgchange letters list` says why.")
 def redrive(args: Namespace) -> Rows:
     with both(args) as (connection, source):
         return [

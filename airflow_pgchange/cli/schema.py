@@ -1,4 +1,4 @@
-"""``airflow pgchange install``, ``upgrade``, ``uninstall``: the schemas of a database."""
+"""``airflow-pgchange install``, ``upgrade``, ``uninstall``: the schemas of a database."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from airflow_pgchange.admin.versions import Installed
 from airflow_pgchange.cli.common import Rows, command, confirm, database
 
 
-@command("Our schemas are not here: `airflow pgchange install` makes them.")
+@command("Our schemas are not here: `airflow-pgchange install` makes them.")
 def install(args: Namespace) -> Rows:
     with database(args) as connection:
         return [
@@ -18,7 +18,7 @@ def install(args: Namespace) -> Rows:
         ]
 
 
-@command("Our schemas are not here: `airflow pgchange install` makes them.")
+@command("Our schemas are not here: `airflow-pgchange install` makes them.")
 def upgrade(args: Namespace) -> Rows:
     with database(args) as connection:
         return [_loaded(found) for found in schema.upgrade(connection)]

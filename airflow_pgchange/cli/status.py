@@ -1,4 +1,4 @@
-"""``airflow pgchange status`` and ``health``: how every consumer stands, and what a person should look at."""
+"""``airflow-pgchange status`` and ``health``: how every consumer stands, and what a person should look at."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``airflow pgchange topology-relay``: what it does."""
+"""``airflow-pgchange topology-relay``: what it does."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def position(results: psycopg.Connection[Any], feed: Feed) -> dict[str, Any]:
     found: dict[str, Any] | None = ask(results, feed.position())
     if found is None:
         raise UnknownConsumer(
-            f"{feed.name} has no progress here: `airflow pgchange status` lists the consumers"
+            f"{feed.name} has no progress here: `airflow-pgchange status` lists the consumers"
         )
     return found
 

@@ -75,7 +75,7 @@ BY_SQLSTATE: dict[str, type[PgChangeError]] = {
 }
 
 ADVICE: dict[type[PgChangeError], str] = {
-    SchemaMissing: "run `airflow pgchange install` on this database, or airflow_pgchange.admin.install()",
+    SchemaMissing: "run `airflow-pgchange install` on this database, or airflow_pgchange.admin.install()",
     PermissionDenied: "let its owner grant it; the guide to roles says who needs what",
     ServerUnavailable: "check host, port and that the server accepts connections, then try again",
 }

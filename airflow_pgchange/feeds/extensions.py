@@ -16,4 +16,4 @@ def is_missing(extension: str) -> sql.Composed:
 
 def advice(extension: str) -> str:
     """Return the advice for a server that lacks an extension."""
-    return f"the server has no {extension}: install postgresql-contrib there, then run `airflow pgchange install`"
+    return f"the server has no {extension}: install postgresql-contrib there, then run `airflow-pgchange install`"

@@ -53,7 +53,7 @@ class QueueFeed(SchemaFeed):
         "queue:{}/{}",
         (TEXT, WORD),
         "queue:orders/default",
-        "`airflow pgchange skip` gives up its batch, mbus.drop_consumer() removes it",
+        "`airflow-pgchange skip` gives up its batch, mbus.drop_consumer() removes it",
     )
 
     queue_name: str

@@ -64,7 +64,7 @@ def start(
     if is_new and not register:
         raise UnknownConsumer(
             f"{feed.name} is not registered here, and consumers do not register by themselves: check its name, or run "
-            f"`airflow pgchange register`{_similar(source, feed)}"
+            f"`airflow-pgchange register`{_similar(source, feed)}"
         )
     with keeper.transaction():
         ask(keeper, feed.register())

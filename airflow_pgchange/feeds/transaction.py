@@ -388,6 +388,6 @@ class ConsumerTransaction:
         if position["schema"] != self.feed.schema_version:
             raise SchemaVersionMismatch(
                 f"the database holds version {position['schema']} of what {self.feed.kind} feeds need, this package "
-                f"needs {self.feed.schema_version}: run `airflow pgchange upgrade`, or install the package that fits"
+                f"needs {self.feed.schema_version}: run `airflow-pgchange upgrade`, or install the package that fits"
             )
         return position

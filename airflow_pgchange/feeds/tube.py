@@ -51,7 +51,7 @@ class TubeFeed(SchemaFeed):
         "tube:{}/{}",
         (TEXT, NUMBER),
         "tube:copies/0",
-        "`airflow pgchange skip` gives up its batch, tube.tube_ensure_absent() removes a tube",
+        "`airflow-pgchange skip` gives up its batch, tube.tube_ensure_absent() removes a tube",
     )
 
     tube: str

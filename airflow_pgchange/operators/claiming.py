@@ -137,7 +137,7 @@ class ClaimingOperator(ConsumerOperator):
     def _tell_of_letter(self, feed: Feed, letter: int) -> None:
         self.log.error(
             "%s: a batch was given up, and is now dead letter %d. When the cause is corrected, send it again with: "
-            "airflow pgchange letters redrive %d --postgres-conn-id %s%s",
+            "airflow-pgchange letters redrive %d --postgres-conn-id %s%s",
             feed.name,
             letter,
             letter,

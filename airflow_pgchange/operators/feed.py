@@ -171,7 +171,7 @@ class FeedOperator(ClaimingOperator):
             name,
             batch.attempt,
             batch.id,
-            f". If it cannot be processed, give it up with: airflow pgchange skip {shlex.quote(name)} --postgres-conn-id "
+            f". If it cannot be processed, give it up with: airflow-pgchange skip {shlex.quote(name)} --postgres-conn-id "
             f"{self.postgres_conn_id}{self._source_option} --reason '...'"
             if batch.attempt >= limit and is_of_the_batch(error)
             else "",

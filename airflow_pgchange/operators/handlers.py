@@ -109,7 +109,7 @@ class EventHandlersOperator(CheckedArguments, BaseOperator):
             done.failed,
             done.retried,
             done.given_up,
-            " (airflow pgchange letters list)" if done.given_up else "",
+            " (airflow-pgchange letters list)" if done.given_up else "",
         )
         if self._stop():
             raise Stopped(f"group {self.group}: the task was killed; events that were not handled come again")

@@ -44,7 +44,7 @@ class DeadLettersOperator(CheckedArguments, BaseOperator):
     restored. Such letters are left and logged.
 
     :param action: ``redrive``, ``drop`` or ``erase`` (templated)
-    :param consumer: only letters of this consumer, as ``airflow pgchange status`` names it (templated)
+    :param consumer: only letters of this consumer, as ``airflow-pgchange status`` names it (templated)
     :param older_than: only letters that were given up longer ago than this, such as ``7 days`` (templated)
     :param letter_ids: only the letters with these numbers; if one of them fails, none is sent or dropped (templated)
     :param key: the key to erase: the id of a message, an event or a row, or the value of ``field``. Airflow shows it

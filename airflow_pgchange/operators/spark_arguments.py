@@ -110,7 +110,7 @@ class SparkArguments:
         return kept[name] if name in kept else getattr(operator, name, None)
 
     def needs(self, operator: SparkSubmitOperator) -> str:
-        """What `airflow pgchange check` has to know of a task, as JSON."""
+        """What `airflow-pgchange check` has to know of a task, as JSON."""
         binary, of_a_driver = self._of_the_hook["spark_binary"], self._given_for_a_driver(operator)
         detached = getattr(operator, "detached", False)
         return json.dumps(

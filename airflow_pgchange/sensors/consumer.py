@@ -86,7 +86,7 @@ class ConsumerSensor(CheckedArguments, BaseSensorOperator):
             said = "has" if passed else "has not yet"
             self.log.info("%s %s processed what was committed until %s", feed.name, said, goal.get("until"))
         else:
-            self.log.info("%s has not begun; `airflow pgchange status` lists the consumers", feed.name)
+            self.log.info("%s has not begun; `airflow-pgchange status` lists the consumers", feed.name)
         return passed
 
     def resume(self, context: Context, event: dict[str, Any]) -> None:

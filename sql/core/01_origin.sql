@@ -83,7 +83,7 @@ language plpgsql volatile as $$
 begin
     raise exception using errcode = 'PC004',
         message = format('schema %s came without its data, as from pg_dump --schema-only', schema),
-        hint = 'airflow pgchange uninstall, then airflow pgchange install; or restore the data with it';
+        hint = 'airflow-pgchange uninstall, then airflow-pgchange install; or restore the data with it';
 end
 $$;
 

@@ -84,7 +84,7 @@ begin
     if not pgchange.fits("position", here) then
         raise exception using errcode = 'PC004',
             message = pg_catalog.format('%s belongs to another database than this source', consumer),
-            hint = 'if the source was restored or upgraded: airflow pgchange repair; else check the source''s connection';
+            hint = 'if the source was restored or upgraded: airflow-pgchange repair; else check the source''s connection';
     end if;
     -- On a standby a higher version is no loss: the standby may only be late.
     if at > coalesce(known, 0) and not pg_catalog.pg_is_in_recovery() then
@@ -92,7 +92,7 @@ begin
             message = pg_catalog.format('%s is at batch %s, but this source knows only %s: it lost its latest transactions',
                                         consumer, at, coalesce(known, 0)),
             hint = pg_catalog.format(
-                'airflow pgchange repair %s starts again from what survived; changes then come at least once',
+                'airflow-pgchange repair %s starts again from what survived; changes then come at least once',
                 pgchange.shell_quoted(consumer));
     end if;
 end
@@ -141,7 +141,7 @@ begin
     if not unacked and at < known then
         raise exception using errcode = 'PC009',
             message = format('consumer %s is at batch %s, before the last claim that the source knows', consumer, at),
-            hint = format('choose a point: airflow pgchange move %s --to beginning, or --to now', pgchange.shell_quoted(consumer));
+            hint = format('choose a point: airflow-pgchange move %s --to beginning, or --to now', pgchange.shell_quoted(consumer));
     end if;
     version := case when unacked then began_at else known end;
     behind := case when unacked then 'after' else 'upto' end;

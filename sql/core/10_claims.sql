@@ -108,7 +108,7 @@ begin
     if attempt >= max_attempts then
         raise exception using errcode = 'PC010',
             message = pg_catalog.format('batch %s of %s has failed, at attempt %s', batch_id, consumer, attempt),
-            hint = pg_catalog.format('mend what it fails on and raise max_attempts, or give it up: airflow pgchange skip %s --reason ''...''',
+            hint = pg_catalog.format('mend what it fails on and raise max_attempts, or give it up: airflow-pgchange skip %s --reason ''...''',
                                      pgchange.shell_quoted(consumer));
     end if;
 end
@@ -135,13 +135,13 @@ begin
     if counted is null then
         raise exception using errcode = 'PC004',
             message = format('batch %s was given up in another database than this one, or before it was restored', batch ->> 'id'),
-            hint = 'it cannot be sent again: airflow pgchange letters drop';
+            hint = 'it cannot be sent again: airflow-pgchange letters drop';
     end if;
     if counted <> (batch ->> 'count')::bigint then
         raise exception using errcode = 'PC005',
             message = format('%s of the %s changes of batch %s were trimmed', (batch ->> 'count')::bigint - counted,
                              batch ->> 'count', batch ->> 'id'),
-            hint = 'it cannot be sent again: airflow pgchange letters drop';
+            hint = 'it cannot be sent again: airflow-pgchange letters drop';
     end if;
 end
 $$;
@@ -170,7 +170,7 @@ begin
         raise exception using errcode = 'PC014',
             message = format('batch %s of %s failed at each of its attempts and cannot be split any more, at attempt %s', mark.batch_id,
                              mark.consumer, mark.attempt),
-            hint = format('mend what it fails on and raise max_attempts, or give it up: airflow pgchange skip %s --reason ''...''',
+            hint = format('mend what it fails on and raise max_attempts, or give it up: airflow-pgchange skip %s --reason ''...''',
                           pgchange.shell_quoted(mark.consumer));
     end if;
 end

@@ -25,7 +25,7 @@ begin
     if leased_until > pg_catalog.clock_timestamp() then
         raise exception using errcode = 'PC015',
             message = pg_catalog.format('batch %s of %s is leased until %s by %s', batch_id, consumer, leased_until, leased_by),
-            hint = pg_catalog.format('wait until it is acked or the lease ends; or end the lease: airflow pgchange release %s',
+            hint = pg_catalog.format('wait until it is acked or the lease ends; or end the lease: airflow-pgchange release %s',
                                      pgchange.shell_quoted(consumer));
     end if;
 end

@@ -155,7 +155,7 @@ language sql volatile as $$
         union all
         select 'error',
                format('batch %s has failed %s', (s.one).batch_id, pgchange.many((s.one).attempt, 'time')) || coalesce(': ' || (s.one).error, ''),
-               'to give it up: airflow pgchange skip ' || pgchange.shell_quoted((s.one).consumer) || ' --reason ''...'''
+               'to give it up: airflow-pgchange skip ' || pgchange.shell_quoted((s.one).consumer) || ' --reason ''...'''
         where (s.one).attempt >= many_attempts and not (s.one).at_work and not r.tells_of_batches
         union all
         select case when (s.one).at_work then 'warning' else 'error' end,
@@ -182,7 +182,7 @@ create function pgchange.letters_health() returns setof pgchange.finding
 language sql stable as $$
     select 'letters', 'warning', l.consumer,
            format('%s since %s', pgchange.many(count(*), 'dead letter'), min(l.given_up_at)::timestamptz(0)),
-           'airflow pgchange letters list --consumer ' || pgchange.shell_quoted(l.consumer)
+           'airflow-pgchange letters list --consumer ' || pgchange.shell_quoted(l.consumer)
     from pgchange.letter as l
     where not l.on_its_way
     group by l.consumer

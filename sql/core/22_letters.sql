@@ -95,7 +95,7 @@ declare
 begin
     if not pgchange.ours(system, tell => false) then
         raise exception using errcode = 'PC012', message = format('letters of kind %s cannot be sent again here', kind),
-            hint = 'install the system that they belong to: airflow pgchange install';
+            hint = 'install the system that they belong to: airflow-pgchange install';
     end if;
     execute format('select %I.check_letter($1, $2)', system) using address, content;
 end

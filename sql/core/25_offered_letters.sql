@@ -86,7 +86,7 @@ begin
     if (batch -> 'elsewhere')::boolean then
         raise exception using errcode = 'PC009',
             message = format('the batch of consumer %%s cannot be skipped here: its progress is in another database', %1$I.name_of(%9$s)),
-            hint = format('airflow pgchange skip %%s --postgres-conn-id <its results> --source-conn-id <its changes> --reason ''...''',
+            hint = format('airflow-pgchange skip %%s --postgres-conn-id <its results> --source-conn-id <its changes> --reason ''...''',
                           pgchange.shell_quoted(%1$I.name_of(%9$s)));
     end if;
     perform %10$I.skip(%2$s, batch, reason);

@@ -115,7 +115,7 @@ language sql stable security definer as $$
     union all
     select 'queue', 'error', mbus.name_of(c.qname, c.name),
            format('batch %s has failed %s', b.batch ->> 'id', pgchange.many(b.attempt, 'time')),
-           'to give it up: airflow pgchange skip ' || pgchange.shell_quoted(mbus.name_of(c.qname, c.name)) || ' --reason ''...'''
+           'to give it up: airflow-pgchange skip ' || pgchange.shell_quoted(mbus.name_of(c.qname, c.name)) || ' --reason ''...'''
     from mbus.batch as b join mbus.consumer as c on c.id = b.consumer
     where b.attempt >= many_attempts and not mbus.is_leased(b)
       and b.slot not in (select h.slot from mbus.held_slots(c.qname, c.name) as h)

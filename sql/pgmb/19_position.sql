@@ -52,7 +52,7 @@ begin
                 'group %I is at batch %s, but had come to %s already, and the events in between are gone: its results are from '
                 'an earlier time', gid, at, known.from_version),
             hint = format(
-                'airflow pgchange move %s --to beginning goes on with what the log still has', pgchange.shell_quoted(pgmb.name_of(gid)));
+                'airflow-pgchange move %s --to beginning goes on with what the log still has', pgchange.shell_quoted(pgmb.name_of(gid)));
     end if;
     return here;
 end

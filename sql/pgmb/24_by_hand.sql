@@ -186,7 +186,7 @@ begin
                 pgmb.extract_date_from_event_id(gone)),
             hint = 'retention deletes events that every group has read; all later ones are there: ' || case
                 when exists (select from pgmb.claims as c where c.consumer = pgmb.name_of(gid) and c.elsewhere) then format(
-                    'airflow pgchange move %s --to %L', pgchange.shell_quoted(pgmb.name_of(gid)),
+                    'airflow-pgchange move %s --to %L', pgchange.shell_quoted(pgmb.name_of(gid)),
                     pgmb.extract_date_from_event_id(gone) + interval '1 microsecond')
                 else format('select pgmb.set_group_cursor(%L, %L)', gid, gone) end;
     end if;

@@ -25,7 +25,7 @@ $$;
 -- What to do where the progress of a consumer came without its commits.
 create function pubsub.restored_in_part(consumer text) returns text
 language sql immutable as $$
-    select 'restore the whole dump, then select pubsub.rebase_after_restore(); or choose a point: airflow pgchange move '
+    select 'restore the whole dump, then select pubsub.rebase_after_restore(); or choose a point: airflow-pgchange move '
         || pgchange.shell_quoted(consumer)
 $$;
 

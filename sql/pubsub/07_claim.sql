@@ -44,7 +44,7 @@ begin
         raise exception using errcode = 'PC005',
             message = format('%s commits of branch %s below transaction %s were trimmed, and %s is at an earlier time',
                              gone.commits, branch_id, gone.upto, name),
-            hint = format('airflow pgchange move %s --to beginning goes on with what is left', pgchange.shell_quoted(name));
+            hint = format('airflow-pgchange move %s --to beginning goes on with what is left', pgchange.shell_quoted(name));
     end if;
 end
 $$;

@@ -181,4 +181,4 @@ comment on function pubsub.rebase_after_restore(boolean) is
     'Make the queue and the watermarks of a restored dump mean the same commits in this cluster; dead letters that it brought '
     'along can no longer be sent. After pg_upgrade, which '
     'keeps transaction ids, say txids_kept => true; it is checked. Consumers with their watermark elsewhere need '
-    '`airflow pgchange repair` afterwards. Stop writers and consumers, and run it as the owner of the schemas.';
+    '`airflow-pgchange repair` afterwards. Stop writers and consumers, and run it as the owner of the schemas.';

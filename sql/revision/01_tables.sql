@@ -57,7 +57,7 @@ language plpgsql as $$
 begin
     perform pgchange.refuse(
         format('txid of %s cannot be set: consumers would lose commits or get them again', tg_relid::regclass),
-        'after a restore: select pubsub.rebase_after_restore(); to move a consumer: airflow pgchange move <consumer> --to <time>');
+        'after a restore: select pubsub.rebase_after_restore(); to move a consumer: airflow-pgchange move <consumer> --to <time>');
 end
 $$;
 

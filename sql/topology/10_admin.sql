@@ -23,7 +23,7 @@ begin
         raise exception using errcode = 'PC004',
             message = format('what this catalogue knows of consumer %s is beyond the log: it was restored without it',
                              topology.name_of(consumer_id)),
-            hint = format('restore the whole dump; or choose a point: airflow pgchange move %s',
+            hint = format('restore the whole dump; or choose a point: airflow-pgchange move %s',
                           pgchange.shell_quoted(topology.name_of(consumer_id)));
     end if;
     return known || jsonb_build_object('source', topology.here());

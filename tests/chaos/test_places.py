@@ -119,7 +119,7 @@ def test_a_source_that_lost_what_was_done_by_hand_is_told_and_repaired(
     with at(standby.conninfo()) as there, at(other_db) as results:
         source.write(there, 12)
         for feed in feeds.values():
-            with pytest.raises(SourceLostTail, match="airflow pgchange repair"):
+            with pytest.raises(SourceLostTail, match="airflow-pgchange repair"):
                 drained(feed, other_db, standby.conninfo())
             assert by_hand.repair_consumer(results, there, feed) == "at least once"
             assert len(drained(feed, other_db, standby.conninfo())) >= 12

@@ -96,7 +96,7 @@ def test_a_promotion_that_lost_the_tail_is_told_and_repaired(new_cluster, standb
     standby.promote()
     source = standby.conninfo()
     after = insert(source, 5)
-    with pytest.raises(SourceLostTail, match="airflow pgchange repair"):
+    with pytest.raises(SourceLostTail, match="airflow-pgchange repair"):
         drain(results, source)
     with psycopg.connect(results, autocommit=True) as one, psycopg.connect(source, autocommit=True) as two:
         assert by_hand.repair_consumer(one, two, FEED) == "at least once"
@@ -153,7 +153,7 @@ def test_a_restored_source_is_repaired_for_a_consumer_elsewhere(new_cluster, emp
     restore(source, target)
     with psycopg.connect(target.conninfo(), autocommit=True) as connection:
         connection.execute("select pubsub.rebase_after_restore()")
-    with pytest.raises(SourceRestored, match="airflow pgchange repair"):
+    with pytest.raises(SourceRestored, match="airflow-pgchange repair"):
         drain(results, target.conninfo())
     with (
         psycopg.connect(results, autocommit=True) as one,
@@ -181,7 +181,7 @@ def test_a_source_recovered_to_an_earlier_point_is_told_and_repaired(new_cluster
         backup.recover(first.folder / "archive", "before")
         source = backup.conninfo()
         after = insert(source, 5)
-        with pytest.raises(SourceLostTail, match="airflow pgchange repair"):
+        with pytest.raises(SourceLostTail, match="airflow-pgchange repair"):
             drain(results, source)
         with (
             psycopg.connect(results, autocommit=True) as one,

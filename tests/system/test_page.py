@@ -250,7 +250,7 @@ def test_no_action_is_cut_at_any_width_however_long_names_are(ledger: str, url: 
             assert browser.evaluate(SCROLLING) == [], (width, view)
         open_view(browser, "Overview")
         command = row(browser, "What needs a person", "dead letter").get_by_role("code")
-        expect(command).to_have_text("airflow pgchange letters list --consumer commits:delays/0")
+        expect(command).to_have_text("airflow-pgchange letters list --consumer commits:delays/0")
         assert command.evaluate(LINES) == 1, width
     browser.get_by_role("button", name="Actions for commits:delays/0").click()
     browser.get_by_role("menuitem", name="Move").click()

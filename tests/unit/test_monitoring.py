@@ -111,7 +111,7 @@ def test_each_alert_says_whom_it_is_about_and_what_to_do() -> None:
     assert len({rule["alert"] for rule in rules()}) == len(rules()) > 0
     for rule in rules():
         assert "{{ $labels.feed }}" in rule["annotations"]["summary"]
-        assert "`airflow pgchange " in rule["annotations"]["description"]
+        assert "`airflow-pgchange " in rule["annotations"]["description"]
         assert rule["labels"]["severity"] in ("warning", "critical")
         assert rule["alert"] in METRICS.read_text()
 

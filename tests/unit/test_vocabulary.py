@@ -73,7 +73,7 @@ WORDS = {
     "tube": Word("a tube", NAME, ("tube_name",)),
     "queue_name": Word("a message queue: `queue` is Airflow's own, of its executor", NAME, ("queue",)),
     "consumer": Word(
-        "a consumer: of a feed by its own name, else as `airflow pgchange status` names it",
+        "a consumer: of a feed by its own name, else as `airflow-pgchange status` names it",
         NAME,
         ("consumer_name", "consumer_id"),
     ),
@@ -242,3 +242,12 @@ def test_the_table_of_the_house_has_no_other_words() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
     table = text[text.index("| word |") :].split("\n\n")[0].splitlines()[2:]
     assert [row.split("`")[1] for row in table] == list(WORDS)
+
+
+def test_texts_name_the_program_that_each_airflow_has() -> None:
+    """Airflow 3.1 has no command of a provider: there ``airflow-pgchange`` is the only one."""
+    places = {"airflow_pgchange": "**/*.*", "sql": "*/*.sql", "dags": "*.py", "docs": "*.md"}
+    files = [path for folder, files in places.items() for path in (ROOT / folder).glob(files)]
+    texts = [path for path in files if path.suffix in (".py", ".js", ".yml", ".sql", ".md")]
+    other = {path.name for path in texts if "airflow pgchange" in path.read_text()}
+    assert other == {"program.py", "command-line.md"}, "they say that later versions have it"

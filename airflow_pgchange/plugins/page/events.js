@@ -138,7 +138,7 @@ const NoLog = ({ found, connection }) =>
           Fragment,
           null,
           h(Text, { mb: 2 }, "There is no event log in this database. Installing the schemas makes one:"),
-          h(Call, null, `airflow pgchange install --postgres-conn-id ${connection}`),
+          h(Call, null, `airflow-pgchange install --postgres-conn-id ${connection}`),
           h(Guide, { name: "events" }, "The guide to the event log"),
         ),
   );

@@ -23,7 +23,7 @@ const Beginning = () =>
     Empty,
     null,
     h(Text, { mb: 2 }, "No DAG that you may read names a feed yet. To begin, install the schemas into a database:"),
-    h(Call, null, "airflow pgchange install --postgres-conn-id airline"),
+    h(Call, null, "airflow-pgchange install --postgres-conn-id airline"),
     h(Text, { my: 2 }, "track a table there, and schedule a DAG on what changes in it:"),
     h(Call, null, '@dag(schedule=[feed_asset(CommitFeed("delays", 0), "airline")])'),
     h(Text, { mt: 2 }, "Databases that no DAG names are shown where the option [pgchange] connections lists them."),

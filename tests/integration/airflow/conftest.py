@@ -46,5 +46,5 @@ def operator(db: str, connect: Connect, tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.fixture
 def pgchange(capsys: pytest.CaptureFixture[str]) -> Command:
-    """``airflow pgchange`` with its arguments; what it prints, read as JSON."""
+    """``airflow-pgchange`` with its arguments; what it prints, read as JSON."""
     return command(capsys)

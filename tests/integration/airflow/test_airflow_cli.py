@@ -1,4 +1,4 @@
-"""``airflow pgchange`` on a real server."""
+"""``airflow-pgchange`` on a real server."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_health_tells_what_a_person_should_look_at_until_it_is_mended(
     (found,) = findings(ledger, capsys)
     assert (found["severity"], found["consumer"]) == ("error", "commits:delays/0")
     assert str(found["told"]).endswith("has failed 3 times: cannot be parsed")
-    assert found["call"] == "to give it up: airflow pgchange skip commits:delays/0 --reason '...'"
+    assert found["call"] == "to give it up: airflow-pgchange skip commits:delays/0 --reason '...'"
     pgchange("skip", "commits:delays/0", "--reason", "no use", "--dsn", ledger)
     assert [found["kind"] for found in findings(ledger, capsys)] == ["letters"]
 
@@ -343,13 +343,13 @@ def test_a_database_without_our_schemas_is_told_what_to_run(
 ) -> None:
     with pytest.raises(SystemExit) as caught:
         pgchange(command, "--dsn", bare_db)
-    assert "airflow pgchange install" in failed(caught) + capsys.readouterr().err
+    assert "airflow-pgchange install" in failed(caught) + capsys.readouterr().err
 
 
 def test_an_unknown_consumer_is_told_where_the_names_are(db: str, pgchange: Command) -> None:
     with pytest.raises(SystemExit) as caught:
         pgchange("skip", "commits:nobody/0", "--dsn", db, "--reason", "why")
-    assert "airflow pgchange status" in failed(caught)
+    assert "airflow-pgchange status" in failed(caught)
 
 
 @pytest.mark.parametrize(

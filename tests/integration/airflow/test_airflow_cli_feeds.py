@@ -1,4 +1,4 @@
-"""``airflow pgchange`` for each kind of feed, on a real server: workers of tubes, groups, topologies and queues."""
+"""``airflow-pgchange`` for each kind of feed, on a real server: workers of tubes, groups, topologies and queues."""
 
 from __future__ import annotations
 

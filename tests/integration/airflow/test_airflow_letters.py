@@ -272,7 +272,7 @@ def test_a_task_puts_a_batch_that_fails_for_the_last_time_among_the_letters_and_
     letter = only(connection)
     assert (done["batches"], done["letters"]) == (0, [letter.id])
     assert (
-        f"airflow pgchange letters redrive {letter.id} --postgres-conn-id airline" in capsys.readouterr().out
+        f"airflow-pgchange letters redrive {letter.id} --postgres-conn-id airline" in capsys.readouterr().out
     )
 
 

@@ -135,7 +135,7 @@ def test_a_batch_that_is_tried_again_has_the_same_id_and_the_same_changes(
 
 
 YEARLY = CommitFeed("yearly audit", 0)
-GIVE_UP = "airflow pgchange skip 'commits:yearly audit/0' --postgres-conn-id airline"
+GIVE_UP = "airflow-pgchange skip 'commits:yearly audit/0' --postgres-conn-id airline"
 
 
 def failing(error: Exception) -> Callable[..., None]:
@@ -207,7 +207,7 @@ def test_a_batch_that_failed_as_often_as_it_may_is_not_tried_again(
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             run(operator(conn_id, process=fail, max_attempts=2, on_give_up="fail"))
-    with pytest.raises(BatchGivenUp, match=r"failed, at attempt 2.*airflow pgchange skip"):
+    with pytest.raises(BatchGivenUp, match=r"failed, at attempt 2.*airflow-pgchange skip"):
         run(operator(conn_id, max_attempts=2, on_give_up="fail"))
 
 

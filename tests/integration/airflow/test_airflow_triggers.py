@@ -107,7 +107,7 @@ async def test_a_deferred_sensor_on_a_database_without_our_schemas_is_told_what_
 ) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_BARE", uri(bare_db))
     payload = await first(FeedTrigger(FEED, "bare", once=True))
-    assert "airflow pgchange install" in payload["error"]
+    assert "airflow-pgchange install" in payload["error"]
 
 
 async def test_a_deferred_sensor_waits_for_who_has_locked_what_it_reads(

@@ -281,5 +281,5 @@ def test_what_a_downstreams_name_cannot_be_made_of_is_refused(tube: psycopg.Conn
 def test_the_tubes_that_are_ready_are_asked_of_a_database_that_has_them(
     bare_db: str, connect_to: Callable[..., psycopg.Connection[Any]]
 ) -> None:
-    with pytest.raises(SchemaMissing, match="airflow pgchange install"):
+    with pytest.raises(SchemaMissing, match="airflow-pgchange install"):
         tubes.ready(connect_to(bare_db))

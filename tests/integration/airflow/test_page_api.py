@@ -317,7 +317,7 @@ def test_who_may_read_a_connection_sees_errors_and_what_mends_them(people: Peopl
         assert consumer(person)["error"] == "name of a passenger", role
         assert consumer(person)["why"].endswith(" failed: name of a passenger"), role
         mended_by = [one["call"] for one in found["findings"]]
-        assert mended_by == ["to give it up: airflow pgchange skip commits:delays/0 --reason '...'"], role
+        assert mended_by == ["to give it up: airflow-pgchange skip commits:delays/0 --reason '...'"], role
         assert person.get(f"{AIRLINE}/letters").json()["letters"] == [], role
 
 

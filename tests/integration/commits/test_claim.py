@@ -279,7 +279,7 @@ def test_a_limit_below_one_is_refused(db, limit):
 
 
 def test_a_database_without_the_schemas_says_what_to_run(bare_db):
-    with pytest.raises(SchemaMissing, match="airflow pgchange install"), ConsumerTransaction(FEED, bare_db):
+    with pytest.raises(SchemaMissing, match="airflow-pgchange install"), ConsumerTransaction(FEED, bare_db):
         pass
 
 

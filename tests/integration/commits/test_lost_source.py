@@ -35,7 +35,7 @@ def apart(db, other_db, connect_to):
 @QUESTIONS
 def test_who_asks_a_source_that_lost_its_tail_is_told(apart, ask):
     apart[1].execute(LOST)
-    with pytest.raises(SourceLostTail, match="airflow pgchange repair"):
+    with pytest.raises(SourceLostTail, match="airflow-pgchange repair"):
         ask(*apart)
 
 

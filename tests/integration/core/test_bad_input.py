@@ -68,11 +68,11 @@ def raised(connection, call):
 @pytest.mark.parametrize(
     ("tool", "says"),
     [
-        (lambda c: by_hand.move_consumer(c, c, NOBODY, "beginning"), "airflow pgchange status"),
+        (lambda c: by_hand.move_consumer(c, c, NOBODY, "beginning"), "airflow-pgchange status"),
         (lambda c: by_hand.drop_consumer(c, c, NOBODY), "lists them"),
         (lambda c: by_hand.repair_consumer(c, c, NOBODY), "lists them"),
-        (lambda c: by_hand.skip_batch(c, c, NOBODY, "why not"), "airflow pgchange status"),
-        (lambda c: position(c, NOBODY), "airflow pgchange status"),
+        (lambda c: by_hand.skip_batch(c, c, NOBODY, "why not"), "airflow-pgchange status"),
+        (lambda c: position(c, NOBODY), "airflow-pgchange status"),
     ],
 )
 def test_an_unknown_consumer_is_told_where_the_names_are(unchanged, tool, says):
@@ -194,7 +194,7 @@ def test_a_point_that_is_none_is_refused(db, connect, point):
     ],
 )
 def test_a_database_without_our_schemas_is_told_what_to_run(bare, tool):
-    with pytest.raises(SchemaMissing, match="airflow pgchange install"):
+    with pytest.raises(SchemaMissing, match="airflow-pgchange install"):
         tool(bare)
 
 
@@ -205,9 +205,9 @@ def test_another_version_of_the_schema_is_told_and_loses_nothing(db, connect, ve
     drain(db)
     expected = commits(connection)
     connection.execute("update pubsub.installed set version = %s", [version])
-    with pytest.raises(SchemaVersionMismatch, match="airflow pgchange upgrade"):
+    with pytest.raises(SchemaVersionMismatch, match="airflow-pgchange upgrade"):
         drain(db)
-    assert any("airflow pgchange upgrade" in line for line in maintain(connection).attention)
+    assert any("airflow-pgchange upgrade" in line for line in maintain(connection).attention)
     connection.execute("update pubsub.installed set version = 1")
     assert drain(db) == expected
 

@@ -302,7 +302,7 @@ def test_a_batch_that_is_given_up_is_a_letter_until_it_is_sent_again(
         batch = consumer.claim(10)
         assert batch is not None
     with (
-        pytest.raises(BatchGivenUp, match=f"has failed.* airflow pgchange skip {feed.name}"),
+        pytest.raises(BatchGivenUp, match=f"has failed.* airflow-pgchange skip {feed.name}"),
         ConsumerTransaction(feed, db) as consumer,
     ):
         consumer.claim(10, max_attempts=1)
@@ -431,7 +431,7 @@ def test_a_batch_that_fails_again_and_again_is_a_finding_until_it_is_given_up(
             raise ZeroDivisionError("no reason")
     (found,) = findings(connection, pytest.fail)
     assert (found.kind, found.severity, found.consumer) == (feed.kind, "error", feed.name)
-    assert found.call == f"to give it up: airflow pgchange skip {feed.name} --reason '...'"
+    assert found.call == f"to give it up: airflow-pgchange skip {feed.name} --reason '...'"
     by_hand.skip_batch(connection, connection, feed, "no use")
     assert [one for one in findings(connection, pytest.fail) if one.severity == "error"] == []
 
@@ -525,7 +525,7 @@ def test_a_source_that_lost_its_tail_is_told_and_its_consumer_goes_on_at_least_o
     everything = all_of(feed, db)
     connection.execute("delete from pgchange.claim")
     with (
-        pytest.raises(SourceLostTail, match=f"airflow pgchange repair {feed.name}"),
+        pytest.raises(SourceLostTail, match=f"airflow-pgchange repair {feed.name}"),
         ConsumerTransaction(feed, db) as consumer,
     ):
         consumer.claim(10)
@@ -742,7 +742,7 @@ def test_an_unknown_consumer_is_refused_where_none_registers_by_itself(
 ) -> None:
     fill(connect())
     is_there = ask(connect(), feed.position()) is not None
-    refused = nullcontext() if is_there else pytest.raises(UnknownConsumer, match="airflow pgchange register")
+    refused = nullcontext() if is_there else pytest.raises(UnknownConsumer, match="airflow-pgchange register")
     with refused, ConsumerTransaction(feed, db, register=False) as consumer:
         assert consumer.claim(10) is None or consumer.ack() is None
     assert (ask(connect(), feed.position()) is not None) is is_there

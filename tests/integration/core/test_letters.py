@@ -391,7 +391,7 @@ def test_consumers_with_letters_are_told_with_how_many_and_where_to_look(connect
     assert (severity, consumer, call) == (
         "warning",
         "commits:test/0",
-        "airflow pgchange letters list --consumer commits:test/0",
+        "airflow-pgchange letters list --consumer commits:test/0",
     )
     assert told.startswith("2 dead letters since 20")
 

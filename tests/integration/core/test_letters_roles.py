@@ -278,7 +278,7 @@ def test_a_letter_of_a_tube_that_is_gone_says_so(admin):
 
 
 def test_a_database_without_the_store_says_what_to_run(bare_db, connect_to):
-    with pytest.raises(SchemaMissing, match="airflow pgchange install"):
+    with pytest.raises(SchemaMissing, match="airflow-pgchange install"):
         dead_letters.letters(connect_to(bare_db))
 
 

@@ -123,7 +123,7 @@ def test_maintenance_names_a_tube_whose_batch_fails_and_statements_it_could_not_
             raise ZeroDivisionError
     attention = maintain(connection).attention
     assert any(line.startswith("public.item: 1 statements") for line in attention)
-    assert any("airflow pgchange skip tube:q/0" in line for line in attention)
+    assert any("airflow-pgchange skip tube:q/0" in line for line in attention)
 
 
 def test_maintenance_names_a_dropped_table_that_touched_a_tube_until_it_is_detached(connect):
@@ -170,7 +170,7 @@ def test_what_maintenance_advises_can_be_typed_whatever_things_are_called(db, co
     attention = "\n".join(maintain(connection).attention)
     assert """revision.replay_faults('public."it''s"')""" in attention
     assert "tube.clear_faults('joe''s')" in attention
-    assert "airflow pgchange skip 'commits:yearly audit/0'" in attention
+    assert "airflow-pgchange skip 'commits:yearly audit/0'" in attention
     by_hand.skip_batch(connection, connection, feed, "cannot be parsed")
     attention = "\n".join(maintain(connection).attention)
     assert "letters list --consumer 'commits:yearly audit/0'" in attention
@@ -185,7 +185,7 @@ def test_maintenance_names_a_consumer_of_a_topology_whose_batch_fails_and_what_h
     (line,) = maintain(connection).attention
     assert line.startswith("topology:the router: batch ")
     assert line.endswith(
-        " has failed 3 times: tests.commits.Failed; to give it up: airflow pgchange skip 'topology:the router'"
+        " has failed 3 times: tests.commits.Failed; to give it up: airflow-pgchange skip 'topology:the router'"
         " --reason '...'"
     )
     by_hand.skip_batch(connection, connection, feed, "cannot be parsed")
@@ -193,7 +193,7 @@ def test_maintenance_names_a_consumer_of_a_topology_whose_batch_fails_and_what_h
     (letter, line) = maintain(connection).attention
     assert letter.startswith("topology:the router: 1 dead letter since ")
     assert line.startswith("topology:the router: ")
-    assert "airflow pgchange repair" in line
+    assert "airflow-pgchange repair" in line
 
 
 def test_maintenance_does_not_blame_a_consumer_whose_catalogue_is_elsewhere(db, other_db, connect_to):
@@ -279,7 +279,7 @@ def test_maintenance_names_a_group_whose_batch_fails(log):
     for _ in range(3):
         log.execute("select pgmb.claim('g', pgmb.position('g'), 10)")
     (line,) = attention(log, "has failed 3 times")
-    assert line.endswith("to give it up: airflow pgchange skip events:g --reason '...'")
+    assert line.endswith("to give it up: airflow-pgchange skip events:g --reason '...'")
 
 
 def test_maintenance_names_rows_that_could_not_be_made_an_event(log):

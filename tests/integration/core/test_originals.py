@@ -64,8 +64,8 @@ def test_ours_are_installed_beside_an_original_as_is_advised(connection, name):
     connection.execute(ORIGINALS[name])
     with pytest.raises(Refused) as refused:
         schema.install(connection)
-    [command] = advised(refused, "airflow pgchange install")
-    without = command.replace("--without", "").split()[3:]
+    [command] = advised(refused, "airflow-pgchange install")
+    without = command.replace("--without", "").split()[2:]
     assert name in without
     schema.install(connection, without=without)
     connection.execute(WRITE, [1])
@@ -181,7 +181,7 @@ def admins(connection):
 
 @pytest.mark.hstore
 @pytest.mark.parametrize(
-    "way", ["drop owned by", "comment on role", "airflow pgchange install --without mbus"]
+    "way", ["drop owned by", "comment on role", "airflow-pgchange install --without mbus"]
 )
 def test_roles_that_an_original_left_are_told_and_what_is_advised_helps(connection, admins, way):
     before = all_there(connection)

@@ -161,7 +161,7 @@ def test_a_claim_beyond_the_log_of_a_catalogue_is_not_adopted(db, connect, insta
     make_catalogue(connect())
     drained(feed, db)
     connection = restore(*DATA, "--table=pgchange.claim", "--table=topology.consumer")
-    with pytest.raises(SourceRestored, match="beyond the log.*airflow pgchange move topology:here"):
+    with pytest.raises(SourceRestored, match="beyond the log.*airflow-pgchange move topology:here"):
         by_hand.repair_consumer(connection, connection, feed)
     by_hand.drop_consumer(connection, connection, feed)
     connection.execute("select topology.add_replicaset('r', uuid => 'u')")
@@ -210,12 +210,12 @@ def test_schemas_that_came_without_their_data_say_what_to_do(emptied):
     for name in origins(emptied):
         with pytest.raises(psycopg.DatabaseError, match=f"schema {name} came without its data") as refused:
             emptied.execute(EMPTY[name])
-        assert "airflow pgchange install" in refused.value.diag.message_hint
+        assert "airflow-pgchange install" in refused.value.diag.message_hint
 
 
 def test_schemas_that_came_without_their_data_are_not_taken_for_installed(emptied):
     for deed in (schema.install, schema.upgrade):
-        with pytest.raises(SchemaVersionMismatch, match="came without its data.*airflow pgchange uninstall"):
+        with pytest.raises(SchemaVersionMismatch, match="came without its data.*airflow-pgchange uninstall"):
             deed(emptied)
     schema.uninstall(emptied)
     assert schema.install(emptied)

@@ -58,7 +58,7 @@ def test_what_was_made_from_other_files_is_not_taken_for_this_packages(connect):
     connection.execute("update pubsub.installed set checksum = 'another'")
     for deed in (schema.install, schema.upgrade):
         with pytest.raises(
-            SchemaVersionMismatch, match=r"schema pubsub .* other files.*airflow pgchange uninstall"
+            SchemaVersionMismatch, match=r"schema pubsub .* other files.*airflow-pgchange uninstall"
         ):
             deed(connection)
 

@@ -59,7 +59,7 @@ def conn_id(db: str, diary: Connection, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def pgchange(conn_id: str, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
-    """``airflow pgchange`` on that database."""
+    """``airflow-pgchange`` on that database."""
     run: Command = command(capsys)
     return lambda *arguments: run(*arguments, "--postgres-conn-id", conn_id)
 

@@ -372,7 +372,7 @@ def test_if_ten_changes_of_a_batch_have_failed_alone_the_rest_waits_for_a_person
     for _ in range(7):
         WRITE(connection)
     work.places = range(64)
-    with pytest.raises(BatchGivenUp, match="airflow pgchange skip"):
+    with pytest.raises(BatchGivenUp, match="airflow-pgchange skip"):
         work.run()
     letters = dead_letters.letters(connection)
     assert [letter.changes for letter in letters] == [1] * 10

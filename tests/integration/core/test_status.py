@@ -166,7 +166,7 @@ def test_a_batch_that_fails_is_a_finding_until_it_is_given_up_by_the_call_that_i
     (found,) = findings(full)
     assert (found.kind, found.severity, found.consumer) == ("commit", "error", "commits:test/0")
     assert "has failed 3 times: " in found.told
-    assert found.call == "to give it up: airflow pgchange skip commits:test/0 --reason '...'"
+    assert found.call == "to give it up: airflow-pgchange skip commits:test/0 --reason '...'"
     by_hand.skip_batch(full, full, FEEDS[0], "no use")
     (letter,) = findings(full)
     assert (letter.kind, letter.severity, letter.consumer) == ("letters", "warning", "commits:test/0")

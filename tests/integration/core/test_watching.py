@@ -1,4 +1,4 @@
-"""What keeps a feed from being watched, as ``airflow pgchange check`` asks."""
+"""What keeps a feed from being watched, as ``airflow-pgchange check`` asks."""
 
 from __future__ import annotations
 

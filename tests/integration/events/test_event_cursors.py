@@ -114,7 +114,7 @@ def test_a_group_whose_cursor_is_elsewhere_is_not_moved_back_to_where_it_could_n
     with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="are gone") as refused:
         by_hand.move_consumer(results, source, FEED, "beginning")
     assert work(db, source=other_db) == []
-    told = re.search(r"airflow pgchange move events:g --to '(.*)'$", refused.value.diag.message_hint)
+    told = re.search(r"airflow-pgchange move events:g --to '(.*)'$", refused.value.diag.message_hint)
     assert told is not None
     by_hand.move_consumer(results, source, FEED, told[1])
     assert work(db, source=other_db) == later

@@ -220,7 +220,7 @@ def test_a_source_that_lost_its_tail_is_told_and_repaired(db, other_db, connect_
     work(db, source=other_db, limit=1)
     work(db, source=other_db, limit=1)
     source.execute("""update pgchange.claim set version = 1, from_version = 0, upto = after, after = '""'""")
-    with pytest.raises(SourceLostTail, match="airflow pgchange repair events:g"):
+    with pytest.raises(SourceLostTail, match="airflow-pgchange repair events:g"):
         lag(results, source, FEED)
     mark = one(source, "select pgmb.mark('g')")
     assert one(results, "select pgmb.adopt_mark('g', %s)", psycopg.types.json.Jsonb(mark)) == "at least once"

@@ -139,7 +139,7 @@ def test_a_batch_whose_cursor_is_in_another_database_is_not_skipped_here(db, oth
         raise ZeroDivisionError
     with pytest.raises(psycopg.Error, match="in another database") as refused:
         connection.execute("select pgmb.skip_batch('g', 'no use')")
-    assert "airflow pgchange skip events:g" in refused.value.diag.message_hint
+    assert "airflow-pgchange skip events:g" in refused.value.diag.message_hint
 
 
 def test_events_of_a_key_are_erased_from_letters_and_the_others_come_again(db, connection):

@@ -272,7 +272,7 @@ def test_a_consumer_needs_no_more_than_its_grants(results, role, connect_to):
 
 
 def test_staging_without_our_schema_says_what_to_install(bare_db):
-    with feed_connect(bare_db) as connection, pytest.raises(SchemaMissing, match="airflow pgchange install"):
+    with feed_connect(bare_db) as connection, pytest.raises(SchemaMissing, match="airflow-pgchange install"):
         create(connection, BATCH, "public.counts", [])
 
 

@@ -97,7 +97,7 @@ def test_a_relay_reads_times_in_whatever_style_the_catalogue_shows_them(db, cata
 def test_a_database_without_a_catalogue_is_an_error_that_says_so(bare_db):
     relay = RelayProcess(bare_db, free_port(), {})
     assert relay.stop(0) != 0
-    assert "airflow pgchange install" in relay.wait_for("SchemaMissing")
+    assert "airflow-pgchange install" in relay.wait_for("SchemaMissing")
 
 
 def test_a_role_that_may_not_read_the_catalogue_is_an_error_that_says_what_it_needs(catalogue, role):

@@ -143,7 +143,7 @@ def test_a_batch_that_failed_as_often_as_it_may_is_refused_and_can_be_skipped(db
         consumer.claim(100)
         raise ZeroDivisionError
     with (
-        pytest.raises(BatchGivenUp, match="airflow pgchange skip tube:q/0"),
+        pytest.raises(BatchGivenUp, match="airflow-pgchange skip tube:q/0"),
         ConsumerTransaction(FEED, db) as consumer,
     ):
         consumer.claim(100, max_attempts=1)
