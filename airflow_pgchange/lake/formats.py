@@ -33,12 +33,14 @@ class Format(Protocol):
     def place(
         self,
         connection: psycopg.Connection[Any],
+        batch: Batch,
         lake: Any,
         rows: pa.Schema,
+        *,
         key: tuple[str, ...],
         mode: Mode,
     ) -> Place:
-        """Return the place for files with rows of this schema.
+        """Return the place for files with rows of this schema. The names of the files say which attempt has written them.
 
         ``connection`` is a connection to the database of the results. Raises MergeRefused if such rows cannot be written
         in this mode exactly as they are, InvalidArgument if there is no such table, and PermissionDenied.
@@ -51,3 +53,9 @@ class Format(Protocol):
 def format_of(lake: LakeTable) -> Format:
     """Return the format of a table. Raises ExtraMissing if its library is not installed."""
     return cast(Format, import_module(MODULES[lake.kind]))
+
+
+def commit(connection: psycopg.Connection[Any], batch: Batch, staged: StagedFiles) -> None:
+    """Make staged files a version of their table, in the consumer transaction. Raises MergeRefused."""
+    staged.check_life()
+    format_of(staged.lake).commit(connection, batch, staged)

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Any
 
+from airflow_pgchange.errors import MergeRefused
+from airflow_pgchange.lake.names import Attempt
 from airflow_pgchange.lake.tables import LakeTable, table_of
 from airflow_pgchange.results.modes import Mode
+
+LIFE = timedelta(days=2)
+"""For how long an attempt may commit its files, from the time when it began to write them.
+
+Later its files belong to nobody, and maintenance removes them. This makes it sure that no file is removed that an attempt
+could still commit."""
 
 
 @dataclass(frozen=True)
@@ -25,24 +35,44 @@ class Files:
 class StagedFiles:
     """The files of one attempt on a batch for one table of a lake.
 
-    Each description in ``files`` has the number of rows as ``rows``.
+    Each description in ``files`` has the number of rows as ``rows``. ``began`` is the time at which the attempt began to
+    write them, in seconds since 1970.
     """
 
     lake: LakeTable
     key: tuple[str, ...]
     mode: Mode
-    files: tuple[Mapping[str, Any], ...]
-    gone: tuple[str, ...]
     batch_id: str
     attempt: int
+    files: tuple[Mapping[str, Any], ...] = ()
+    gone: tuple[str, ...] = ()
+    began: float = field(default_factory=time.time)
 
     @property
     def target(self) -> str:
         return str(self.lake)
 
     @property
+    def by(self) -> Attempt:
+        """The attempt, as the names of its files have it."""
+        return Attempt.of(self.batch_id, self.attempt)
+
+    @property
     def rows(self) -> int:
         return sum(file["rows"] for file in self.files)
+
+    def of(self, files: Files) -> StagedFiles:
+        """Return the same with these files."""
+        return replace(self, files=files.files, gone=files.gone)
+
+    def check_life(self) -> None:
+        """Raise MergeRefused if the files are so old that maintenance may have removed them."""
+        age = timedelta(seconds=time.time() - self.began)
+        if age > LIFE:
+            raise MergeRefused(
+                f"{self.lake}: the files were begun {age.days} days ago, and are kept for {LIFE.days} days before they "
+                "are committed: nothing was written, and the batch is tried again"
+            )
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> StagedFiles:

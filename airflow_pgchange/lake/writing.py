@@ -8,7 +8,7 @@ import psycopg
 
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.key_columns import KeyNames, names_of
-from airflow_pgchange.lake.formats import format_of
+from airflow_pgchange.lake.formats import commit, format_of
 from airflow_pgchange.lake.rows import Rows, batches_of
 from airflow_pgchange.lake.staged import StagedFiles
 from airflow_pgchange.lake.tables import LakeTable
@@ -38,10 +38,10 @@ def write(
     ``mirror`` deletes those of ``gone`` as well, a table with the columns of the key. Both write the files that have such
     rows anew, in the memory of this process. Raises MergeRefused, before a file is written, if the rows do not fit.
     """
-    chosen, names, format = Mode.of(mode), names_of(key), format_of(lake)
+    chosen, names = Mode.of(mode), names_of(key)
     schema, batches = batches_of(rows)
-    place = format.place(connection, lake, schema, names, chosen)
-    files = place.write(batches, [] if gone is None else gone.select(names).to_batches())
-    staged = StagedFiles(lake, names, chosen, files.files, files.gone, batch.id, batch.attempt)
-    format.commit(connection, batch, staged)
+    place = format_of(lake).place(connection, batch, lake, schema, key=names, mode=chosen)
+    begun = StagedFiles(lake, names, chosen, batch.id, batch.attempt)
+    staged = begun.of(place.write(batches, [] if gone is None else gone.select(names).to_batches()))
+    commit(connection, batch, staged)
     return staged.rows

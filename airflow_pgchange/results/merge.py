@@ -11,7 +11,7 @@ from psycopg import errors, sql
 
 from airflow_pgchange.errors import MergeRefused
 from airflow_pgchange.feeds.batch import Batch
-from airflow_pgchange.lake.formats import format_of
+from airflow_pgchange.lake.formats import commit
 from airflow_pgchange.results import kept_out
 from airflow_pgchange.results.fitting import validate
 from airflow_pgchange.results.limits import BITS, beyond, check_cut, first_lossy, is_winner
@@ -50,7 +50,7 @@ def merge(
         if isinstance(staged, Staged):
             _merge(connection, batch, staged)
         else:
-            format_of(staged.lake).commit(connection, batch, staged)
+            commit(connection, batch, staged)
 
 
 def _merge(connection: psycopg.Connection[Any], batch: Batch, staged: Staged) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -36,7 +36,7 @@ class LakeSink:
         plain = frame.toDF(*(f"c{number}" for number in range(len(frame.columns))))
         writer = _writer(self.place, self.staged.key, frame.columns)
         written = [json.loads(row["files"]) for row in plain.mapInArrow(writer, "files string").collect()]
-        return self._with(
+        return self.staged.of(
             Files(
                 tuple(file for task in written for file in task["files"]),
                 tuple(path for task in written for path in task["gone"]),
@@ -48,10 +48,7 @@ class LakeSink:
         taken = frame.limit(limit + 1).toArrow()
         if taken.num_rows > limit:
             return None
-        return self._with(write_marked(self.place, self.staged.key, taken.to_batches()))
-
-    def _with(self, files: Files) -> StagedFiles:
-        return replace(self.staged, files=files.files, gone=files.gone)
+        return self.staged.of(write_marked(self.place, self.staged.key, taken.to_batches()))
 
 
 def lake_sink(
@@ -59,8 +56,8 @@ def lake_sink(
 ) -> LakeSink:
     """Check that the schema of ``frame`` fits the table. Raises MergeRefused."""
     with connect(results, primary=True) as connection:
-        place = format_of(into).place(connection, into, arrow_schema(frame.schema), key, mode)
-    return LakeSink(place, StagedFiles(into, key, mode, (), (), batch.id, batch.attempt))
+        place = format_of(into).place(connection, batch, into, arrow_schema(frame.schema), key=key, mode=mode)
+    return LakeSink(place, StagedFiles(into, key, mode, batch.id, batch.attempt))
 
 
 def _writer(

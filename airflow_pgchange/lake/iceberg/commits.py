@@ -16,6 +16,7 @@ from airflow_pgchange.errors import MergeRefused
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.lake.iceberg import data_files, pointer, rewriting
+from airflow_pgchange.lake.iceberg.names import FileId
 from airflow_pgchange.lake.iceberg.refusals import refusals
 from airflow_pgchange.lake.staged import StagedFiles
 from airflow_pgchange.lake.tables import Iceberg
@@ -41,13 +42,14 @@ def _add_snapshot(transaction: Transaction, table: Table, staged: StagedFiles, t
     snapshot = transaction.update_snapshot(snapshot_properties=told)
     if not staged.mode.behaviour.needs_key:
         with snapshot.fast_append() as added:
+            added.commit_uuid = FileId(staged.by)
             for file in files:
                 added.append_data_file(file)
         return
     gone = [_keys_in(table, path) for path in staged.gone]
     keys = _keys(staged.lake, table, files, staged.key, gone, once=staged.mode.behaviour.one_row_a_key)
-    with snapshot.overwrite() as changed:
-        for rewritten in rewriting.without(table, keys):
+    with snapshot.overwrite(FileId(staged.by)) as changed:
+        for rewritten in rewriting.without(table, staged.by, keys):
             changed.delete_data_file(rewritten.file)
             for file in rewritten.left:
                 changed.append_data_file(file)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import uuid
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -17,6 +16,9 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.typedef import Record
 from pyiceberg.types import PrimitiveType
 
+from airflow_pgchange.lake.iceberg.names import FileId
+from airflow_pgchange.lake.names import Attempt
+
 TARGET_BYTES = 128 * 1024 * 1024
 """How many bytes of Arrow are gathered for one call of PyIceberg, which keeps them in memory. A partitioned table gets at
 least a file for each partition and call."""
@@ -25,12 +27,14 @@ COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts
 BOUNDS = ("lower_bounds", "upper_bounds")
 
 
-def written(metadata: TableMetadata, files: FileIO, batches: Iterable[pa.RecordBatch]) -> Iterator[DataFile]:
+def written(
+    metadata: TableMetadata, files: FileIO, attempt: Attempt, batches: Iterable[pa.RecordBatch]
+) -> Iterator[DataFile]:
     """Write the rows into new data files of the table, each partition into files of its own.
 
     The rows are never in memory as a whole. The files belong to nobody until a commit names them.
     """
-    name, numbers = uuid.uuid4(), itertools.count()
+    name, numbers = FileId(attempt), itertools.count()
     for gathered in _gathered(batches):
         table = pa.Table.from_batches(gathered)
         for file in _dataframe_to_data_files(metadata, table, files, write_uuid=name, counter=numbers):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,8 +12,11 @@ import pyarrow.parquet as pq
 from pyiceberg.table.locations import load_location_provider
 from pyiceberg.table.metadata import TableMetadataUtil
 
+from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.lake.iceberg import data_files, fitting, pointer
+from airflow_pgchange.lake.iceberg.names import FileId
 from airflow_pgchange.lake.iceberg.refusals import refusals
+from airflow_pgchange.lake.names import Attempt
 from airflow_pgchange.lake.rows import in_utc, schema_in_utc
 from airflow_pgchange.lake.staged import Files
 from airflow_pgchange.lake.tables import Iceberg
@@ -26,6 +28,7 @@ class Place:
     """The table as it is when the rows are staged. ``properties`` may have secrets."""
 
     lake: Iceberg
+    attempt: Attempt
     metadata: str
     location: str
     properties: Mapping[str, Any] = field(repr=False)
@@ -37,22 +40,34 @@ class Place:
         with refusals(self.lake):
             files = tuple(
                 data_files.to_json(metadata, file)
-                for file in data_files.written(metadata, io, map(in_utc, rows))
+                for file in data_files.written(metadata, io, self.attempt, map(in_utc, rows))
             )
             keys = [batch for batch in gone if batch.num_rows]
         if not keys:
             return Files(files)
         places = load_location_provider(metadata.location, metadata.properties)
-        path = places.new_data_location(f"gone-{uuid.uuid4()}.parquet")
+        path = places.new_data_location(f"gone-{FileId(self.attempt)}.parquet")
         with io.new_output(path).create() as file:
             pq.write_table(pa.Table.from_batches(keys), file)
         return Files(files, (path,))
 
 
 def place(
-    connection: psycopg.Connection[Any], lake: Iceberg, rows: pa.Schema, key: tuple[str, ...], mode: Mode
+    connection: psycopg.Connection[Any],
+    batch: Batch,
+    lake: Iceberg,
+    rows: pa.Schema,
+    *,
+    key: tuple[str, ...],
+    mode: Mode,
 ) -> Place:
     """Return the place for files with rows of this schema, if they fit the table."""
     table = pointer.opened(connection, lake)
     fitting.check(lake, table.metadata, schema_in_utc(rows), key, mode)
-    return Place(lake, table.metadata.model_dump_json(), table.metadata_location, pointer.properties(lake))
+    return Place(
+        lake,
+        Attempt.of(batch.id, batch.attempt),
+        table.metadata.model_dump_json(),
+        table.metadata_location,
+        pointer.properties(lake),
+    )

@@ -25,6 +25,7 @@ from pyiceberg.table.update import TableRequirement, TableUpdate, update_table_m
 from pyiceberg.utils.config import Config
 
 from airflow_pgchange.errors import InvalidArgument, MergeRefused, PermissionDenied
+from airflow_pgchange.lake.iceberg.names import metadata_name
 from airflow_pgchange.lake.tables import Iceberg
 
 IS_IT = sql.SQL("catalog_name = %(catalog)s and table_namespace = %(namespace)s and table_name = %(name)s")
@@ -89,7 +90,7 @@ class Pointer(NoopCatalog):
             requirement.validate(table.metadata)
         metadata = update_table_metadata(table.metadata, updates, metadata_location=table.metadata_location)
         places = load_location_provider(metadata.location, metadata.properties)
-        location = places.new_table_metadata_file_location(version_of(table.metadata_location) + 1)
+        location = places.new_metadata_location(metadata_name(version_of(table.metadata_location) + 1))
         ToOutputFile.table_metadata(metadata, table.io.new_output(location))
         moved = self._connection.execute(
             sql.SQL(

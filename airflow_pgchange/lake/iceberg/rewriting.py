@@ -18,6 +18,7 @@ from pyiceberg.table import FileScanTask, Table
 from pyiceberg.types import IntegerType, LongType, StringType
 
 from airflow_pgchange.lake.iceberg import data_files
+from airflow_pgchange.lake.names import Attempt
 
 PLACE = "pgchange_place"
 """The column with the number of a row in its file."""
@@ -31,7 +32,7 @@ class Rewritten:
     left: tuple[DataFile, ...]
 
 
-def without(table: Table, keys: pa.Table) -> Iterator[Rewritten]:
+def without(table: Table, attempt: Attempt, keys: pa.Table) -> Iterator[Rewritten]:
     """Write the rows that the keys do not name into new files, for each data file that has rows of the keys.
 
     ``keys`` has the columns of the key. Of each file that may have such rows the columns of the key are read. A file that
@@ -45,7 +46,7 @@ def without(table: Table, keys: pa.Table) -> Iterator[Rewritten]:
             named = _places(rows_of(table, [task], wanted.column_names), wanted)
             if named:
                 left = _others(rows_of(table, [task]), named)
-                files = data_files.written(table.metadata, table.io, left.to_batches())
+                files = data_files.written(table.metadata, table.io, attempt, left.to_batches())
                 yield Rewritten(task.file, tuple(files))
 
 

@@ -200,9 +200,9 @@ def staged_files(lake, batches, mode, key=(), name="payment"):
     rows = list(batches)
     with psycopg.connect(lake.conninfo) as connection:
         schema = pa.schema([field for field in rows[0].schema if field.name != TOUCHED])
-        place = iceberg.place(connection, table, schema, key, mode)
+        place = iceberg.place(connection, BATCH, table, schema, key=key, mode=mode)
     files = write_marked(place, key, rows)
-    staged = StagedFiles(table, key, mode, files.files, files.gone, BATCH.id, BATCH.attempt)
+    staged = StagedFiles(table, key, mode, BATCH.id, BATCH.attempt).of(files)
     back = result_of(json.loads(json.dumps(asdict(staged))))
     assert back == result_of(asdict(back))
     return back

@@ -29,7 +29,7 @@ ROWS = payments((1, "a", 1))
 def place(lake, connection):
     """Of a table, for rows to append."""
     lake.table()
-    return iceberg.place(connection, TABLE, PAYMENTS, (), Mode.APPEND)
+    return iceberg.place(connection, BATCH, TABLE, PAYMENTS, key=(), mode=Mode.APPEND)
 
 
 def test_files_are_reached_by_pyarrow_without_further_packages(place, connection):
@@ -60,7 +60,7 @@ def test_a_store_that_says_nothing_fails_the_task(place, connection, s3_server, 
 def test_secrets_are_in_no_manifest_no_log_and_no_error(place, connection, s3_server, caplog):
     caplog.set_level(logging.DEBUG)
     files = place.write(ROWS.to_batches())
-    staged = StagedFiles(TABLE, (), Mode.APPEND, files.files, files.gone, BATCH.id, BATCH.attempt)
+    staged = StagedFiles(TABLE, (), Mode.APPEND, BATCH.id, BATCH.attempt).of(files)
     s3_server.files.delete_dir_contents(place.location.removeprefix("s3://").split("/")[0])
     errors = [ended(lambda: write(connection, BATCH, TABLE, ROWS))]
     denied = replace(

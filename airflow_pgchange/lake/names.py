@@ -1,0 +1,29 @@
+"""Names of the files that an attempt on a batch writes. By its name, a file is told from the files of other writers."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_NAME = re.compile(r"pgchange_([0-9A-Za-z-]+)_([0-9]+)_")
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """An attempt on a batch, as the names of its files have it."""
+
+    batch: str
+    number: int
+
+    @classmethod
+    def of(cls, batch_id: str, number: int) -> Attempt:
+        return cls(re.sub(r"[^0-9A-Za-z-]", "-", batch_id), number)
+
+    @classmethod
+    def in_name(cls, name: str) -> Attempt | None:
+        """Return the attempt that has written a file of this name; None if it is a file of another writer."""
+        found = _NAME.search(name)
+        return None if found is None else cls(found[1], int(found[2]))
+
+    def __str__(self) -> str:
+        return f"pgchange_{self.batch}_{self.number}"
