@@ -139,7 +139,8 @@ def install(cell: Cell) -> None:
 
 
 def _environment(cell: Cell) -> None:
-    newer = [f"--exclude-newer-package={name}={CELLS[-1].day}" for name in (*TOOLS, *BOUND)]
+    names = [name.partition("[")[0] for name in (*TOOLS, *BOUND)]
+    newer = [f"--exclude-newer-package={name}={CELLS[-1].day}" for name in names]
     client = f"pyspark-client=={cell.spark}.*" if cell.spark in CLIENTS else "pyspark-client"
     packages = (f"apache-airflow=={cell.airflow}", client)
     if not (cell.home / "bin" / "python").exists():
