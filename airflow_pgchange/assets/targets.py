@@ -26,6 +26,8 @@ def target_tables(name: str) -> AssetAlias:
 
     The operator of the batches finds out which these are. Each is an asset by its URI alone,
     ``postgres://<host>:<port>/<database>/<schema>/<table>``, and has an event once the task that wrote it has succeeded.
+    A table of a lake is an asset by its location, such as ``s3://bucket/sales/payment``. The extra of its event has the
+    table's name as ``table`` and its snapshot as ``version``.
     A DAG can be scheduled on one of them, or, by the outlet's ``name``, on all that it stands for.
     """
     return AssetAlias(name, group=GROUP)
@@ -37,10 +39,13 @@ def aliases(outlets: Sequence[Any]) -> list[AssetAlias]:
 
 
 def add_events(context: Context, outlets: Sequence[AssetAlias], conninfo: str, outcome: Outcome) -> None:
-    """Add an event for each table that committed batches wrote, in the database of a connection string."""
+    """Add an event for each table that committed batches wrote, in the database of a connection string or in a lake."""
     for outlet in outlets:
         for target in sorted(outcome.targets):
             context["outlet_events"][outlet].add(table_asset(conninfo, *target), outcome.summary())
+        for location, output in sorted(outcome.lake.items()):
+            extra = {**outcome.summary(), "table": output.target, "version": output.version}
+            context["outlet_events"][outlet].add(Asset(location), extra)
 
 
 def table_asset(conninfo: str, database: str, schema: str, table: str) -> Asset:

@@ -22,7 +22,7 @@ from airflow_pgchange.errors import (
     TransactionNotClean,
     UnknownConsumer,
 )
-from airflow_pgchange.feeds import error_text, reading
+from airflow_pgchange.feeds import error_text, outputs, reading
 from airflow_pgchange.feeds.batch import Batch, Change
 from airflow_pgchange.feeds.checks import BATCH_LIMIT, Seconds, patience
 from airflow_pgchange.feeds.connections import begun, cancel, connect, keep_open
@@ -287,6 +287,8 @@ class ConsumerTransaction:
             with self._keeper.transaction(), self.connection.transaction():
                 if write is not None:
                     write(self.connection)
+                if not batch.atomic:
+                    outputs.note(self._keeper, outputs.noted(self.connection))
                 self._stop_if_asked()
                 worked = replace(batch, seconds=self.progress.seconds)
                 self.progress.begin("ack")

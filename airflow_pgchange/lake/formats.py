@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import psycopg
 
 from airflow_pgchange.feeds.batch import Batch
-from airflow_pgchange.lake.staged import Files, StagedFiles
+from airflow_pgchange.feeds.outputs import Output
+from airflow_pgchange.lake.staged import Files, StagedFiles, Version
 from airflow_pgchange.lake.tables import LakeTable
 from airflow_pgchange.results.modes import Mode
 
@@ -46,16 +47,20 @@ class Format(Protocol):
         in this mode exactly as they are, InvalidArgument if there is no such table, and PermissionDenied.
         """
 
-    def commit(self, connection: psycopg.Connection[Any], batch: Batch, staged: StagedFiles) -> None:
-        """Make the files a version of their table, in the consumer transaction. Raises MergeRefused."""
+    def commit(self, connection: psycopg.Connection[Any], batch: Batch, staged: StagedFiles) -> Version:
+        """Make the files a version of their table, in the consumer transaction. Raises MergeRefused.
+
+        Returns the version that has the rows of the batch, which another attempt may have committed.
+        """
+
+
+def commit(connection: psycopg.Connection[Any], batch: Batch, staged: StagedFiles) -> Output:
+    """Make staged files a version of their table, in the consumer transaction. Raises MergeRefused."""
+    staged.check_life()
+    version = format_of(staged.lake).commit(connection, batch, staged)
+    return Output(staged.target, staged.rows, version.name, version.location)
 
 
 def format_of(lake: LakeTable) -> Format:
     """Return the format of a table. Raises ExtraMissing if its library is not installed."""
     return cast(Format, import_module(MODULES[lake.kind]))
-
-
-def commit(connection: psycopg.Connection[Any], batch: Batch, staged: StagedFiles) -> None:
-    """Make staged files a version of their table, in the consumer transaction. Raises MergeRefused."""
-    staged.check_life()
-    format_of(staged.lake).commit(connection, batch, staged)

@@ -86,3 +86,11 @@ class StagedFiles:
                 "gone": tuple(data["gone"]),
             }
         )
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version of a table of a lake. ``name`` is the id of a snapshot, or a number. ``location`` is the table's."""
+
+    name: str | None
+    location: str

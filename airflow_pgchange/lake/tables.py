@@ -10,6 +10,9 @@ from psycopg import sql
 
 from airflow_pgchange.errors import InvalidArgument
 
+POINTERS = "iceberg_tables"
+"""The table of a SQL catalog with the current metadata file of each Iceberg table."""
+
 
 @dataclass(frozen=True)
 class Iceberg:
@@ -49,7 +52,7 @@ class Iceberg:
     @property
     def pointers(self) -> sql.Identifier:
         """The table of the catalog that has a row for each Iceberg table."""
-        return sql.Identifier(self.schema, "iceberg_tables")
+        return sql.Identifier(self.schema, POINTERS)
 
 
 LakeTable: TypeAlias = Iceberg

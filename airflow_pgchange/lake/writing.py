@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
+from airflow_pgchange.feeds import outputs
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.key_columns import KeyNames, names_of
 from airflow_pgchange.lake.formats import commit, format_of
@@ -43,5 +44,5 @@ def write(
     place = format_of(lake).place(connection, batch, lake, schema, key=names, mode=chosen)
     begun = StagedFiles(lake, names, chosen, batch.id, batch.attempt)
     staged = begun.of(place.write(batches, [] if gone is None else gone.select(names).to_batches()))
-    commit(connection, batch, staged)
+    outputs.note(connection, [commit(connection, batch, staged)])
     return staged.rows

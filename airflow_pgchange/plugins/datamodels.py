@@ -137,6 +137,15 @@ class Sample(BaseModel):
     oldest_seconds: float | None
 
 
+class Output(BaseModel):
+    """Rows of a batch in a table. A table of a lake has a location, and the version with these rows."""
+
+    target: str
+    rows: int
+    version: str | None = None
+    location: str | None = None
+
+
 class Attempt(BaseModel):
     """An attempt on a batch, as ``pgchange.batches()`` tells of it."""
 
@@ -150,6 +159,7 @@ class Attempt(BaseModel):
     skipped_at: datetime | None
     split_at: datetime | None
     seconds: dict[str, float]
+    outputs: list[Output]
     run: Run | None = Field(
         description="Which task made it, where that is known and the user may read its DAG"
     )

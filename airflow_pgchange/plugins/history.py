@@ -101,6 +101,7 @@ def _attempt(row: Row) -> datamodels.Attempt:
         "batch": str(row["batch_id"]),
         "changes": row["count"],
         "seconds": _seconds(row["seconds"]),
+        "outputs": _outputs(row["outputs"]),
         "run": _run(row["run"]),
     }
     names = datamodels.Attempt.model_fields.keys() - known.keys()
@@ -116,6 +117,15 @@ def _run(told: str | None) -> datamodels.Run | None:
     with suppress(ValueError):
         return datamodels.Run.model_validate(dict(zip(names, parts, strict=True)))
     return None
+
+
+def _outputs(noted: Any) -> list[datamodels.Output]:
+    """The targets of a batch. A worker can note anything, so anything else is left out."""
+    outputs = []
+    for each in noted if isinstance(noted, list) else []:
+        with suppress(ValueError):
+            outputs.append(datamodels.Output.model_validate(each))
+    return outputs
 
 
 def _seconds(told: Any) -> dict[str, float]:

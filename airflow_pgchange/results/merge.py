@@ -10,8 +10,10 @@ import psycopg
 from psycopg import errors, sql
 
 from airflow_pgchange.errors import MergeRefused
+from airflow_pgchange.feeds import outputs
 from airflow_pgchange.feeds.batch import Batch
-from airflow_pgchange.lake.formats import commit
+from airflow_pgchange.feeds.outputs import Output
+from airflow_pgchange.lake import formats
 from airflow_pgchange.results import kept_out
 from airflow_pgchange.results.fitting import validate
 from airflow_pgchange.results.limits import BITS, beyond, check_cut, first_lossy, is_winner
@@ -45,12 +47,15 @@ def merge(
                 f"{staged.target}: staged for attempt {staged.attempt} on batch {staged.batch_id}, "
                 f"and this is attempt {batch.attempt} on {batch.id}: it is not merged"
             )
+    written = []
     for staged in manifest:
         at(f"merging {staged.target}", f"{staged.rows:,} rows")
         if isinstance(staged, Staged):
             _merge(connection, batch, staged)
+            written.append(Output(staged.target, staged.rows))
         else:
-            commit(connection, batch, staged)
+            written.append(formats.commit(connection, batch, staged))
+    outputs.note(connection, written)
 
 
 def _merge(connection: psycopg.Connection[Any], batch: Batch, staged: Staged) -> None:

@@ -116,6 +116,7 @@ def batch_of_rows(
         slices=tuple(_slices(feed, rows)),
         bounds={} if types == BIGINT else {"key": list(types)},
         oldest=min(feed.change(row).created_at for row in rows).isoformat(),
+        atomic=True,
     )
 
 

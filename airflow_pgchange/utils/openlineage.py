@@ -6,11 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import astuple
 from typing import Any
+from urllib.parse import urlsplit
 
 import attr
 
 from airflow_pgchange.errors import ExtraMissing
 from airflow_pgchange.feeds.feed import Watched
+from airflow_pgchange.feeds.outputs import Output
 from airflow_pgchange.utils.lineage import Backfilled
 from airflow_pgchange.utils.outcome import Outcome, Table
 from airflow_pgchange.utils.server_uri import server_uri
@@ -25,7 +27,9 @@ try:
         InputField,
         Transformation,
     )
+    from openlineage.client.generated.dataset_version_dataset import DatasetVersionDatasetFacet
     from openlineage.client.generated.input_statistics_input_dataset import InputStatisticsInputDatasetFacet
+    from openlineage.client.generated.symlinks_dataset import Identifier, SymlinksDatasetFacet
 except ImportError as error:
     raise ExtraMissing(
         f"lineage needs {error.name}: pip install 'airflow-provider-pgchange[openlineage]'"
@@ -57,7 +61,10 @@ def of_batches(outcome: Outcome, postgres_conn_id: str, source: str, results: st
             InputDataset(feed.namespace, feed.name, inputFacets={"inputStatistics": counted}),
             *datasets(source, outcome.sources),
         ],
-        outputs=[_output(outcome, target, source, results) for target in sorted(outcome.targets)],
+        outputs=[
+            *(_output(outcome, target, source, results) for target in sorted(outcome.targets)),
+            *(_lake_table(location, output) for location, output in sorted(outcome.lake.items())),
+        ],
         run_facets={"pgchange": BatchesRunFacet(batches=outcome.batches, **outcome.summary())},
     )
 
@@ -76,6 +83,17 @@ def _output(outcome: Outcome, target: Table, source: str, results: str) -> Datas
         facet = ColumnLineageDatasetFacet({name: Fields(inputs) for name, inputs in fields.items()})
         written.facets = {"columnLineage": facet}
     return written
+
+
+def _lake_table(location: str, output: Output) -> Dataset:
+    """A table of a lake by its location, as OpenLineage names files, with the version that was written."""
+    parts = urlsplit(location)
+    namespace, path = (f"{parts.scheme}://{parts.netloc}", parts.path.strip("/"))
+    if parts.scheme in ("", "file"):
+        namespace, path = "file", parts.path
+    facets = {} if output.version is None else {"version": DatasetVersionDatasetFacet(output.version)}
+    table = SymlinksDatasetFacet([Identifier(namespace, output.target, "TABLE")])
+    return Dataset(namespace, path, facets={**facets, "symlinks": table})
 
 
 def of_backfills(done: Backfilled, postgres_conn_id: str) -> Lineage:

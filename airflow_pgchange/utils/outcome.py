@@ -10,12 +10,15 @@ from typing import Any
 import psycopg
 
 from airflow_pgchange.admin.versions import STAGING, SYSTEMS
+from airflow_pgchange.feeds import outputs
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.draining import SHOWN_BATCHES
 from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.feeds.offered import OfferedFeed
+from airflow_pgchange.feeds.outputs import Output
 from airflow_pgchange.feeds.queries import rows
 from airflow_pgchange.feeds.tables import table_identifier
+from airflow_pgchange.lake.tables import POINTERS
 from airflow_pgchange.results.staging import Copied, Result, Staged
 from airflow_pgchange.results.written import written
 
@@ -26,15 +29,20 @@ Table = tuple[str, str, str]
 @dataclass
 class Outcome:
     """How many batches of ``feed`` were committed, the latest ids, and the tables that they wrote besides those of feeds.
-    ``sources`` are the tables whose changes these were, where somebody asked."""
+
+    ``lake`` has the last output of each lake table, by the table's location. ``sources`` are the tables whose changes
+    these were, where somebody asked.
+    """
 
     feed: Feed
     batches: int = 0
     changes: int = 0
     batch_ids: deque[str] = field(default_factory=lambda: deque(maxlen=SHOWN_BATCHES))
     targets: set[Table] = field(default_factory=set)
+    lake: dict[str, Output] = field(default_factory=dict)
     sources: list[Table] = field(default_factory=list)
     _writing: set[Table] = field(default_factory=set)
+    _writing_lake: dict[str, Output] = field(default_factory=dict)
     _merging: dict[Table, set[Copied | None]] = field(default_factory=dict)
     _merged: dict[Table, set[Copied | None]] = field(default_factory=lambda: defaultdict(set))
 
@@ -55,7 +63,13 @@ class Outcome:
         if isinstance(self.feed, OfferedFeed):
             ours.add(self.feed.schema)
         database = connection.info.dbname
-        self._writing = {(database, *table) for table in written(connection, ours)}
+        noted = outputs.noted(connection)
+        self._writing_lake = {output.location: output for output in noted if output.location is not None}
+        self._writing = {
+            (database, schema, name)
+            for schema, name in written(connection, ours)
+            if not (name == POINTERS and self._writing_lake)
+        }
         self._merging = defaultdict(set)
         for one in staged:
             if isinstance(one, Staged):
@@ -66,6 +80,7 @@ class Outcome:
         self.changes += batch.count
         self.batch_ids.append(batch.id)
         self.targets |= self._writing
+        self.lake |= self._writing_lake
         for target in self._writing:
             self._merged[target] |= self._merging.get(target, {None})
 

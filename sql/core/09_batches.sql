@@ -16,6 +16,7 @@ create table pgchange.batch (
     number bigint not null,
     noted_at timestamptz not null default clock_timestamp(),
     run text default left(nullif(current_setting('pgchange.run', true), ''), 1000),
+    outputs jsonb,
     primary key (kind, consumer, batch_id, attempt)
 -- An ack changes a row in its place.
 ) with (fillfactor = 70);
@@ -25,7 +26,8 @@ comment on table pgchange.batch is
     'is; seconds is how long each phase took, as far as whoever worked tells. '
     'number counts a consumer''s, so that all but the last of them are found without a look at these. run is who made the attempt, as '
     'the setting pgchange.run of the session that claimed says: of a task in Airflow its DAG, run, task, map index and try, each '
-    'percent-encoded, with a slash between.';
+    'percent-encoded, with a slash between. outputs are the targets that the batch was written to, as the setting pgchange.outputs of the '
+    'transaction of the ack says: [{target, rows, version, location}, ...].';
 
 create index batch_noted on pgchange.batch (noted_at);
 create index batch_number on pgchange.batch (kind, consumer, number);
@@ -52,7 +54,7 @@ begin
             (batch ->> 'count')::bigint, pg_catalog.clock_timestamp())
     on conflict on constraint batch_pkey do update set
         claimed_at = excluded.claimed_at, acked_at = null, failed_at = null, skipped_at = null, split_at = null, error = null,
-        seconds = null,
+        seconds = null, outputs = null,
         number = excluded.number, noted_at = excluded.noted_at, run = excluded.run;
 end
 $$;
@@ -85,17 +87,20 @@ declare
     -- By an update first, as most batches are claimed where they are acked.
     id uuid := batch ->> 'id';
     tried integer := (batch ->> 'attempt')::integer;
+    noted text := pg_catalog.current_setting('pgchange.outputs', true);
+    -- Pages show them. A list of over 10,000 characters would be too long for a page, and is left out.
+    to_store jsonb := case when not skipped and pg_catalog.length(noted) between 1 and 10000 then noted end;
 begin
     update pgchange.batch as b set
         acked_at = case when not skipped then pg_catalog.clock_timestamp() end,
         skipped_at = case when skipped then pg_catalog.clock_timestamp() end,
-        seconds = coalesce(batch -> 'seconds', b.seconds)
+        seconds = coalesce(batch -> 'seconds', b.seconds), outputs = to_store
     where b.kind = note_end.kind and b.consumer = note_end.consumer and b.batch_id = id and b.attempt = tried;
     if not found then
-        insert into pgchange.batch (kind, consumer, batch_id, attempt, number, count, acked_at, skipped_at, error, seconds)
+        insert into pgchange.batch (kind, consumer, batch_id, attempt, number, count, acked_at, skipped_at, error, seconds, outputs)
         values (kind, consumer, id, tried, pgchange.next_number(kind, consumer), (batch ->> 'count')::bigint,
                 case when not skipped then pg_catalog.clock_timestamp() end, case when skipped then pg_catalog.clock_timestamp() end,
-                batch ->> 'error', batch -> 'seconds');
+                batch ->> 'error', batch -> 'seconds', to_store);
     end if;
 end
 $$;

@@ -18,23 +18,23 @@ from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.lake.iceberg import data_files, pointer, rewriting
 from airflow_pgchange.lake.iceberg.names import FileId
 from airflow_pgchange.lake.iceberg.refusals import refusals
-from airflow_pgchange.lake.staged import StagedFiles
+from airflow_pgchange.lake.staged import StagedFiles, Version
 from airflow_pgchange.lake.tables import Iceberg
 
 
-def commit(connection: psycopg.Connection[Any], batch: Batch, staged: StagedFiles) -> None:
+def commit(connection: psycopg.Connection[Any], batch: Batch, staged: StagedFiles) -> Version:
     """Lock the table's pointer, and move it to a snapshot with the staged files.
 
     The pointer stays locked until the transaction ends. So other writers wait meanwhile, and then read the table again.
     """
-    if not staged.files and not staged.gone:
-        return
     with refusals(staged.lake):
         table = pointer.opened(connection, staged.lake, locked=True)
         told = _told(connection, batch)
-        if not _is_there(table, told):
+        if (staged.files or staged.gone) and not _is_there(table, told):
             with table.transaction() as transaction:
                 _add_snapshot(transaction, table, staged, told)
+        snapshot = table.current_snapshot()
+        return Version(None if snapshot is None else str(snapshot.snapshot_id), table.location())
 
 
 def _add_snapshot(transaction: Transaction, table: Table, staged: StagedFiles, told: dict[str, str]) -> None:

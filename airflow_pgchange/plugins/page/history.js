@@ -10,7 +10,7 @@ import { UNKNOWN, about, asking, count, key, many, rate, span } from "./words.js
 
 const { Box, Heading, Table, Text } = chakra;
 
-const COLUMNS = [["Came to"], ["Batch"], ["Attempt", true], ["Changes", true], ["Claimed", true], ["Claim to commit", true], ["Phases"], ["Run"], ["Error"]];
+const COLUMNS = [["Came to"], ["Batch"], ["Attempt", true], ["Changes", true], ["Claimed", true], ["Claim to commit", true], ["Phases"], ["Written"], ["Run"], ["Error"]];
 
 const LINES = [
   { name: "ready", colour: "blue-fg", value: (sample) => sample.ready },
@@ -45,6 +45,14 @@ const phases = (seconds) =>
     .map(([phase, each]) => `${phase}\u00a0${each.toFixed(2)}\u00a0s`)
     .join(", ");
 
+const Output = ({ output }) =>
+  h(
+    Box,
+    { title: output.location ?? undefined },
+    `${output.target}: ${many(output.rows, "row")}`,
+    output.version !== null && h(Text, { color: "fg.muted", fontSize: "xs" }, `version ${output.version}`),
+  );
+
 // The try that worked.
 const Run = ({ run }) =>
   h(
@@ -66,6 +74,11 @@ const Attempt = ({ attempt, consumer }) => {
     h(Cell, { number: true }, h(Ago, { time: attempt.claimed_at })),
     h(Cell, { number: true }, took(attempt)),
     h(Cell, { minW: "12rem" }, phases(attempt.seconds)),
+    h(
+      Cell,
+      { minW: "10rem", overflowWrap: "anywhere" },
+      attempt.outputs.map((output, place) => h(Output, { key: place, output })),
+    ),
     h(Cell, { minW: "8rem", maxW: "20rem", overflowWrap: "anywhere" }, attempt.run && h(Run, { run: attempt.run })),
     h(Cell, { minW: "12rem", maxW: "26rem", overflowWrap: "anywhere" }, h(Told, { error: attempt.error })),
   );

@@ -1,0 +1,44 @@
+"""The outputs of a batch: the targets of its rows, noted in a setting of the transaction that writes them.
+
+PostgreSQL forgets the setting with the transaction, or with the savepoint of an attempt that is repeated. An ack in the
+same transaction stores it with the batch, for pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+from airflow_pgchange.feeds.queries import ask
+
+SETTING = "pgchange.outputs"
+NOTED = f"coalesce(nullif(pg_catalog.current_setting('{SETTING}', true), ''), '[]')::jsonb"
+
+
+@dataclass(frozen=True)
+class Output:
+    """``rows`` of a batch in a table.
+
+    A table of a lake has a ``location``, and ``version`` is the snapshot with these rows.
+    """
+
+    target: str
+    rows: int
+    version: str | None = None
+    location: str | None = None
+
+
+def note(connection: psycopg.Connection[Any], outputs: Sequence[Output]) -> None:
+    """Note outputs of the transaction, besides those that were noted before."""
+    if outputs:
+        query = f"select pg_catalog.set_config('{SETTING}', ({NOTED} || %s)::text, true)"
+        connection.execute(query, [Jsonb([asdict(output) for output in outputs])])
+
+
+def noted(connection: psycopg.Connection[Any]) -> tuple[Output, ...]:
+    """Return the outputs that were noted in the transaction."""
+    return tuple(Output(**output) for output in ask(connection, f"select {NOTED}"))
