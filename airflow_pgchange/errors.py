@@ -22,6 +22,7 @@ __all__ = [
     "LetterRefused",
     "MergeRefused",
     "NotPublished",
+    "OutcomeUnknown",
     "Permanent",
     "PermissionDenied",
     "PgChangeError",
@@ -186,8 +187,8 @@ class PermissionDenied(Permanent):
 
 
 class ServerUnavailable(PgChangeError):
-    """PostgreSQL or Spark cannot be reached, or PostgreSQL ended the connection. Check host, port and server, then try
-    again."""
+    """PostgreSQL, Spark or the catalog of a lake cannot be reached, or PostgreSQL ended the connection. Check host, port
+    and server, then try again."""
 
 
 class AirflowUnavailable(PgChangeError):
@@ -254,6 +255,13 @@ class ApplicationFailed(PgChangeError):
 
 class MergeRefused(PgChangeError):
     """Staged results do not fit their target (columns, key, duplicates, counts). Nothing was written."""
+
+
+class OutcomeUnknown(Permanent):
+    """A table of a lake does not show any more whether it has a batch, because the snapshots of that time have expired.
+
+    Nothing was written. Look for the rows of the batch in the table, and set the table's property that the message names.
+    """
 
 
 class UnsupportedType(Permanent):

@@ -1,7 +1,8 @@
 """Results in tables of a lake: the rows of each batch are in the table exactly once.
 
 ``Iceberg`` names a table whose catalog is in the database of the results. Its new snapshot and the consumer's progress
-are one commit of PostgreSQL.
+are one commit of PostgreSQL. ``RemoteIceberg`` names a table of any other catalog, whose snapshots tell a retry which
+batches it has.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from typing import TYPE_CHECKING
 from airflow_pgchange._lazy import lazily
 
 if TYPE_CHECKING:
-    from airflow_pgchange.lake.tables import Iceberg
+    from airflow_pgchange.lake.tables import Iceberg, RemoteIceberg
     from airflow_pgchange.lake.writing import write
 else:
-    __getattr__, __dir__ = lazily(__name__, {"tables": ["Iceberg"], "writing": ["write"]})
+    __getattr__, __dir__ = lazily(__name__, {"tables": ["Iceberg", "RemoteIceberg"], "writing": ["write"]})
 
-__all__ = ["Iceberg", "write"]
+__all__ = ["Iceberg", "RemoteIceberg", "write"]

@@ -17,7 +17,10 @@ from airflow_pgchange.results.modes import Mode
 if TYPE_CHECKING:
     import pyarrow as pa
 
-MODULES = {"iceberg": "airflow_pgchange.lake.iceberg"}
+MODULES = {
+    "iceberg": "airflow_pgchange.lake.iceberg",
+    "remote iceberg": "airflow_pgchange.lake.iceberg.remote",
+}
 """The module of each ``kind`` of table. Importing it raises ExtraMissing if its library is not installed."""
 
 

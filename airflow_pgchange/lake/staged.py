@@ -61,6 +61,11 @@ class StagedFiles:
     def rows(self) -> int:
         return sum(file["rows"] for file in self.files)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to write and nothing to delete."""
+        return not self.files and not self.gone
+
     def of(self, files: Files) -> StagedFiles:
         """Return the same with these files."""
         return replace(self, files=files.files, gone=files.gone)

@@ -15,22 +15,11 @@ POINTERS = "iceberg_tables"
 
 
 @dataclass(frozen=True)
-class Iceberg:
-    """An Iceberg table of a SQL catalog. The tables of the catalog are in the database of the results.
-
-    PyIceberg's ``SqlCatalog`` and the ``JdbcCatalog`` of Spark and Trino use the same tables, so each of them can make
-    the table, read it, and write to it.
-
-    ``table`` is the name of the table with its namespace, such as ``"sales.payment"``. ``catalog`` is the name of the
-    catalog. ``schema`` is the schema of PostgreSQL that has the catalog's table ``iceberg_tables``. PyIceberg's own
-    configuration says how to reach the files: the section ``catalog`` of ``.pyiceberg.yaml``, or environment variables
-    such as ``PYICEBERG_CATALOG__LAKE__S3__ENDPOINT`` for the catalog ``lake``.
-    """
+class _InACatalog:
+    """A table of a catalog of Iceberg."""
 
     table: str
     catalog: str
-    schema: str = "public"
-    kind: Literal["iceberg"] = field(default="iceberg", init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not all(self.table.split(".")) or "." not in self.table:
@@ -49,14 +38,46 @@ class Iceberg:
     def name(self) -> str:
         return self.table.rpartition(".")[2]
 
+
+@dataclass(frozen=True)
+class Iceberg(_InACatalog):
+    """An Iceberg table of a SQL catalog. The tables of the catalog are in the database of the results.
+
+    PyIceberg's ``SqlCatalog`` and the ``JdbcCatalog`` of Spark and Trino use the same tables, so each of them can make
+    the table, read it, and write to it.
+
+    ``table`` is the name of the table with its namespace, such as ``"sales.payment"``. ``catalog`` is the name of the
+    catalog. ``schema`` is the schema of PostgreSQL that has the catalog's table ``iceberg_tables``. PyIceberg's own
+    configuration says how to reach the files: the section ``catalog`` of ``.pyiceberg.yaml``, or environment variables
+    such as ``PYICEBERG_CATALOG__LAKE__S3__ENDPOINT`` for the catalog ``lake``.
+    """
+
+    schema: str = "public"
+    kind: Literal["iceberg"] = field(default="iceberg", init=False, repr=False)
+
     @property
     def pointers(self) -> sql.Identifier:
         """The table of the catalog that has a row for each Iceberg table."""
         return sql.Identifier(self.schema, POINTERS)
 
 
-LakeTable: TypeAlias = Iceberg
-CLASSES = {"iceberg": Iceberg}
+@dataclass(frozen=True)
+class RemoteIceberg(_InACatalog):
+    """An Iceberg table of any other catalog that PyIceberg reaches: REST, Glue, Hive, or SQL in another database.
+
+    The catalog commits before PostgreSQL does. A retry of a batch looks for the batch in the snapshots of the table
+    first, so the table must keep its snapshots for longer than a batch is tried.
+
+    ``table`` is the name of the table with its namespace, such as ``"sales.payment"``. ``catalog`` is the name of the
+    catalog in PyIceberg's configuration: the section ``catalog`` of ``.pyiceberg.yaml``, or environment variables such as
+    ``PYICEBERG_CATALOG__LAKE__URI`` for the catalog ``lake``.
+    """
+
+    kind: Literal["remote iceberg"] = field(default="remote iceberg", init=False, repr=False)
+
+
+LakeTable: TypeAlias = Iceberg | RemoteIceberg
+CLASSES: Mapping[str, type[LakeTable]] = {each.kind: each for each in (Iceberg, RemoteIceberg)}
 
 
 def table_of(data: Mapping[str, Any]) -> LakeTable:

@@ -31,13 +31,15 @@ def write(
 ) -> int:
     """Write rows into a table of a lake in the consumer transaction, and return how many.
 
-    ``connection`` is that of the transaction, as a ``BatchOperator`` passes it. The rows are in the table exactly once:
-    the new snapshot of an ``Iceberg`` table and the progress are one commit. The summary of the snapshot has the batch's
-    id as ``pgchange.batch``.
+    ``connection`` is that of the transaction, as a ``BatchOperator`` passes it. The rows are in the table exactly once.
+    The new snapshot of an ``Iceberg`` table and the progress are one commit. The catalog of a ``RemoteIceberg`` table
+    commits at once, and a retry finds the batch in the table. The summary of the snapshot has the batch's id as
+    ``pgchange.batch``.
 
     ``mode`` is a ``Mode`` or its name. ``append`` adds the rows. ``replace`` first deletes the rows with the same keys.
     ``mirror`` deletes those of ``gone`` as well, a table with the columns of the key. Both write the files that have such
-    rows anew, in the memory of this process. Raises MergeRefused, before a file is written, if the rows do not fit.
+    rows anew, in the memory of this process. Raises MergeRefused, before a file is written, if the rows do not fit, and
+    OutcomeUnknown if the table does not show any more whether an earlier attempt has written the batch.
     """
     chosen, names = Mode.of(mode), names_of(key)
     schema, batches = batches_of(rows)

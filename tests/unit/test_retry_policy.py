@@ -28,6 +28,7 @@ PERMANENT = {
     "HistoryTrimmed",
     "InvalidArgument",
     "LetterRefused",
+    "OutcomeUnknown",
     "PermissionDenied",
     "PoisonousChange",
     "SchemaMissing",

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
-from psycopg import sql
 from pyiceberg.manifest import DataFile
-from pyiceberg.table import FileScanTask, Table, Transaction
+from pyiceberg.table import FileScanTask, Table
+from pyiceberg.table.update.snapshot import UpdateSnapshot
 
 from airflow_pgchange.errors import MergeRefused
 from airflow_pgchange.feeds.batch import Batch
-from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.lake.iceberg import data_files, pointer, rewriting
+from airflow_pgchange.lake.iceberg.history import Write, has
 from airflow_pgchange.lake.iceberg.names import FileId
 from airflow_pgchange.lake.iceberg.refusals import refusals
 from airflow_pgchange.lake.staged import StagedFiles, Version
-from airflow_pgchange.lake.tables import Iceberg
+from airflow_pgchange.lake.tables import Iceberg, LakeTable
 
 
 def commit(connection: psycopg.Connection[Any], batch: Batch, staged: StagedFiles) -> Version:
@@ -27,19 +27,31 @@ def commit(connection: psycopg.Connection[Any], batch: Batch, staged: StagedFile
 
     The pointer stays locked until the transaction ends. So other writers wait meanwhile, and then read the table again.
     """
+    write = Write.begun(connection, staged.lake, batch)
     with refusals(staged.lake):
-        table = pointer.opened(connection, staged.lake, locked=True)
-        told = _told(connection, batch)
-        if (staged.files or staged.gone) and not _is_there(table, told):
-            with table.transaction() as transaction:
-                _add_snapshot(transaction, table, staged, told)
-        snapshot = table.current_snapshot()
-        return Version(None if snapshot is None else str(snapshot.snapshot_id), table.location())
+        table = pointer.opened(connection, cast(Iceberg, staged.lake), locked=True)
+        if not staged.is_empty and not has(table, write):
+            add_snapshot(table, staged, write)
+        return current_version(table)
 
 
-def _add_snapshot(transaction: Transaction, table: Table, staged: StagedFiles, told: dict[str, str]) -> None:
+def current_version(table: Table) -> Version:
+    """Return the current version of a table."""
+    snapshot = table.current_snapshot()
+    return Version(None if snapshot is None else str(snapshot.snapshot_id), table.location())
+
+
+def add_snapshot(table: Table, staged: StagedFiles, write: Write) -> None:
+    """Commit a snapshot with the staged files, which requires that the table is still at the snapshot that was read."""
+    with table.transaction() as transaction:
+        # An answer holds for one commit.
+        if answers := write.answers(table):
+            transaction.remove_properties(*answers)
+        _change(transaction.update_snapshot(snapshot_properties=write.summary), table, staged)
+
+
+def _change(snapshot: UpdateSnapshot, table: Table, staged: StagedFiles) -> None:
     files = [data_files.from_json(table.metadata, file) for file in staged.files]
-    snapshot = transaction.update_snapshot(snapshot_properties=told)
     if not staged.mode.behaviour.needs_key:
         with snapshot.fast_append() as added:
             added.commit_uuid = FileId(staged.by)
@@ -57,33 +69,8 @@ def _add_snapshot(transaction: Transaction, table: Table, staged: StagedFiles, t
             changed.append_data_file(file)
 
 
-def _told(connection: psycopg.Connection[Any], batch: Batch) -> dict[str, str]:
-    """Return the properties of the batch for the summary of its snapshot."""
-    transaction = ask(connection, sql.SQL("select pg_catalog.pg_current_xact_id()::text"))
-    return {
-        "pgchange.consumer": batch.feed,
-        "pgchange.batch": batch.id,
-        "pgchange.attempt": str(batch.attempt),
-        "pgchange.transaction": transaction,
-    }
-
-
-def _is_there(table: Table, told: Mapping[str, str]) -> bool:
-    """Whether another transaction has committed the batch to the table.
-
-    Then the progress, which is in another database, was lost after that commit. Several writes of one transaction are
-    several snapshots.
-    """
-    snapshots = [snapshot.summary for snapshot in table.metadata.snapshots if snapshot.summary is not None]
-    return any(
-        summary["pgchange.batch"] == told["pgchange.batch"]
-        and summary["pgchange.transaction"] != told["pgchange.transaction"]
-        for summary in snapshots
-    )
-
-
 def _keys(
-    lake: Iceberg,
+    lake: LakeTable,
     table: Table,
     files: Sequence[DataFile],
     key: tuple[str, ...],
@@ -100,7 +87,7 @@ def _keys(
     return pa.concat_tables([kept, *(keys.cast(kept.schema) for keys in gone)])
 
 
-def _check_once(lake: Iceberg, kept: pa.Table, key: tuple[str, ...]) -> None:
+def _check_once(lake: LakeTable, kept: pa.Table, key: tuple[str, ...]) -> None:
     counted = kept.group_by(list(key)).aggregate([([], "count_all")])
     twice = (
         counted.filter(pa.compute.greater(counted.column("count_all"), 1))

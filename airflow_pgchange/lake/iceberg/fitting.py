@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import pyarrow as pa
-from pyiceberg.io.pyarrow import _check_pyarrow_schema_compatible
+from pyiceberg.io.pyarrow import (
+    UnsupportedPyArrowTypeException,
+    _pyarrow_to_schema_without_ids,
+    pyarrow_to_schema,
+)
+from pyiceberg.schema import Schema, _SchemaCompatibilityVisitor, pre_order_visit
 from pyiceberg.table import TableProperties
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.types import DoubleType, FloatType, PrimitiveType
+from pyiceberg.typedef import TableVersion
+from pyiceberg.types import DoubleType, FloatType, NestedField, PrimitiveType
 
 from airflow_pgchange.errors import MergeRefused
-from airflow_pgchange.lake.tables import Iceberg
+from airflow_pgchange.lake.tables import LakeTable
 from airflow_pgchange.results.modes import Mode
 
 
-def check(lake: Iceberg, metadata: TableMetadata, rows: pa.Schema, key: tuple[str, ...], mode: Mode) -> None:
+def check(
+    lake: LakeTable, metadata: TableMetadata, rows: pa.Schema, key: tuple[str, ...], mode: Mode
+) -> None:
     """Raise MergeRefused if rows of this schema cannot be written in this mode exactly as they are."""
     if mode.behaviour.sums:
         raise MergeRefused(
@@ -27,15 +37,59 @@ def check(lake: Iceberg, metadata: TableMetadata, rows: pa.Schema, key: tuple[st
             f"{TableProperties.WRITE_FILE_FORMAT} to parquet"
         )
     try:
-        _check_pyarrow_schema_compatible(metadata.schema(), rows, format_version=metadata.format_version)
-    except (ValueError, TypeError, NotImplementedError) as error:
+        misfits = list(_misfits(metadata.schema(), rows, metadata.format_version))
+    except (ValueError, TypeError, NotImplementedError, UnsupportedPyArrowTypeException) as error:
         raise MergeRefused(f"{lake}: the rows do not fit the table: {error}") from error
+    if misfits:
+        raise MergeRefused(
+            f"{lake}: the rows do not fit the table: {'; '.join(misfits)}: cast, add or drop columns of the rows, or "
+            "change the table"
+        )
     if mode.behaviour.needs_key:
         _check_key(lake, metadata, rows, key, mode)
 
 
+class _Comparison(_SchemaCompatibilityVisitor):
+    """PyIceberg's comparison of two schemas. Columns that do not fit are collected, and not drawn as a table."""
+
+    def __init__(self, rows: Schema) -> None:
+        super().__init__(rows)
+        self.misfits: list[NestedField] = []
+
+    def _is_field_compatible(self, lhs: NestedField) -> bool:
+        fits = super()._is_field_compatible(lhs)
+        if not fits:
+            self.misfits.append(lhs)
+        return fits
+
+    def schema(self, schema: Schema, struct_result: Callable[[], bool]) -> bool:
+        return struct_result()
+
+
+def _misfits(table: Schema, rows: pa.Schema, version: TableVersion) -> Iterator[str]:
+    """Say of each column that does not fit why."""
+    names = _pyarrow_to_schema_without_ids(rows, format_version=version).column_names
+    if more := [name for name in names if name not in table.column_names]:
+        yield f"the table has no column {', '.join(more)}"
+        return
+    given = pyarrow_to_schema(rows, name_mapping=table.name_mapping, format_version=version)
+    comparison = _Comparison(given)
+    pre_order_visit(table, comparison)
+    ids = given.field_ids
+    for field in comparison.misfits:
+        name = table.find_column_name(field.field_id)
+        if field.field_id not in ids:
+            yield f"column {name} is missing, and the table requires it"
+            continue
+        kind = given.find_field(field.field_id).field_type
+        if kind == field.field_type:
+            yield f"column {name} can be NULL in the rows, and the table requires a value"
+        else:
+            yield f"column {name} is of type {kind} in the rows and {field.field_type} in the table"
+
+
 def _check_key(
-    lake: Iceberg, metadata: TableMetadata, rows: pa.Schema, key: tuple[str, ...], mode: Mode
+    lake: LakeTable, metadata: TableMetadata, rows: pa.Schema, key: tuple[str, ...], mode: Mode
 ) -> None:
     if not key:
         raise MergeRefused(f"{lake}: mode {mode} finds rows by their key: give key=")

@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyiceberg.table import Table
 from pyiceberg.table.locations import load_location_provider
 from pyiceberg.table.metadata import TableMetadataUtil
 
@@ -19,7 +20,7 @@ from airflow_pgchange.lake.iceberg.refusals import refusals
 from airflow_pgchange.lake.names import Attempt
 from airflow_pgchange.lake.rows import in_utc, schema_in_utc
 from airflow_pgchange.lake.staged import Files
-from airflow_pgchange.lake.tables import Iceberg
+from airflow_pgchange.lake.tables import Iceberg, LakeTable
 from airflow_pgchange.results.modes import Mode
 
 
@@ -27,7 +28,7 @@ from airflow_pgchange.results.modes import Mode
 class Place:
     """The table as it is when the rows are staged. ``properties`` may have secrets."""
 
-    lake: Iceberg
+    lake: LakeTable
     attempt: Attempt
     metadata: str
     location: str
@@ -62,12 +63,18 @@ def place(
     mode: Mode,
 ) -> Place:
     """Return the place for files with rows of this schema, if they fit the table."""
-    table = pointer.opened(connection, lake)
+    return place_in(pointer.opened(connection, lake), batch, lake, rows, key=key, mode=mode)
+
+
+def place_in(
+    table: Table, batch: Batch, lake: LakeTable, rows: pa.Schema, *, key: tuple[str, ...], mode: Mode
+) -> Place:
+    """Return the place in a table, if the rows fit it."""
     fitting.check(lake, table.metadata, schema_in_utc(rows), key, mode)
     return Place(
         lake,
         Attempt.of(batch.id, batch.attempt),
         table.metadata.model_dump_json(),
         table.metadata_location,
-        pointer.properties(lake),
+        table.io.properties,
     )

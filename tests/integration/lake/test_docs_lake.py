@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ from psycopg.conninfo import conninfo_to_dict
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from airflow_pgchange.lake import write
 from tests import airflow_home
-from tests.lakes import HAS_SQL_CATALOG, TABLE, Lake, payments
+from tests.lakes import HAS_SQL_CATALOG, PAYMENTS, TABLE, Lake, payments
 from tests.readme import blocks, track_payments
+from tests.rest_catalog import RestCatalog
 from tests.spark_session import batch_of
 from tests.staging import BATCH
 
@@ -22,7 +24,7 @@ THREE = [(1, "ann", 100), (2, "bob", 50), (3, "ann", -30)]
 
 
 def test_the_settings_of_the_guide_reach_a_bucket(connection, db, s3_server, tmp_path, monkeypatch):
-    (settings,) = blocks("yaml", PAGE)
+    settings = blocks("yaml", PAGE)[0]
     for shown, here in (
         ("https://s3.eu-west-1.amazonaws.com", s3_server.settings["s3.endpoint"]),
         ("eu-west-1", s3_server.settings["s3.region"]),
@@ -35,6 +37,19 @@ def test_the_settings_of_the_guide_reach_a_bucket(connection, db, s3_server, tmp
     with connection.transaction():
         write(connection, BATCH, TABLE, payments((1, "ann", 100)))
     assert catalog.rows() == [{"id": 1, "account": "ann", "cents": 100}]
+
+
+@pytest.mark.skipif(not HAS_SQL_CATALOG, reason="the REST catalog of the tests needs SQLAlchemy 2")
+def test_the_settings_of_the_guide_reach_another_catalog(connection, tmp_path, monkeypatch):
+    settings, names = blocks("yaml", PAGE)[1], {}
+    exec(blocks("python", PAGE)[3], names)
+    with closing(RestCatalog(tmp_path)) as rest:
+        rest.catalog.create_namespace("sales")
+        rest.catalog.create_table("sales.payment", PAYMENTS)
+        (tmp_path / ".pyiceberg.yaml").write_text(settings.replace("https://catalog.example.com", rest.uri))
+        monkeypatch.setenv("PYICEBERG_HOME", str(tmp_path))
+        write(connection, BATCH, names["PAYMENT"], payments((1, "ann", 100)))
+        assert rest.catalog.load_table("sales.payment").scan().to_arrow().num_rows == 1
 
 
 @pytest.fixture

@@ -1,0 +1,112 @@
+"""The history of an Iceberg table: the summary of each snapshot names the batch whose rows it added.
+
+Where the table and the progress are not one commit, the history tells whether an earlier attempt on the batch, or another
+process that is still at work on it, has committed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import psycopg
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
+
+from airflow_pgchange.errors import OutcomeUnknown
+from airflow_pgchange.feeds.batch import Batch
+from airflow_pgchange.lake.tables import LakeTable
+
+CLOCKS = 300.0
+"""Seconds by which the clocks of PostgreSQL and of the table's writers may differ."""
+NUMBERED = """
+    select pg_catalog.pg_current_xact_id()::text, pg_catalog.set_config(
+        %(name)s, (coalesce(nullif(pg_catalog.current_setting(%(name)s, true), ''), '0')::integer + 1)::text, true)
+"""
+"""The setting counts the writes of the transaction to one table. A rollback to a savepoint sets it back, so a repeated
+write gets the same number again."""
+WRITTEN, MISSING = "written", "missing"
+"""The values of the table's property ``pgchange.<id of the batch>``, with which a person answers OutcomeUnknown."""
+
+
+@dataclass(frozen=True)
+class Write:
+    """One write of a batch to a table: the ``number``-th of its attempt to that table."""
+
+    lake: LakeTable
+    batch: Batch
+    number: str
+    transaction: str
+
+    @classmethod
+    def begun(cls, connection: psycopg.Connection[Any], lake: LakeTable, batch: Batch) -> Write:
+        name = f"pgchange.writes_{hashlib.sha256(str(lake).encode()).hexdigest()[:16]}"
+        ((transaction, number),) = connection.execute(NUMBERED, {"name": name}).fetchall()
+        return cls(lake, batch, number, transaction)
+
+    @property
+    def summary(self) -> dict[str, str]:
+        """The properties of its snapshot's summary."""
+        return {
+            "pgchange.consumer": self.batch.feed,
+            "pgchange.batch": self.batch.id,
+            "pgchange.write": self.number,
+            "pgchange.attempt": str(self.batch.attempt),
+            "pgchange.transaction": self.transaction,
+        }
+
+    def answers(self, table: Table) -> dict[str, str]:
+        """The properties of the table with which a person has said whether it has this batch, with their values."""
+        names = [f"pgchange.{id}" for id in (self.batch.id, *self.batch.parts_of)]
+        return {name: table.properties[name] for name in names if name in table.properties}
+
+
+def has(table: Table, write: Write) -> bool:
+    """Return whether the current version of the table has this write.
+
+    A snapshot of a batch of which this batch is a part has its rows, too. Raises OutcomeUnknown if the history does not
+    reach back to the first claim of the batch.
+    """
+    ids = {write.batch.id, *write.batch.parts_of}
+    past = list(_ancestors(table))
+    for snapshot in past:
+        summary = snapshot.summary
+        if summary and summary["pgchange.batch"] in ids and summary["pgchange.write"] == write.number:
+            return True
+    answers = write.answers(table).values()
+    if WRITTEN in answers:
+        return True
+    if not write.batch.atomic and MISSING not in answers:
+        _check_reaches(past, write)
+    return False
+
+
+def _ancestors(table: Table) -> Iterator[Snapshot]:
+    """The current snapshot, its parent, and so on, until a snapshot has expired."""
+    # PyIceberg's ancestors_of() searches all snapshots for each.
+    by_id = {snapshot.snapshot_id: snapshot for snapshot in table.metadata.snapshots}
+    snapshot = table.current_snapshot()
+    while snapshot is not None:
+        yield snapshot
+        parent = snapshot.parent_snapshot_id
+        snapshot = None if parent is None else by_id.get(parent)
+
+
+def _check_reaches(past: Sequence[Snapshot], write: Write) -> None:
+    """Raise OutcomeUnknown if snapshots that were made after the first claim of the batch may have expired."""
+    # A snapshot without a parent need not be the first: PyIceberg deletes the names of parents that expire.
+    if not past or past[-1].sequence_number == 1:
+        return
+    oldest, batch = past[-1].timestamp_ms / 1000, write.batch
+    claimed = datetime.fromisoformat(batch.first_claimed_at).timestamp() if batch.first_claimed_at else 0.0
+    if oldest + CLOCKS > claimed:
+        raise OutcomeUnknown(
+            f"{write.lake}: looked for batch {batch.id}, whose first attempt began at {batch.first_claimed_at}, but the "
+            f"snapshots from before {datetime.fromtimestamp(oldest).astimezone().isoformat()} have expired, so an "
+            "earlier attempt may have written it: look for its rows in the table. Then set the table's property "
+            f"pgchange.{batch.id} to {WRITTEN} if they are there, else to {MISSING}, and run the task again. Keep "
+            "snapshots for longer than a batch is tried"
+        )

@@ -1,0 +1,158 @@
+"""Iceberg tables of a catalog that cannot take part in a commit of PostgreSQL, such as REST, Glue or Hive.
+
+The catalog commits first, and then PostgreSQL. Another process may work on the same batch at any time: a retry that began
+when a lease or a connection was lost. So each commit requires the snapshot that was read, in whose history the batch was
+not found. After a commit that was refused, or whose outcome is unknown, the batch is looked for again.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import psycopg
+import pyarrow as pa
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog.noop import NoopCatalog
+from pyiceberg.exceptions import ForbiddenError, NoSuchTableError, NotInstalledError, UnauthorizedError
+from pyiceberg.table import CommitTableResponse, Table
+from pyiceberg.table.update import TableRequirement, TableUpdate
+
+from airflow_pgchange.errors import (
+    ExtraMissing,
+    InvalidArgument,
+    MergeRefused,
+    PermissionDenied,
+    ServerUnavailable,
+)
+from airflow_pgchange.feeds.batch import Batch
+from airflow_pgchange.lake.iceberg import pointer
+from airflow_pgchange.lake.iceberg.commits import add_snapshot, current_version
+from airflow_pgchange.lake.iceberg.history import Write, has
+from airflow_pgchange.lake.iceberg.places import Place, place_in
+from airflow_pgchange.lake.iceberg.refusals import refusals
+from airflow_pgchange.lake.staged import StagedFiles, Version
+from airflow_pgchange.lake.tables import RemoteIceberg
+from airflow_pgchange.results.modes import Mode
+
+PAUSES = (0.1, 0.4, 1.6, 6.4, 0)
+"""Seconds after each try of a commit, within a half more or less, so that two writers do not meet again."""
+
+
+class Unconfirmed(Exception):
+    """A commit was refused, or its outcome is unknown."""
+
+
+class OneTry(NoopCatalog):
+    """The catalog of a table, for one try of one commit.
+
+    PyIceberg from 0.12 on repeats a commit that raised CommitFailedException, or deletes its manifests. Both are wrong
+    here: the batch must be looked for first, and the commit may have been applied, if a proxy has sent it twice.
+    """
+
+    def __init__(self, catalog: Catalog) -> None:
+        super().__init__(catalog.name)
+        self._catalog = catalog
+
+    def commit_table(
+        self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
+    ) -> CommitTableResponse:
+        """Commit. Raises Unconfirmed."""
+        try:
+            return self._catalog.commit_table(table, requirements, updates)
+        except Exception as error:
+            raise Unconfirmed(f"{type(error).__name__}: {error}") from error
+
+
+def place(
+    connection: psycopg.Connection[Any],
+    batch: Batch,
+    lake: RemoteIceberg,
+    rows: pa.Schema,
+    *,
+    key: tuple[str, ...],
+    mode: Mode,
+) -> Place:
+    """Return the place for files with rows of this schema, if they fit the table."""
+    with _opened(lake) as catalog:
+        table = _table(catalog, lake)
+    if table.metadata.format_version < 2:
+        raise MergeRefused(
+            f"{lake}: the table is of format version 1, in which nothing tells whether snapshots have expired: set its "
+            "property format-version to 2"
+        )
+    return place_in(table, batch, lake, rows, key=key, mode=mode)
+
+
+def commit(connection: psycopg.Connection[Any], batch: Batch, staged: StagedFiles) -> Version:
+    """Commit a snapshot with the staged files to the catalog, unless the table has the batch.
+
+    If another writer was faster, the table is read again: rows of the keys that it has are then replaced, too.
+    """
+    lake = cast(RemoteIceberg, staged.lake)
+    write = Write.begun(connection, lake, batch)
+    with refusals(lake), _opened(lake) as catalog:
+        for pause in PAUSES:
+            table = _table(catalog, lake)
+            if staged.is_empty or has(table, write):
+                return current_version(table)
+            try:
+                add_snapshot(table, staged, write)
+                return current_version(table)
+            except Unconfirmed as error:
+                unconfirmed = error
+                time.sleep(pause * random.uniform(0.5, 1.5))
+    raise ServerUnavailable(
+        f"{lake}: the catalog has confirmed none of {len(PAUSES)} tries to commit batch {batch.id}: {unconfirmed}: if "
+        "other writers were faster each time, let them commit more rarely. Try the batch again: it is looked for in the "
+        "table first"
+    ) from unconfirmed
+
+
+@contextmanager
+def _opened(lake: RemoteIceberg) -> Iterator[Catalog]:
+    settings = pointer.properties(lake)
+    if not settings:
+        raise InvalidArgument(
+            f"{lake}: PyIceberg's configuration has no catalog {lake.catalog}: write it into the section catalog of "
+            f".pyiceberg.yaml, or set environment variables such as PYICEBERG_CATALOG__{lake.catalog.upper()}__URI"
+        )
+    with _answers(lake):
+        # A REST catalog may be set to leave out snapshots that no branch names.
+        catalog = load_catalog(lake.catalog, **{**settings, "snapshot-loading-mode": "all"})
+    with catalog:
+        yield catalog
+
+
+def _table(catalog: Catalog, lake: RemoteIceberg) -> Table:
+    """The table as it is now in the catalog."""
+    with _answers(lake):
+        table = catalog.load_table((*lake.namespace.split("."), lake.name))
+    table.catalog = OneTry(catalog)
+    return table
+
+
+@contextmanager
+def _answers(lake: RemoteIceberg) -> Iterator[None]:
+    """Turn what a catalog raises instead of a table into our errors."""
+    try:
+        yield
+    except NoSuchTableError as error:
+        raise InvalidArgument(
+            f"{lake}: the catalog {lake.catalog} has no table {lake.table}: make it first"
+        ) from error
+    except NotInstalledError as error:
+        raise ExtraMissing(f"{lake}: the catalog {lake.catalog} cannot be opened: {error}") from error
+    except (UnauthorizedError, ForbiddenError) as error:
+        raise PermissionDenied(
+            f"{lake}: the catalog {lake.catalog} refuses the table: {error}: give the user in PyIceberg's configuration "
+            "the rights to load it and to commit to it"
+        ) from error
+    except Exception as error:
+        raise ServerUnavailable(
+            f"{lake}: the catalog {lake.catalog} has not answered: {type(error).__name__}: {error}: check the catalog's "
+            "address in PyIceberg's configuration, and that it is up, then try again"
+        ) from error

@@ -1,0 +1,158 @@
+"""A REST catalog of Iceberg on the loopback interface, over PyIceberg's own SQL catalog on SQLite, with faults.
+
+It speaks the part of the REST protocol that loads tables and commits to them. Tables are made with ``catalog``.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from enum import Enum
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
+from pyiceberg.table import CommitTableRequest, Table
+
+
+class Fault(Enum):
+    """What happens to one commit."""
+
+    DROPPED = "applied, and the connection is closed without an answer"
+    FAILED = "applied, and answered with 500"
+    CONFLICT = "applied, and answered with 409, as after a proxy has sent the request twice"
+    REFUSED = "not applied, and answered with 503"
+
+
+class RestCatalog:
+    """``faults`` are taken by the next commits, in order; ``fired`` are those that were. ``commits`` are the requests."""
+
+    def __init__(self, folder: Path) -> None:
+        self.faults: list[Fault] = []
+        self.fired: list[Fault] = []
+        self.commits: list[CommitTableRequest] = []
+        self._hold, self._held, self._release = threading.Event(), threading.Event(), threading.Event()
+        self._lock = threading.Lock()
+        # It needs SQLAlchemy 2.
+        from pyiceberg.catalog.sql import SqlCatalog
+
+        self.catalog = SqlCatalog("rest", uri=f"sqlite:///{folder / 'rest.db'}", warehouse=folder.as_uri())
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        threading.Thread(target=self._server.serve_forever, args=[0.01], daemon=True).start()
+
+    @property
+    def uri(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def close(self) -> None:
+        self._release.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self.catalog.engine.dispose()
+
+    @contextmanager
+    def held(self) -> Iterator[threading.Event]:
+        """Hold the next commit, before it is applied, until the block ends. The event is set when it has come."""
+        self._held.clear()
+        self._release.clear()
+        self._hold.set()
+        try:
+            yield self._held
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Go on with the commit that is held."""
+        self._release.set()
+
+    def _commit(self, request: CommitTableRequest) -> Table:
+        if self._hold.is_set():
+            self._hold.clear()
+            self._held.set()
+            assert self._release.wait(60)
+        with self._lock:
+            self.commits.append(request)
+            table = self.catalog.load_table((*request.identifier.namespace.root, request.identifier.name))
+            done = self.catalog.commit_table(table, request.requirements, request.updates)
+            return Table(table.name(), done.metadata, done.metadata_location, table.io, self.catalog)
+
+    def _take_fault(self, *, before: bool) -> Fault | None:
+        with self._lock:
+            if not self.faults or (self.faults[0] is Fault.REFUSED) is not before:
+                return None
+            self.fired.append(self.faults.pop(0))
+            return self.fired[-1]
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        owner = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+            def do_GET(self) -> None:
+                match self._path():
+                    case ["config"]:
+                        self._say(200, {"defaults": {}, "overrides": {}})
+                    case ["namespaces", namespace, "tables", name]:
+                        try:
+                            self._say_table(owner.catalog.load_table((namespace, name)))
+                        except NoSuchTableError as error:
+                            self._refuse(404, error)
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                if self._path() == ["oauth", "tokens"]:
+                    self._say(200, {"access_token": "planted-token", "token_type": "bearer"})
+                else:
+                    self._commit(CommitTableRequest.model_validate_json(body))
+
+            def _commit(self, request: CommitTableRequest) -> None:
+                if fault := owner._take_fault(before=True):
+                    self._refuse(503, fault.value)
+                    return
+                try:
+                    table = owner._commit(request)
+                except CommitFailedException as error:
+                    self._refuse(409, error)
+                    return
+                match owner._take_fault(before=False):
+                    case Fault.DROPPED:
+                        self.close_connection = True
+                    case Fault.FAILED as fault:
+                        self._refuse(500, fault.value)
+                    case Fault.CONFLICT as fault:
+                        self._refuse(409, fault.value)
+                    case _:
+                        self._say_table(table)
+
+            def _path(self) -> list[str]:
+                return [unquote(part) for part in urlsplit(self.path).path.split("/")[2:]]
+
+            def _say_table(self, table: Table) -> None:
+                metadata = json.loads(table.metadata.model_dump_json())
+                self._say(
+                    200, {"metadata-location": table.metadata_location, "metadata": metadata, "config": {}}
+                )
+
+            def _refuse(self, code: int, why: object) -> None:
+                error = {"message": str(why), "type": type(why).__name__, "code": code}
+                self._say(code, {"error": error})
+
+            def _say(self, code: int, answer: Any) -> None:
+                body = json.dumps(answer).encode()
+                # A client may have been killed.
+                with suppress(OSError):
+                    self.send_response(code)
+                    self.send_header("Content-Type", "application/json")
+                    self.send_header("Content-Length", str(len(body)))
+                    self.end_headers()
+                    self.wfile.write(body)
+
+        return Handler
