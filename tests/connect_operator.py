@@ -22,8 +22,8 @@ insert into ledger select from generate_series(1, 5)
 """
 ADD_UP = """
 from pyspark.sql import functions as f
-from airflow_pgchange.spark import job as jobs
-with jobs.batch_job() as job:
+from airflow_pgchange.spark import batch_job
+with batch_job() as job:
     rows = job.rows("public.ledger", key="id").groupBy(f.lit("all").alias("what"))
     job.merge(rows.agg(f.sum("amount").alias("n")), into="public.total", key="what", mode="add")
 """

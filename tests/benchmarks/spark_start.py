@@ -44,11 +44,11 @@ BODY = """    rows = job.rows("public.movement", key="id")
     job.merge(figures, into="public.by_batch", key="flight", mode="add")
 """
 HEAD = """from pyspark.sql import functions as f
-from airflow_pgchange.spark import job as jobs
+from airflow_pgchange.spark import batch_job, batch_jobs, job as jobs
 jobs.SMALL = {small}
 """
-ONE = HEAD + "with jobs.batch_job() as job:\n" + BODY
-SEVERAL = HEAD + "for job in jobs.batch_jobs():\n" + BODY
+ONE = HEAD + "with batch_job() as job:\n" + BODY
+SEVERAL = HEAD + "for job in batch_jobs():\n" + BODY
 BARE = """
 import sys
 import psycopg

@@ -26,9 +26,9 @@ COPY = """
 import json
 from pathlib import Path
 from pyspark.sql import functions as f
-from airflow_pgchange.spark import job as jobs
+from airflow_pgchange.spark import batch_jobs, job as jobs
 by_executors = []
-for job in jobs.batch_jobs():
+for job in batch_jobs():
     # The application itself reads and stages the rows of the first batch, and executors those of the second.
     jobs.SMALL = 0 if by_executors else 1_000_000
     assert job.spark.conf.get("spark.sql.session.timeZone") == "America/New_York"

@@ -57,9 +57,9 @@ with batch_job() as job:
 
 
 COPY = """
-from airflow_pgchange.spark import job as jobs, session
+from airflow_pgchange.spark import batch_job, job as jobs, session
 jobs.SMALL = {small}
-with jobs.batch_job() as job:
+with batch_job() as job:
     assert job.spark.conf.get("spark.sql.session.timeZone") == "America/New_York"
     assert session.parallelism(job.spark) == 2
     rows = job.rows("public.typed", key="id").dropDuplicates(["id"])
@@ -106,9 +106,9 @@ def test_the_same_application_adds_batch_after_batch_and_what_each_is_at_is_said
 SERVE = """
 import os
 from pyspark.sql import functions as f
-from airflow_pgchange.spark import job as jobs
+from airflow_pgchange.spark import batch_jobs, job as jobs
 jobs.SMALL = {small}
-for job in jobs.batch_jobs():
+for job in batch_jobs():
     print(os.getpid(), "serves", job.spark.session_id)
     rows = job.rows("public.ledger", key="id").groupBy(f.lit("all").alias("what"))
     job.merge(rows.agg(f.sum("amount").alias("n")), into="public.total", key="what", mode="add")
