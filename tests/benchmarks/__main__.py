@@ -25,6 +25,7 @@ BENCHMARKS = (
     "spark",
     "spark_start",
     "merge",
+    "lake",
     "tubes",
     "tube_reads",
     "events",

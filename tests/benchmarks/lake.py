@@ -1,0 +1,189 @@
+"""Batches into an Iceberg table: executors beside ``df.write.parquet``, a small batch beside the same batch into
+PostgreSQL, and a mirror of few keys beside writing its files anew.
+
+``ROWS`` says how many rows executors write, ``ROUNDS`` how often all is measured.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+
+from airflow_pgchange.feeds.batch import Batch
+from airflow_pgchange.lake import formats, write
+from airflow_pgchange.results.merge import merge
+from airflow_pgchange.results.modes import Mode
+from airflow_pgchange.spark.lake_sink import lake_sink
+from airflow_pgchange.spark.table_sink import table_sink
+from tests.benchmarks.measure import Report, ratio, section, side_by_side, wall
+from tests.benchmarks.spark import PARTITIONS, session
+from tests.lakes import TABLE, Lake
+from tests.staging import BATCH
+
+ROWS = int(os.environ.get("ROWS", "3000000"))
+ROUNDS = int(os.environ.get("ROUNDS", "5"))
+SMALL = 1000
+FILES = 3
+ONE_PERCENT = 100
+"""The mirror changes one of so many keys."""
+
+MOVEMENT = """
+    id, element_at(array('departure', 'arrival', 'cancellation'), cast(1 + id % 3 as int)) as kind,
+    date'2013-01-01' as flight_date, 'UA' as carrier, cast(id % 9999 as int) as flight, 'EWR' as origin, 'IAH' as dest,
+    timestamp_ntz'2013-01-01 05:17:00' as at, cast(id % 60 as int) as delay
+"""
+NUMBERS = count()
+
+
+def run(conninfo: str, report: Report) -> None:
+    spark = session()
+    with tempfile.TemporaryDirectory(prefix="pgchange-") as folder:
+        lake = Lake(conninfo, Path(folder))
+        with section(f"{ROWS:,} rows by executors"):
+            executors(spark, lake, report)
+        with section(f"a batch of {SMALL:,} rows, staged and committed"):
+            small(spark, lake, report)
+        with section(f"a mirror of 1 % of the keys of {ROWS:,} rows in {FILES} files"):
+            mirror(lake, report)
+    spark.stop()
+
+
+def movements(spark: SparkSession, rows: int) -> DataFrame:
+    return spark.range(0, rows, 1, PARTITIONS).selectExpr(*(each.strip() for each in split(MOVEMENT)))
+
+
+def split(columns: str) -> list[str]:
+    """The expressions of a list, whose commas inside parentheses separate nothing."""
+    found, depth = [""], 0
+    for letter in columns:
+        depth += {"(": 1, ")": -1}.get(letter, 0)
+        if letter == "," and depth == 0:
+            found.append("")
+        else:
+            found[-1] += letter
+    return found
+
+
+def another() -> Batch:
+    return replace(BATCH, id=f"batch {next(NUMBERS)}")
+
+
+def staged(lake: Lake, frame: DataFrame, *, on_driver: bool = False) -> None:
+    batch = another()
+    sink = lake_sink(lake.conninfo, batch, TABLE, frame, key=(), mode=Mode.APPEND)
+    result = sink.stage_small(frame, SMALL) if on_driver else sink.stage(frame)
+    assert result is not None
+    with psycopg.connect(lake.conninfo) as connection:
+        formats.commit(connection, batch, result)
+
+
+def executors(spark: SparkSession, lake: Lake, report: Report) -> None:
+    frame = movements(spark, ROWS)
+    table = lake.table(frame.limit(1).toArrow().schema)
+
+    def ours() -> float:
+        return wall(lambda: staged(lake, frame))
+
+    def parquet(codec: str) -> Callable[[], float]:
+        folder = f"{lake.folder}/plain-{codec}"
+        writer = frame.write.mode("overwrite").option("compression", codec)
+        return lambda: wall(lambda: writer.parquet(folder))
+
+    contenders = ours, parquet("zstd"), parquet("snappy")
+    for warm in contenders:
+        warm()
+    lakes, zstd, snappy = side_by_side(ROUNDS, *contenders)
+    report.say("appended to Iceberg", statistics.median(lakes), "s")
+    report.say("df.write.parquet with the same codec, zstd", statistics.median(zstd), "s")
+    report.say("df.write.parquet with Spark's own codec, snappy", statistics.median(snappy), "s")
+    report.say("speed, of df.write.parquet with zstd", ratio(zstd, lakes), "", least=0.8)
+    report.say("speed, of df.write.parquet with snappy", ratio(snappy, lakes), "", least=0.8)
+    lake.catalog.drop_table(table.name())
+
+
+def small(spark: SparkSession, lake: Lake, report: Report) -> None:
+    computed = movements(spark, SMALL)
+    frame = spark.createDataFrame(computed.toArrow(), computed.schema)
+    lake.table(frame.toArrow().schema)
+    with psycopg.connect(lake.conninfo, autocommit=True) as connection:
+        connection.execute(
+            "create table movement (id bigint, kind text, flight_date date, carrier text, flight int, origin text, "
+            "dest text, at timestamp, delay int)"
+        )
+
+    def postgres() -> None:
+        batch = another()
+        sink = table_sink(
+            lake.conninfo, batch, "movement", frame, key=(), mode=Mode.APPEND, copied=None, source=None,
+            note=lambda step, how_far: None,
+        )  # fmt: skip
+        result = sink.stage_small(frame, SMALL)
+        assert result is not None
+        with psycopg.connect(lake.conninfo) as connection:
+            merge(connection, batch, [result])
+
+    def iceberg() -> None:
+        staged(lake, frame, on_driver=True)
+
+    contenders = partial(wall, iceberg), partial(wall, postgres)
+    for warm in contenders:
+        warm()
+    lakes, tables = side_by_side(3 * ROUNDS, *contenders)
+    more = [ours - theirs for ours, theirs in zip(lakes, tables, strict=True)]
+    report.say("into Iceberg", statistics.median(lakes), "s")
+    report.say("into PostgreSQL", statistics.median(tables), "s")
+    report.say("more for Iceberg", statistics.median(more), "s", most=0.3)
+
+
+def mirror(lake: Lake, report: Report) -> None:
+    """One key in a hundred changes: of the rows that were made last, which are in one file, and of all rows."""
+    schema = pa.schema([("id", pa.int64()), ("account", pa.string()), ("cents", pa.int64())])
+    table = lake.table(schema, "mirrored")
+    mirrored = replace(TABLE, table="sales.mirrored")
+    each = ROWS // FILES
+
+    def some(first: int, upto: int, step: int = 1) -> pa.Table:
+        ids = range(first, upto, step)
+        return pa.table([ids, [f"account {id % 9999}" for id in ids], ids], schema=schema)
+
+    def written(rows: pa.Table, **options: Any) -> None:
+        with psycopg.connect(lake.conninfo) as connection:
+            write(connection, another(), mirrored, rows, **options)
+
+    def compare(name: str, changed: pa.Table, first: int) -> None:
+        def ours() -> float:
+            return wall(lambda: written(changed, mode="mirror", key="id"))
+
+        def anew() -> float:
+            """Read the files that have the keys, and write all of their rows."""
+            files = [task.file.file_path for task in table.refresh().scan(f"id >= {first}").plan_files()]
+
+            def write_all() -> None:
+                for path in (file.removeprefix("file://") for file in files):
+                    pq.write_table(pq.read_table(path), f"{path}.anew", compression="zstd")
+
+            return wall(write_all)
+
+        ours()
+        anew()
+        lakes, plain = side_by_side(ROUNDS, ours, anew)
+        report.say(f"mirrored, {name}", statistics.median(lakes), "s")
+        report.say("the same files alone written anew", statistics.median(plain), "s")
+        report.say("cost, of writing the files anew", ratio(lakes, plain), "", most=3)
+
+    for number in range(FILES):
+        written(some(number * each, (number + 1) * each))
+    compare("keys of one file", some(ROWS - each, ROWS, ONE_PERCENT // FILES), ROWS - each)
+    compare("keys of all files", some(0, ROWS, ONE_PERCENT), 0)
