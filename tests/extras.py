@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 EXTRAS = {
+    "delta": {"airflow_pgchange.lake.delta"},
     "http": {"airflow_pgchange.events.http", "airflow_pgchange.events.webhooks"},
     "iceberg": {
+        "airflow_pgchange.lake.arrow",
         "airflow_pgchange.lake.iceberg",
+        "airflow_pgchange.lake.keys",
         "airflow_pgchange.lake.rows",
         "airflow_pgchange.lake.writing",
     },

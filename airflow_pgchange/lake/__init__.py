@@ -2,7 +2,7 @@
 
 ``Iceberg`` names a table whose catalog is in the database of the results. Its new snapshot and the consumer's progress
 are one commit of PostgreSQL. ``RemoteIceberg`` names a table of any other catalog, whose snapshots tell a retry which
-batches it has.
+batches it has. ``Delta`` names a Delta table, whose log has the number and the id of each batch.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 from airflow_pgchange._lazy import lazily
 
 if TYPE_CHECKING:
-    from airflow_pgchange.lake.tables import Iceberg, RemoteIceberg
+    from airflow_pgchange.lake.tables import Delta, Iceberg, RemoteIceberg
     from airflow_pgchange.lake.writing import write
 else:
-    __getattr__, __dir__ = lazily(__name__, {"tables": ["Iceberg", "RemoteIceberg"], "writing": ["write"]})
+    __getattr__, __dir__ = lazily(
+        __name__, {"tables": ["Delta", "Iceberg", "RemoteIceberg"], "writing": ["write"]}
+    )
 
-__all__ = ["Iceberg", "RemoteIceberg", "write"]
+__all__ = ["Delta", "Iceberg", "RemoteIceberg", "write"]

@@ -10,6 +10,7 @@ import psycopg
 
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.outputs import Output
+from airflow_pgchange.lake.numbering import one_write
 from airflow_pgchange.lake.staged import Files, StagedFiles, Version
 from airflow_pgchange.lake.tables import LakeTable
 from airflow_pgchange.results.modes import Mode
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MODULES = {
+    "delta": "airflow_pgchange.lake.delta",
     "iceberg": "airflow_pgchange.lake.iceberg",
     "remote iceberg": "airflow_pgchange.lake.iceberg.remote",
 }
@@ -60,7 +62,8 @@ class Format(Protocol):
 def commit(connection: psycopg.Connection[Any], batch: Batch, staged: StagedFiles) -> Output:
     """Make staged files a version of their table, in the consumer transaction. Raises MergeRefused."""
     staged.check_life()
-    version = format_of(staged.lake).commit(connection, batch, staged)
+    with one_write(connection, staged.lake):
+        version = format_of(staged.lake).commit(connection, batch, staged)
     return Output(staged.target, staged.rows, version.name, version.location)
 
 

@@ -6,18 +6,11 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import TypeAlias
 
-from airflow_pgchange.errors import ExtraMissing, MergeRefused
+from airflow_pgchange.errors import MergeRefused
+from airflow_pgchange.lake.arrow import pa, pc
 from airflow_pgchange.lake.formats import Place
 from airflow_pgchange.lake.staged import Files
 from airflow_pgchange.results.staging import TOUCHED
-
-try:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-except ImportError as error:
-    raise ExtraMissing(
-        "results in a lake need pyarrow: pip install 'airflow-provider-pgchange[iceberg]'"
-    ) from error
 
 Rows: TypeAlias = pa.Table | pa.RecordBatchReader | Iterable[pa.RecordBatch]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
+from urllib.parse import urlsplit
 
 from psycopg import sql
 
@@ -76,8 +77,36 @@ class RemoteIceberg(_InACatalog):
     kind: Literal["remote iceberg"] = field(default="remote iceberg", init=False, repr=False)
 
 
-LakeTable: TypeAlias = Iceberg | RemoteIceberg
-CLASSES: Mapping[str, type[LakeTable]] = {each.kind: each for each in (Iceberg, RemoteIceberg)}
+@dataclass(frozen=True)
+class Delta:
+    """A Delta table at a location, such as ``"s3://lake/sales/payment"`` or ``"/data/lake/payment"``.
+
+    Environment variables say how to reach an object store: those that begin with ``AWS_`` for S3, such as
+    ``AWS_ENDPOINT_URL``, with ``AZURE_`` for Azure, and with ``GOOGLE_`` for Google Cloud.
+    """
+
+    location: str
+    kind: Literal["delta"] = field(default="delta", init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.location)
+        if not (parts.scheme or self.location.startswith("/")):
+            raise InvalidArgument(
+                f"{self.location!r} is no location of a Delta table: give a whole path, or a URI such as "
+                "'s3://lake/sales/payment'"
+            )
+        if parts.password is not None or parts.query:
+            raise InvalidArgument(
+                "the location of a Delta table is stored and shown, so it may have no password and no query: give them "
+                "as environment variables of the object store"
+            )
+
+    def __str__(self) -> str:
+        return self.location
+
+
+LakeTable: TypeAlias = Iceberg | RemoteIceberg | Delta
+CLASSES: Mapping[str, type[LakeTable]] = {each.kind: each for each in (Iceberg, RemoteIceberg, Delta)}
 
 
 def table_of(data: Mapping[str, Any]) -> LakeTable:

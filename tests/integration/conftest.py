@@ -102,6 +102,19 @@ def lake(request, db, tmp_path, monkeypatch):
     return Lake(db, f"s3://{server.bucket()}", server.settings)
 
 
+@pytest.fixture
+def delta_location(request, tmp_path, monkeypatch):
+    """A location for a Delta table. Environment variables say how to reach it."""
+    from tests.deltas import environment
+
+    if getattr(request, "param", None) != "S3":
+        return str(tmp_path / "payment")
+    server = request.getfixturevalue("s3_server")
+    for name, value in environment(server).items():
+        monkeypatch.setenv(name, value)
+    return f"s3://{server.bucket()}/payment"
+
+
 KEPT = 6
 """Prepared databases that stay for later tests, of about 16 MB each; the server's folder is in memory."""
 

@@ -149,7 +149,7 @@ def _environment(cell: Cell) -> None:
             _certificates(),
             "no Python of this version",
         )
-    package = f"{ROOT}[spark-connect,http,iceberg,openlineage]"
+    package = f"{ROOT}[spark-connect,http,delta,iceberg,openlineage]"
     options = (*newer, f"--excludes={EXCLUDED}")
     lowest = ("--resolution=lowest-direct",) if cell.lowest else ()
     oldest = (SQLALCHEMY,) if cell.lowest else ()

@@ -32,6 +32,7 @@ from tests.readme import table
         ("airflow_pgchange.events.http", "fastapi", "http"),
         ("airflow_pgchange.events.webhooks", "httpcore", "http"),
         ("airflow_pgchange.events.webhooks", "standardwebhooks", "http"),
+        ("airflow_pgchange.lake.delta", "deltalake", "delta"),
         ("airflow_pgchange.lake.iceberg", "pyiceberg", "iceberg"),
         ("airflow_pgchange.spark", "pyspark", "spark"),
         ("airflow_pgchange.spark", "pyarrow", "spark"),
@@ -62,7 +63,7 @@ WITHOUT_EXTRAS = """
 import importlib, pkgutil, sys
 for name in ("pyspark", "pyarrow", "adbc_driver_postgresql", "adbc_driver_manager", "pandas",
              "airflow.providers.apache.spark.hooks", "airflow.providers.apache.spark.operators",
-             "openlineage", "pyiceberg", "fastapi.routing", "httpcore", "standardwebhooks"):
+             "openlineage", "deltalake", "pyiceberg", "fastapi.routing", "httpcore", "standardwebhooks"):
     sys.modules[name] = None
 import airflow_pgchange
 from airflow_pgchange.errors import ExtraMissing

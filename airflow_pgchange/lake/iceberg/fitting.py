@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pyarrow as pa
 from pyiceberg.io.pyarrow import (
@@ -45,6 +45,11 @@ def check(
             f"{lake}: the rows do not fit the table: {'; '.join(misfits)}: cast, add or drop columns of the rows, or "
             "change the table"
         )
+    if inexact := next((field for field in _nested(rows) if _is_inexact(field)), None):
+        raise MergeRefused(
+            f"{lake}: PyIceberg cannot write each value of {inexact.name!r} of type {inexact.type} as it is: cast it, or "
+            "write it as JSON"
+        )
     if mode.behaviour.needs_key:
         _check_key(lake, metadata, rows, key, mode)
 
@@ -86,6 +91,26 @@ def _misfits(table: Schema, rows: pa.Schema, version: TableVersion) -> Iterator[
             yield f"column {name} can be NULL in the rows, and the table requires a value"
         else:
             yield f"column {name} is of type {kind} in the rows and {field.field_type} in the table"
+
+
+def _nested(fields: Iterable[pa.Field]) -> Iterator[pa.Field]:
+    """The fields, and the fields in them."""
+    for field in fields:
+        yield field
+        yield from _nested(field.type.field(place) for place in range(field.type.num_fields))
+
+
+def _is_inexact(field: pa.Field) -> bool:
+    """Whether PyIceberg, which takes the type for one of Iceberg, changes some values of it.
+
+    It takes an unsigned integer for a signed one of the same size, and a NULL list or map of structs for an empty one.
+    """
+    kind = field.type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return bool(field.nullable and pa.types.is_struct(kind.value_type))
+    if pa.types.is_map(kind):
+        return bool(field.nullable and pa.types.is_struct(kind.item_type))
+    return bool(pa.types.is_uint32(kind) or pa.types.is_uint64(kind))
 
 
 def _check_key(

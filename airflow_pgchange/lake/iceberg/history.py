@@ -6,28 +6,24 @@ process that is still at work on it, has committed.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 import psycopg
+from psycopg import sql
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
 from airflow_pgchange.errors import OutcomeUnknown
 from airflow_pgchange.feeds.batch import Batch
+from airflow_pgchange.feeds.queries import ask
+from airflow_pgchange.lake.numbering import next_number
 from airflow_pgchange.lake.tables import LakeTable
 
 CLOCKS = 300.0
 """Seconds by which the clocks of PostgreSQL and of the table's writers may differ."""
-NUMBERED = """
-    select pg_catalog.pg_current_xact_id()::text, pg_catalog.set_config(
-        %(name)s, (coalesce(nullif(pg_catalog.current_setting(%(name)s, true), ''), '0')::integer + 1)::text, true)
-"""
-"""The setting counts the writes of the transaction to one table. A rollback to a savepoint sets it back, so a repeated
-write gets the same number again."""
 WRITTEN, MISSING = "written", "missing"
 """The values of the table's property ``pgchange.<id of the batch>``, with which a person answers OutcomeUnknown."""
 
@@ -43,9 +39,8 @@ class Write:
 
     @classmethod
     def begun(cls, connection: psycopg.Connection[Any], lake: LakeTable, batch: Batch) -> Write:
-        name = f"pgchange.writes_{hashlib.sha256(str(lake).encode()).hexdigest()[:16]}"
-        ((transaction, number),) = connection.execute(NUMBERED, {"name": name}).fetchall()
-        return cls(lake, batch, number, transaction)
+        transaction = ask(connection, sql.SQL("select pg_catalog.pg_current_xact_id()::text"))
+        return cls(lake, batch, str(next_number(connection, lake)), transaction)
 
     @property
     def summary(self) -> dict[str, str]:

@@ -26,7 +26,7 @@ from pyiceberg.utils.config import Config
 
 from airflow_pgchange.errors import InvalidArgument, MergeRefused, PermissionDenied
 from airflow_pgchange.lake.iceberg.names import metadata_name
-from airflow_pgchange.lake.tables import Iceberg, LakeTable
+from airflow_pgchange.lake.tables import Iceberg, RemoteIceberg
 
 IS_IT = sql.SQL("catalog_name = %(catalog)s and table_namespace = %(namespace)s and table_name = %(name)s")
 """The condition on the row of one table."""
@@ -66,7 +66,7 @@ def files_of(settings: Mapping[str, Any], location: str, metadata: TableMetadata
     return load_file_io({**settings, **metadata.properties}, location)
 
 
-def properties(lake: LakeTable) -> Mapping[str, Any]:
+def properties(lake: Iceberg | RemoteIceberg) -> Mapping[str, Any]:
     """Return PyIceberg's configuration of the catalog. It may have secrets."""
     return cast(Mapping[str, Any], Config().get_catalog_config(lake.catalog) or {})
 

@@ -18,5 +18,11 @@ def refusals(lake: LakeTable) -> Iterator[None]:
         yield
     except PgChangeError:
         raise
-    except (ValueError, NotImplementedError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+    except (
+        ValueError,
+        NotImplementedError,
+        OverflowError,
+        pa.ArrowInvalid,
+        pa.ArrowNotImplementedError,
+    ) as error:
         raise MergeRefused(f"{lake}: {error}") from error

@@ -48,7 +48,8 @@ def test_the_settings_of_the_guide_reach_another_catalog(connection, tmp_path, m
         rest.catalog.create_table("sales.payment", PAYMENTS)
         (tmp_path / ".pyiceberg.yaml").write_text(settings.replace("https://catalog.example.com", rest.uri))
         monkeypatch.setenv("PYICEBERG_HOME", str(tmp_path))
-        write(connection, BATCH, names["PAYMENT"], payments((1, "ann", 100)))
+        with connection.transaction():
+            write(connection, BATCH, names["PAYMENT"], payments((1, "ann", 100)))
         assert rest.catalog.load_table("sales.payment").scan().to_arrow().num_rows == 1
 
 

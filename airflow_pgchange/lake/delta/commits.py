@@ -1,0 +1,93 @@
+"""Commits to Delta tables: staged files become a version of their table, and then the progress is committed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import psycopg
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
+from deltalake.transaction import AddAction, RemoveAction
+
+from airflow_pgchange.errors import MergeRefused
+from airflow_pgchange.feeds.batch import Batch
+from airflow_pgchange.lake import keys
+from airflow_pgchange.lake.delta import data_files, fitting, rewriting, store
+from airflow_pgchange.lake.delta.data_files import Layout
+from airflow_pgchange.lake.delta.log import Write
+from airflow_pgchange.lake.delta.refusals import refusals
+from airflow_pgchange.lake.numbering import next_number
+from airflow_pgchange.lake.staged import StagedFiles, Version
+from airflow_pgchange.lake.tables import Delta
+
+CONFLICTS = 20
+"""How often other writers may commit first. Then the batch is tried again."""
+
+
+def commit(connection: psycopg.Connection[Any], batch: Batch, staged: StagedFiles) -> Version:
+    """Make the staged files a version of their table, unless an earlier attempt on the batch has done so.
+
+    Another attempt may still be at work. So the log is read before each try, and a try fails if it was written to since.
+    """
+    lake = cast(Delta, staged.lake)
+    write = Write(lake, batch, next_number(connection, lake))
+    with refusals(lake):
+        version = store.opened(lake).version() if staged.is_empty else _committed(staged, write)
+    return Version(str(version), store.uri(lake))
+
+
+def _committed(staged: StagedFiles, write: Write) -> int:
+    """Commit the files, or find the commit of an earlier attempt; the version of the table."""
+    for _ in range(CONFLICTS):
+        table = store.opened(write.lake)
+        found = write.version_in(table)
+        if found is not None:
+            return found
+        if _is_committed(table, staged, write):
+            return table.version() + 1
+    raise MergeRefused(
+        f"{write.lake}: other writers committed first {CONFLICTS} times: the batch is tried again"
+    )
+
+
+def _is_committed(table: DeltaTable, staged: StagedFiles, write: Write) -> bool:
+    """Try to commit the next version; False if another writer has committed it since the table was read."""
+    fitting.check_table(write.lake, table, staged.mode)
+    layout = fitting.layout(write.lake, table, staged.by)
+    if any(file["definition"] != layout.definition for file in staged.files):
+        raise MergeRefused(
+            f"{write.lake}: the table was altered since the files were written: the batch is tried again"
+        )
+    actions = list(_actions(table, layout, staged))
+    try:
+        table.create_write_transaction(
+            actions,
+            "append",
+            table.schema(),
+            list(layout.partitioning),
+            commit_properties=write.properties(),
+        )
+    except CommitFailedError:
+        return False
+    return True
+
+
+def _actions(table: DeltaTable, layout: Layout, staged: StagedFiles) -> Iterator[AddAction | RemoveAction]:
+    """What the commit does: files that it adds, and files that it removes."""
+    files = list(staged.files)
+    if staged.mode.behaviour.needs_key:
+        kept = [rewriting.keys_of(layout, file, staged.key) for file in files]
+        if kept:
+            keys.check(staged.lake, pa.concat_tables(kept), once=staged.mode.behaviour.one_row_a_key)
+        gone = [_keys_in(layout, path) for path in staged.gone]
+        yield from rewriting.without(table, layout, pa.concat_tables([*kept, *gone]))
+        files = list(rewriting.first_rows(layout, files, kept))
+    yield from map(data_files.action, files)
+
+
+def _keys_in(layout: Layout, path: str) -> pa.Table:
+    with store.files(layout.location, layout.options).open_input_file(path) as file:
+        return pq.read_table(file)

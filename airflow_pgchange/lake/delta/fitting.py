@@ -1,0 +1,165 @@
+"""Whether a batch can be written into a Delta table, asked before a file is written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from airflow_pgchange.errors import MergeRefused
+from airflow_pgchange.lake.delta import store
+from airflow_pgchange.lake.delta.data_files import Layout
+from airflow_pgchange.lake.names import Attempt
+from airflow_pgchange.lake.tables import Delta
+from airflow_pgchange.results.modes import Mode
+
+KNOWN = frozenset(
+    {
+        "appendOnly",
+        "changeDataFeed",
+        "checkConstraints",
+        "columnMapping",
+        "deletionVectors",
+        "generatedColumns",
+        "identityColumns",
+        "invariants",
+        "timestampNtz",
+        "variantType",
+    }
+)
+"""The features of writers that a table may list. Those that it uses are looked for one by one."""
+OF_COLUMNS = {
+    "delta.generationExpression": "a generated column",
+    "delta.identity.": "an identity column",
+    "delta.invariants": "a column with an invariant",
+    "delta.columnMapping.": "column mapping",
+}
+
+
+def layout(lake: Delta, table: DeltaTable, attempt: Attempt) -> Layout:
+    """Return what an attempt needs to write files of the table."""
+    metadata, protocol = table.metadata(), table.protocol()
+    declared = [
+        metadata.id,
+        table.schema().to_json(),
+        metadata.partition_columns,
+        sorted(metadata.configuration.items()),
+        sorted(protocol.writer_features or ()),
+        protocol.min_writer_version,
+    ]
+    return Layout(
+        attempt,
+        lake.location,
+        store.options(lake),
+        pa.schema(table.schema().to_arrow()),
+        tuple(metadata.partition_columns),
+        hashlib.sha256(json.dumps(declared).encode()).hexdigest()[:32],
+    )
+
+
+def check_table(lake: Delta, table: DeltaTable, mode: Mode) -> None:
+    """Raise MergeRefused if the table asks of its writers what this mode cannot do."""
+    if in_use := next(_in_use(table, mode), None):
+        raise MergeRefused(f"{lake}: the table has {in_use}, so it cannot be written in mode {mode}")
+
+
+def check_rows(lake: Delta, table: DeltaTable, rows: pa.Schema, key: tuple[str, ...], mode: Mode) -> None:
+    """Raise MergeRefused if rows of this schema cannot be written in this mode exactly as they are."""
+    if mode.behaviour.sums:
+        raise MergeRefused(
+            f"{lake}: mode {mode} changes rows by sums, for which the files of a Delta table would be read and "
+            "written anew: append the sums of each batch and add them up in a query, or replace whole rows"
+        )
+    _check_columns(lake, pa.schema(table.schema().to_arrow()), table.metadata().partition_columns, rows)
+    if mode.behaviour.needs_key:
+        _check_key(lake, rows, key, mode)
+
+
+def _in_use(table: DeltaTable, mode: Mode) -> Iterator[str]:
+    """What the table asks of its writers that is not done here."""
+    protocol, settings, schema = (
+        table.protocol(),
+        table.metadata().configuration,
+        table.schema().to_json(),
+    )
+    if unknown := sorted(set(protocol.writer_features or ()) - KNOWN):
+        yield f"the feature {unknown[0]}"
+    yield from (name for sign, name in OF_COLUMNS.items() if f'"{sign}' in schema)
+    if settings.get("delta.columnMapping.mode", "none") != "none":
+        yield "column mapping"
+    if any(name.startswith("delta.constraints.") for name in settings):
+        yield "a constraint"
+    if "delta.setTransactionRetentionDuration" in settings:
+        yield (
+            "the property delta.setTransactionRetentionDuration, by which it forgets batches that it has "
+            "(ALTER TABLE ... UNSET TBLPROPERTIES removes it)"
+        )
+    if mode.behaviour.needs_key:
+        yield from (
+            f"the property {name}"
+            for name in ("delta.appendOnly", "delta.enableChangeDataFeed")
+            if settings.get(name) == "true"
+        )
+        if "deletionVectors" in (protocol.reader_features or ()):
+            yield "deletion vectors"
+
+
+def _check_columns(lake: Delta, columns: pa.Schema, partitioning: list[str], rows: pa.Schema) -> None:
+    if more := [name for name in rows.names if name not in columns.names]:
+        raise MergeRefused(f"{lake}: the table has no column {', '.join(more)}")
+    for name in rows.names:
+        kind, wanted = plain(rows.field(name).type), columns.field(name).type
+        if kind != wanted:
+            raise MergeRefused(
+                f"{lake}: the column {name!r} is {wanted} in the table and {kind} in the rows: cast it"
+            )
+    if missing := [field.name for field in columns if not field.nullable and field.name not in rows.names]:
+        raise MergeRefused(f"{lake}: the rows have no column {', '.join(missing)}, which may not be NULL")
+    for name in partitioning:
+        kind = columns.field(name).type
+        if pa.types.is_floating(kind) or pa.types.is_binary(kind):
+            raise MergeRefused(
+                f"{lake}: the column {name!r} partitions the table and is of type {kind}, whose values Delta's log "
+                "cannot hold exactly: partition the table by another column"
+            )
+
+
+def _check_key(lake: Delta, rows: pa.Schema, key: tuple[str, ...], mode: Mode) -> None:
+    if not key:
+        raise MergeRefused(f"{lake}: mode {mode} finds rows by their key: give key=")
+    for name in key:
+        if name not in rows.names:
+            raise MergeRefused(f"{lake}: the key {name!r} is none of the columns {', '.join(rows.names)}")
+        kind = rows.field(name).type
+        if pa.types.is_nested(kind) or pa.types.is_floating(kind):
+            raise MergeRefused(
+                f"{lake}: the column {name!r} is of type {kind}, by which no row can be found: choose another key"
+            )
+
+
+def plain(kind: pa.DataType) -> pa.DataType:
+    """Return the type that Delta has for the same values; the type itself if it has none.
+
+    Arrow has several encodings of texts, of bytes and of lists. Times are in microseconds, and instants in UTC.
+    """
+    if pa.types.is_nested(kind):
+        return _nested(kind)
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
+        return pa.binary()
+    if pa.types.is_timestamp(kind) and kind.unit != "ns":
+        return pa.timestamp("us", kind.tz and "UTC")
+    return kind
+
+
+def _nested(kind: pa.DataType) -> pa.DataType:
+    fields = [field.with_type(plain(field.type)) for field in map(kind.field, range(kind.num_fields))]
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(fields[0])
+    if pa.types.is_map(kind):
+        return pa.map_(*(plain(part.type) for part in (kind.key_field, kind.item_field)))
+    return pa.struct(fields) if pa.types.is_struct(kind) else kind

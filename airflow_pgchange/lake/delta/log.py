@@ -1,0 +1,139 @@
+"""Whether the log of a Delta table has a batch.
+
+Each commit here names an application and a number, as Delta foresees for writers that may repeat themselves. The
+application is a consumer of a database, and the number that of the batch. The table keeps the last number of each
+application. A commit fails if the table has another version than the one that was read.
+
+A database that was restored gives a number once more. So a number that the table has counts only for the same batch. The
+information of the commit has the id of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import CommitFailedError
+
+from airflow_pgchange.errors import MergeRefused, OutcomeUnknown, SourceRestored
+from airflow_pgchange.feeds.batch import Batch
+from airflow_pgchange.lake.delta import store
+from airflow_pgchange.lake.tables import Delta
+
+BATCH, WRITE, REPAIRED = "pgchange.batch", "pgchange.write", "pgchange.repaired"
+SKEW = timedelta(days=1)
+"""How much the clocks of the writers and of the database may differ, for commits that are older than a batch."""
+WINDOWS = (100, 1000, None)
+"""How many commits are read. A batch that comes again is nearly always among the last ones."""
+
+
+@dataclass(frozen=True)
+class Write:
+    """One of the writes of a batch to a table. ``number`` counts those of one transaction from 1."""
+
+    lake: Delta
+    batch: Batch
+    number: int = 1
+
+    @property
+    def consumer(self) -> str:
+        """The consumer, with the place in which the numbers of its batches are valid."""
+        return f"{self.batch.bounds.get('source', '')}/{self.batch.feed}"
+
+    @property
+    def application(self) -> str:
+        return f"pgchange/{self.number}/{self.consumer}"
+
+    def version_in(self, table: DeltaTable) -> int | None:
+        """Return the version of the table that an earlier attempt has committed with these rows, or None.
+
+        Raises OutcomeUnknown if the log does not show whether there is one, and SourceRestored if the number of the batch
+        belongs to another batch, or is lower than the last one.
+        """
+        known, number = table.transaction_version(self.application), self.batch.version
+        if known is not None and known < number and not self.batch.parts_of:
+            return None
+        last: dict[str, Any] = {}
+        for last in self._commits(table):
+            if last.get(BATCH) in {self.batch.id, *self.batch.parts_of} and last.get(WRITE) == str(
+                self.number
+            ):
+                return int(last["version"])
+        if known is not None and known >= number:
+            raise SourceRestored(
+                f"{self.lake}: batch {self.batch.id} of {self.batch.feed} has the number {number}, and the table has "
+                f"another batch as number {known}. Either this attempt is over, or the database was restored to an "
+                f"earlier time. After a restore: restore the table, too, or keep its rows, and then {self._repair}"
+            )
+        if known is not None and not self._is_before(last):
+            raise OutcomeUnknown(
+                f"{self.lake}: the log no longer shows whether batch {self.batch.id} of {self.batch.feed} was written. "
+                f"Look for its rows. If they are there: airflow-pgchange skip. If not: {self._repair}"
+            )
+        return None
+
+    def properties(self) -> CommitProperties:
+        """Return what the commit of these rows says. The commit is tried once, so that the log is read before another."""
+        return CommitProperties(
+            {
+                BATCH: self.batch.id,
+                WRITE: str(self.number),
+                "pgchange.consumer": self.batch.feed,
+                "pgchange.attempt": str(self.batch.attempt),
+            },
+            0,
+            [Transaction(self.application, self.batch.version)],
+        )
+
+    @property
+    def _repair(self) -> str:
+        return f"airflow-pgchange repair {self.batch.feed} --delta {self.lake}"
+
+    def _commits(self, table: DeltaTable) -> Iterator[dict[str, Any]]:
+        """The information of the commits that may have the batch and that the log still has, the last one first."""
+        for commit in _commits(table):
+            yield commit
+            if self._is_before(commit):
+                return
+
+    def _is_before(self, commit: dict[str, Any]) -> bool:
+        """Whether no commit before this one can have the batch."""
+        if commit.get(REPAIRED) == self.consumer or commit.get("version") == 0:
+            return True
+        if self.batch.first_claimed_at is None or "timestamp" not in commit:
+            return False
+        made_at = datetime.fromtimestamp(commit["timestamp"] / 1000, UTC)
+        return made_at < datetime.fromisoformat(self.batch.first_claimed_at) - SKEW
+
+
+def repair(lake: Delta, batch: Batch) -> None:
+    """Let the batch be written, although the log has its number, or does not show whether it has the batch.
+
+    Rows of the batch that the table has already come once more.
+    """
+    table = store.opened(lake)
+    applications, write = [], Write(lake, batch)
+    while (known := table.transaction_version(write.application)) is not None:
+        applications.append(Transaction(write.application, min(known, batch.version - 1)))
+        write = Write(lake, batch, write.number + 1)
+    told = CommitProperties({REPAIRED: write.consumer}, 0, applications)
+    try:
+        table.create_write_transaction(
+            [], "append", table.schema(), table.metadata().partition_columns, commit_properties=told
+        )
+    except CommitFailedError as error:
+        raise MergeRefused(f"{lake}: another writer committed meanwhile: repair it again") from error
+
+
+def _commits(table: DeltaTable) -> Iterator[dict[str, Any]]:
+    """The information of the commits that the log still has, the last one first."""
+    read = 0
+    for window in WINDOWS:
+        commits = table.history(window)
+        yield from commits[read:]
+        if window is None or len(commits) < window:
+            return
+        read = len(commits)

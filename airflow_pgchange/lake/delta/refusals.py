@@ -1,0 +1,28 @@
+"""Errors of ``deltalake`` and Arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from deltalake.exceptions import DeltaError, DeltaProtocolError
+
+from airflow_pgchange.errors import MergeRefused, PgChangeError
+from airflow_pgchange.lake.tables import Delta
+
+
+@contextmanager
+def refusals(lake: Delta) -> Iterator[None]:
+    """Turn errors of ``deltalake`` and Arrow about rows or tables into MergeRefused.
+
+    ``deltalake`` has another error for a store that cannot be reached while it commits than while it reads. The first
+    becomes an OSError, as the second is.
+    """
+    try:
+        yield
+    except PgChangeError:
+        raise
+    except (ValueError, NotImplementedError, OverflowError, DeltaProtocolError) as error:
+        raise MergeRefused(f"{lake}: {error}") from error
+    except DeltaError as error:
+        raise OSError(f"{lake}: {error}") from error

@@ -1,0 +1,115 @@
+"""Copy-on-write: the data files of a Delta table without the rows of some keys."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from typing import Any
+from urllib.parse import quote, unquote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+from deltalake.transaction import AddAction, RemoveAction
+
+from airflow_pgchange.errors import MergeRefused
+from airflow_pgchange.lake.delta import data_files
+from airflow_pgchange.lake.delta.data_files import Layout
+from airflow_pgchange.lake.keys import later_rows, numbers_of, others
+
+PLAIN = "!$&'()+,-./:;=@_~"
+"""Besides letters and digits, the characters that ``deltalake`` writes into its log as they are."""
+
+
+@dataclass(frozen=True)
+class Old:
+    """A data file of the table. ``path`` is the path as the log has it."""
+
+    path: str
+    partition: dict[str, pa.Scalar]
+    lower: Any
+    upper: Any
+
+
+def without(table: DeltaTable, layout: Layout, keys: pa.Table) -> Iterator[AddAction | RemoveAction]:
+    """Write the rows that the keys do not name into new files, for each data file that has rows of the keys.
+
+    ``keys`` has the columns of the key. Of each file that may have such rows the columns of the key are read. A file that
+    has some is read as a whole, in memory, and written anew.
+    """
+    wanted = keys.group_by(keys.column_names).aggregate([])
+    values = sorted(wanted.column(0).unique().to_pylist())
+    for old in _files(table, layout, wanted.column_names[0]):
+        if not _may_have(old, values):
+            continue
+        path = unquote(old.path)
+        numbers = numbers_of(data_files.rows_of(layout, path, old.partition, wanted.column_names), wanted)
+        if not len(numbers):
+            continue
+        if quote(path, safe=PLAIN) != old.path:
+            raise MergeRefused(
+                f"{layout.location}: the log has the file {old.path!r} by a name that deltalake writes otherwise, so it "
+                "could not be removed: rewrite the table with OPTIMIZE or another tool"
+            )
+        left = others(data_files.rows_of(layout, path, old.partition), numbers)
+        yield RemoveAction(path, data_change=True, deletion_timestamp=time.time_ns() // 1_000_000)
+        yield from map(data_files.action, data_files.written(layout, left.to_batches()))
+
+
+def keys_of(layout: Layout, described: Mapping[str, Any], key: tuple[str, ...]) -> pa.Table:
+    """Return the keys of the rows of a file that was written for this commit."""
+    return data_files.rows_of(
+        layout, described["path"], data_files.partition_of(layout, described), list(key)
+    )
+
+
+def first_rows(
+    layout: Layout, files: Sequence[Mapping[str, Any]], kept: Sequence[pa.Table]
+) -> Iterator[Mapping[str, Any]]:
+    """Return files with the first row of each key, given the keys of each file.
+
+    A mirror has a row as often as the batch has changes of it. Only files with later rows are written anew.
+    """
+    later = pa.array(later_rows(pa.concat_tables(kept)) if kept else [], pa.int64())
+    begin = 0
+    for described, keys in zip(files, kept, strict=True):
+        end = begin + keys.num_rows
+        here = later.filter(pc.and_(pc.greater_equal(later, begin), pc.less(later, end)))
+        if not len(here):
+            yield described
+        else:
+            rows = data_files.rows_of(layout, described["path"], data_files.partition_of(layout, described))
+            left = others(rows, pc.subtract(here, begin))
+            yield from data_files.written(layout, left.to_batches())
+        begin = end
+
+
+def _files(table: DeltaTable, layout: Layout, name: str) -> Iterator[Old]:
+    """The table's data files, with the bounds of a column."""
+    found = pa.table(table.get_add_actions(flatten=True))
+    for number in range(found.num_rows):
+        partition = {
+            column: found.column(f"partition.{column}")[number].cast(layout.schema.field(column).type)
+            for column in layout.partitioning
+        }
+        if name in partition:
+            lower = upper = partition[name].as_py()
+        else:
+            lower, upper = (
+                found.column(f"{end}.{name}")[number].as_py()
+                if f"{end}.{name}" in found.column_names
+                else None
+                for end in ("min", "max")
+            )
+        yield Old(found.column("path")[number].as_py(), partition, lower, upper)
+
+
+def _may_have(old: Old, values: list[Any]) -> bool:
+    """Whether the bounds of a file leave room for one of the sorted values of the first column of the key."""
+    if not values or old.lower is None or old.upper is None or not isinstance(old.lower, int | str | date):
+        return bool(values)
+    at = bisect_left(values, old.lower)
+    return at < len(values) and values[at] <= old.upper

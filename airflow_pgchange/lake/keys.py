@@ -1,0 +1,52 @@
+"""Keys of rows, by which a mode finds the rows of a table that it replaces or deletes."""
+
+from __future__ import annotations
+
+from airflow_pgchange.errors import MergeRefused
+from airflow_pgchange.lake.arrow import pa, pc
+from airflow_pgchange.lake.tables import LakeTable
+
+NUMBER = "pgchange_number"
+"""The column with the number of a row."""
+
+
+def check(lake: LakeTable, keys: pa.Table, *, once: bool) -> None:
+    """Raise MergeRefused if a key holds NULL, or if ``once`` and a key comes twice."""
+    if any(column.null_count for column in keys.columns):
+        raise MergeRefused(f"{lake}: a key holds NULL: drop such rows before merging")
+    if once and (twice := later_rows(keys)):
+        named = ", ".join(f"{name}={value}" for name, value in keys.slice(twice[0], 1).to_pylist()[0].items())
+        raise MergeRefused(
+            f"{lake}: the key {named} comes more than once, so which row should win? Use dropDuplicates or an aggregate "
+            "before merging"
+        )
+
+
+def later_rows(keys: pa.Table) -> list[int]:
+    """Return the numbers of the rows whose key an earlier row has."""
+    numbered = with_numbers(keys)
+    first = numbered.group_by(keys.column_names).aggregate([(NUMBER, "min")]).column(f"{NUMBER}_min")
+    later: list[int] = others(numbered, first).column(NUMBER).to_pylist()
+    return later
+
+
+def numbers_of(keys: pa.Table, wanted: pa.Table) -> pa.ChunkedArray:
+    """Return the numbers of the rows whose keys are wanted."""
+    joined = with_numbers(keys).join(
+        wanted.cast(keys.schema), keys=wanted.column_names, join_type="left semi"
+    )
+    return joined.column(NUMBER)
+
+
+def others(rows: pa.Table, numbers: pa.ChunkedArray) -> pa.Table:
+    """Return the rows that do not have these numbers."""
+    return rows.filter(pc.invert(pc.is_in(_numbers(rows), numbers)))
+
+
+def with_numbers(rows: pa.Table) -> pa.Table:
+    """Return the rows with their numbers in one more column."""
+    return rows.append_column(NUMBER, _numbers(rows))
+
+
+def _numbers(rows: pa.Table) -> pa.Array:
+    return pa.array(range(rows.num_rows), pa.int64())
