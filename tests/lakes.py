@@ -1,6 +1,6 @@
 """Iceberg tables as a company has them: made by PyIceberg's own catalog, and read by it.
 
-Where SQLAlchemy is older than 2, which that catalog needs, a catalog of the tests has its place.
+That catalog needs SQLAlchemy 2. With an older SQLAlchemy the tests use ``PlainCatalog``.
 """
 
 from __future__ import annotations

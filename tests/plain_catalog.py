@@ -26,7 +26,7 @@ OF_TABLE = "where (catalog_name, table_namespace, table_name) = (%s, %s, %s)"
 
 
 class PlainCatalog(NoopCatalog, MetastoreCatalog):
-    """What the tests of the lake need: make a table, load it, and commit to it."""
+    """A catalog that makes tables, loads them, and commits to them."""
 
     def __init__(self, name: str, conninfo: str, **properties: str) -> None:
         super().__init__(name, **properties)
