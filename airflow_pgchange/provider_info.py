@@ -62,6 +62,7 @@ def get_provider_info() -> dict[str, Any]:
                 "operators.tube",
                 "operators.events",
                 "operators.handlers",
+                "operators.lake",
                 "operators.letters",
                 "operators.messages",
                 "operators.sagas",

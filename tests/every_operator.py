@@ -41,6 +41,7 @@ from airflow_pgchange.operators.events import (
 )
 from airflow_pgchange.operators.feed import FeedOperator
 from airflow_pgchange.operators.handlers import EventHandlersOperator
+from airflow_pgchange.operators.lake import LakeMaintenanceOperator
 from airflow_pgchange.operators.leasing import LeasingOperator
 from airflow_pgchange.operators.letters import DeadLettersOperator
 from airflow_pgchange.operators.maintenance import MaintenanceOperator
@@ -154,6 +155,13 @@ ARGUMENTS: dict[Callable[..., BaseOperator], dict[str, Any]] = {
     FeedSensor: {"feed": COMMITS, **BOTH, "min_changes": 5, "max_age": 60, **SENSOR},
     InstallSchemaOperator: {"systems": ["tube"], "without": ["topology"], **WHERE},
     LeasingOperator: {**CLAIM, **LEASE},
+    LakeMaintenanceOperator: {
+        "table": "lake.sales.payment",
+        "older_than": "7 days",
+        "snapshot_retention": timedelta(days=30),
+        "dry_run": True,
+        **WHERE,
+    },
     MaintenanceOperator: {
         "width": 1000,
         "ahead": 3,

@@ -12,11 +12,17 @@ from typing import TYPE_CHECKING
 from airflow_pgchange._lazy import lazily
 
 if TYPE_CHECKING:
+    from airflow_pgchange.lake.maintenance import LakeReport, Leftover, maintain
     from airflow_pgchange.lake.tables import Delta, Iceberg, RemoteIceberg
     from airflow_pgchange.lake.writing import write
 else:
     __getattr__, __dir__ = lazily(
-        __name__, {"tables": ["Delta", "Iceberg", "RemoteIceberg"], "writing": ["write"]}
+        __name__,
+        {
+            "maintenance": ["LakeReport", "Leftover", "maintain"],
+            "tables": ["Delta", "Iceberg", "RemoteIceberg"],
+            "writing": ["write"],
+        },
     )
 
-__all__ = ["Delta", "Iceberg", "RemoteIceberg", "write"]
+__all__ = ["Delta", "Iceberg", "LakeReport", "Leftover", "RemoteIceberg", "maintain", "write"]

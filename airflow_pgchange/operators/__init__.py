@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         SubscribeEventsOperator,
     )
     from airflow_pgchange.operators.handlers import EventHandlersOperator
+    from airflow_pgchange.operators.lake import LakeMaintenanceOperator
     from airflow_pgchange.operators.letters import DeadLettersOperator
     from airflow_pgchange.operators.maintenance import MaintenanceOperator
     from airflow_pgchange.operators.messages import PostMessageOperator, RequestMessageOperator
@@ -43,6 +44,7 @@ else:
             ],
             "events": ["PublishEventsOperator", "ReplayEventsOperator", "SubscribeEventsOperator"],
             "handlers": ["EventHandlersOperator"],
+            "lake": ["LakeMaintenanceOperator"],
             "letters": ["DeadLettersOperator"],
             "maintenance": ["MaintenanceOperator"],
             "messages": ["PostMessageOperator", "RequestMessageOperator"],
@@ -64,6 +66,7 @@ __all__ = [
     "DeadLettersOperator",
     "EventHandlersOperator",
     "InstallSchemaOperator",
+    "LakeMaintenanceOperator",
     "MaintenanceOperator",
     "PostMessageOperator",
     "PublishEventsOperator",

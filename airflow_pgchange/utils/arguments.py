@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, is_dataclass
 from typing import Any, ClassVar
 
 from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds import feed as feeds
 from airflow_pgchange.feeds.checks import OnBusy, OnGiveUp, check_word, seconds, time_of, until
 from airflow_pgchange.feeds.feed import Feed, Watched
+from airflow_pgchange.lake.tables import CLASSES, Iceberg
 from airflow_pgchange.utils.compat import RetryPolicy, with_retry_policy
 from airflow_pgchange.utils.retry_policy import UnlessPermanent
 
@@ -145,6 +147,29 @@ def columns(name: str, value: Any) -> str | list[str]:
     return text(name, value) if isinstance(value, str) else names(name, value)
 
 
+def flag(name: str, value: Any) -> bool:
+    """True or False, also as the text that a template makes of it."""
+    if str(value).lower() not in ("true", "false"):
+        raise InvalidArgument(f"{name} must be True or False, not {value!r:.300}")
+    return str(value).lower() == "true"
+
+
+def lake_table(name: str, value: Any) -> Mapping[str, Any]:
+    """A table of a lake, as something that Airflow can render, show and store. A text is the catalog and the table of an
+    ``Iceberg``, as in ``lake.sales.payment``."""
+    if isinstance(value, str) and value.count(".") > 1:
+        catalog, _, table = value.partition(".")
+        value = Iceberg(table, catalog)
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if not isinstance(value, Mapping) or value.get("kind") not in CLASSES:
+        raise InvalidArgument(
+            f"{name} must be a table of a lake, such as Iceberg('sales.payment', catalog='lake'), or the text "
+            f"'lake.sales.payment', not {value!r:.300}"
+        )
+    return value
+
+
 def texts(name: str, value: Any) -> Mapping[str, str | None]:
     """Texts or None by name."""
     if not isinstance(value, Mapping):
@@ -191,6 +216,7 @@ CHECKS: Mapping[str, Check] = {
     "expiry": maybe(seconds),
     "retention": maybe(seconds),
     "saga_retention": maybe(seconds),
+    "snapshot_retention": maybe(seconds),
     "letter_retention": maybe(seconds),
     "older_than": maybe(seconds),
     "max_age": maybe(seconds),

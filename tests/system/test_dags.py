@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 from collections.abc import Callable
@@ -17,11 +18,14 @@ from airflow.sdk.exceptions import ParamValidationError
 
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, TopologyFeed
 from airflow_pgchange.feeds.consumer_state import lag
+from airflow_pgchange.lake.iceberg.names import FileId
+from airflow_pgchange.lake.names import Attempt
 from airflow_pgchange.utils.compat import dag_serialization
 from tests import queues
 from tests.airflow_home import DAGS, uri
 from tests.conftest import Role
 from tests.dag_bags import bag_of, stored
+from tests.lakes import TABLE, Lake
 from tests.readme import Guide, blocks, track_payments
 from tests.topology import make_catalogue
 
@@ -97,6 +101,7 @@ def test_the_examples_import_without_a_database(monkeypatch: pytest.MonkeyPatch)
         "flight_delays",
         "movement_audit",
         "delay_report",
+        "pgchange_lake_maintenance",
         "pgchange_maintenance",
         "tube_replay",
         "tube_report",
@@ -132,6 +137,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "event_handlers": {},
     "flight_delays": {"spark_conn_id": "sparks"},
     "movement_audit": {},
+    "pgchange_lake_maintenance": {},
     "pgchange_maintenance": {"databases": ["mine"]},
     "topology_masters": {},
     "tour_booking": {},
@@ -261,6 +267,26 @@ def test_maintenance_looks_after_the_databases_that_a_person_names(
     run = example("pgchange_maintenance").test(run_conf={"databases": ["airline"], "keep": "30 days"})
     assert states(run) == {"databases": "success", "maintain": "success"}
     assert airline.execute("select name from mbus.saga").fetchall() == [("young",)]
+
+
+def test_maintenance_of_a_lake_removes_the_files_that_an_attempt_has_left(
+    example: Example, airline: psycopg.Connection[Any], db: str, tmp_path: Path
+) -> None:
+    """Seconds: a run of a whole DAG by Airflow."""
+    table = Lake(db, tmp_path).table()
+    young, old = (
+        tmp_path / "sales/payment/data" / f"{number}-{FileId(Attempt('a', 1), table.metadata)}.parquet"
+        for number in range(2)
+    )
+    young.parent.mkdir()
+    for file in (young, old):
+        file.write_text("rows")
+    os.utime(old, (0, 0))
+    run = example("pgchange_lake_maintenance").test(run_conf={"tables": [str(TABLE)]})
+    assert states(run) == {"tables": "success", "maintain": "success"}
+    (done,) = (ti.xcom_pull("maintain", map_indexes=[0])[0] for ti in run.get_task_instances()[:1])
+    assert (done["table"], done["files"], done["bytes"], done["expired"]) == ("lake.sales.payment", 1, 4, 0)
+    assert (young.exists(), old.exists()) == (True, False)
 
 
 @pytest.fixture

@@ -102,6 +102,7 @@ INSIDE = (
     "feeds/line.py",
     "feeds/retrying.py",
     "feeds/witness.py",
+    "lake/iceberg/",
     "plugins/",
     "spark/arrow.py",
     "spark/parent.py",

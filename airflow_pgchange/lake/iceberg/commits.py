@@ -54,13 +54,13 @@ def _change(snapshot: UpdateSnapshot, table: Table, staged: StagedFiles) -> None
     files = [data_files.from_json(table.metadata, file) for file in staged.files]
     if not staged.mode.behaviour.needs_key:
         with snapshot.fast_append() as added:
-            added.commit_uuid = FileId(staged.by)
+            added.commit_uuid = FileId(staged.by, table.metadata)
             for file in files:
                 added.append_data_file(file)
         return
     gone = [_keys_in(table, path) for path in staged.gone]
     keys = _keys(staged.lake, table, files, staged.key, gone, once=staged.mode.behaviour.one_row_a_key)
-    with snapshot.overwrite(FileId(staged.by)) as changed:
+    with snapshot.overwrite(FileId(staged.by, table.metadata)) as changed:
         for rewritten in rewriting.without(table, staged.by, keys):
             changed.delete_data_file(rewritten.file)
             for file in rewritten.left:

@@ -34,7 +34,7 @@ def written(
 
     The rows are never in memory as a whole. The files belong to nobody until a commit names them.
     """
-    name, numbers = FileId(attempt), itertools.count()
+    name, numbers = FileId(attempt, metadata), itertools.count()
     for gathered in _gathered(batches):
         table = pa.Table.from_batches(gathered)
         for file in _dataframe_to_data_files(metadata, table, files, write_uuid=name, counter=numbers):

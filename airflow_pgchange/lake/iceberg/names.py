@@ -1,13 +1,16 @@
 """Names of the files that an attempt writes into an Iceberg table.
 
 PyIceberg puts a random UUID into the name of each data file, manifest and list of manifests. Here the text of the UUID
-also says which attempt has written the file.
+also says which attempt has written the file, and for which table.
 """
 
 from __future__ import annotations
 
+import re
 import secrets
 import uuid
+
+from pyiceberg.table.metadata import TableMetadata
 
 from airflow_pgchange.lake.names import Attempt
 
@@ -18,10 +21,10 @@ PyIceberg reads the version of a table from the name of a metadata file only if 
 
 
 class FileId(uuid.UUID):
-    """A random UUID whose text begins with an attempt."""
+    """A random UUID that begins like the UUID of the table, and whose text begins with the attempt."""
 
-    def __init__(self, attempt: Attempt) -> None:
-        super().__init__(int=uuid.uuid4().int)
+    def __init__(self, attempt: Attempt, metadata: TableMetadata) -> None:
+        super().__init__(_id_of(metadata) + str(uuid.uuid4())[8:])
         object.__setattr__(self, "_attempt", attempt)
 
     def __str__(self) -> str:
@@ -29,7 +32,25 @@ class FileId(uuid.UUID):
         return f"{attempt}_{super().__str__()}"
 
 
-def metadata_name(version: int) -> str:
-    """Return the name of a new metadata file."""
-    digits = secrets.token_hex(9)
-    return f"{version:05d}-{METADATA}{digits[:3]}-8{digits[3:6]}-{digits[6:]}.metadata.json"
+def metadata_name(metadata: TableMetadata, version: int) -> str:
+    """Return the name of a new metadata file of the table."""
+    digits = secrets.token_hex(5)
+    unique = f"{METADATA}{digits[:3]}-8{digits[3:6]}-{_id_of(metadata)}{digits[6:]}"
+    return f"{version:05d}-{unique}.metadata.json"
+
+
+def attempt_of(name: str, metadata: TableMetadata) -> Attempt | None:
+    """Return the attempt that has written a file of this name for the table; None if it is a file of somebody else."""
+    attempt = Attempt.in_name(name)
+    return attempt if f"{attempt}_{_id_of(metadata)}-" in name else None
+
+
+def is_metadata(name: str, metadata: TableMetadata) -> bool:
+    """Whether ``metadata_name`` has given this name to a metadata file of the table."""
+    pattern = rf"\d+-{METADATA}\w{{3}}-\w{{4}}-{_id_of(metadata)}\w{{4}}\.metadata\.json"
+    return re.fullmatch(pattern, name) is not None
+
+
+def _id_of(metadata: TableMetadata) -> str:
+    """The beginning of the UUID of a table."""
+    return str(metadata.table_uuid)[:8]

@@ -47,7 +47,7 @@ class Place:
         if not keys:
             return Files(files)
         places = load_location_provider(metadata.location, metadata.properties)
-        path = places.new_data_location(f"gone-{FileId(self.attempt)}.parquet")
+        path = places.new_data_location(f"gone-{FileId(self.attempt, metadata)}.parquet")
         with io.new_output(path).create() as file:
             pq.write_table(pa.Table.from_batches(keys), file)
         return Files(files, (path,))

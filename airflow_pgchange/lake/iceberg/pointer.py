@@ -90,7 +90,9 @@ class Pointer(NoopCatalog):
             requirement.validate(table.metadata)
         metadata = update_table_metadata(table.metadata, updates, metadata_location=table.metadata_location)
         places = load_location_provider(metadata.location, metadata.properties)
-        location = places.new_metadata_location(metadata_name(version_of(table.metadata_location) + 1))
+        location = places.new_metadata_location(
+            metadata_name(metadata, version_of(table.metadata_location) + 1)
+        )
         ToOutputFile.table_metadata(metadata, table.io.new_output(location))
         moved = self._connection.execute(
             sql.SQL(

@@ -113,6 +113,13 @@ def commit(connection: psycopg.Connection[Any], batch: Batch, staged: StagedFile
 
 
 @contextmanager
+def opened(lake: RemoteIceberg) -> Iterator[Table]:
+    """The table at its current snapshot, as its catalog gives it."""
+    with _opened(lake) as catalog, _answers(lake):
+        yield catalog.load_table((*lake.namespace.split("."), lake.name))
+
+
+@contextmanager
 def _opened(lake: RemoteIceberg) -> Iterator[Catalog]:
     settings = pointer.properties(lake)
     if not settings:

@@ -23,6 +23,20 @@ PAGE = "docs/lake.md"
 THREE = [(1, "ann", 100), (2, "bob", 50), (3, "ann", -30)]
 
 
+def test_the_maintenance_of_the_guide_finds_the_table(catalog, db, monkeypatch):
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP", airflow_home.uri(db))
+    names = {}
+    exec(next(text for text in blocks("python", PAGE) if "LakeMaintenance" in text), names)
+    (task,) = names["maintenance_of_the_lake"]().tasks
+    assert task.execute({}) == {
+        "table": "lake.sales.payment",
+        "expired": 0,
+        "files": 0,
+        "bytes": 0,
+        "leftovers": [],
+    }
+
+
 def test_the_settings_of_the_guide_reach_a_bucket(connection, db, s3_server, tmp_path, monkeypatch):
     settings = blocks("yaml", PAGE)[0]
     for shown, here in (

@@ -16,7 +16,7 @@ from pyiceberg.table.update import AssertRefSnapshotId
 from airflow_pgchange.errors import InvalidArgument, MergeRefused, OutcomeUnknown, ServerUnavailable
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from airflow_pgchange.lake import Iceberg, RemoteIceberg, write
-from airflow_pgchange.lake.iceberg import history, remote
+from airflow_pgchange.lake.iceberg import history, maintenance, remote
 from airflow_pgchange.lake.staged import Files, StagedFiles
 from airflow_pgchange.results.modes import Mode
 from airflow_pgchange.results.staging import result_of
@@ -324,3 +324,13 @@ def test_the_manifest_keeps_the_kind_of_the_catalog():
     files = Files(({"rows": 1},), ("gone",))
     staged = StagedFiles(TABLE, ("id",), Mode.REPLACE, BATCH.id, BATCH.attempt).of(files)
     assert result_of(json.loads(json.dumps(asdict(staged)))) == staged
+
+
+def test_maintenance_is_the_same_with_another_catalog(table, connection):
+    for number in (1, 2):
+        written(connection, payments((number, "a", 1)), replace(BATCH, id=f"b{number}"))
+    remote.place(connection, BATCH, TABLE, PAYMENTS, key=(), mode=Mode.APPEND).write(ONE.to_batches())
+    assert maintenance.expire(connection, TABLE, timedelta()) == 1
+    left = maintenance.remove_orphans(connection, TABLE, timedelta())
+    assert {each.batch: each.files for each in left} == {BATCH.id: 1, "b1": 1}
+    assert table.rows() == [(1, "a", 1), (2, "a", 1)]

@@ -1,0 +1,77 @@
+"""What a table of a lake needs from time to time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+
+from airflow_pgchange.errors import InvalidArgument
+from airflow_pgchange.feeds.checks import Seconds, seconds
+from airflow_pgchange.lake.staged import LIFE
+from airflow_pgchange.lake.tables import Iceberg, LakeTable, RemoteIceberg
+
+LEAST = LIFE + timedelta(days=1)
+"""The least age of a file that is removed. An attempt commits no file that is older than ``LIFE``. The rest is for clocks
+that differ, and for commits that take long."""
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """The files of one attempt that no snapshot of a table names, and their size. For all metadata files together
+    ``batch`` and ``attempt`` are None."""
+
+    batch: str | None
+    attempt: int | None
+    files: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class LakeReport:
+    """``expired`` is the number of snapshots that have expired, ``leftovers`` are the files that were removed."""
+
+    table: str
+    expired: int
+    leftovers: tuple[Leftover, ...]
+
+    @property
+    def files(self) -> int:
+        return sum(leftover.files for leftover in self.leftovers)
+
+    @property
+    def bytes(self) -> int:
+        return sum(leftover.bytes for leftover in self.leftovers)
+
+
+def maintain(
+    connection: psycopg.Connection[Any],
+    lake: LakeTable,
+    *,
+    older_than: Seconds = LEAST,
+    snapshot_retention: Seconds | None = None,
+    dry_run: bool = False,
+) -> LakeReport:
+    """Remove the files that attempts have left in a table, and let old snapshots expire.
+
+    ``connection`` is a connection to the database of the results, in autocommit mode. Removed are files that attempts on
+    batches wrote more than ``older_than`` ago, at least 3 days, and that no snapshot names. No attempt can commit them
+    any more. Files of other writers stay. ``snapshot_retention``, at least 3 days, first lets PyIceberg expire older
+    snapshots. None expires none. ``dry_run`` only reports.
+
+    Raises Refused if another catalog commits to the same table. Raises InvalidArgument for another format.
+    """
+    if not isinstance(lake, Iceberg | RemoteIceberg):
+        raise InvalidArgument(f"{lake}: only Iceberg tables are maintained here: run VACUUM on a Delta table")
+    from airflow_pgchange.lake.iceberg import maintenance  # noqa: PLC0415
+
+    age = timedelta(seconds=seconds("older_than", older_than, least=LEAST))
+    kept = (
+        None if snapshot_retention is None else seconds("snapshot_retention", snapshot_retention, least=LEAST)
+    )
+    expired = (
+        0 if kept is None else maintenance.expire(connection, lake, timedelta(seconds=kept), dry_run=dry_run)
+    )
+    return LakeReport(str(lake), expired, maintenance.remove_orphans(connection, lake, age, dry_run=dry_run))
