@@ -2,8 +2,8 @@
 the flights that must equal them.
 
 DAYS (7) and WRITERS (4) say how much, RATE how many changes a second (none: in half a minute), SPARK=submit starts a
-Spark for each batch in place of one Spark Connect server, DSN names a PostgreSQL of yours, KEEP=1 leaves all running at
-the end.
+Spark for each batch in place of one Spark Connect server, DSN names a PostgreSQL of yours, LAKE=1 appends the movements
+to an Iceberg table, too, KEEP=1 leaves all running at the end.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_pgchange import CommitFeed, PgChangeError, TubeFeed, admin, tubes
 from airflow_pgchange.feeds import Feed, lag
-from demo import flights
+from demo import flights, lake
 from demo.airflow import LocalAirflow, airflow_connection, sqlalchemy_url
 from demo.connect import ConnectServer
 from demo.latency import Latency, watched
@@ -35,7 +35,7 @@ from demo.postgres import Cluster, embedded_binaries
 
 FEED = CommitFeed(consumer="route_delay", branch=0)
 COPIES = TubeFeed("copies")
-DAG, REPLAY_DAG, BACKFILL_DAG = "flight_delays", "tube_replay", "tube_backfill"
+DAG, REPLAY_DAG, BACKFILL_DAG = DAGS = "flight_delays", "tube_replay", "tube_backfill"
 REPLAY = 30.0
 """Seconds that the writers take without a RATE: so that batches begin while they write, and results add up."""
 COPY_IS_LIKE = """
@@ -62,7 +62,7 @@ def main() -> int:
     if (way := os.environ.get("SPARK") or "connect") not in ("connect", "submit"):
         print("SPARK is connect or submit")
         return 2
-    dsn = os.environ.get("DSN")
+    dsn, into_lake = os.environ.get("DSN"), os.environ.get("LAKE") == "1"
     end_on_signals()
     with ExitStack() as running:
         say("using your PostgreSQL, and an embedded one for Airflow" if dsn else "starting PostgreSQL")
@@ -75,6 +75,11 @@ def main() -> int:
         rows = flights.movements(days)
         planned = flights.schedule(database, days)
         keep_a_copy(database)
+        if into_lake:
+            say("creating an Iceberg table")
+            folder = Path(tempfile.mkdtemp(prefix="pgchange-lake-"))
+            running.callback(shutil.rmtree, folder, ignore_errors=True)
+            lake.create(database, folder)
         spark: dict[str, Any] = {"conn_type": "spark", "host": "local[2]"}
         if way == "connect":
             say("starting a Spark Connect server")
@@ -91,13 +96,15 @@ def main() -> int:
         running.enter_context(airflow)
         running.callback(say, "stopping")
         say(f"Airflow is at {airflow.url} (user {airflow.user}, password {airflow.password})")
-        for dag in (DAG, REPLAY_DAG, BACKFILL_DAG):
+        for dag in (*DAGS, *([lake.DAG] if into_lake else [])):
             airflow.unpause(dag)
         wait_for_watcher(database)
         airflow.trigger(BACKFILL_DAG, {"tube": COPIES.tube, "order_column": "scheduled"})
         say(f"{planned:,} flights are planned; a backfill brings those that were there before into the copy")
         seconds = len(rows) / rate if rate else REPLAY
         good = play(airflow, database, rows, writers, days=days, seconds=seconds)
+        if into_lake:
+            good = same_in_lake(airflow, database) and good
         if os.environ.get("KEEP") == "1":
             keep(airflow, database)
     return 0 if good else 1
@@ -154,6 +161,23 @@ def play(
     return same and not differing
 
 
+def same_in_lake(airflow: LocalAirflow, database: str) -> bool:
+    """Wait until the lake has all movements, and compare it with the table."""
+    began = time.monotonic()
+    with psycopg.connect(database, autocommit=True) as connection:
+        while lag(connection, connection, lake.FEED).ready:
+            demand_progress(airflow, time.monotonic() - began)
+            time.sleep(0.2)
+        batches = batches_of(connection, lake.FEED)
+    rows, same = lake.compare(database)
+    say(
+        f"the {rows:,} rows in the lake, read by DuckDB, equal the table, batches: {batches}"
+        if same
+        else "THE LAKE DIFFERS FROM THE TABLE"
+    )
+    return same
+
+
 def follow(airflow: LocalAirflow, connection: psycopg.Connection[Any], replay: Future[None]) -> None:
     """Return when everything is committed and processed; until then print how far it is, when that changes, and now and
     then."""
@@ -198,8 +222,7 @@ def standing(connection: psycopg.Connection[Any]) -> str:
 
 def demand_progress(airflow: LocalAirflow, seconds: float) -> None:
     """Raise RuntimeError with the log of the DAG's tasks where a run failed, or nothing moved for too long."""
-    dags = (DAG, REPLAY_DAG, BACKFILL_DAG)
-    failed = [dag for dag in dags if any(run["state"] == "failed" for run in airflow.runs(dag))]
+    failed = [dag for dag in (*DAGS, lake.DAG) if any(run["state"] == "failed" for run in airflow.runs(dag))]
     if failed or seconds > PATIENCE:
         dag = failed[0] if failed else DAG
         raise RuntimeError(

@@ -100,6 +100,7 @@ def test_the_examples_import_without_a_database(monkeypatch: pytest.MonkeyPatch)
     assert set(bag.dags) == {
         "flight_delays",
         "movement_audit",
+        "movements_in_lake",
         "delay_report",
         "pgchange_lake_maintenance",
         "pgchange_maintenance",
@@ -137,6 +138,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "event_handlers": {},
     "flight_delays": {"spark_conn_id": "sparks"},
     "movement_audit": {},
+    "movements_in_lake": {"spark_conn_id": "sparks"},
     "pgchange_lake_maintenance": {},
     "pgchange_maintenance": {"databases": ["mine"]},
     "topology_masters": {},
@@ -205,6 +207,7 @@ def test_the_demo_has_those_that_run_there() -> None:
         "delay_report",
         "flight_delays",
         "movement_audit",
+        "movements_in_lake",
         "pgchange_maintenance",
         "tube_backfill",
         "tube_replay",
