@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -34,3 +36,25 @@ def made(location: str, schema: Any = PAYMENTS, **options: Any) -> Delta:
 def rows(lake: Delta) -> list[dict[str, Any]]:
     found: pa.Table = store.opened(lake).to_pyarrow_table()
     return found.sort_by([(column, "ascending") for column in found.column_names[:1]]).to_pylist()
+
+
+@dataclass(frozen=True)
+class DeltaLake:
+    """A folder with a Delta table, for tests of all formats."""
+
+    folder: Path
+
+    @property
+    def into(self) -> Delta:
+        return Delta(str(self.folder / "payment"))
+
+    def table(self, schema: pa.Schema = PAYMENTS) -> Delta:
+        return made(self.into.location, schema)
+
+    def rows(self) -> list[dict[str, Any]]:
+        return rows(self.into)
+
+    def batches(self) -> list[str]:
+        """The ids of the batches that the table has."""
+        history = store.opened(self.into).history()
+        return [commit["pgchange.batch"] for commit in history if "pgchange.batch" in commit]

@@ -54,6 +54,18 @@ class Lake:
         found = self.catalog.load_table(f"sales.{name}").scan().to_arrow()
         return found.sort_by([(column, "ascending") for column in found.column_names[:1]]).to_pylist()
 
+    @property
+    def into(self) -> Iceberg:
+        return TABLE
+
+    def batches(self) -> list[str]:
+        """The ids of the batches that the table has."""
+        return [
+            snapshot.summary["pgchange.batch"]
+            for snapshot in self.catalog.load_table(TABLE.table).snapshots()
+            if snapshot.summary
+        ]
+
 
 TABLE = Iceberg("sales.payment", "lake")
 EACH_STORE = pytest.mark.parametrize("lake", ["local files", "S3"], indirect=True)

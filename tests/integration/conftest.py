@@ -23,12 +23,12 @@ prepare()
 def pytest_generate_tests(metafunc):
     """Of both ways that a batch is read and staged a test goes one, and in a release both.
 
-    Such a test of a lake has one of both stores.
+    Such a test of a lake has a table of Iceberg in one of both stores, or a Delta table.
     """
     if "path" in metafunc.fixturenames:
         metafunc.parametrize("path", one_of(["driver", "executors"], metafunc), indirect=True)
         if "lake" in metafunc.fixturenames:
-            metafunc.parametrize("lake", one_of(["local files", "S3"], metafunc), indirect=True)
+            metafunc.parametrize("lake", one_of(["local files", "S3", "Delta"], metafunc), indirect=True)
 
 
 @pytest.fixture
@@ -94,6 +94,10 @@ def lake(request, db, tmp_path, monkeypatch):
     """A lake with its catalog in ``db``. PyIceberg's configuration says how to reach its files."""
     from tests.lakes import Lake
 
+    if getattr(request, "param", None) == "Delta":
+        from tests.deltas import DeltaLake
+
+        return DeltaLake(tmp_path)
     if getattr(request, "param", None) != "S3":
         return Lake(db, tmp_path)
     server = request.getfixturevalue("s3_server")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pickle
 import subprocess
 import sys
 from importlib import metadata
@@ -57,6 +58,20 @@ def test_a_missing_package_is_named_with_how_to_install_it(module, package, extr
         ExtraMissing, match=rf"needs? {package}: pip install 'airflow-provider-pgchange\[{extra}\]'"
     ):
         importlib.import_module(module)
+
+
+@pytest.mark.parametrize(("kind", "package"), [("iceberg", "pyiceberg"), ("delta", "deltalake")])
+def test_an_executor_without_the_library_of_a_lake_is_noticed_before_it_writes_a_file(
+    kind, package, monkeypatch
+):
+    """A task of Spark gets its place in the lake as a pickle."""
+    places = importlib.import_module(f"airflow_pgchange.lake.{kind}.places")
+    sent = pickle.dumps(places.Place)
+    for module in [name for name in sys.modules if name.startswith(f"airflow_pgchange.lake.{kind}")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ExtraMissing, match=rf"need {package}: pip install"):
+        pickle.loads(sent)
 
 
 WITHOUT_EXTRAS = """

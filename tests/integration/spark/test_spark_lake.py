@@ -1,4 +1,4 @@
-"""Frames into Iceberg tables: staged as files by the driver or by executors, committed with the progress."""
+"""Frames into tables of a lake: staged as files by the driver or by executors, committed with the progress."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pyspark.sql import functions as f
 
 from airflow_pgchange.errors import MergeRefused
 from airflow_pgchange.feeds import CommitFeed, TubeFeed
-from tests.lakes import TABLE
 from tests.spark_session import batch_of, track
 from tests.tubes import attach, make
 
@@ -32,15 +31,15 @@ def feed(connection) -> CommitFeed:
 
 
 def test_a_frame_is_appended_once_with_the_progress(feed, db, lake, path):
-    table = lake.table()
+    lake.table()
     with pytest.raises(ZeroDivisionError), batch_of(feed, db) as job:
-        job.merge(job.rows("payment", key="id"), into=TABLE, key=[], mode="append")
+        job.merge(job.rows("payment", key="id"), into=lake.into, key=[], mode="append")
         raise ZeroDivisionError
     with batch_of(feed, db) as job:
-        job.merge(job.rows("payment", key="id").repartition(3), into=TABLE, key=[], mode="append")
+        job.merge(job.rows("payment", key="id").repartition(3), into=lake.into, key=[], mode="append")
         assert lake.rows() == []
     assert [row["cents"] for row in lake.rows()] == list(range(1, 31))
-    assert [snapshot.summary["pgchange.batch"] for snapshot in table.refresh().snapshots()] == [job.batch.id]
+    assert lake.batches() == [job.batch.id]
 
 
 def test_a_mirror_follows_its_table(connection, db, lake, path):
@@ -50,10 +49,10 @@ def test_a_mirror_follows_its_table(connection, db, lake, path):
     feed = TubeFeed("copies")
     connection.execute("insert into payment (cents) select generate_series(1, 30)")
     with batch_of(feed, db) as job:
-        job.mirror("payment", TABLE, key="id")
+        job.mirror("payment", lake.into, key="id")
     connection.execute("update payment set cents = 0 where id < 4; delete from payment where id = 5")
     with batch_of(feed, db) as job:
-        job.merge(job.rows("payment", key="id"), into=TABLE, key="id", mode="mirror")
+        job.merge(job.rows("payment", key="id"), into=lake.into, key="id", mode="mirror")
     expected = connection.execute("select id, cents from payment order by id").fetchall()
     assert [(row["id"], row["cents"]) for row in lake.rows()] == expected
 
@@ -63,7 +62,7 @@ def test_a_frame_that_does_not_fit_is_refused_before_a_file_is_written(feed, db,
     with batch_of(feed, db) as job:
         sums = job.rows("payment", key="id").groupBy("account").agg(f.sum("cents").alias("cents"))
         with pytest.raises(MergeRefused, match=r"lake\.sales\.payment: the rows do not fit the table"):
-            job.merge(sums, into=TABLE, key="account", mode="replace")
+            job.merge(sums, into=lake.into, key="account", mode="replace")
     assert not list(lake.folder.rglob("*.parquet"))
 
 
@@ -96,5 +95,5 @@ def test_values_of_every_type_that_spark_reads_arrive_as_spark_has_them(connecti
             for field in table.schema
         ]
         lake.table(pa.schema(fields))
-        job.merge(rows, into=TABLE, key=[], mode="append")
+        job.merge(rows, into=lake.into, key=[], mode="append")
     assert lake.rows() == table.sort_by("id").to_pylist()
