@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import datetime
 from typing import Any
 
@@ -12,12 +12,14 @@ from psycopg import sql
 
 from airflow_pgchange.errors import BatchNotFinished, ConsumerBusy, InvalidArgument, Leased
 from airflow_pgchange.feeds import starting
+from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.checks import Seconds, span
 from airflow_pgchange.feeds.consumer_state import in_work, position
 from airflow_pgchange.feeds.errors import translated
 from airflow_pgchange.feeds.feed import BEGINNING, Feed, Movable, progress_at
 from airflow_pgchange.feeds.queries import ask, rows
 from airflow_pgchange.feeds.starting import Start
+from airflow_pgchange.lake.tables import Delta
 
 Connection = psycopg.Connection[Any]
 
@@ -27,13 +29,33 @@ def skip_batch(results: Connection, source: Connection, feed: Feed, reason: str)
 
     Returns the batch's id. Raises BatchNotFinished where there is none, ConsumerBusy while the consumer is at work.
     """
+    batch = _in_work(results, source, feed)
+    ask(progress_at(feed, results, source), feed.skip(batch, reason))
+    return str(batch["id"])
+
+
+def repair_delta(results: Connection, source: Connection, feed: Feed, table: Delta) -> str:
+    """Let the batch in work be written to a Delta table that has another batch of its number, or does not show whether it
+    has the batch. Rows that the table has already then come twice.
+
+    Returns the batch's id. Raises BatchNotFinished if no batch is in work.
+    """
+    from airflow_pgchange.lake.delta.log import repair  # noqa: PLC0415
+
+    row = _in_work(results, source, feed)
+    known = {each.name: row[each.name] for each in fields(Batch) if each.name in row}
+    batch = Batch.from_json({**known, "feed": feed.name})
+    repair(table, batch)
+    return batch.id
+
+
+def _in_work(results: Connection, source: Connection, feed: Feed) -> dict[str, Any]:
     batch = in_work(results, source, feed)
     if batch is None:
         raise BatchNotFinished(
-            f"{feed.name} has no batch in work: only one that was claimed and not acked can be skipped"
+            f"{feed.name} has no batch in work, that is, one that was claimed and not acked"
         )
-    ask(progress_at(feed, results, source), feed.skip(batch, reason))
-    return str(batch["id"])
+    return batch
 
 
 def end_leases(source: Connection, feed: Feed) -> int:

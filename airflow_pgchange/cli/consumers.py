@@ -7,6 +7,7 @@ from argparse import Namespace
 from airflow_pgchange.admin import by_hand, consumers
 from airflow_pgchange.cli.common import DONE, Rows, both, command, confirm, database
 from airflow_pgchange.feeds.checks import seconds, time_of
+from airflow_pgchange.lake.tables import Delta
 
 
 @command(DONE)
@@ -28,11 +29,23 @@ def release(args: Namespace) -> Rows:
 
 @command(DONE)
 def repair(args: Namespace) -> Rows:
+    if args.delta is not None:
+        return _repair_delta(args)
     feed = consumers.movable(args.consumer)
     confirm(args, f"{feed.name} will go on from what the source still knows of it; batches may come again.")
     with both(args) as (results, source):
         repaired = by_hand.repair_consumer(results, source, feed)
     return [{"consumer": feed.name, "from_here_on": repaired}]
+
+
+def _repair_delta(args: Namespace) -> Rows:
+    consumer, table = consumers.named(args.consumer), Delta(args.delta)
+    confirm(
+        args, f"{table} will get the batch in work of {args.consumer}; rows that it has already come twice."
+    )
+    with both(args) as (results, source):
+        batch = by_hand.repair_delta(results, source, consumer(source), table)
+    return [{"consumer": args.consumer, "table": args.delta, "accepts": batch}]
 
 
 @command(DONE)

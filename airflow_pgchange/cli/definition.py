@@ -41,6 +41,11 @@ CONSUMER = _arg(
 MOVABLE = _arg(
     "consumer", help="the consumer, as status names it: commits:delays/0, events:mails, topology:router"
 )
+DELTA = _arg(
+    "--delta",
+    metavar="location",
+    help="let this Delta table accept the batch in work, which it refuses after a restore; nothing else changes",
+)
 REASON = _arg("--reason", required=True, help="why; it is recorded")
 TO = _arg(
     "--to",
@@ -189,7 +194,8 @@ def get_pgchange_cli_commands() -> list[GroupCommand]:
                     "consumers.repair",
                     "Go on after the source lost its tail, or was restored",
                     *WHERE_BOTH,
-                    MOVABLE,
+                    CONSUMER,
+                    DELTA,
                     YES,
                 ),
                 _command(

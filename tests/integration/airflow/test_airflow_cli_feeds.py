@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,15 @@ import psycopg
 import pytest
 from airflow.cli.cli_parser import get_parser
 
+from airflow_pgchange.errors import SourceRestored
 from airflow_pgchange.feeds import ConsumerTransaction, EventFeed, QueueFeed, TopologyFeed, TubeFeed
+from airflow_pgchange.lake import write
 from airflow_pgchange.topology import TopologyClient
 from demo.postgres import free_port
+from tests import deltas
 from tests.command_line import Command, failed
 from tests.events import publish, subscribe
+from tests.lakes import payments
 from tests.ledger import Connect
 from tests.suite.servers import one_of
 from tests.topology import make_catalogue
@@ -115,6 +120,29 @@ def test_move_takes_a_group_elsewhere_and_what_is_published_later_comes(
         assert consumer.claim(10)
         assert [change.data["topic"] for change in consumer.changes()][-1] == "later"
         consumer.ack()
+
+
+def test_a_delta_table_accepts_the_batch_in_work_after_a_restore(
+    failing_worker: str, pgchange: Command, tmp_path: Path
+) -> None:
+    lake, found = deltas.made(str(tmp_path)), payments((1, "a", 1))
+
+    def process(id: str | None = None) -> None:
+        with ConsumerTransaction(TubeFeed("copies"), failing_worker) as consumer:
+            batch = consumer.claim(10)
+            assert batch is not None
+            consumer.ack(lambda results: write(results, replace(batch, id=id or batch.id), lake, found))
+            if id:
+                raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        process("a batch after the time of the backup")
+    with pytest.raises(SourceRestored, match="airflow-pgchange repair tube:copies/0 --delta"):
+        process()
+    options = ["--dsn", failing_worker, "--delta", lake.location, "--yes"]
+    assert pgchange("repair", "tube:copies/0", *options)[0]["table"] == lake.location
+    process()
+    assert [row["id"] for row in deltas.rows(lake)] == [1, 1]
 
 
 def test_a_group_is_repaired_and_dropped(failing_group: list[str], pgchange: Command) -> None:
