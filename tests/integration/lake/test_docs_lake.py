@@ -1,4 +1,4 @@
-"""The examples of the guide to Iceberg tables, as they stand."""
+"""The examples of the guide to tables of a lake, as they stand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from airflow_pgchange.lake import write
-from tests import airflow_home
+from tests import airflow_home, deltas
 from tests.lakes import HAS_SQL_CATALOG, PAYMENTS, TABLE, Lake, payments
 from tests.readme import blocks, track_payments
 from tests.rest_catalog import RestCatalog
@@ -65,6 +65,17 @@ def test_the_settings_of_the_guide_reach_another_catalog(connection, tmp_path, m
         with connection.transaction():
             write(connection, BATCH, names["PAYMENT"], payments((1, "ann", 100)))
         assert rest.catalog.load_table("sales.payment").scan().to_arrow().num_rows == 1
+
+
+def test_the_example_of_the_guide_writes_each_batch_into_a_delta_table(connect, db, tmp_path):
+    made, used = blocks("python", PAGE)[4:6]
+    names = {}
+    exec(made.replace("/data/lake", str(tmp_path)) + used, names)
+    track_payments(connect())
+    with ConsumerTransaction(CommitFeed("lake", 1), db) as transaction:
+        batch = transaction.claim()
+        transaction.ack(lambda connection: names["append_payments"](batch, transaction.changes(), connection))
+    assert [row["id"] for row in deltas.rows(names["PAYMENT"])] == [1, 2, 3]
 
 
 @pytest.fixture
