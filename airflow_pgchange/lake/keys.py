@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from airflow_pgchange.errors import MergeRefused
 from airflow_pgchange.lake.arrow import pa, pc
 from airflow_pgchange.lake.tables import LakeTable
@@ -30,6 +32,16 @@ def later_rows(keys: pa.Table) -> list[int]:
     return later
 
 
+def later_in_each(kept: Sequence[pa.Table]) -> Iterator[pa.Array]:
+    """Return, for each of the tables, the numbers of its rows whose key an earlier row of any table has."""
+    later = pa.array(later_rows(pa.concat_tables(kept)) if kept else [], pa.int64())
+    begin = 0
+    for keys in kept:
+        end = begin + keys.num_rows
+        yield pc.subtract(later.filter(pc.and_(pc.greater_equal(later, begin), pc.less(later, end))), begin)
+        begin = end
+
+
 def numbers_of(keys: pa.Table, wanted: pa.Table) -> pa.ChunkedArray:
     """Return the numbers of the rows whose keys are wanted."""
     joined = with_numbers(keys).join(
@@ -38,7 +50,7 @@ def numbers_of(keys: pa.Table, wanted: pa.Table) -> pa.ChunkedArray:
     return joined.column(NUMBER)
 
 
-def others(rows: pa.Table, numbers: pa.ChunkedArray) -> pa.Table:
+def others(rows: pa.Table, numbers: pa.Array | pa.ChunkedArray) -> pa.Table:
     """Return the rows that do not have these numbers."""
     return rows.filter(pc.invert(pc.is_in(_numbers(rows), numbers)))
 

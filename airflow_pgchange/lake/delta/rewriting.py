@@ -11,14 +11,13 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
 
 from airflow_pgchange.errors import MergeRefused
 from airflow_pgchange.lake.delta import data_files
 from airflow_pgchange.lake.delta.data_files import Layout
-from airflow_pgchange.lake.keys import later_rows, numbers_of, others
+from airflow_pgchange.lake.keys import later_in_each, numbers_of, others
 
 PLAIN = "!$&'()+,-./:;=@_~"
 """Besides letters and digits, the characters that ``deltalake`` writes into its log as they are."""
@@ -73,18 +72,12 @@ def first_rows(
 
     A mirror has a row as often as the batch has changes of it. Only files with later rows are written anew.
     """
-    later = pa.array(later_rows(pa.concat_tables(kept)) if kept else [], pa.int64())
-    begin = 0
-    for described, keys in zip(files, kept, strict=True):
-        end = begin + keys.num_rows
-        here = later.filter(pc.and_(pc.greater_equal(later, begin), pc.less(later, end)))
-        if not len(here):
+    for described, later in zip(files, later_in_each(kept), strict=True):
+        if not len(later):
             yield described
         else:
             rows = data_files.rows_of(layout, described["path"], data_files.partition_of(layout, described))
-            left = others(rows, pc.subtract(here, begin))
-            yield from data_files.written(layout, left.to_batches())
-        begin = end
+            yield from data_files.written(layout, others(rows, later).to_batches())
 
 
 def _files(table: DeltaTable, layout: Layout, name: str) -> Iterator[Old]:

@@ -8,18 +8,17 @@ from typing import Any, cast
 import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyiceberg.manifest import DataFile
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.update.snapshot import UpdateSnapshot
 
-from airflow_pgchange.errors import MergeRefused
 from airflow_pgchange.feeds.batch import Batch
+from airflow_pgchange.lake import keys
 from airflow_pgchange.lake.iceberg import data_files, pointer, rewriting
 from airflow_pgchange.lake.iceberg.history import Write, has
 from airflow_pgchange.lake.iceberg.names import FileId
 from airflow_pgchange.lake.iceberg.refusals import refusals
 from airflow_pgchange.lake.staged import StagedFiles, Version
-from airflow_pgchange.lake.tables import Iceberg, LakeTable
+from airflow_pgchange.lake.tables import Iceberg
 
 
 def commit(connection: psycopg.Connection[Any], batch: Batch, staged: StagedFiles) -> Version:
@@ -58,49 +57,21 @@ def _change(snapshot: UpdateSnapshot, table: Table, staged: StagedFiles) -> None
             for file in files:
                 added.append_data_file(file)
         return
+    kept = [rewriting.rows_of(table, [FileScanTask(file)], staged.key) for file in files]
+    if kept:
+        keys.check(staged.lake, pa.concat_tables(kept), once=staged.mode.behaviour.one_row_a_key)
     gone = [_keys_in(table, path) for path in staged.gone]
-    keys = _keys(staged.lake, table, files, staged.key, gone, once=staged.mode.behaviour.one_row_a_key)
     with snapshot.overwrite(FileId(staged.by, table.metadata)) as changed:
-        for rewritten in rewriting.without(table, staged.by, keys):
+        for rewritten in rewriting.without(table, staged.by, _together([*kept, *gone])):
             changed.delete_data_file(rewritten.file)
             for file in rewritten.left:
                 changed.append_data_file(file)
-        for file in files:
+        for file in rewriting.first_rows(table, staged.by, files, kept):
             changed.append_data_file(file)
 
 
-def _keys(
-    lake: LakeTable,
-    table: Table,
-    files: Sequence[DataFile],
-    key: tuple[str, ...],
-    gone: Sequence[pa.Table],
-    *,
-    once: bool,
-) -> pa.Table:
-    """The keys of all rows that are written or deleted."""
-    kept = rewriting.rows_of(table, [FileScanTask(file) for file in files], key)
-    if any(kept.column(name).null_count for name in key):
-        raise MergeRefused(f"{lake}: a key holds NULL: drop such rows before merging")
-    if once:
-        _check_once(lake, kept, key)
-    return pa.concat_tables([kept, *(keys.cast(kept.schema) for keys in gone)])
-
-
-def _check_once(lake: LakeTable, kept: pa.Table, key: tuple[str, ...]) -> None:
-    counted = kept.group_by(list(key)).aggregate([([], "count_all")])
-    twice = (
-        counted.filter(pa.compute.greater(counted.column("count_all"), 1))
-        .select(list(key))
-        .slice(0, 1)
-        .to_pylist()
-    )
-    if twice:
-        named = ", ".join(f"{name}={value}" for name, value in twice[0].items())
-        raise MergeRefused(
-            f"{lake}: the key {named} comes more than once, so which row should win? Use dropDuplicates or an aggregate "
-            "before merging"
-        )
+def _together(tables: Sequence[pa.Table]) -> pa.Table:
+    return pa.concat_tables([each.cast(tables[0].schema) for each in tables])
 
 
 def _keys_in(table: Table, path: str) -> pa.Table:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyiceberg.conversions import from_bytes
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io.pyarrow import ArrowScan
@@ -18,10 +17,8 @@ from pyiceberg.table import FileScanTask, Table
 from pyiceberg.types import IntegerType, LongType, StringType
 
 from airflow_pgchange.lake.iceberg import data_files
+from airflow_pgchange.lake.keys import later_in_each, numbers_of, others
 from airflow_pgchange.lake.names import Attempt
-
-PLACE = "pgchange_place"
-"""The column with the number of a row in its file."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +40,26 @@ def without(table: Table, attempt: Attempt, keys: pa.Table) -> Iterator[Rewritte
     first = sorted(wanted.column(0).unique().to_pylist()) if wanted.num_rows else []
     for task in table.scan().plan_files():
         if first and _may_have(task.file, schema, wanted.column_names[0], first):
-            named = _places(rows_of(table, [task], wanted.column_names), wanted)
-            if named:
-                left = _others(rows_of(table, [task]), named)
+            numbers = numbers_of(rows_of(table, [task], wanted.column_names), wanted)
+            if len(numbers):
+                left = others(rows_of(table, [task]), numbers)
                 files = data_files.written(table.metadata, table.io, attempt, left.to_batches())
                 yield Rewritten(task.file, tuple(files))
+
+
+def first_rows(
+    table: Table, attempt: Attempt, files: Sequence[DataFile], kept: Sequence[pa.Table]
+) -> Iterator[DataFile]:
+    """Return files with the first row of each key, given the keys of each file.
+
+    A mirror has a row as often as the batch has changes of it. Only files with later rows are written anew.
+    """
+    for file, later in zip(files, later_in_each(kept), strict=True):
+        if not len(later):
+            yield file
+        else:
+            left = others(rows_of(table, [FileScanTask(file)]), later)
+            yield from data_files.written(table.metadata, table.io, attempt, left.to_batches())
 
 
 def rows_of(table: Table, tasks: Iterable[FileScanTask], columns: Sequence[str] | None = None) -> pa.Table:
@@ -72,16 +84,3 @@ def _may_have(file: DataFile, schema: Schema, name: str, values: list[Any]) -> b
         return True
     at = bisect_left(values, from_bytes(kind, lower))
     return at < len(values) and values[at] <= from_bytes(kind, upper)
-
-
-def _places(found: pa.Table, wanted: pa.Table) -> list[int]:
-    """The numbers of the rows whose keys are wanted."""
-    numbered = found.append_column(PLACE, pa.array(range(found.num_rows), pa.int64()))
-    joined = numbered.join(wanted.cast(found.schema), keys=wanted.column_names, join_type="left semi")
-    places: list[int] = joined.column(PLACE).to_pylist()
-    return places
-
-
-def _others(rows: pa.Table, places: list[int]) -> pa.Table:
-    numbers = pa.array(range(rows.num_rows), pa.int64())
-    return rows.filter(pc.invert(pc.is_in(numbers, pa.array(places, pa.int64()))))
