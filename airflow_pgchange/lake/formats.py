@@ -52,6 +52,20 @@ class Format(Protocol):
         in this mode exactly as they are, InvalidArgument if there is no such table, and PermissionDenied.
         """
 
+    def evolve(
+        self,
+        connection: psycopg.Connection[Any],
+        lake: Any,
+        rows: pa.Schema,
+        *,
+        key: tuple[str, ...],
+        mode: Mode,
+    ) -> list[str]:
+        """Add the columns that the rows have and the table lacks, each of which may be null, and return their names.
+
+        Raises MergeRefused, and the table stays as it is, if the rows would still not fit it.
+        """
+
     def commit(self, connection: psycopg.Connection[Any], batch: Batch, staged: StagedFiles) -> Version:
         """Make the files a version of their table, in the consumer transaction. Raises MergeRefused.
 

@@ -28,6 +28,7 @@ def write(
     mode: Mode | str = Mode.APPEND,
     key: KeyNames = (),
     gone: pa.Table | None = None,
+    evolve: bool = False,
 ) -> int:
     """Write rows into a table of a lake in the consumer transaction, and return how many.
 
@@ -38,12 +39,16 @@ def write(
 
     ``mode`` is a ``Mode`` or its name. ``append`` adds the rows. ``replace`` first deletes the rows with the same keys.
     ``mirror`` deletes those of ``gone`` as well, a table with the columns of the key. Both write the files that have such
-    rows anew, in the memory of this process. Raises MergeRefused, before a file is written, if the rows do not fit, and
+    rows anew, in the memory of this process. ``evolve``: the table first gets the columns of the rows that it lacks, each
+    of which may be null. Raises MergeRefused, before a file is written, if the rows do not fit, and
     OutcomeUnknown if the table does not show any more whether an earlier attempt has written the batch.
     """
     chosen, names = Mode.of(mode), names_of(key)
     schema, batches = batches_of(rows)
-    place = format_of(lake).place(connection, batch, lake, schema, key=names, mode=chosen)
+    format = format_of(lake)
+    if evolve:
+        format.evolve(connection, lake, schema, key=names, mode=chosen)
+    place = format.place(connection, batch, lake, schema, key=names, mode=chosen)
     begun = StagedFiles(lake, names, chosen, batch.id, batch.attempt)
     staged = begun.of(place.write(batches, [] if gone is None else gone.select(names).to_batches()))
     outputs.note(connection, [commit(connection, batch, staged)])

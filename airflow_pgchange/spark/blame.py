@@ -24,6 +24,7 @@ OUTAGES = re.compile(
     r"ServerUnavailable|ConnectionLost|OperationalError|InterfaceError|ExecutorLostFailure|SparkContext was shut ?down"
     r"|Py4JNetworkError|ConnectException|ConnectionRefusedError|ConnectionResetError|FetchFailed|No space left on device"
     r"|StatusCode\.UNAVAILABLE|Stage cancelled|Job \S+ cancelled|\bOSError\b"
+    r"|ExtraMissing|VersionsDiffer"
 )
 """Texts in an error of Spark, which quotes the errors of its executors, that show an outage."""
 

@@ -213,7 +213,7 @@ class Job:
         if not isinstance(into, str):
             assert wanted.key is not None
             frame = marked(self._frame(wanted), wanted.key)
-            self._stage(into, wanted.key, Mode.MIRROR, frame.drop(TOUCHED), lambda: frame)
+            self._stage(into, wanted.key, Mode.MIRROR, frame.drop(TOUCHED), lambda: frame, evolve=evolve)
             return
         with connect(self._work.results, primary=True) as connection:
             copy = into if isinstance(table, str) else table.copy_in(connection, into)
@@ -258,7 +258,8 @@ class Job:
         is done, if the frame does not fit or the block has ended.
 
         ``evolve``: the target first gets the frame's new columns and the digits of its decimals, in a short transaction
-        of its own. The role of the results must own it.
+        of its own. The role of the results must own it. A table of a lake gets new columns only, each of which may be
+        null.
         """
         keys, chosen = names_of(key), Mode.of(mode)
 
@@ -268,9 +269,10 @@ class Job:
             touched = self._frame(Wanted(shard=shard, typed=True))
             return with_touched(frame, touched, str(into), keys, len(self.batch.key))
 
-        types = staging_types(frame.schema) if evolve else {}
-        source = Source("the frame", columns_of_frame(types)) if evolve else None
-        self._stage(into, keys, chosen, frame, marked_rows, source=source)
+        source = None
+        if evolve and isinstance(into, str):
+            source = Source("the frame", columns_of_frame(staging_types(frame.schema)))
+        self._stage(into, keys, chosen, frame, marked_rows, source=source, evolve=evolve)
 
     def _stage(
         self,
@@ -282,10 +284,12 @@ class Job:
         *,
         copied: Copied | None = None,
         source: Source | None = None,
+        evolve: bool = False,
     ) -> None:
         """Check that the schema of ``shown`` fits the target, then call ``rows`` and stage what it returns.
 
-        A table of PostgreSQL follows the columns of ``source`` first, if there is one.
+        A table of PostgreSQL follows the columns of ``source`` first, if there is one. A table of a lake gets the columns
+        that it lacks first, if it is to ``evolve``.
         """
         if self.ended:
             raise MergeRefused(f"{into}: the batch_job() block has ended without this: merge inside it")
@@ -304,7 +308,9 @@ class Job:
                 note=self._note,
             )
         else:
-            sink = lake_sink(results, self.batch, into, shown, key=keys, mode=mode)
+            sink = lake_sink(
+                results, self.batch, into, shown, key=keys, mode=mode, evolve=evolve, note=self._note
+            )
         frame = rows()
         self._note("staging", str(into))
         staged = sink.stage_small(frame, SMALL) if self._small else None

@@ -52,11 +52,25 @@ class LakeSink:
 
 
 def lake_sink(
-    results: str, batch: Batch, into: LakeTable, frame: DataFrame, *, key: tuple[str, ...], mode: Mode
+    results: str,
+    batch: Batch,
+    into: LakeTable,
+    frame: DataFrame,
+    *,
+    key: tuple[str, ...],
+    mode: Mode,
+    evolve: bool = False,
+    note: Callable[[str, str], None] = lambda step, how_far: None,
 ) -> LakeSink:
-    """Check that the schema of ``frame`` fits the table. Raises MergeRefused."""
+    """Check that the schema of ``frame`` fits the table. Raises MergeRefused.
+
+    ``evolve``: the table gets the columns that it lacks first.
+    """
+    format, rows = format_of(into), arrow_schema(frame.schema)
     with connect(results, primary=True) as connection:
-        place = format_of(into).place(connection, batch, into, arrow_schema(frame.schema), key=key, mode=mode)
+        if evolve and (names := format.evolve(connection, into, rows, key=key, mode=mode)):
+            note(f"added columns to {into}", ", ".join(names))
+        place = format.place(connection, batch, into, rows, key=key, mode=mode)
     return LakeSink(place, StagedFiles(into, key, mode, batch.id, batch.attempt))
 
 

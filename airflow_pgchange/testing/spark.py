@@ -136,9 +136,10 @@ class GivenJob(Job):
         *,
         copied: Copied | None = None,
         source: Source | None = None,
+        evolve: bool = False,
     ) -> None:
         if self._work.results:
-            super()._stage(into, keys, mode, shown, rows, copied=copied, source=source)
+            super()._stage(into, keys, mode, shown, rows, copied=copied, source=source, evolve=evolve)
             return
         staging_types(shown.schema)
         if missing := [name for name in keys if name not in shown.columns]:

@@ -13,6 +13,7 @@ import pytest
 
 from airflow_pgchange.errors import ExtraMissing, VersionsDiffer
 from airflow_pgchange.spark import arrow
+from airflow_pgchange.spark.blame import is_of_the_content
 from airflow_pgchange.spark.entry import batch_job
 from airflow_pgchange.spark.installed import (
     ARROW_DRIVER,
@@ -70,8 +71,12 @@ def test_an_executor_without_the_library_of_a_lake_is_noticed_before_it_writes_a
     for module in [name for name in sys.modules if name.startswith(f"airflow_pgchange.lake.{kind}")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ExtraMissing, match=rf"need {package}: pip install"):
+    with pytest.raises(
+        ExtraMissing, match=rf"need {package}: pip install.* An executor of Spark needs"
+    ) as raised:
         pickle.loads(sent)
+    # The driver sees the text of the error. No batch is given up because of it.
+    assert not is_of_the_content(RuntimeError(f"ExtraMissing: {raised.value}"))
 
 
 WITHOUT_EXTRAS = """

@@ -66,3 +66,16 @@ def place(
         fitting.check_table(lake, table, mode)
         fitting.check_rows(lake, table, rows, key, mode)
         return Place(lake, fitting.layout(lake, table, Attempt.of(batch.id, batch.attempt)))
+
+
+def evolve(
+    connection: psycopg.Connection[Any], lake: Delta, rows: pa.Schema, *, key: tuple[str, ...], mode: Mode
+) -> list[str]:
+    """Raise MergeRefused if the table lacks columns of the rows: it gets none here."""
+    columns = {field.name.lower() for field in store.opened(lake).schema().fields}
+    if names := [name for name in rows.names if name.lower() not in columns]:
+        raise MergeRefused(
+            f"{lake}: the table lacks {', '.join(names)}, and evolve=True adds columns to Iceberg tables only: run alter "
+            "table ... add columns in Spark"
+        )
+    return []

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.table import FileScanTask, Table
+from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update.snapshot import UpdateSnapshot
 
+from airflow_pgchange.errors import MergeRefused
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.lake import keys
 from airflow_pgchange.lake.iceberg import data_files, pointer, rewriting
 from airflow_pgchange.lake.iceberg.history import Write, has
-from airflow_pgchange.lake.iceberg.names import FileId
+from airflow_pgchange.lake.iceberg.names import FileId, attempt_of
 from airflow_pgchange.lake.iceberg.refusals import refusals
 from airflow_pgchange.lake.staged import StagedFiles, Version
 from airflow_pgchange.lake.tables import Iceberg
@@ -50,6 +52,11 @@ def add_snapshot(table: Table, staged: StagedFiles, write: Write) -> None:
 
 
 def _change(snapshot: UpdateSnapshot, table: Table, staged: StagedFiles) -> None:
+    if not all(_fits(table.metadata, file) for file in staged.files):
+        raise MergeRefused(
+            f"{staged.lake}: the columns or the partitions of the table were changed while the rows were written: "
+            "nothing was committed, and the batch is tried again"
+        )
     files = [data_files.from_json(table.metadata, file) for file in staged.files]
     if not staged.mode.behaviour.needs_key:
         with snapshot.fast_append() as added:
@@ -72,6 +79,25 @@ def _change(snapshot: UpdateSnapshot, table: Table, staged: StagedFiles) -> None
 
 def _together(tables: Sequence[pa.Table]) -> pa.Table:
     return pa.concat_tables([each.cast(tables[0].schema) for each in tables])
+
+
+def _fits(metadata: TableMetadata, file: Mapping[str, Any]) -> bool:
+    """Whether a data file, which was written for an earlier version of the table, is right for this one.
+
+    Only columns that may be null may have been added since. A table that was made anew has other columns under the same
+    numbers.
+    """
+    before = [
+        field for schema in metadata.schemas if schema.schema_id == file["schema"] for field in schema.fields
+    ]
+    added = [field for field in metadata.schema().fields if field not in before]
+    return (
+        bool(before)
+        and attempt_of(file["path"], metadata) is not None
+        and file["spec"] == metadata.default_spec_id
+        and len(added) == len(metadata.schema().fields) - len(before)
+        and not any(field.required for field in added)
+    )
 
 
 def _keys_in(table: Table, path: str) -> pa.Table:

@@ -68,6 +68,7 @@ def to_json(metadata: TableMetadata, file: DataFile) -> dict[str, Any]:
         "format": file.file_format.value,
         "rows": file.record_count,
         "bytes": file.file_size_in_bytes,
+        "schema": metadata.current_schema_id,
         "spec": file.spec_id,
         "partition": [
             None if value is None else b64encode(to_bytes(kind, value)).decode()

@@ -15,6 +15,7 @@ from pyiceberg.table.metadata import TableMetadataUtil
 
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.lake.iceberg import data_files, fitting, pointer
+from airflow_pgchange.lake.iceberg.evolving import add_columns, lacking
 from airflow_pgchange.lake.iceberg.names import FileId
 from airflow_pgchange.lake.iceberg.refusals import refusals
 from airflow_pgchange.lake.names import Attempt
@@ -64,6 +65,21 @@ def place(
 ) -> Place:
     """Return the place for files with rows of this schema, if they fit the table."""
     return place_in(pointer.opened(connection, lake), batch, lake, rows, key=key, mode=mode)
+
+
+def evolve(
+    connection: psycopg.Connection[Any],
+    lake: Iceberg,
+    rows: pa.Schema,
+    *,
+    key: tuple[str, ...],
+    mode: Mode,
+) -> list[str]:
+    """Add the columns that the table lacks, in a transaction or a savepoint of its own, and return their names."""
+    if not lacking(pointer.opened(connection, lake), rows):
+        return []
+    with connection.transaction():
+        return add_columns(lake, pointer.opened(connection, lake, locked=True), rows, key, mode)
 
 
 def place_in(

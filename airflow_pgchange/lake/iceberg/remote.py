@@ -31,6 +31,7 @@ from airflow_pgchange.errors import (
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.lake.iceberg import pointer
 from airflow_pgchange.lake.iceberg.commits import add_snapshot, current_version
+from airflow_pgchange.lake.iceberg.evolving import add_columns, lacking
 from airflow_pgchange.lake.iceberg.history import Write, has
 from airflow_pgchange.lake.iceberg.places import Place, place_in
 from airflow_pgchange.lake.iceberg.refusals import refusals
@@ -87,6 +88,19 @@ def place(
     return place_in(table, batch, lake, rows, key=key, mode=mode)
 
 
+def evolve(
+    connection: psycopg.Connection[Any],
+    lake: RemoteIceberg,
+    rows: pa.Schema,
+    *,
+    key: tuple[str, ...],
+    mode: Mode,
+) -> list[str]:
+    """Add the columns that the table lacks, by a commit of the catalog, and return their names."""
+    with opened(lake) as table:
+        return add_columns(lake, table, rows, key, mode) if lacking(table, rows) else []
+
+
 def commit(connection: psycopg.Connection[Any], batch: Batch, staged: StagedFiles) -> Version:
     """Commit a snapshot with the staged files to the catalog, unless the table has the batch.
 
@@ -115,8 +129,10 @@ def commit(connection: psycopg.Connection[Any], batch: Batch, staged: StagedFile
 @contextmanager
 def opened(lake: RemoteIceberg) -> Iterator[Table]:
     """The table at its current snapshot, as its catalog gives it."""
-    with _opened(lake) as catalog, _answers(lake):
-        yield catalog.load_table((*lake.namespace.split("."), lake.name))
+    with _opened(lake) as catalog:
+        with _answers(lake):
+            table = catalog.load_table((*lake.namespace.split("."), lake.name))
+        yield table
 
 
 @contextmanager

@@ -23,10 +23,26 @@ PAGE = "docs/lake.md"
 THREE = [(1, "ann", 100), (2, "bob", 50), (3, "ann", -30)]
 
 
+def example(part: str) -> str:
+    """The example in Python that has this text."""
+    return next(text for text in blocks("python", PAGE) if part in text)
+
+
+def test_the_function_of_the_guide_adds_a_column(catalog, db):
+    names = {}
+    exec(example("append_with_notes"), names)
+    with ConsumerTransaction(CommitFeed("lake", 1), db) as transaction:
+        batch = transaction.claim()
+        transaction.ack(
+            lambda connection: names["append_with_notes"](batch, transaction.changes(), connection)
+        )
+    assert [row[-1] for row in rows(catalog)] == ["checked"] * 3
+
+
 def test_the_maintenance_of_the_guide_finds_the_table(catalog, db, monkeypatch):
     monkeypatch.setenv("AIRFLOW_CONN_SHOP", airflow_home.uri(db))
     names = {}
-    exec(next(text for text in blocks("python", PAGE) if "LakeMaintenance" in text), names)
+    exec(example("LakeMaintenanceOperator"), names)
     (task,) = names["maintenance_of_the_lake"]().tasks
     assert task.execute({}) == {
         "table": "lake.sales.payment",
@@ -56,7 +72,7 @@ def test_the_settings_of_the_guide_reach_a_bucket(connection, db, s3_server, tmp
 @pytest.mark.skipif(not HAS_SQL_CATALOG, reason="the REST catalog of the tests needs SQLAlchemy 2")
 def test_the_settings_of_the_guide_reach_another_catalog(connection, tmp_path, monkeypatch):
     settings, names = blocks("yaml", PAGE)[1], {}
-    exec(blocks("python", PAGE)[3], names)
+    exec(example('catalog="company"'), names)
     with closing(RestCatalog(tmp_path)) as rest:
         rest.catalog.create_namespace("sales")
         rest.catalog.create_table("sales.payment", PAYMENTS)
@@ -68,7 +84,7 @@ def test_the_settings_of_the_guide_reach_another_catalog(connection, tmp_path, m
 
 
 def test_the_example_of_the_guide_writes_each_batch_into_a_delta_table(connect, db, tmp_path):
-    made, used = blocks("python", PAGE)[4:6]
+    made, used = example("DeltaTable.create"), example("append_payments")
     names = {}
     exec(made.replace("/data/lake", str(tmp_path)) + used, names)
     track_payments(connect())
@@ -86,10 +102,8 @@ def catalog(db: str, connect, tmp_path: Path):
     track_payments(connect())
     server, names = conninfo_to_dict(db), {}
     address = f"{server['user']}@{server['host']}:{server['port']}/{server['dbname']}"
-    example = (
-        blocks("python", PAGE)[0].replace("localhost/shop", address).replace("/data/lake", str(tmp_path))
-    )
-    exec(example, names)
+    made = example("create_namespace").replace("localhost/shop", address).replace("/data/lake", str(tmp_path))
+    exec(made, names)
     return names["catalog"]
 
 
@@ -100,7 +114,7 @@ def rows(catalog) -> list[tuple[int, str, int]]:
 
 def test_the_function_of_the_guide_writes_each_payment(catalog, db: str) -> None:
     names = {}
-    exec(blocks("python", PAGE)[2], names)
+    exec(example("def append(batch"), names)
     with ConsumerTransaction(CommitFeed("lake", 1), db) as transaction:
         batch = transaction.claim()
         transaction.ack(lambda connection: names["append"](batch, transaction.changes(), connection))
@@ -109,7 +123,7 @@ def test_the_function_of_the_guide_writes_each_payment(catalog, db: str) -> None
 
 def test_the_dag_of_the_guide_appends_each_payment(catalog, db: str) -> None:
     names = {}
-    exec(blocks("python", PAGE)[1], names)
+    exec(example("payments_in_the_lake"), names)
     (task,) = names["payments_in_the_lake"]().tasks
     with batch_of(names["PAYMENTS"], db) as job:
         task.python_callable(job)

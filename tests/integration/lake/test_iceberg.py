@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform, TruncateTransform
+from pyiceberg.types import LongType, StringType
 
 from airflow_pgchange.errors import InvalidArgument, MergeRefused, PermissionDenied
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
@@ -23,7 +24,7 @@ from airflow_pgchange.lake.rows import write_marked
 from airflow_pgchange.lake.staged import StagedFiles
 from airflow_pgchange.results.modes import Mode
 from airflow_pgchange.results.staging import TOUCHED, result_of
-from tests.lakes import EACH_STORE, TABLE, Lake, payments, set_up
+from tests.lakes import EACH_STORE, PAYMENTS, TABLE, Lake, payments, set_up
 from tests.staging import BATCH
 from tests.waiting import until, waits
 
@@ -280,3 +281,99 @@ def test_the_metadata_files_are_numbered_in_order(lake, connection):
     assert pointer.version_of(table.metadata_location) == 3
     assert [pointer.version_of(entry.metadata_file) for entry in table.metadata.metadata_log] == [0, 1, 2]
     assert pointer.version_of("s3://lake/any.json") == -1
+
+
+NOTED = pa.schema([*PAYMENTS, ("note", pa.string()), ("more", pa.list_(pa.int64()))])
+
+
+def test_a_table_gets_the_columns_of_the_rows_in_the_same_commit(lake, connection):
+    table = lake.table()
+    written(connection, FIVE)
+    rows = pa.Table.from_pylist([{"id": 6, "account": "a", "cents": 1, "note": "n", "more": [1]}], NOTED)
+    with connection.transaction(force_rollback=True):
+        write(connection, BATCH, TABLE, rows, evolve=True)
+    assert table.refresh().schema().column_names == PAYMENTS.names
+    for number in range(2):
+        written(connection, rows.set_column(0, "id", [[6 + number]]), evolve=True)
+    assert [(row["id"], row["note"], row["more"]) for row in lake.rows()[4:]] == [
+        (5, None, None), (6, "n", [1]), (7, "n", [1])]  # fmt: skip
+    assert len(table.refresh().metadata.schemas) == 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (pa.table({"id": ["1"], "note": ["n"]}), "column id is of type string in the rows and long in the table"),
+        (pa.table({"Id": [1]}), "the table has no column Id"),
+        (pa.table({"id": [1], "note": pa.array([1], pa.uint64())}), "cannot write each value of 'note'"),
+        (pa.table({"id": [1], "note": pa.array([None], pa.null())}), "note|null"),
+    ],
+    ids=["another type", "another case", "no type of Iceberg's", "no type"],
+)  # fmt: skip
+def test_rows_that_would_still_not_fit_add_no_column(lake, connection, rows, message):
+    table = lake.table()
+    with pytest.raises(MergeRefused, match=message):
+        written(connection, rows, evolve=True)
+    assert table.refresh().schema().column_names == PAYMENTS.names
+    assert not list(lake.folder.rglob("*.parquet"))
+
+
+def altered(change):
+    def alter(lake):
+        with lake.catalog.load_table(TABLE.table).update_schema(allow_incompatible_changes=True) as schema:
+            change(schema)
+
+    return alter
+
+
+def partitioned(lake):
+    with lake.catalog.load_table(TABLE.table).update_spec() as spec:
+        spec.add_identity("account")
+
+
+def made_anew(lake):
+    lake.catalog.drop_table(TABLE.table)
+    lake.table(pa.schema([("cents", pa.int64()), ("account", pa.string()), ("id", pa.int32())]))
+
+
+@pytest.mark.parametrize(
+    "alter",
+    [
+        altered(lambda schema: schema.rename_column("cents", "amount")),
+        altered(lambda schema: schema.delete_column("cents")),
+        altered(lambda schema: schema.update_column("cents", LongType())),
+        altered(lambda schema: schema.update_column("account", required=True)),
+        partitioned,
+        made_anew,
+    ],
+    ids=["renamed", "dropped", "widened", "required", "partitioned", "made anew"],
+)
+@pytest.mark.parametrize("mode", [Mode.APPEND, Mode.REPLACE])
+def test_files_of_an_earlier_shape_of_the_table_are_refused(lake, connection, alter, mode):
+    lake.table()
+    staged = staged_files(lake, FIVE.to_batches(), mode, ("id",))
+    alter(lake)
+    with (
+        connection.transaction(),
+        pytest.raises(MergeRefused, match="were changed while the rows were written"),
+    ):
+        iceberg.commit(connection, BATCH, staged)
+    assert lake.catalog.load_table(TABLE.table).current_snapshot() is None
+
+
+def test_a_column_that_was_added_while_rows_were_written_is_null_in_them(lake, connection):
+    lake.table()
+    staged = staged_files(lake, FIVE.to_batches(), Mode.REPLACE, ("id",))
+    altered(lambda schema: schema.add_column("note", StringType()))(lake)
+    with connection.transaction():
+        iceberg.commit(connection, BATCH, staged)
+    assert [(row["id"], row["note"]) for row in lake.rows()] == [(number, None) for number in range(1, 6)]
+
+
+def test_rows_are_found_by_a_key_that_was_widened(lake, connection):
+    lake.table()
+    written(connection, FIVE)
+    altered(lambda schema: schema.update_column("cents", LongType()))(lake)
+    rows = pa.table({"id": [9], "account": ["b"], "cents": [200]})
+    written(connection, rows, mode="replace", key="cents")
+    assert ids(lake) == [1, 3, 4, 5, 9]

@@ -334,3 +334,11 @@ def test_maintenance_is_the_same_with_another_catalog(table, connection):
     left = maintenance.remove_orphans(connection, TABLE, timedelta())
     assert {each.batch: each.files for each in left} == {BATCH.id: 1, "b1": 1}
     assert table.rows() == [(1, "a", 1), (2, "a", 1)]
+
+
+def test_a_table_of_another_catalog_gets_the_columns_of_the_rows(table, connection):
+    noted = ONE.append_column("note", [["n"]])
+    with pytest.raises(MergeRefused, match="the table has no column note"):
+        written(connection, noted)
+    written(connection, noted, evolve=True)
+    assert table.rows() == [(1, "a", 100, "n")]

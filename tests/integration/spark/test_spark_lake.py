@@ -66,6 +66,14 @@ def test_a_frame_that_does_not_fit_is_refused_before_a_file_is_written(feed, db,
     assert not list(lake.folder.rglob("*.parquet"))
 
 
+def test_a_table_gets_the_columns_of_a_frame_that_may_add_them(feed, db, lake):
+    lake.table()
+    with batch_of(feed, db) as job:
+        noted = job.rows("payment", key="id").withColumn("note", f.lit("n"))
+        job.merge(noted, into=lake.into, key="id", mode="replace", evolve=True)
+    assert {(row["account"], row["note"]) for row in lake.rows()} == {("a0", "n"), ("a1", "n"), ("a2", "n")}
+
+
 TYPES = {
     "boolean": "true", "smallint": "-32768", "integer": "2147483647", "bigint": "-9223372036854775808",
     "real": "0.1", "double precision": "1e300", "numeric(38,10)": "'1234567890123456789012345678.0123456789'",
