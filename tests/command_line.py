@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable
 from typing import Any
@@ -9,14 +10,22 @@ from typing import Any
 import pytest
 from airflow.cli.cli_parser import get_parser
 
+from airflow_pgchange.cli.program import add_commands
+
 Command = Callable[..., Any]
+
+
+def parsed(*arguments: str) -> argparse.Namespace:
+    """The arguments of ``airflow-pgchange``, as Airflow's parser reads them."""
+    add_commands()
+    return get_parser().parse_args(["pgchange", *arguments])
 
 
 def command(capsys: pytest.CaptureFixture[str]) -> Command:
     """Runs a command and returns what it prints, read as JSON."""
 
     def run(*arguments: str) -> Any:
-        args = get_parser().parse_args(["pgchange", *arguments, "--output", "json"])
+        args = parsed(*arguments, "--output", "json")
         capsys.readouterr()
         args.func(args)
         return json.loads(capsys.readouterr().out)

@@ -13,11 +13,16 @@ from airflow_pgchange.cli.definition import get_pgchange_cli_commands
 
 def main() -> None:
     """Run the command that the arguments of this process name."""
-    for group in get_pgchange_cli_commands():
-        cli_parser.ALL_COMMANDS_DICT.setdefault(group.name, group)
+    add_commands()
     sys.argv[:1] = ["airflow", "pgchange"]
     _rename(cli_parser.get_parser(), "airflow pgchange")
     airflow()  # type: ignore[no-untyped-call]
+
+
+def add_commands() -> None:
+    """Give Airflow the commands, which version 3.1 does not take from a provider."""
+    for group in get_pgchange_cli_commands():
+        cli_parser.ALL_COMMANDS_DICT.setdefault(group.name, group)
 
 
 def _rename(parser: argparse.ArgumentParser, old: str) -> None:

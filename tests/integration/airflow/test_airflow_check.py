@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from airflow.cli.cli_parser import get_parser
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
@@ -19,7 +18,7 @@ from airflow_pgchange.cli import common
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from airflow_pgchange.triggers.feed import FeedTrigger
 from tests.airflow_home import uri
-from tests.command_line import Command
+from tests.command_line import Command, parsed
 from tests.conftest import Role
 from tests.events import publish, subscribe
 from tests.ledger import Connect
@@ -63,7 +62,7 @@ def check_files(capsys: pytest.CaptureFixture[str]) -> Check:
     """Of files: the rows of the command, and its exit code."""
 
     def run(*files: Path | str) -> tuple[Any, int]:
-        args = get_parser().parse_args(["pgchange", "check", *map(str, files), "--output", "json"])
+        args = parsed("check", *map(str, files), "--output", "json")
         capsys.readouterr()
         code = 0
         try:
@@ -343,7 +342,7 @@ async def test_status_says_which_feed_a_watcher_cannot_look_at(
 ) -> None:
     await first(FeedTrigger({"kind": "commit", "consumer": "delays", "branch": 999}, conn_id, once=True))
     assert connect().execute("select feed from pgchange.watchers() where error is not null").fetchall()
-    args = get_parser().parse_args(["pgchange", "status", "--dsn", db])
+    args = parsed("status", "--dsn", db)
     args.func(args)
     told = capsys.readouterr().err
     assert "commits:delays/999: it cannot be watched" in told
@@ -356,7 +355,7 @@ def test_an_airflow_whose_database_was_never_migrated_is_told_apart_from_one_wit
     engine = create_engine("sqlite://")
     monkeypatch.setattr(common, "create_session", lambda: closing(Session(engine)))
     with pytest.raises(SystemExit) as ended:
-        command.check(get_parser().parse_args(["pgchange", "check"]))
+        command.check(parsed("check"))
     assert re.fullmatch(
         r"InvalidArgument: Airflow's own database .*no such table.*; run airflow db migrate, or .*",
         str(ended.value),

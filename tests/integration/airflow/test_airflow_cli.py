@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import psycopg
 import pytest
-from airflow.cli.cli_parser import get_parser
 from airflow.sdk import DAG
 from psycopg.conninfo import make_conninfo
 
@@ -23,7 +22,7 @@ from airflow_pgchange.plugins.places import Places, named_in
 from airflow_pgchange.utils.compat import dag_serialization
 from tests import tubes
 from tests.airflow_home import uri
-from tests.command_line import Command, ended, failed
+from tests.command_line import Command, ended, failed, parsed
 from tests.conftest import Role
 from tests.ledger import Connect
 
@@ -107,7 +106,7 @@ def test_status_shows_what_a_role_may_see_and_says_what_it_leaves_out(
     assert "permission denied" in failed(caught)
     with psycopg.connect(ledger, autocommit=True) as owner:
         owner.execute(f"select pubsub.grant_consumer('{someone.name}')")
-    args = get_parser().parse_args(["pgchange", "status", "--dsn", someone.conninfo])
+    args = parsed("status", "--dsn", someone.conninfo)
     args.func(args)
     said = capsys.readouterr()
     assert "commits:delays/0" in said.out
@@ -116,7 +115,7 @@ def test_status_shows_what_a_role_may_see_and_says_what_it_leaves_out(
 
 def findings(dsn: str, capsys: pytest.CaptureFixture[str]) -> list[dict[str, str | None]]:
     """What health prints; it ends with code 1 if that is anything."""
-    args = get_parser().parse_args(["pgchange", "health", "--dsn", dsn, "--output", "json"])
+    args = parsed("health", "--dsn", dsn, "--output", "json")
     capsys.readouterr()
     code = 0
     try:
@@ -237,7 +236,7 @@ def test_status_in_a_table_shows_the_first_line_of_an_error(
             "update pgchange.claim set error = %s",
             [f"psycopg.errors.NotNullViolation: null value {'x' * SHOWN_REASON}\nDETAIL: no such line"],
         )
-    args = get_parser().parse_args(["pgchange", "status", "--dsn", ledger, "--output", "plain"])
+    args = parsed("status", "--dsn", ledger, "--output", "plain")
     args.func(args)
     said = capsys.readouterr().out
     assert re.search("attempt 1 failed: psycopg.errors.NotNullViolation: null value x+[.]{3}", said)
@@ -247,7 +246,7 @@ def test_status_in_a_table_shows_the_first_line_of_an_error(
 def test_a_number_that_is_an_estimate_is_marked_in_a_table_and_one_that_is_exact_is_not(
     ledger: str, connect: Connect, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    args = get_parser().parse_args(["pgchange", "status", "--dsn", ledger, "--output", "plain"])
+    args = parsed("status", "--dsn", ledger, "--output", "plain")
     args.func(args)
     assert re.search(r"commits:delays/0 +3 ", capsys.readouterr().out)
     connect().execute("insert into ledger select from generate_series(1, 3000)")
@@ -273,7 +272,7 @@ def test_letters_in_a_table_show_what_the_last_attempt_failed_on(
     ledger: str, pgchange: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pgchange("skip", "commits:delays/0", "--dsn", ledger, "--reason", "a poisonous row")
-    args = get_parser().parse_args(["pgchange", "letters", "list", "--dsn", ledger, "--output", "plain"])
+    args = parsed("letters", "list", "--dsn", ledger, "--output", "plain")
     args.func(args)
     printed = capsys.readouterr().out
     assert "a poisonous row" in printed
@@ -381,7 +380,7 @@ def test_a_command_that_finds_nothing_says_what_that_means(
     db: str, bare_db: str, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     arguments = {"status": ["--dsn", db], "upgrade": ["--dsn", bare_db], "install": ["--dsn", db]}[command]
-    args = get_parser().parse_args(["pgchange", command, *arguments])
+    args = parsed(command, *arguments)
     args.func(args)
     said = capsys.readouterr()
     assert {"status": "first claim", "upgrade": "pgchange install", "install": "revision"}[command] in (

@@ -12,7 +12,6 @@ from typing import Any
 
 import psycopg
 import pytest
-from airflow.cli.cli_parser import get_parser
 
 from airflow_pgchange.errors import SourceRestored
 from airflow_pgchange.feeds import ConsumerTransaction, EventFeed, QueueFeed, TopologyFeed, TubeFeed
@@ -20,7 +19,7 @@ from airflow_pgchange.lake import write
 from airflow_pgchange.topology import TopologyClient
 from demo.postgres import free_port
 from tests import deltas
-from tests.command_line import Command, failed
+from tests.command_line import Command, failed, parsed
 from tests.events import publish, subscribe
 from tests.lakes import payments
 from tests.ledger import Connect
@@ -243,7 +242,7 @@ def test_the_topology_relay_serves_until_it_is_stopped(db: str) -> None:
     ],
 )
 def test_a_topology_relay_that_cannot_serve_says_why(db: str, options: list[str], reason: str) -> None:
-    args = get_parser().parse_args(["pgchange", "topology-relay", "--dsn", db, *options])
+    args = parsed("topology-relay", "--dsn", db, *options)
     with pytest.raises(SystemExit) as caught:
         args.func(args)
     assert reason in failed(caught)

@@ -10,7 +10,6 @@ from unittest.mock import Mock
 
 import psycopg
 import pytest
-from airflow.cli.cli_parser import get_parser
 from airflow.sdk.log import mask_secret
 
 from airflow_pgchange.admin import dead_letters
@@ -19,6 +18,7 @@ from airflow_pgchange.feeds import Batch, Change, CommitFeed, TubeFeed
 from airflow_pgchange.operators.batch import BatchOperator
 from airflow_pgchange.operators.letters import DeadLettersOperator
 from tests.airflow_home import uri
+from tests.command_line import parsed
 from tests.commits import FEED, commits, narrow_partitions, use_up_transactions
 from tests.commits import drain as drain_all
 from tests.letters import give_up, only
@@ -35,7 +35,7 @@ def pgchange(capsys: pytest.CaptureFixture[str]) -> Command:
     """Run a command of letters and return what it prints, read as JSON."""
 
     def run(*arguments: str) -> Any:
-        args = get_parser().parse_args(["pgchange", "letters", *arguments, "--output", "json"])
+        args = parsed("letters", *arguments, "--output", "json")
         capsys.readouterr()
         args.func(args)
         return json.loads(capsys.readouterr().out)
@@ -64,7 +64,7 @@ def test_list_in_a_table_is_for_people(
 ) -> None:
     letter, _ = give_up(connection, db)
     dead_letters.redrive(connection, ids=[letter])
-    args = get_parser().parse_args(["pgchange", "letters", "list", "--dsn", db, "--output", "plain"])
+    args = parsed("letters", "list", "--dsn", db, "--output", "plain")
     args.func(args)
     printed = capsys.readouterr().out
     assert "cannot be parsed" in printed
@@ -72,7 +72,7 @@ def test_list_in_a_table_is_for_people(
 
 
 def test_no_letters_are_said(db: str, capsys: pytest.CaptureFixture[str]) -> None:
-    args = get_parser().parse_args(["pgchange", "letters", "list", "--dsn", db])
+    args = parsed("letters", "list", "--dsn", db)
     args.func(args)
     assert "no dead letters" in capsys.readouterr().err
 

@@ -16,6 +16,7 @@ from airflow.cli.cli_parser import get_parser
 
 from tests.airflow_home import uri
 from tests.airflow_metadata import take_migrated
+from tests.command_line import parsed
 from tests.ledger import run
 from tests.readme import FENCE, ROOT, TUTORIAL, blocks, statements
 
@@ -68,12 +69,15 @@ class Reader:
         self._printed()
         for line in example.splitlines():
             program, *arguments = shlex.split(line.replace(SAVED, str(self.file)))
-            if program == "airflow" and "--help" not in arguments:
+            if program == "airflow-pgchange" and "--help" not in arguments:
+                args = parsed(*arguments)
+                args.func(args)
+            elif program == "airflow":
                 args = get_parser().parse_args(arguments)
-                if arguments[0] in ("pgchange", "connections"):
+                if arguments[0] == "connections":
                     args.func(args)
             else:
-                assert program in {"airflow", *ELSEWHERE}
+                assert program in {"airflow-pgchange", *ELSEWHERE}
         return self._printed()
 
     def _sql(self, example: str) -> str:

@@ -18,13 +18,13 @@ from pathlib import Path
 
 import asyncpg
 import pytest
-from airflow.cli.cli_parser import get_parser
 from psycopg import sql
 
 from airflow_pgchange.errors import InvalidArgument, ServerUnavailable
 from airflow_pgchange.topology import InstanceEvent, TopologyClient, service
 from airflow_pgchange.topology.connection import RECORD
 from airflow_pgchange.topology.replies import READY
+from tests.command_line import parsed
 from tests.relay_process import relay_process
 from tests.relay_session import WORD, message, packet
 
@@ -256,16 +256,7 @@ def test_tls_cannot_be_required_without_a_certificate(secured):
 
 
 def test_tls_is_required_on_the_command_line_too(secured):
-    command = [
-        "pgchange",
-        "topology-relay",
-        "--dsn",
-        "dbname=x",
-        "--users",
-        secured["users"],
-        "--require-tls",
-    ]
-    args = get_parser().parse_args(command)
+    args = parsed("topology-relay", "--dsn", "dbname=x", "--users", secured["users"], "--require-tls")
     with pytest.raises(SystemExit, match="--require-tls needs --tls-cert"):
         args.func(args)
 
