@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from demo.postgres import Cluster
 from demo.spark import clean_environment
 from tests import quick_spark, spark_server
 from tests.airflow_home import uri
+from tests.chaos import killed_lakes
 from tests.suite.processes import runs
 
 ROOT = Path(__file__).parent.parent.parent
@@ -63,6 +65,7 @@ APPLICATION = """
 import os, pathlib, time
 from pyspark import TaskContext
 from pyspark.sql import functions as f
+from airflow_pgchange.lake import Delta, Iceberg, RemoteIceberg
 from airflow_pgchange.spark.entry import batch_job
 
 FOLDER, STEP = pathlib.Path({folder!r}), {step!r}
@@ -96,6 +99,8 @@ with batch_job() as job:
     totals = read.groupBy("account").agg(f.count("*").alias("changes"), f.sum("amount").alias("amount"))
     job.merge(totals, into="public.total", key="account", mode="add")
     ids = rows.select("id")
+    for lake in {lakes!r}:
+        job.merge(ids, into=lake, key=[], mode="append")
     job.merge(ids.mapInArrow(pausing("staging"), ids.schema), into="public.copied", key=[], mode="append")
 reached("written")
 """
@@ -103,19 +108,23 @@ reached("written")
 
 @dataclass(frozen=True)
 class Scene:
-    """A source, a place for the results, and a feed with one batch done well; ``folder`` holds the signals of a run."""
+    """A source, a place for the results, and a feed with one batch done well; ``folder`` holds the signals of a run.
+
+    With ``lakes`` the ids are copied to tables of a lake, too.
+    """
 
     source: Cluster
     results: Cluster
     branch: int
     folder: Path
+    lakes: bool = False
 
     @property
     def feed(self) -> CommitFeed:
         return CommitFeed("kills", self.branch)
 
 
-def set_up(source: Cluster, results: Cluster, folder: Path, changes: int) -> Scene:
+def set_up(source: Cluster, results: Cluster, folder: Path, changes: int, *, lakes: bool = False) -> Scene:
     """A ledger of two batches, the first of which is done."""
     with psycopg.connect(source.conninfo(), autocommit=True) as connection:
         connection.execute(TABLES)
@@ -123,10 +132,13 @@ def set_up(source: Cluster, results: Cluster, folder: Path, changes: int) -> Sce
     assert row is not None
     with psycopg.connect(results.conninfo(), autocommit=True) as connection:
         connection.execute(RESULTS)
-    scene = Scene(source, results, row[0], folder)
+    if lakes:
+        killed_lakes.create(results.conninfo(), folder)
+    scene = Scene(source, results, row[0], folder, lakes)
     write(scene, 100)
     with ConsumerTransaction(scene.feed, results.conninfo(), source.conninfo()) as first:
-        first.claim(1_000_000)
+        batch = first.claim(1_000_000)
+        assert batch is not None
         ids = [change.id for change in first.changes()]
 
         def keep(connection: psycopg.Connection[object]) -> None:
@@ -135,6 +147,8 @@ def set_up(source: Cluster, results: Cluster, folder: Path, changes: int) -> Sce
                 "insert into total select id %% 7, count(*), sum(id %% 60) from unnest(%s::bigint[]) as id group by 1",
                 [ids],
             )
+            if lakes:
+                killed_lakes.append(connection, batch, folder, ids)
 
         first.ack(keep)
     write(scene, changes)
@@ -157,7 +171,9 @@ def operator(
     """The operator at work on the second batch, as a process; it stops at ``step``."""
     for name in ("go", "passed", "driver", "python", *STEPS):
         (scene.folder / name).unlink(missing_ok=True)
-    (scene.folder / "application.py").write_text(APPLICATION.format(folder=str(scene.folder), step=step))
+    tables = killed_lakes.tables(scene.folder) if scene.lakes else ()
+    application = APPLICATION.format(folder=str(scene.folder), step=step, lakes=tables)
+    (scene.folder / "application.py").write_text(application)
     apart = scene.source is not scene.results
     given = {
         "folder": str(scene.folder), "step": step, "branch": scene.branch, "separately": separately,
@@ -169,6 +185,7 @@ def operator(
         "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(spark_connection(master)),
         "PYSPARK_PYTHON": sys.executable,
         "PYTHONPATH": str(ROOT),
+        **killed_lakes.environment(scene.folder),
         **(quick_spark.environment(scene.folder / "conf") if master.startswith("local") else {}),
     }
     log = scene.folder / f"operator-{step}.log"
@@ -279,7 +296,7 @@ def attempts(scene: Scene, step: str) -> int:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How many ids of the ledger are missing, how many too many, and the accounts whose totals differ."""
+    """How many ids of the ledger are missing in its copies, how many too many, and the accounts whose totals differ."""
 
     lost: int
     doubled: int
@@ -296,9 +313,16 @@ def judge(scene: Scene) -> Verdict:
             connection.execute("select account, count(*), sum(amount) from ledger group by 1").fetchall()
         )
     with psycopg.connect(scene.results.conninfo()) as connection:
-        copied = [row[0] for row in connection.execute("select id from copied")]
+        copied = Counter(row[0] for row in connection.execute("select id from copied"))
         totals = set(connection.execute("select account, changes, amount from total").fetchall())
-    return Verdict(len(ids - set(copied)), len(copied) - len(set(copied)), len(ledger ^ totals))
+    copies = [copied]
+    if scene.lakes:
+        copies += killed_lakes.ids(scene.results.conninfo(), scene.folder).values()
+    return Verdict(
+        sum(len(ids - found.keys()) for found in copies),
+        sum(found.total() - len(found) for found in copies),
+        len(ledger ^ totals),
+    )
 
 
 def staging_left(scene: Scene) -> int:

@@ -23,6 +23,21 @@ CASES = [
     for apart in (False, True)
     if apart or victim != "source"
 ]
+LAKE_CASES = [
+    ("operator", "staging"),
+    ("operator", "merged"),
+    ("operator", "acked"),
+    ("operator", "committed"),
+    ("PostgreSQL", "staging"),
+    ("PostgreSQL", "merged"),
+    ("PostgreSQL", "acked"),
+    ("driver", "staging"),
+    ("driver's Python", "staging"),
+    ("cluster's driver", "staging"),
+    ("executor", "staging"),
+]
+"""The catalogs that are no part of PostgreSQL have committed at ``merged``, and PostgreSQL has not."""
+OF_LAKES = pytest.mark.release("every run has such kills by batches in Python, in test_lake.py")
 DURING_SPARK = ("opened", "reading", "staging", "written")
 AFTER_SPARK = ("merged", "acked", "committed")
 LIVES_ON = ("source", "executor")
@@ -39,9 +54,9 @@ def spark():
 
 @pytest.fixture
 def scene(new_cluster, tmp_path):
-    def make(*, apart=False, changes=500):
+    def make(*, apart=False, changes=500, lakes=False):
         source = new_cluster()
-        return kills.set_up(source, new_cluster() if apart else source, tmp_path, changes)
+        return kills.set_up(source, new_cluster() if apart else source, tmp_path, changes, lakes=lakes)
 
     return make
 
@@ -60,10 +75,22 @@ def finish(scene, master):
 @pytest.mark.parametrize(("victim", "step", "apart"), CASES)
 def test_a_kill_loses_and_doubles_nothing(request, scene, victim, step, apart):
     """Seconds: the operator is a process, and its driver a JVM."""
+    killed(request, scene, victim, step, apart=apart)
+
+
+@OF_LAKES
+@pytest.mark.parametrize(("victim", "step"), LAKE_CASES)
+def test_a_kill_loses_and_doubles_nothing_in_a_lake(request, scene, victim, step):
+    """Seconds: as above, and each table of the lake is read by a process of its own."""
+    killed(request, scene, victim, step, lakes=True)
+
+
+def killed(request, scene, victim, step, *, apart=False, lakes=False):
+    """Kill the victim at a step, run the operator again, and compare all copies with the ledger."""
     master, changes = master_of(step), 500
     if victim in kills.IN_A_CLUSTER:
         master, changes = request.getfixturevalue("spark").master_url, SMALL + 5_000
-    at = scene(apart=apart, changes=changes)
+    at = scene(apart=apart, changes=changes, lakes=lakes)
     with kills.operator(at, master, step) as process:
         kills.wait_for_step(at, process, step)
         assert kills.job_runs(at) == (step in DURING_SPARK)
