@@ -34,11 +34,14 @@ where s.ready is not null
 """
 BATCHES = """
 insert into pgchange.batch (
-    kind, consumer, batch_id, attempt, count, claimed_at, acked_at, seconds, number, noted_at, run)
+    kind, consumer, batch_id, attempt, count, claimed_at, acked_at, seconds, number, noted_at, outputs, run)
 select s.kind, s.consumer, gen_random_uuid(), 1, x.count, x.began, x.began + make_interval(secs => x.took + 0.3),
        jsonb_build_object(
            'claim', round((0.02 + x.part * 0.05)::numeric, 2), 'process', round((x.took * 0.8)::numeric, 2),
            'merge', round((x.took * 0.2)::numeric, 2)), 0, x.began,
+       jsonb_build_array(jsonb_build_object(
+           'target', 'lake.flights.movement', 'rows', x.count, 'location', 's3://airline/flights/movement',
+           'version', 4000000000000000000 + abs(hashtext(s.consumer || n)::bigint) * 104729)),
        %(run)s || '/asset__' || to_char(x.began at time zone 'UTC', 'YYYY-MM-DD"T"HH24"%%3A"MI"%%3A"SS')
            || '%%2B00%%3A00/keep/-1/1'
 from pgchange.status() as s
