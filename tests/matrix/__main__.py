@@ -41,8 +41,10 @@ Its SQLAlchemy is 1.4, as in Airflow 3.1's own constraints.
 
 Tests of what an older Airflow lacks are skipped there: policies of retries come with 3.3, commands of providers with
 3.2, and assets of PostgreSQL tables with version 7.0 of Airflow's provider of PostgreSQL. The tutorial shows what Airflow
-3.3 prints. PyIceberg's `SqlCatalog` needs SQLAlchemy 2. With 1.4, most tests of Iceberg tables use a catalog of their own, and those that need `SqlCatalog` itself
-are skipped: the guide's, and those of other catalogs.
+3.3 prints.
+
+PyIceberg's `SqlCatalog` needs SQLAlchemy 2. With 1.4, most tests of Iceberg tables use a catalog of their own, and those
+that need `SqlCatalog` itself are skipped: the guide's, and those of other catalogs.
 
 """
 OF_INTEGRATION = """

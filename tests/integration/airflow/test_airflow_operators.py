@@ -11,8 +11,8 @@ from typing import Any
 
 import psycopg
 import pytest
+from airflow.providers.common.compat.sdk import AirflowSkipException
 from airflow.sdk import DAG, task
-from airflow.sdk.exceptions import AirflowSkipException
 
 from airflow_pgchange.errors import BatchGivenUp, ConsumerBusy, InvalidArgument, ServerUnavailable, Stopped
 from airflow_pgchange.feeds import Batch, Change, CommitFeed, ConsumerTransaction

@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from airflow.sdk.exceptions import AirflowException, AirflowSensorTimeout, TaskDeferred
+from airflow.providers.common.compat.sdk import AirflowException, AirflowSensorTimeout, TaskDeferred
 
 from airflow_pgchange.errors import InvalidArgument, UnknownBranch
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction

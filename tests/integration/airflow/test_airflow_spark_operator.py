@@ -8,7 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from airflow.sdk.exceptions import AirflowException
+from airflow.providers.common.compat.sdk import AirflowException
 from airflow.sdk.execution_time.context import OutletEventAccessors
 
 from airflow_pgchange.assets.targets import table_asset, target_tables

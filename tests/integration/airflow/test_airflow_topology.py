@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from airflow.sdk.exceptions import TaskDeferred
+from airflow.providers.common.compat.sdk import TaskDeferred
 
 from airflow_pgchange.assets.pgchange import feed_asset
 from airflow_pgchange.errors import InvalidArgument

@@ -9,9 +9,9 @@ from typing import Any
 
 import psycopg
 import pytest
+from airflow.providers.common.compat.sdk import AirflowSkipException
 from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, task
-from airflow.sdk.exceptions import AirflowSkipException
 
 from airflow_pgchange.errors import ConsumerBusy, HandlerFailed, InvalidArgument, Stopped
 from airflow_pgchange.events import Delivery, Event, Handler, publish, subscribe, topical

@@ -9,8 +9,8 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException, TaskDeferred
 from airflow.sdk import DAG, task
-from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
 from structlog.testing import capture_logs
 
 from airflow_pgchange.admin.maintenance import maintain
