@@ -6,9 +6,12 @@ It speaks the part of the REST protocol that loads tables and commits to them. T
 from __future__ import annotations
 
 import json
+import random
+import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from enum import Enum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -28,20 +31,30 @@ class Fault(Enum):
     REFUSED = "not applied, and answered with 503"
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        # A client may have been killed.
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
+
+
 class RestCatalog:
-    """``faults`` are taken by the next commits, in order; ``fired`` are those that were. ``commits`` are the requests."""
+    """``faults`` are taken by the next commits, in order; ``fired`` are those that were. ``commits`` are all requests.
+    ``conflicts`` counts those whose requirements were not met. Each commit waits for up to ``delay`` seconds first."""
 
     def __init__(self, folder: Path) -> None:
         self.faults: list[Fault] = []
         self.fired: list[Fault] = []
         self.commits: list[CommitTableRequest] = []
+        self.conflicts = 0
+        self.delay = 0.0
         self._hold, self._held, self._release = threading.Event(), threading.Event(), threading.Event()
         self._lock = threading.Lock()
         # It needs SQLAlchemy 2.
         from pyiceberg.catalog.sql import SqlCatalog
 
         self.catalog = SqlCatalog("rest", uri=f"sqlite:///{folder / 'rest.db'}", warehouse=folder.as_uri())
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._server = _Server(("127.0.0.1", 0), self._handler())
         threading.Thread(target=self._server.serve_forever, args=[0.01], daemon=True).start()
 
     @property
@@ -74,6 +87,7 @@ class RestCatalog:
             self._hold.clear()
             self._held.set()
             assert self._release.wait(60)
+        time.sleep(random.random() * self.delay)
         with self._lock:
             self.commits.append(request)
             table = self.catalog.load_table((*request.identifier.namespace.root, request.identifier.name))
@@ -107,7 +121,10 @@ class RestCatalog:
                             self._refuse(404, error)
 
             def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
+                size = int(self.headers["Content-Length"])
+                body = self.rfile.read(size)
+                if len(body) < size:
+                    return
                 if self._path() == ["oauth", "tokens"]:
                     self._say(200, {"access_token": "planted-token", "token_type": "bearer"})
                 else:
@@ -120,6 +137,7 @@ class RestCatalog:
                 try:
                     table = owner._commit(request)
                 except CommitFailedException as error:
+                    owner.conflicts += 1
                     self._refuse(409, error)
                     return
                 match owner._take_fault(before=False):
@@ -147,12 +165,22 @@ class RestCatalog:
 
             def _say(self, code: int, answer: Any) -> None:
                 body = json.dumps(answer).encode()
-                # A client may have been killed.
-                with suppress(OSError):
-                    self.send_response(code)
-                    self.send_header("Content-Type", "application/json")
-                    self.send_header("Content-Length", str(len(body)))
-                    self.end_headers()
-                    self.wfile.write(body)
+                self.send_response(code)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
 
         return Handler
+
+
+@contextmanager
+def running(folder: Path, monkeypatch: Any) -> Iterator[RestCatalog]:
+    """The catalog ``rest`` of PyIceberg's configuration, with a namespace."""
+    rest = RestCatalog(folder)
+    try:
+        monkeypatch.setenv("PYICEBERG_CATALOG__REST__URI", rest.uri)
+        rest.catalog.create_namespace("sales")
+        yield rest
+    finally:
+        rest.close()

@@ -35,7 +35,7 @@ def merge(
     manifest: Sequence[Result],
     at: Callable[[str, str], None] = lambda step, how_far: None,
 ) -> None:
-    """Apply the results that this attempt on the batch staged, in the manifest's order, and drop the staging tables.
+    """Apply the results that this attempt on the batch staged, first those in PostgreSQL, and drop the staging tables.
 
     Only the rows of winning tasks count, and all of them must be there. Rows are written in the order of their keys, so
     that two merges rarely deadlock. ``at`` is called with each target before its merge. Raises MergeRefused; the caller
@@ -48,7 +48,8 @@ def merge(
                 f"and this is attempt {batch.attempt} on {batch.id}: it is not merged"
             )
     written = []
-    for staged in manifest:
+    # The catalog of a lake may commit at once, so PostgreSQL refuses first what it refuses.
+    for staged in sorted(manifest, key=lambda each: not isinstance(each, Staged)):
         at(f"merging {staged.target}", f"{staged.rows:,} rows")
         if isinstance(staged, Staged):
             _merge(connection, batch, staged)

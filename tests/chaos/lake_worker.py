@@ -15,46 +15,75 @@ from uuid import uuid4
 
 import psycopg
 import pyarrow as pa
+from pyiceberg.table import CommitTableResponse, Table
 
 from airflow_pgchange.errors import PgChangeError
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from airflow_pgchange.feeds.batch import Batch
-from airflow_pgchange.lake import Iceberg, write
+from airflow_pgchange.lake import Iceberg, RemoteIceberg, write
+from airflow_pgchange.lake.iceberg import remote
+from airflow_pgchange.lake.iceberg.history import Write
 
-FEED, TABLE = CommitFeed("chaos", 0), Iceberg("sales.payment", "lake")
+FEED, TABLE = CommitFeed("chaos", 0), "sales.payment"
 STEPS = ("claimed", "moved", "acked", "committed")
 """The pointer is moved, but not committed, between ``moved`` and ``committed``."""
+REMOTE_STEPS = ("claimed", "looked", "moved", "acked", "committed")
+"""Between ``looked`` and ``moved`` the worker has looked for its batch, and not committed. Between ``moved`` and
+``committed`` the catalog has committed, and PostgreSQL has not."""
 PAUSE = 0.05
 """Seconds that a process may stay at a step, so that kills find it there."""
 ROWS = pa.schema([("id", pa.int64())])
 TWO_COMMITS = "moves the pointer on a connection of its own, and forgets the batch"
-"""The planted fault."""
+ONE_LOOK = "repeats a commit without another look"
+"""The planted faults."""
 
 
 @dataclass(frozen=True)
 class Worker:
-    """``fault``: none, or ``TWO_COMMITS``."""
+    """``remote``: the table is in a REST catalog. ``fault``: none, or a planted one."""
 
     number: int
     source: str
     folder: str
     seed: str
+    remote: bool = False
     fault: str = ""
 
     @property
     def step(self) -> Path:
         return Path(self.folder) / f"step-{self.number}"
 
+    @property
+    def table(self) -> Iceberg | RemoteIceberg:
+        return RemoteIceberg(TABLE, "rest") if self.remote else Iceberg(TABLE, "lake")
+
     def command(self) -> list[str]:
         return [sys.executable, "-m", "tests.chaos.lake_worker", json.dumps(asdict(self))]
 
     def work(self) -> None:
         chance, parent = random.Random(self.seed), os.getppid()
+        self._note_looks(chance)
         while os.getppid() == parent:
             # A server that stops, and a consumer that another process holds.
             with suppress(PgChangeError, psycopg.Error):
                 self.process(chance)
             time.sleep(0.01)
+
+    def _note_looks(self, chance: random.Random) -> None:
+        look, commit, looked = remote.has, remote.OneTry.commit_table, set()
+
+        def has(table: Table, write: Write) -> bool:
+            attempt = (write.batch.id, write.batch.attempt)
+            if self.fault == ONE_LOOK and attempt in looked:
+                return False
+            looked.add(attempt)
+            return look(table, write)
+
+        def commit_table(catalog: remote.OneTry, *request: Any) -> CommitTableResponse:
+            self.at("looked", chance)
+            return commit(catalog, *request)
+
+        remote.has, remote.OneTry.commit_table = has, commit_table  # type: ignore[method-assign]
 
     def process(self, chance: random.Random) -> int:
         """Append a batch; how many changes it has."""
@@ -72,11 +101,12 @@ class Worker:
     def write(
         self, connection: psycopg.Connection[Any], batch: Batch, ids: list[Any], chance: random.Random
     ) -> None:
-        another = psycopg.connect(self.source, autocommit=True) if self.fault else nullcontext(connection)
+        two = self.fault == TWO_COMMITS
+        another = psycopg.connect(self.source, autocommit=True) if two else nullcontext(connection)
         # A second attempt would find the first by the id of its batch.
-        known = replace(batch, id=uuid4().hex) if self.fault else batch
-        with another as used, used.transaction() if self.fault else nullcontext():
-            write(used, known, TABLE, pa.table({"id": pa.array(ids, pa.int64())}, ROWS))
+        known = replace(batch, id=uuid4().hex) if two else batch
+        with another as used, used.transaction() if two else nullcontext():
+            write(used, known, self.table, pa.table({"id": pa.array(ids, pa.int64())}, ROWS))
         self.at("moved", chance)
 
     def at(self, step: str, chance: random.Random) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import psycopg
@@ -17,19 +20,25 @@ import pytest
 
 from demo.postgres import Cluster
 from demo.spark import clean_environment
+from tests import rest_catalog, s3
 from tests.chaos.crew import crew
 from tests.chaos.harness import FULL, PROOF, SEED, insert
 from tests.chaos.kills import until
-from tests.chaos.lake_worker import ROWS, STEPS, TWO_COMMITS, Worker
+from tests.chaos.lake_worker import ONE_LOOK, REMOTE_STEPS, ROWS, STEPS, TABLE, TWO_COMMITS, Worker
 from tests.lakes import Lake
+from tests.rest_catalog import Fault, RestCatalog
 
 SECONDS = float(os.environ.get("SECONDS", "60" if FULL else "10"))
 LARGER = pytest.mark.release(
     "every run has tests of a rollback and of another writer, in tests/integration/lake"
 )
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
-CRASH = "crash of PostgreSQL"
-READER = ("duckdb==1.5.5", "duckdb-extension-avro==1.5.5", "duckdb-extension-iceberg==1.5.5")
+FREE_LOCKS = (
+    "select pg_terminate_backend(l.pid) from pg_locks as l where l.locktype = 'advisory' and l.granted"
+)
+CRASH, OVERTAKEN = "crash of PostgreSQL", "overtaken by a retry"
+EXTENSIONS = ("avro", "httpfs", "iceberg")
+READER = ("duckdb==1.5.5", *(f"duckdb-extension-{name}==1.5.5" for name in EXTENSIONS))
 """A reader that shares no code with the writer, in an environment of its own."""
 READING = """
 import json, sys
@@ -37,22 +46,33 @@ from importlib.util import find_spec
 from pathlib import Path
 import duckdb
 
+location, secret, *names = sys.argv[1:]
 connection = duckdb.connect()
-for name in ("avro", "iceberg"):
+for name in names:
     folder = Path(find_spec(f"duckdb_extension_{name}").origin).parent
     (extension,) = folder.rglob("*.duckdb_extension")
     connection.execute(f"load '{extension}'")
-print(json.dumps(connection.execute("select id from iceberg_scan(?)", sys.argv[1:]).fetchall()))
+connection.execute(secret)
+print(json.dumps(connection.execute("select id from iceberg_scan(?)", [location]).fetchall()))
 """
 
 
-def read(location: str) -> list[int]:
+def read(location: str, server: s3.Server | None = None) -> list[int]:
     """The ids in a table, as the other reader finds them by its metadata file."""
     uv = Path(sys.executable).parent / "uv"
     packages = [option for name in READER for option in ("--with", name)]
     settings = {"SSL_CERT_FILE": str(CERTIFICATES)} if CERTIFICATES.exists() else {}
+    secret = (
+        "select 1"
+        if server is None
+        else (
+            f"create secret (type s3, key_id '{s3.KEY}', secret '{s3.SECRET}', endpoint '127.0.0.1:{server.port}', "
+            "region 'us-east-1', url_style 'path', use_ssl false)"
+        )
+    )
+    command = ["python", "-c", READING, location, secret, *EXTENSIONS]
     told = subprocess.run(
-        [uv, "run", "--quiet", "--no-project", "--isolated", *packages, "python", "-c", READING, location],
+        [uv, "run", "--quiet", "--no-project", "--isolated", *packages, *command],
         env={**clean_environment(), **settings},
         cwd="/",
         stdout=subprocess.PIPE,
@@ -69,55 +89,169 @@ class Verdict:
     twice: int
 
 
-def judge(source: str) -> Verdict:
-    with psycopg.connect(source) as connection:
-        written = {row[0] for row in connection.execute("select id from revision.commit").fetchall()}
-        ((location,),) = connection.execute("select metadata_location from iceberg_tables").fetchall()
-    found = Counter(read(location))
-    return Verdict(len(written), len(written - found.keys()), found.total() - len(found))
+@dataclass
+class Campaign:
+    """A table, and processes that append to it while they are killed.
+
+    ``rest`` is the catalog of a table that is not in the database; ``server`` has the files of a table on S3. ``killed``
+    counts the kills by their steps.
+    """
+
+    cluster: Cluster
+    folder: Path
+    fault: str = ""
+    rest: RestCatalog | None = None
+    server: s3.Server | None = None
+    killed: Counter[str] = field(default_factory=Counter)
+    chance: random.Random = field(default_factory=lambda: random.Random(f"{SEED} lake"))
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        return STEPS if self.rest is None else REMOTE_STEPS
+
+    @property
+    def events(self) -> set[str]:
+        """What has to happen in each campaign."""
+        return {*self.steps, CRASH, *([] if self.rest is None else [OVERTAKEN])}
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all of this has happened."""
+        answered = self.rest is None or ({*self.rest.fired} == {*Fault} and self.rest.conflicts > 0)
+        return answered and self.killed.keys() >= self.events
+
+    @cached_property
+    def source(self) -> str:
+        return self.cluster.conninfo()
+
+    def new_table(self) -> None:
+        if self.rest is not None:
+            self.rest.catalog.create_table(TABLE, ROWS)
+        elif self.server is not None:
+            Lake(self.source, f"s3://{self.server.bucket()}/lake", self.server.settings).table(ROWS)
+        else:
+            Lake(self.source, self.folder / "lake").table(ROWS)
+
+    @property
+    def location(self) -> str:
+        """The metadata file of the table."""
+        if self.rest is not None:
+            return self.rest.catalog.load_table(TABLE).metadata_location
+        with psycopg.connect(self.source) as connection:
+            query = "select metadata_location from iceberg_tables"
+            return str(connection.execute(query).fetchall()[0][0])
+
+    def run(self) -> Verdict:
+        """Write, append and kill; what the table has then."""
+        self.new_table()
+        workers = [self.worker(number) for number in range(3)]
+        with crew(self.source, self.folder, [worker.command() for worker in workers]) as started:
+            deadline = time.monotonic() + SECONDS
+            while time.monotonic() < deadline or not self.is_complete:
+                worker = self.next_at(self.chance.choice(self.steps), workers)
+                process = started.freeze(worker.number)
+                step = worker.step.read_text()
+                worker.step.unlink()
+                if step == "looked" and self.chance.random() < 0.5:
+                    self.overtake(process)
+                else:
+                    self.killed[step] += 1
+                    process.kill()
+                    process.wait()
+                    started.replace(worker.number)
+                if self.chance.random() < 0.1:
+                    self.cluster.stop("immediate")
+                    self.cluster.start()
+                    self.killed[CRASH] += 1
+                if self.rest is not None and not self.rest.faults:
+                    self.rest.faults.append(self.chance.choice([*Fault]))
+                time.sleep(self.chance.random())
+        while self.worker(99).process(self.chance):
+            pass
+        return self.judge()
+
+    def next_at(self, step: str, workers: Sequence[Worker]) -> Worker:
+        """Write until a worker is at this step. When it is stopped, it may be further."""
+        while True:
+            insert(self.source, self.chance.randint(1, 5))
+            for _ in range(100):
+                for worker in workers:
+                    if worker.step.exists() and worker.step.read_text() == step:
+                        return worker
+                time.sleep(0.005)
+
+    def overtake(self, process: subprocess.Popen[bytes]) -> None:
+        """Let the lock of a process that is stopped go, and let it go on after another process has committed."""
+        assert self.rest is not None
+        commits = len(self.rest.commits)
+        with psycopg.connect(self.source, autocommit=True) as connection:
+            connection.execute(FREE_LOCKS)
+        until(lambda: len(self.rest.commits) > commits, "the commit of a retry")
+        os.kill(process.pid, signal.SIGCONT)
+        self.killed[OVERTAKEN] += 1
+
+    def worker(self, number: int) -> Worker:
+        remote = self.rest is not None
+        return Worker(number, self.source, str(self.folder), f"{SEED} {number}", remote, self.fault)
+
+    def judge(self) -> Verdict:
+        with psycopg.connect(self.source) as connection:
+            written = {row[0] for row in connection.execute("select id from revision.commit").fetchall()}
+        found = Counter(read(self.location, self.server))
+        print(f"\nseed {SEED}: killed: {dict(self.killed)}")
+        return Verdict(len(written), len(written - found.keys()), found.total() - len(found))
 
 
-def run(cluster: Cluster, folder: Path, fault: str = "") -> tuple[Counter[str], Verdict]:
-    """Write, append and kill; what was killed, by its step, and the verdict."""
-    source, chance, killed = cluster.conninfo(), random.Random(f"{SEED} lake"), Counter[str]()
-    Lake(source, folder / "lake").table(ROWS)
-    workers = [Worker(number, source, str(folder), f"{SEED} {number}", fault) for number in range(3)]
-    with crew(source, folder, [worker.command() for worker in workers]) as started:
-        deadline = time.monotonic() + SECONDS
-        while time.monotonic() < deadline or not killed.keys() >= {*STEPS, CRASH}:
-            insert(source, chance.randint(1, 5))
-            until(lambda: any(worker.step.exists() for worker in workers), "a batch")
-            worker = chance.choice([worker for worker in workers if worker.step.exists()])
-            process = started.freeze(worker.number)
-            killed[worker.step.read_text()] += 1
-            worker.step.unlink()
-            process.kill()
-            process.wait()
-            started.replace(worker.number)
-            if chance.random() < 0.1:
-                cluster.stop("immediate")
-                cluster.start()
-                killed[CRASH] += 1
-            time.sleep(chance.random())
-    last = Worker(99, source, str(folder), "last")
-    while last.process(chance):
-        pass
-    return killed, judge(source)
+@pytest.fixture
+def rest(tmp_path, monkeypatch):
+    with rest_catalog.running(tmp_path, monkeypatch) as rest:
+        rest.delay = 0.1
+        yield rest
+
+
+def passed(campaign: Campaign) -> None:
+    verdict = campaign.run()
+    print(verdict)
+    assert campaign.is_complete
+    assert verdict.written > 10
+    assert (verdict.lost, verdict.twice) == (0, 0)
 
 
 @LARGER
 @pytest.mark.timeout(900)
 def test_kills_of_workers_and_servers_lose_and_double_no_row(new_cluster, tmp_path):
     """A minute at a release: kills at each step of a commit."""
-    killed, verdict = run(new_cluster(), tmp_path)
-    print(f"\nseed {SEED}: {verdict}, killed: {dict(killed)}")
-    assert killed.keys() >= {*STEPS, CRASH}
-    assert verdict.written > 10
-    assert (verdict.lost, verdict.twice) == (0, 0)
+    passed(Campaign(new_cluster(), tmp_path))
+
+
+@LARGER
+@pytest.mark.timeout(900)
+def test_kills_lose_and_double_no_row_on_s3(new_cluster, tmp_path, monkeypatch):
+    """A minute at a release: the same, with the files on S3."""
+    with s3.server() as server:
+        for name, value in s3.environment(server.settings).items():
+            monkeypatch.setenv(name, value)
+        passed(Campaign(new_cluster(), tmp_path, server=server))
+
+
+@LARGER
+@pytest.mark.timeout(900)
+def test_kills_lose_and_double_no_row_of_another_catalog(new_cluster, tmp_path, rest):
+    """A minute at a release: workers are killed, and overtaken by a retry, before and after the catalog commits, and the
+    catalog answers wrongly or not at all."""
+    passed(Campaign(new_cluster(), tmp_path, rest=rest))
+    print(
+        f"{len(rest.commits)} commits, {rest.conflicts} conflicts, {Counter(fault.name for fault in rest.fired)}"
+    )
 
 
 @PROOF
 def test_the_campaign_catches_a_pointer_that_moves_by_a_commit_of_its_own(new_cluster, tmp_path):
     """Seconds: processes are killed until one was between both commits."""
-    _, verdict = run(new_cluster(), tmp_path, TWO_COMMITS)
-    assert verdict.twice > 0
+    assert Campaign(new_cluster(), tmp_path, TWO_COMMITS).run().twice > 0
+
+
+@PROOF
+def test_the_campaign_catches_a_commit_that_is_repeated_without_another_look(new_cluster, tmp_path, rest):
+    """Seconds: processes are killed, and overtaken, until each of that has happened."""
+    assert Campaign(new_cluster(), tmp_path, ONE_LOOK, rest).run().twice > 0

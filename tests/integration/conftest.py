@@ -100,6 +100,15 @@ def s3_server():
 
 
 @pytest.fixture
+def rest(tmp_path, monkeypatch):
+    """A REST catalog of Iceberg, which is ``rest`` in PyIceberg's configuration."""
+    from tests import rest_catalog
+
+    with rest_catalog.running(tmp_path, monkeypatch) as rest:
+        yield rest
+
+
+@pytest.fixture
 def lake(request, db, tmp_path, monkeypatch):
     """A lake with its catalog in ``db``. PyIceberg's configuration says how to reach its files."""
     from tests.lakes import Lake

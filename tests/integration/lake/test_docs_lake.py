@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from airflow_pgchange.lake import write
 from tests import airflow_home, deltas
 from tests.lakes import HAS_SQL_CATALOG, PAYMENTS, TABLE, Lake, payments
 from tests.readme import blocks, track_payments
-from tests.rest_catalog import RestCatalog
 from tests.spark_session import batch_of
 from tests.staging import BATCH
 
@@ -70,17 +68,15 @@ def test_the_settings_of_the_guide_reach_a_bucket(connection, db, s3_server, tmp
 
 
 @pytest.mark.skipif(not HAS_SQL_CATALOG, reason="the REST catalog of the tests needs SQLAlchemy 2")
-def test_the_settings_of_the_guide_reach_another_catalog(connection, tmp_path, monkeypatch):
+def test_the_settings_of_the_guide_reach_another_catalog(connection, rest, tmp_path, monkeypatch):
     settings, names = blocks("yaml", PAGE)[1], {}
     exec(example('catalog="company"'), names)
-    with closing(RestCatalog(tmp_path)) as rest:
-        rest.catalog.create_namespace("sales")
-        rest.catalog.create_table("sales.payment", PAYMENTS)
-        (tmp_path / ".pyiceberg.yaml").write_text(settings.replace("https://catalog.example.com", rest.uri))
-        monkeypatch.setenv("PYICEBERG_HOME", str(tmp_path))
-        with connection.transaction():
-            write(connection, BATCH, names["PAYMENT"], payments((1, "ann", 100)))
-        assert rest.catalog.load_table("sales.payment").scan().to_arrow().num_rows == 1
+    rest.catalog.create_table("sales.payment", PAYMENTS)
+    (tmp_path / ".pyiceberg.yaml").write_text(settings.replace("https://catalog.example.com", rest.uri))
+    monkeypatch.setenv("PYICEBERG_HOME", str(tmp_path))
+    with connection.transaction():
+        write(connection, BATCH, names["PAYMENT"], payments((1, "ann", 100)))
+    assert rest.catalog.load_table("sales.payment").scan().to_arrow().num_rows == 1
 
 
 def test_the_example_of_the_guide_writes_each_batch_into_a_delta_table(connect, db, tmp_path):

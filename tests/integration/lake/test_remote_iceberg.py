@@ -18,8 +18,9 @@ from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from airflow_pgchange.lake import Iceberg, RemoteIceberg, write
 from airflow_pgchange.lake.iceberg import history, maintenance, remote
 from airflow_pgchange.lake.staged import Files, StagedFiles
+from airflow_pgchange.results.merge import merge
 from airflow_pgchange.results.modes import Mode
-from airflow_pgchange.results.staging import result_of
+from airflow_pgchange.results.staging import Staged, result_of
 from tests.lakes import HAS_SQL_CATALOG, PAYMENTS, Lake, payments, set_up
 from tests.rest_catalog import Fault, RestCatalog
 from tests.staging import BATCH
@@ -53,18 +54,9 @@ class Remote:
 
 
 @pytest.fixture
-def rest(tmp_path, monkeypatch):
-    rest = RestCatalog(tmp_path)
-    monkeypatch.setenv("PYICEBERG_CATALOG__REST__URI", rest.uri)
+def table(rest, monkeypatch):
     monkeypatch.setattr(remote, "PAUSES", (0, 0, 0, 0))
-    rest.catalog.create_namespace("sales")
     rest.catalog.create_table(TABLE.table, PAYMENTS)
-    yield rest
-    rest.close()
-
-
-@pytest.fixture
-def table(rest):
     return Remote(rest.catalog, rest)
 
 
@@ -318,6 +310,15 @@ def test_a_table_of_the_first_format_version_is_refused(rest, shared):
     rest.catalog.create_table("sales.old", PAYMENTS, properties={"format-version": "1"})
     with pytest.raises(MergeRefused, match="set its property format-version to 2"):
         write(shared, BATCH, RemoteIceberg("sales.old", "rest"), ONE)
+
+
+def test_a_catalog_commits_only_after_postgresql_has_taken_the_other_results_of_the_batch(table, connection):
+    place = remote.place(connection, BATCH, TABLE, PAYMENTS, key=(), mode=Mode.APPEND)
+    files = StagedFiles(TABLE, (), Mode.APPEND, BATCH.id, BATCH.attempt).of(place.write(ONE.to_batches()))
+    other = Staged("public.no", ("id",), Mode.REPLACE, "no", (("id", "bigint"),), (), BATCH.id, BATCH.attempt)
+    with pytest.raises(MergeRefused, match=r"public\.no"), connection.transaction():
+        merge(connection, BATCH, [files, other])
+    assert table.rest.commits == []
 
 
 def test_the_manifest_keeps_the_kind_of_the_catalog():

@@ -8,6 +8,8 @@ from pyspark.sql import functions as f
 
 from airflow_pgchange.errors import MergeRefused
 from airflow_pgchange.feeds import CommitFeed, TubeFeed
+from airflow_pgchange.lake import RemoteIceberg
+from tests.lakes import HAS_SQL_CATALOG, PAYMENTS
 from tests.spark_session import batch_of, track
 from tests.tubes import attach, make
 
@@ -40,6 +42,15 @@ def test_a_frame_is_appended_once_with_the_progress(feed, db, lake, path):
         assert lake.rows() == []
     assert [row["cents"] for row in lake.rows()] == list(range(1, 31))
     assert lake.batches() == [job.batch.id]
+
+
+@pytest.mark.skipif(not HAS_SQL_CATALOG, reason="the REST catalog of the tests needs SQLAlchemy 2")
+def test_a_frame_is_appended_to_a_table_of_another_catalog(feed, db, rest, path):
+    rest.catalog.create_table("sales.payment", PAYMENTS)
+    with batch_of(feed, db) as job:
+        rows = job.rows("payment", key="id").repartition(3)
+        job.merge(rows, into=RemoteIceberg("sales.payment", "rest"), key=[], mode="append")
+    assert rest.catalog.load_table("sales.payment").scan().to_arrow().num_rows == 30
 
 
 def test_a_mirror_follows_its_table(connection, db, lake, path):
