@@ -156,6 +156,9 @@ class SourceRestored(Permanent):
     The message says what to run in the source: ``select pubsub.rebase_after_restore()`` for a commit queue,
     ``tube.rebase_after_restore('<tube>')``, as the owner of the pods, for a tube, ``mbus.rebase_after_restore()`` for
     message queues; then ``airflow-pgchange repair`` for consumers whose watermark lives elsewhere.
+
+    It is also raised if a Delta table has another batch with the number of this one. The database was then restored to an
+    earlier time than the table, and ``airflow-pgchange repair --delta`` lets the table accept the batch.
     """
 
 
@@ -258,9 +261,10 @@ class MergeRefused(PgChangeError):
 
 
 class OutcomeUnknown(Permanent):
-    """A table of a lake does not show any more whether it has a batch, because the snapshots of that time have expired.
+    """A table of a lake does not show any more whether it has a batch, because the snapshots or the log of that time are
+    gone.
 
-    Nothing was written. Look for the rows of the batch in the table, and set the table's property that the message names.
+    Nothing was written. Look for the rows of the batch in the table, and do as the message says.
     """
 
 

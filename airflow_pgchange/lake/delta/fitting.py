@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Schema
 
 from airflow_pgchange.errors import MergeRefused
 from airflow_pgchange.lake.delta import store
@@ -66,14 +66,26 @@ def check_table(lake: Delta, table: DeltaTable, mode: Mode) -> None:
         raise MergeRefused(f"{lake}: the table has {in_use}, so it cannot be written in mode {mode}")
 
 
-def check_rows(lake: Delta, table: DeltaTable, rows: pa.Schema, key: tuple[str, ...], mode: Mode) -> None:
-    """Raise MergeRefused if rows of this schema cannot be written in this mode exactly as they are."""
+def check_rows(
+    lake: Delta,
+    table: DeltaTable,
+    rows: pa.Schema,
+    key: tuple[str, ...],
+    mode: Mode,
+    *,
+    added: Sequence[pa.Field] = (),
+) -> None:
+    """Raise MergeRefused if rows of this schema cannot be written in this mode exactly as they are.
+
+    ``added`` are columns that the table does not have yet.
+    """
     if mode.behaviour.sums:
         raise MergeRefused(
             f"{lake}: mode {mode} changes rows by sums, for which the files of a Delta table would be read and "
             "written anew: append the sums of each batch and add them up in a query, or replace whole rows"
         )
-    _check_columns(lake, pa.schema(table.schema().to_arrow()), table.metadata().partition_columns, rows)
+    columns = pa.schema([*pa.schema(table.schema().to_arrow()), *added])
+    _check_columns(lake, columns, table.metadata().partition_columns, rows)
     if mode.behaviour.needs_key:
         _check_key(lake, rows, key, mode)
 
@@ -138,6 +150,23 @@ def _check_key(lake: Delta, rows: pa.Schema, key: tuple[str, ...], mode: Mode) -
             raise MergeRefused(
                 f"{lake}: the column {name!r} is of type {kind}, by which no row can be found: choose another key"
             )
+
+
+def columns_for(lake: Delta, fields: Sequence[pa.Field]) -> Schema:
+    """Return the columns of a table for columns of rows. Each may be null. Raises MergeRefused for another type."""
+    wanted = pa.schema([pa.field(field.name, plain(field.type)) for field in fields])
+    try:
+        columns = Schema.from_arrow(wanted)
+    except Exception as error:
+        reason = str(error).splitlines()[0]
+        raise MergeRefused(f"{lake}: the table can get no such columns: {reason}: cast them") from error
+    for field, exact in zip(pa.schema(columns.to_arrow()), wanted, strict=True):
+        if field.type != exact.type:
+            raise MergeRefused(
+                f"{lake}: the table can get no column {field.name!r} of type {exact.type}: cast it to {field.type}, or "
+                "to another type that Delta has"
+            )
+    return columns
 
 
 def plain(kind: pa.DataType) -> pa.DataType:

@@ -9,8 +9,10 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
+from deltalake import DeltaTable, Schema
+from deltalake.exceptions import CommitFailedError
 
-from airflow_pgchange.errors import MergeRefused
+from airflow_pgchange.errors import ConsumerBusy, MergeRefused
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.lake.delta import data_files, fitting, store
 from airflow_pgchange.lake.delta.data_files import Layout
@@ -71,11 +73,27 @@ def place(
 def evolve(
     connection: psycopg.Connection[Any], lake: Delta, rows: pa.Schema, *, key: tuple[str, ...], mode: Mode
 ) -> list[str]:
-    """Raise MergeRefused if the table lacks columns of the rows: it gets none here."""
-    columns = {field.name.lower() for field in store.opened(lake).schema().fields}
-    if names := [name for name in rows.names if name.lower() not in columns]:
-        raise MergeRefused(
-            f"{lake}: the table lacks {', '.join(names)}, and evolve=True adds columns to Iceberg tables only: run alter "
-            "table ... add columns in Spark"
-        )
-    return []
+    """Add the columns that the rows have and the table lacks, each of which may be null, and return their names.
+
+    Raises MergeRefused, and the table stays as it is, if the rows would still not fit it.
+    """
+    with refusals(lake):
+        table = store.opened(lake)
+        # Names that differ in case alone are one column to Spark.
+        known = {field.name.lower() for field in table.schema().fields}
+        added = fitting.columns_for(lake, [field for field in rows if field.name.lower() not in known])
+        if added.fields:
+            fitting.check_table(lake, table, mode)
+            fitting.check_rows(lake, table, rows, key, mode, added=list(pa.schema(added.to_arrow())))
+            _add(lake, table, added)
+    return [field.name for field in added.fields]
+
+
+def _add(lake: Delta, table: DeltaTable, added: Schema) -> None:
+    try:
+        table.alter.add_columns(added.fields)
+    except CommitFailedError as error:
+        raise ConsumerBusy(
+            f"{lake}: another writer changed the table while columns were added to it: nothing was changed, and the "
+            "batch is tried again"
+        ) from error

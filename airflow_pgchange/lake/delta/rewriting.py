@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote, urlsplit
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -45,6 +45,11 @@ def without(table: DeltaTable, layout: Layout, keys: pa.Table) -> Iterator[AddAc
         if not _may_have(old, values):
             continue
         path = unquote(old.path)
+        if urlsplit(path).scheme or path.startswith("/"):
+            raise MergeRefused(
+                f"{layout.location}: the table has the file {path}, which is not in its own location, as after a shallow "
+                "clone: only append to it, or copy it as a whole"
+            )
         numbers = numbers_of(data_files.rows_of(layout, path, old.partition, wanted.column_names), wanted)
         if not len(numbers):
             continue

@@ -396,6 +396,27 @@ def test_files_are_not_committed_to_a_table_that_was_altered_since(lake, connect
         delta.commit(connection, BATCH, staged)
 
 
+def test_a_table_gets_the_columns_of_the_rows_that_may_add_them(lake, connection):
+    written(connection, lake, FIVE)
+    noted = pa.table(
+        {"id": [6], "note": pa.array(["n"], pa.large_string()), "at": pa.array([0], pa.timestamp("us"))}
+    )
+    assert written(connection, lake, noted, evolve=True) == 1
+    assert rows(lake)[4:] == [
+        {"id": 5, "account": "a5", "cents": 500, "note": None, "at": None},
+        {"id": 6, "account": None, "cents": None, "note": "n", "at": datetime(1970, 1, 1)}]  # fmt: skip
+    version = DeltaTable(lake.location).version()
+    for more, message in (
+        (pa.array([1], pa.uint32()), "the table can get no column 'more' of type uint32: cast it to int32"),
+        (pa.array([1], pa.time64("us")), "the table can get no such columns"),
+    ):
+        with pytest.raises(MergeRefused, match=message):
+            written(connection, lake, pa.table({"id": [7], "more": more}), evolve=True)
+    with pytest.raises(MergeRefused, match="the column 'id' is int64 in the table and string in the rows"):
+        written(connection, lake, pa.table({"id": ["7"], "more": [1]}), evolve=True)
+    assert DeltaTable(lake.location).version() == version
+
+
 MANY = {
     "name": (pa.string(), "Zoë / 1%"),
     "day": (pa.date32(), date(2013, 1, 1)),
@@ -444,6 +465,15 @@ def test_a_file_that_the_log_names_otherwise_is_not_removed_by_a_wrong_name(lake
     with pytest.raises(MergeRefused, match="by a name that deltalake writes otherwise"):
         written(connection, lake, payments((1, "b", 1)), mode="replace", key="id")
     assert len(rows(lake)) == 5
+
+
+def test_files_of_another_table_are_not_rewritten(lake, connection):
+    """A shallow clone has the files of its original."""
+    add_file(lake, "a.parquet", FIVE)
+    entry = Path(lake.location) / "_delta_log" / f"{1:020}.json"
+    entry.write_text(entry.read_text().replace("a.parquet", "file:///data/original/a.parquet"))
+    with pytest.raises(MergeRefused, match="is not in its own location, as after a shallow clone"):
+        written(connection, lake, payments((1, "b", 1)), mode="replace", key="id")
 
 
 def test_times_that_spark_writes_as_int96_are_kept(connection, tmp_path):
