@@ -41,7 +41,7 @@ select s.kind, s.consumer, gen_random_uuid(), 1, x.count, x.began, x.began + mak
            'merge', round((x.took * 0.2)::numeric, 2)), 0, x.began,
        jsonb_build_array(jsonb_build_object(
            'target', 'lake.flights.movement', 'rows', x.count, 'location', 's3://airline/flights/movement',
-           'version', 4000000000000000000 + abs(hashtext(s.consumer || n)::bigint) * 104729)),
+           'version', (4000000000000000000 + abs(hashtext(s.consumer || n)::bigint) * 104729)::text)),
        %(run)s || '/asset__' || to_char(x.began at time zone 'UTC', 'YYYY-MM-DD"T"HH24"%%3A"MI"%%3A"SS')
            || '%%2B00%%3A00/keep/-1/1'
 from pgchange.status() as s
