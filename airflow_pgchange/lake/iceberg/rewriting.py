@@ -82,8 +82,5 @@ def _may_have(file: DataFile, schema: Schema, name: str, values: list[Any]) -> b
     lower, upper = ((bounds or {}).get(field.field_id) for bounds in (file.lower_bounds, file.upper_bounds))
     if lower is None or upper is None or not isinstance(kind, IntegerType | LongType | StringType):
         return True
-    if len(lower) == len(upper) == 4 and isinstance(kind, LongType):
-        # The column was an integer when the file was written.
-        kind = IntegerType()
     at = bisect_left(values, from_bytes(kind, lower))
     return at < len(values) and values[at] <= from_bytes(kind, upper)

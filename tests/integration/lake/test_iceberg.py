@@ -310,10 +310,12 @@ def test_a_table_gets_the_columns_of_the_rows_in_the_same_commit(lake, connectio
     ],
     ids=["another type", "another case", "no type of Iceberg's", "no type"],
 )  # fmt: skip
-def test_rows_that_would_still_not_fit_add_no_column(lake, connection, rows, message):
+def test_rows_that_would_still_not_fit_add_no_column(lake, connect, rows, message):
+    """A Spark job adds columns in a transaction of its own, before it writes."""
     table = lake.table()
     with pytest.raises(MergeRefused, match=message):
-        written(connection, rows, evolve=True)
+        iceberg.evolve(connect(), TABLE, rows.schema, key=(), mode=Mode.APPEND)
+        iceberg.place(connect(), BATCH, TABLE, rows.schema, key=(), mode=Mode.APPEND)
     assert table.refresh().schema().column_names == PAYMENTS.names
     assert not list(lake.folder.rglob("*.parquet"))
 
