@@ -1,4 +1,4 @@
-"""A process of the campaign of a Delta table: it appends the changes of each batch to the table."""
+"""A process of the campaign of a lake that appends the changes of each batch to a Delta table."""
 
 from __future__ import annotations
 
@@ -10,43 +10,25 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import psycopg
-import pyarrow as pa
 from deltalake import DeltaTable
 
-from airflow_pgchange.feeds.batch import Batch
-from airflow_pgchange.lake import Delta, write
+from airflow_pgchange.lake import Delta
 from airflow_pgchange.lake.delta import commits, log
-from tests.chaos.lake_worker import ROWS, Worker
-
-STEPS = ("claimed", "looked", "moved", "acked", "committed")
-"""Between ``looked`` and ``moved`` the worker has looked for its batch in the log, and not committed. Between ``moved``
-and ``committed`` the table has the batch, and PostgreSQL has not committed."""
-ONE_LOOK = "repeats a commit without another look"
-"""The planted fault."""
+from tests.chaos.lake_worker import ONE_LOOK, Worker
 
 
 @dataclass(frozen=True)
 class DeltaWorker(Worker):
-    """``fault``: none, or ``ONE_LOOK``."""
+    """Its steps are those of a table of another catalog: the table's log is committed before PostgreSQL."""
 
     @property
-    def target(self) -> Delta:
+    def table(self) -> Delta:
         return Delta(str(Path(self.folder) / "delta"))
-
-    def at(self, step: str, chance: random.Random) -> None:
-        super().at(step, chance)
-        # To write the files takes longer than a step, and kills would find few processes elsewhere.
-        time.sleep(chance.random() * 0.2)
-
-    def is_at(self, step: str) -> bool:
-        return self.step.exists() and self.step.read_text() == step
 
     def command(self) -> list[str]:
         return [sys.executable, "-m", "tests.chaos.delta_worker", json.dumps(asdict(self))]
 
-    def work(self) -> None:
-        chance = random.Random(f"{self.seed} looks")
+    def note_looks(self, chance: random.Random) -> None:
         look, commit, looked = log.Write.version_in, commits._is_committed, set()
 
         def version_in(write: log.Write, table: DeltaTable) -> int | None:
@@ -61,13 +43,11 @@ class DeltaWorker(Worker):
             return commit(*arguments)
 
         log.Write.version_in, commits._is_committed = version_in, is_committed  # type: ignore[method-assign]
-        super().work()
 
-    def write(
-        self, connection: psycopg.Connection[Any], batch: Batch, ids: list[Any], chance: random.Random
-    ) -> None:
-        write(connection, batch, self.target, pa.table({"id": pa.array(ids, pa.int64())}, ROWS))
-        self.at("moved", chance)
+    def at(self, step: str, chance: random.Random) -> None:
+        super().at(step, chance)
+        # To write the files takes longer than a step, and kills would find few processes elsewhere.
+        time.sleep(chance.random() * 0.2)
 
 
 if __name__ == "__main__":

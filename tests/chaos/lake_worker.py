@@ -23,6 +23,7 @@ from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.lake import Iceberg, RemoteIceberg, write
 from airflow_pgchange.lake.iceberg import remote
 from airflow_pgchange.lake.iceberg.history import Write
+from airflow_pgchange.lake.tables import LakeTable
 
 FEED, TABLE = CommitFeed("chaos", 0), "sales.payment"
 STEPS = ("claimed", "moved", "acked", "committed")
@@ -54,7 +55,7 @@ class Worker:
         return Path(self.folder) / f"step-{self.number}"
 
     @property
-    def table(self) -> Iceberg | RemoteIceberg:
+    def table(self) -> LakeTable:
         return RemoteIceberg(TABLE, "rest") if self.remote else Iceberg(TABLE, "lake")
 
     def command(self) -> list[str]:
@@ -62,14 +63,14 @@ class Worker:
 
     def work(self) -> None:
         chance, parent = random.Random(self.seed), os.getppid()
-        self._note_looks(chance)
+        self.note_looks(chance)
         while os.getppid() == parent:
             # A server that stops, and a consumer that another process holds.
             with suppress(PgChangeError, psycopg.Error):
                 self.process(chance)
             time.sleep(0.01)
 
-    def _note_looks(self, chance: random.Random) -> None:
+    def note_looks(self, chance: random.Random) -> None:
         look, commit, looked = remote.has, remote.OneTry.commit_table, set()
 
         def has(table: Table, write: Write) -> bool:

@@ -37,9 +37,10 @@ FREE_LOCKS = (
     "select pg_terminate_backend(l.pid) from pg_locks as l where l.locktype = 'advisory' and l.granted"
 )
 CRASH, OVERTAKEN = "crash of PostgreSQL", "overtaken by a retry"
-EXTENSIONS = ("avro", "httpfs", "iceberg")
-READER = ("duckdb==1.5.5", *(f"duckdb-extension-{name}==1.5.5" for name in EXTENSIONS))
-"""A reader that shares no code with the writer, in an environment of its own."""
+READER = "1.5.5"
+"""The version of DuckDB, a reader that shares no code with the writer, in an environment of its own."""
+ICEBERG_READER, DELTA_READER = ("avro", "httpfs", "iceberg"), ("delta",)
+"""Extensions of DuckDB. The last one reads the format."""
 READING = """
 import json, sys
 from importlib.util import find_spec
@@ -53,14 +54,17 @@ for name in names:
     (extension,) = folder.rglob("*.duckdb_extension")
     connection.execute(f"load '{extension}'")
 connection.execute(secret)
-print(json.dumps(connection.execute("select id from iceberg_scan(?)", [location]).fetchall()))
+print(json.dumps(connection.execute(f"select id from {names[-1]}_scan(?)", [location]).fetchall()))
 """
 
 
-def read(location: str, server: s3.Server | None = None) -> list[int]:
-    """The ids in a table, as the other reader finds them by its metadata file."""
+def read(
+    location: str, server: s3.Server | None = None, extensions: Sequence[str] = ICEBERG_READER
+) -> list[int]:
+    """The ids in a table, as the other reader finds them by its metadata file, or by its location."""
     uv = Path(sys.executable).parent / "uv"
-    packages = [option for name in READER for option in ("--with", name)]
+    names = ["duckdb", *(f"duckdb-extension-{name}" for name in extensions)]
+    packages = [option for name in names for option in ("--with", f"{name}=={READER}")]
     settings = {"SSL_CERT_FILE": str(CERTIFICATES)} if CERTIFICATES.exists() else {}
     secret = (
         "select 1"
@@ -70,7 +74,7 @@ def read(location: str, server: s3.Server | None = None) -> list[int]:
             "region 'us-east-1', url_style 'path', use_ssl false)"
         )
     )
-    command = ["python", "-c", READING, location, secret, *EXTENSIONS]
+    command = ["python", "-c", READING, location, secret, *extensions]
     told = subprocess.run(
         [uv, "run", "--quiet", "--no-project", "--isolated", *packages, *command],
         env={**clean_environment(), **settings},
@@ -182,13 +186,21 @@ class Campaign:
 
     def overtake(self, process: subprocess.Popen[bytes]) -> None:
         """Let the lock of a process that is stopped go, and let it go on after another process has committed."""
-        assert self.rest is not None
-        commits = len(self.rest.commits)
+        commits = self.commits()
         with psycopg.connect(self.source, autocommit=True) as connection:
             connection.execute(FREE_LOCKS)
-        until(lambda: len(self.rest.commits) > commits, "the commit of a retry")
+        until(lambda: self.commits() > commits, "the commit of a retry")
         os.kill(process.pid, signal.SIGCONT)
         self.killed[OVERTAKEN] += 1
+
+    def commits(self) -> int:
+        """How many commits the table has."""
+        assert self.rest is not None
+        return len(self.rest.commits)
+
+    def ids(self) -> list[int]:
+        """The ids in the table, by a reader that shares no code with the writer."""
+        return read(self.location, self.server)
 
     def worker(self, number: int) -> Worker:
         remote = self.rest is not None
@@ -197,7 +209,7 @@ class Campaign:
     def judge(self) -> Verdict:
         with psycopg.connect(self.source) as connection:
             written = {row[0] for row in connection.execute("select id from revision.commit").fetchall()}
-        found = Counter(read(self.location, self.server))
+        found = Counter(self.ids())
         print(f"\nseed {SEED}: killed: {dict(self.killed)}")
         return Verdict(len(written), len(written - found.keys()), found.total() - len(found))
 
