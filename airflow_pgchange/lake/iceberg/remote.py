@@ -78,14 +78,13 @@ def place(
     mode: Mode,
 ) -> Place:
     """Return the place for files with rows of this schema, if they fit the table."""
-    with _opened(lake) as catalog:
-        table = _table(catalog, lake)
-    if table.metadata.format_version < 2:
-        raise MergeRefused(
-            f"{lake}: the table is of format version 1, in which nothing tells whether snapshots have expired: set its "
-            "property format-version to 2"
-        )
-    return place_in(table, batch, lake, rows, key=key, mode=mode)
+    with opened(lake) as table:
+        if table.metadata.format_version < 2:
+            raise MergeRefused(
+                f"{lake}: the table is of format version 1, in which nothing tells whether snapshots have expired: set "
+                "its property format-version to 2"
+            )
+        return place_in(table, batch, lake, rows, key=key, mode=mode)
 
 
 def evolve(
@@ -111,6 +110,7 @@ def commit(connection: psycopg.Connection[Any], batch: Batch, staged: StagedFile
     with refusals(lake), _opened(lake) as catalog:
         for pause in PAUSES:
             table = _table(catalog, lake)
+            table.catalog = OneTry(catalog)
             if staged.is_empty or has(table, write):
                 return current_version(table)
             try:
@@ -130,9 +130,7 @@ def commit(connection: psycopg.Connection[Any], batch: Batch, staged: StagedFile
 def opened(lake: RemoteIceberg) -> Iterator[Table]:
     """The table at its current snapshot, as its catalog gives it."""
     with _opened(lake) as catalog:
-        with _answers(lake):
-            table = catalog.load_table((*lake.namespace.split("."), lake.name))
-        yield table
+        yield _table(catalog, lake)
 
 
 @contextmanager
@@ -153,9 +151,7 @@ def _opened(lake: RemoteIceberg) -> Iterator[Catalog]:
 def _table(catalog: Catalog, lake: RemoteIceberg) -> Table:
     """The table as it is now in the catalog."""
     with _answers(lake):
-        table = catalog.load_table((*lake.namespace.split("."), lake.name))
-    table.catalog = OneTry(catalog)
-    return table
+        return catalog.load_table((*lake.namespace.split("."), lake.name))
 
 
 @contextmanager
