@@ -10,6 +10,7 @@ from airflow.api_fastapi.common.db.common import SessionDep
 from airflow.api_fastapi.core_api.security import GetUserDep
 from airflow.api_fastapi.logging.decorators import action_logging
 from fastapi import Depends, Request
+from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel
 from starlette.types import Message
 
@@ -20,14 +21,21 @@ def noted(event: str, body: type[BaseModel] | None = None) -> Any:
     Airflow notes a body only if its content type is spelt in one way, and FastAPI accepts other spellings and types. It
     also notes fields that no action reads, which could replace those that are read. So Airflow gets the request as the
     action understands it.
+
+    The note is committed before the action is done. Airflow 3.1 leaves that to the end of the request, and would roll
+    the note back if the action is refused. Later versions commit it themselves.
     """
     log_action = action_logging(event)
 
+    async def log(fields: dict[str, Any], request: Request, session: SessionDep, user: GetUserDep) -> None:
+        await log_action(_understood(request, fields), session, user)
+        await run_in_threadpool(session.commit)
+
     async def note(request: Request, session: SessionDep, user: GetUserDep) -> None:
-        await log_action(_understood(request, {}), session, user)
+        await log({}, request, session, user)
 
     async def note_with_body(asked: Any, request: Request, session: SessionDep, user: GetUserDep) -> None:
-        await log_action(_understood(request, asked.model_dump(mode="json")), session, user)
+        await log(asked.model_dump(mode="json"), request, session, user)
 
     if body is None:
         return Depends(note)
