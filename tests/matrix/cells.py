@@ -50,7 +50,7 @@ TOOLS = (
 """What the tests need besides the package."""
 SQLALCHEMY = "sqlalchemy==1.4.*"
 """Airflow 3.1's own constraints hold it. PyIceberg's SqlCatalog needs 2; a write to an Iceberg table needs none."""
-BOUND = ("adbc-driver-manager", "adbc-driver-postgresql", "psycopg", "psycopg-binary")
+BOUND = ("adbc-driver-manager", "adbc-driver-postgresql", "deltalake", "psycopg", "psycopg-binary")
 """Packages of which this package needs a newer version than the Airflow of a cell had on its day."""
 
 
