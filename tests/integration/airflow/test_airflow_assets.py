@@ -48,15 +48,13 @@ def parse(file: Path, conditions: str, inlet: str) -> None:
 
 def watched() -> dict[str, int]:
     """The assets of our feeds that have a watcher, and the number of its trigger."""
-    from airflow.models.asset import AssetModel, AssetWatcherModel
+    from airflow.models.asset import AssetModel
     from airflow.utils.session import create_session
     from sqlalchemy import select
 
-    query = select(AssetModel.name, AssetWatcherModel.trigger_id).join(AssetModel.watchers)
+    query = select(AssetModel).where(AssetModel.name.startswith("airline/delays"))
     with create_session() as session:
-        return {
-            name: trigger for name, trigger in session.execute(query) if name.startswith("airline/delays")
-        }
+        return {asset.name: trigger.id for asset in session.scalars(query) for trigger in asset.triggers}
 
 
 @pytest.mark.usefixtures("forgotten")
