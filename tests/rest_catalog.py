@@ -28,6 +28,7 @@ class Fault(Enum):
     DROPPED = "applied, and the connection is closed without an answer"
     FAILED = "applied, and answered with 500"
     CONFLICT = "applied, and answered with 409, as after a proxy has sent the request twice"
+    SILENT = "applied, and never answered"
     REFUSED = "not applied, and answered with 503"
 
 
@@ -48,6 +49,7 @@ class RestCatalog:
         self.commits: list[CommitTableRequest] = []
         self.conflicts = 0
         self.delay = 0.0
+        self.closed = threading.Event()
         self._hold, self._held, self._release = threading.Event(), threading.Event(), threading.Event()
         self._lock = threading.Lock()
         # It needs SQLAlchemy 2.
@@ -62,6 +64,7 @@ class RestCatalog:
         return f"http://127.0.0.1:{self._server.server_port}"
 
     def close(self) -> None:
+        self.closed.set()
         self._release.set()
         self._server.shutdown()
         self._server.server_close()
@@ -142,6 +145,9 @@ class RestCatalog:
                     return
                 match owner._take_fault(before=False):
                     case Fault.DROPPED:
+                        self.close_connection = True
+                    case Fault.SILENT:
+                        owner.closed.wait(60)
                         self.close_connection = True
                     case Fault.FAILED as fault:
                         self._refuse(500, fault.value)

@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
-from airflow_pgchange.errors import MergeRefused
+from airflow_pgchange.errors import MergeRefused, ServerUnavailable
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.lake import keys
 from airflow_pgchange.lake.delta import data_files, fitting, rewriting, store
@@ -48,8 +48,9 @@ def _committed(staged: StagedFiles, write: Write) -> int:
             return found
         if _is_committed(table, staged, write):
             return table.version() + 1
-    raise MergeRefused(
-        f"{write.lake}: other writers committed first {CONFLICTS} times: the batch is tried again"
+    raise ServerUnavailable(
+        f"{write.lake}: tried to commit batch {write.batch.id}, and other writers were faster {CONFLICTS} times: let them "
+        "commit more rarely, or try again"
     )
 
 

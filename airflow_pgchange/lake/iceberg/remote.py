@@ -31,6 +31,7 @@ from airflow_pgchange.errors import (
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.lake.iceberg import pointer
 from airflow_pgchange.lake.iceberg.commits import add_snapshot, current_version
+from airflow_pgchange.lake.iceberg.deadline import within
 from airflow_pgchange.lake.iceberg.evolving import add_columns, lacking
 from airflow_pgchange.lake.iceberg.history import Write, has
 from airflow_pgchange.lake.iceberg.places import Place, place_in
@@ -39,11 +40,13 @@ from airflow_pgchange.lake.staged import StagedFiles, Version
 from airflow_pgchange.lake.tables import RemoteIceberg
 from airflow_pgchange.results.modes import Mode
 
+PATIENCE = 60.0
+"""Seconds that a catalog may take for an answer."""
 PAUSES = (0.1, 0.4, 1.6, 6.4, 0)
 """Seconds after each try of a commit, within a half more or less, so that two writers do not meet again."""
 
 
-class Unconfirmed(Exception):
+class Unconfirmed(ServerUnavailable):
     """A commit was refused, or its outcome is unknown."""
 
 
@@ -63,7 +66,7 @@ class OneTry(NoopCatalog):
     ) -> CommitTableResponse:
         """Commit. Raises Unconfirmed."""
         try:
-            return self._catalog.commit_table(table, requirements, updates)
+            return within(PATIENCE, lambda: self._catalog.commit_table(table, requirements, updates))
         except Exception as error:
             raise Unconfirmed(f"{type(error).__name__}: {error}") from error
 
@@ -110,7 +113,6 @@ def commit(connection: psycopg.Connection[Any], batch: Batch, staged: StagedFile
     with refusals(lake), _opened(lake) as catalog:
         for pause in PAUSES:
             table = _table(catalog, lake)
-            table.catalog = OneTry(catalog)
             if staged.is_empty or has(table, write):
                 return current_version(table)
             try:
@@ -143,7 +145,8 @@ def _opened(lake: RemoteIceberg) -> Iterator[Catalog]:
         )
     with _answers(lake):
         # A REST catalog may be set to leave out snapshots that no branch names.
-        catalog = load_catalog(lake.catalog, **{**settings, "snapshot-loading-mode": "all"})
+        complete = {**settings, "snapshot-loading-mode": "all"}
+        catalog = within(PATIENCE, lambda: load_catalog(lake.catalog, **complete))
     with catalog:
         yield catalog
 
@@ -151,7 +154,9 @@ def _opened(lake: RemoteIceberg) -> Iterator[Catalog]:
 def _table(catalog: Catalog, lake: RemoteIceberg) -> Table:
     """The table as it is now in the catalog."""
     with _answers(lake):
-        return catalog.load_table((*lake.namespace.split("."), lake.name))
+        table = within(PATIENCE, lambda: catalog.load_table((*lake.namespace.split("."), lake.name)))
+    table.catalog = OneTry(catalog)
+    return table
 
 
 @contextmanager

@@ -19,7 +19,13 @@ import pytest
 from deltalake import DeltaTable, Field, Schema, write_deltalake
 from deltalake.schema import PrimitiveType
 
-from airflow_pgchange.errors import InvalidArgument, MergeRefused, OutcomeUnknown, SourceRestored
+from airflow_pgchange.errors import (
+    InvalidArgument,
+    MergeRefused,
+    OutcomeUnknown,
+    ServerUnavailable,
+    SourceRestored,
+)
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from airflow_pgchange.feeds.errors import is_of_the_batch
 from airflow_pgchange.lake import Delta, delta, write
@@ -148,7 +154,7 @@ def test_another_writer_between_look_and_commit_loses_nothing(lake, connection, 
     assert ids(lake) == [1, 2, 3, 4, 5, 91, 92, 93]
     monkeypatch.setattr(commits, "CONFLICTS", 1)
     others = iter([4])
-    with pytest.raises(MergeRefused, match="other writers committed first 1 times"):
+    with pytest.raises(ServerUnavailable, match="other writers were faster 1 times"):
         written(connection, lake, payments((6, "a", 1)))
 
 

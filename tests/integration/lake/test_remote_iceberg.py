@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -148,7 +149,8 @@ def test_a_part_of_a_batch_that_the_table_has_is_not_written(table, connection):
 
 
 @pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.name)
-def test_an_unknown_outcome_is_not_guessed(table, connection, fault):
+def test_an_unknown_outcome_is_not_guessed(table, connection, fault, monkeypatch):
+    monkeypatch.setattr(remote, "PATIENCE", 1 if fault is Fault.SILENT else 60)
     table.rest.faults = [fault]
     written(connection, ONE)
     assert table.rest.fired == [fault]
@@ -304,6 +306,14 @@ def test_a_catalog_or_a_table_that_is_not_there_is_named(rest, shared, lake, err
     monkeypatch.setenv("PYICEBERG_CATALOG__GONE__URI", "http://127.0.0.1:1")
     with pytest.raises(error, match=message):
         write(shared, BATCH, lake, ONE)
+
+
+def test_a_catalog_that_accepts_and_never_answers_is_not_waited_for(rest, shared, monkeypatch):
+    monkeypatch.setattr(remote, "PATIENCE", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("PYICEBERG_CATALOG__REST__URI", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(ServerUnavailable, match=r"has not answered: NoAnswer: no answer for 0\.2 s"):
+            write(shared, BATCH, TABLE, ONE)
 
 
 def test_a_table_of_the_first_format_version_is_refused(rest, shared):
