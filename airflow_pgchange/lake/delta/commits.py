@@ -49,8 +49,8 @@ def _committed(staged: StagedFiles, write: Write) -> int:
         if _is_committed(table, staged, write):
             return table.version() + 1
     raise ServerUnavailable(
-        f"{write.lake}: tried to commit batch {write.batch.id}, and other writers were faster {CONFLICTS} times: let them "
-        "commit more rarely, or try again"
+        f"{write.lake}: tried to commit batch {write.batch.id}, and other writers were faster {CONFLICTS} times: let "
+        "them commit more rarely, or try again"
     )
 
 

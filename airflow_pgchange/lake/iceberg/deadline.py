@@ -18,7 +18,7 @@ class NoAnswer(Exception):
 def within(seconds: float, call: Callable[[], T]) -> T:
     """Return what ``call`` returns, or raise what it raises. Raises NoAnswer after ``seconds``.
 
-    The call runs in a thread of its own. After the deadline nobody waits for this thread, not even the end of the process.
+    The call runs in a thread of its own. After the deadline nobody waits for this thread, even when the process ends.
     """
     ended: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
     context = contextvars.copy_context()
