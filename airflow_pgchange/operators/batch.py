@@ -32,8 +32,9 @@ class BatchOperator(FeedOperator):
     Guarantee for writes through ``connection``: exactly once. If the changes come from another PostgreSQL
     (``source_conn_id``), this holds for commit queues, the event log and the topology; for tubes and message queues it is
     then at least once. If such a source lost its latest transactions, an error says so, and the changes after the mark
-    are processed at least once. For results in other systems the guarantee is at least once. ``batch.id`` is the same in
-    every attempt, so use it as their key.
+    are processed at least once. For rows in a table of a lake that ``airflow_pgchange.lake.write`` wrote: exactly once.
+    For results in other systems the guarantee is at least once. ``batch.id`` is the same in every attempt, so use it as
+    their key.
 
     Raises InvalidArgument if ``process`` cannot be called, for example if it is the name of a function.
 

@@ -56,11 +56,11 @@ class SparkBatchOperator(DetachedSpark, SparkSubmitOperator):
     is of type ``spark_connect``, the application runs on that server, in a session of its own, from a process beside this
     task. It then starts in a second.
 
-    Guarantee for results that the application merges: exactly once. If the changes come from another PostgreSQL
-    (``source_conn_id``), this holds for commit queues, the event log and the topology; for tubes and message queues it is
-    then at least once. If such a source lost its latest transactions, an error says so, and the changes after the mark
-    are processed at least once. For results that the application writes to other systems the guarantee is at least once;
-    use the batch's id as their key.
+    Guarantee for results that the application merges: exactly once, in PostgreSQL and in tables of a lake. If the changes
+    come from another PostgreSQL (``source_conn_id``), this holds for commit queues, the event log and the topology; for
+    tubes and message queues it is then at least once in PostgreSQL. If such a source lost its latest transactions, an
+    error says so, and the changes after the mark are processed at least once. For results that the application writes to
+    other systems the guarantee is at least once; use the batch's id as their key.
 
     With ``detached`` the driver runs on a worker of a standalone cluster. The task claims a batch with a lease, starts
     the driver, and is deferred until it has ended: no worker slot, no connection and no transaction is held meanwhile.

@@ -242,6 +242,7 @@ class Job:
     ) -> None:
         """Stage ``frame`` now. The operator merges it into the table ``into`` in the consumer transaction.
 
+        ``into`` is the name of a table of PostgreSQL, or a table of a lake: ``Iceberg``, ``RemoteIceberg`` or ``Delta``.
         ``mode`` is a ``Mode`` or its name:
 
         - ``add`` sums numbers for each key and adds them to the target's. It is right only for rows that never change,
