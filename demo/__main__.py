@@ -91,6 +91,8 @@ def main() -> int:
             sqlalchemy_url(new_database(cluster, "airflow")),
             Path(__file__).parent / "dags",
             {"airline": airflow_connection(database), "spark_default": spark},
+            # A task for each consumer that changes keep busy.
+            {"CORE__PARALLELISM": "3"} if into_lake else {},
         )
         say("starting Airflow: API server, scheduler, DAG processor and triggerer")
         running.enter_context(airflow)
