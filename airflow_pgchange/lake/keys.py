@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from airflow_pgchange.errors import MergeRefused
+from airflow_pgchange.errors import InvalidArgument, MergeRefused
 from airflow_pgchange.lake.arrow import pa, pc
 from airflow_pgchange.lake.tables import LakeTable
+from airflow_pgchange.results.modes import Mode
 
 NUMBER = "pgchange_number"
 """The column with the number of a row."""
@@ -22,6 +23,19 @@ def check(lake: LakeTable, keys: pa.Table, *, once: bool) -> None:
             f"{lake}: the key {named} comes more than once, so which row should win? Use dropDuplicates or an aggregate "
             "before merging"
         )
+
+
+def of_gone(lake: LakeTable, gone: pa.Table, key: tuple[str, ...], mode: Mode) -> pa.Table:
+    """Return the keys of rows to delete. Raises MergeRefused if these are no keys, InvalidArgument for another mode."""
+    if not mode.behaviour.deletes_touched:
+        raise InvalidArgument(
+            f"{lake}: mode {mode} deletes no rows that are gone: use mode mirror, or leave gone out"
+        )
+    if missing := [name for name in key if name not in gone.column_names]:
+        raise MergeRefused(f"{lake}: the keys of rows that are gone lack the column {', '.join(missing)}")
+    keys = gone.select(key)
+    check(lake, keys, once=False)
+    return keys
 
 
 def later_rows(keys: pa.Table) -> list[int]:

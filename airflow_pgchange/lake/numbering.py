@@ -1,11 +1,11 @@
-"""The writes of one transaction to a table of a lake, counted in a setting of the transaction."""
+"""Numbers of one transaction for each table of a lake, kept in settings of the transaction."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 from psycopg import sql
@@ -16,17 +16,31 @@ from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.lake.tables import LakeTable
 
 
-def next_number(connection: psycopg.Connection[Any], lake: LakeTable) -> int:
-    """Return the number of the next write to the table in this transaction, from 1.
+def next_number(connection: psycopg.Connection[Any], table: str) -> int:
+    """Return the number of the next write to the table with this id in this transaction, from 1.
 
-    A batch that comes again writes in the same order. So a write is known by the id of its batch and by its number.
+    A batch that comes again writes in the same order. So a write is known by the id of its batch and by its number. The
+    id is that in the table's own metadata, because one table can have several names or locations.
     """
-    name = f"pgchange.writes_{hashlib.sha256(str(lake).encode()).hexdigest()[:16]}"
-    query = sql.SQL(
-        "select pg_catalog.set_config({0}, "
-        "(coalesce(nullif(pg_catalog.current_setting({0}, true), ''), '0')::integer + 1)::text, true)::integer"
-    )
-    number: int = ask(connection, query.format(sql.Literal(name)))
+    return _kept(connection, "writes", table, "coalesce({last}, 0) + 1")
+
+
+def metadata_number(connection: psycopg.Connection[Any], table: str, following: int) -> int:
+    """Return the number of the metadata file of a commit: ``following``, or the number of the transaction's first commit.
+
+    So a transaction that is rolled back leaves no other numbers than one, however many commits it has made.
+    """
+    return _kept(connection, "metadata", table, "coalesce({last}, {following})", following=following)
+
+
+def _kept(
+    connection: psycopg.Connection[Any], kind: str, table: str, value: LiteralString, **numbers: int
+) -> int:
+    """Set a number of the transaction to ``value``, an expression over the last one and ``numbers``, and return it."""
+    name = f"pgchange.{kind}_{hashlib.sha256(table.encode()).hexdigest()[:16]}"
+    last = sql.SQL("nullif(pg_catalog.current_setting({}, true), '')::integer").format(name)
+    query = sql.SQL("select pg_catalog.set_config({}, ({})::text, true)::integer")
+    number: int = ask(connection, query.format(name, sql.SQL(value).format(last=last, **numbers)))
     return number
 
 

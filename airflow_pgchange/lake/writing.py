@@ -9,6 +9,7 @@ import psycopg
 from airflow_pgchange.feeds import outputs
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.key_columns import KeyNames, names_of
+from airflow_pgchange.lake import keys
 from airflow_pgchange.lake.formats import commit, format_of
 from airflow_pgchange.lake.rows import Rows, batches_of
 from airflow_pgchange.lake.staged import StagedFiles
@@ -38,18 +39,20 @@ def write(
     ``pgchange.batch``.
 
     ``mode`` is a ``Mode`` or its name. ``append`` adds the rows. ``replace`` first deletes the rows with the same keys.
-    ``mirror`` deletes those of ``gone`` as well, a table with the columns of the key. Both write the files that have such
-    rows anew, in the memory of this process. ``evolve``: the table first gets the columns of the rows that it lacks, each
-    of which may be null. Raises MergeRefused, before a file is written, if the rows do not fit, and
-    OutcomeUnknown if the table does not show any more whether an earlier attempt has written the batch.
+    ``mirror`` deletes those of ``gone`` as well, a table with the columns of the key, which no other mode takes. Both
+    write the files that have such rows anew, in the memory of this process. ``evolve``: the table first gets the columns
+    of the rows that it lacks, each of which may be null. Raises MergeRefused, before a file is written, if the rows do
+    not fit. Raises OutcomeUnknown if the table does not show any more whether an earlier attempt has written the batch.
+    Raises StaleClaim if the table has a part of the batch, which was split meanwhile.
     """
     chosen, names = Mode.of(mode), names_of(key)
+    keys_gone = [] if gone is None else keys.of_gone(lake, gone, names, chosen).to_batches()
     schema, batches = batches_of(rows)
     format = format_of(lake)
     if evolve:
         format.evolve(connection, lake, schema, key=names, mode=chosen)
     place = format.place(connection, batch, lake, schema, key=names, mode=chosen)
     begun = StagedFiles(lake, names, chosen, batch.id, batch.attempt)
-    staged = begun.of(place.write(batches, [] if gone is None else gone.select(names).to_batches()))
+    staged = begun.of(place.write(batches, keys_gone))
     outputs.note(connection, [commit(connection, batch, staged)])
     return staged.rows

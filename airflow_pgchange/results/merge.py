@@ -48,8 +48,9 @@ def merge(
                 f"and this is attempt {batch.attempt} on {batch.id}: it is not merged"
             )
     written = []
-    # The catalog of a lake may commit at once, so PostgreSQL refuses first what it refuses.
-    for staged in sorted(manifest, key=lambda each: not isinstance(each, Staged)):
+    # The catalog of a lake may commit at once, so PostgreSQL refuses first what it refuses. Then tables of lakes in the
+    # order of their names, because two merges that lock the pointers of two tables in different orders deadlock.
+    for staged in sorted(manifest, key=lambda each: "" if isinstance(each, Staged) else each.target):
         at(f"merging {staged.target}", f"{staged.rows:,} rows")
         if isinstance(staged, Staged):
             _merge(connection, batch, staged)

@@ -121,7 +121,9 @@ def executors(spark: SparkSession, lake: Lake, report: Report) -> None:
     report.say("df.write.parquet with Spark's own codec, snappy", statistics.median(snappy), "s")
     report.say("speed, of df.write.parquet with zstd", ratio(zstd, lakes), "")
     report.say("speed, of df.write.parquet with snappy", ratio(snappy, lakes), "")
-    report.say("speed without that limit, of df.write.parquet with zstd", ratio(zstd, unlimited), "", least=0.8)
+    report.say(
+        "speed without that limit, of df.write.parquet with zstd", ratio(zstd, unlimited), "", least=0.8
+    )
     lake.catalog.drop_table(table.name())
 
 

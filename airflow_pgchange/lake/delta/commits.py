@@ -33,21 +33,22 @@ def commit(connection: psycopg.Connection[Any], batch: Batch, staged: StagedFile
     Another attempt may still be at work. So the log is read before each try, and a try fails if it was written to since.
     """
     lake = cast(Delta, staged.lake)
-    write = Write(lake, batch, next_number(connection, lake))
     with refusals(lake):
-        version = store.opened(lake).version() if staged.is_empty else _committed(staged, write)
+        table = store.opened(lake)
+        write = Write(lake, batch, next_number(connection, str(table.metadata().id)))
+        version = table.version() if staged.is_empty else _committed(table, staged, write)
     return Version(str(version), store.uri(lake))
 
 
-def _committed(staged: StagedFiles, write: Write) -> int:
+def _committed(table: DeltaTable, staged: StagedFiles, write: Write) -> int:
     """Commit the files, or find the commit of an earlier attempt; the version of the table."""
     for _ in range(CONFLICTS):
-        table = store.opened(write.lake)
         found = write.version_in(table)
         if found is not None:
             return found
         if _is_committed(table, staged, write):
             return table.version() + 1
+        table = store.opened(write.lake)
     raise ServerUnavailable(
         f"{write.lake}: tried to commit batch {write.batch.id}, and other writers were faster {CONFLICTS} times: let "
         "them commit more rarely, or try again"

@@ -21,6 +21,8 @@ from airflow_pgchange.lake.keys import later_in_each, numbers_of, others
 
 PLAIN = "!$&'()+,-./:;=@_~"
 """Besides letters and digits, the characters that ``deltalake`` writes into its log as they are."""
+BOUNDED = (int, str, date)
+"""The Python types of values whose bounds are exact, or longer than all values of a file."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,11 @@ def first_rows(
 def _files(table: DeltaTable, layout: Layout, name: str) -> Iterator[Old]:
     """The table's data files, with the bounds of a column."""
     found = pa.table(table.get_add_actions(flatten=True))
+    # A column named "a.b" has no bounds here, because a field b of a column a may have the same name.
+    bounds = [
+        found.column(bound).to_pylist() if bound in found.column_names and "." not in name else None
+        for bound in (f"min.{name}", f"max.{name}")
+    ]
     for number in range(found.num_rows):
         partition = {
             column: found.column(f"partition.{column}")[number].cast(layout.schema.field(column).type)
@@ -96,18 +103,14 @@ def _files(table: DeltaTable, layout: Layout, name: str) -> Iterator[Old]:
         if name in partition:
             lower = upper = partition[name].as_py()
         else:
-            lower, upper = (
-                found.column(f"{end}.{name}")[number].as_py()
-                if f"{end}.{name}" in found.column_names
-                else None
-                for end in ("min", "max")
-            )
+            lower, upper = (None if values is None else values[number] for values in bounds)
         yield Old(found.column("path")[number].as_py(), partition, lower, upper)
 
 
 def _may_have(old: Old, values: list[Any]) -> bool:
     """Whether the bounds of a file leave room for one of the sorted values of the first column of the key."""
-    if not values or old.lower is None or old.upper is None or not isinstance(old.lower, int | str | date):
+    # Other writers cut bounds of times to milliseconds, so the upper bound can be below the last time of the file.
+    if not values or old.lower is None or old.upper is None or type(old.lower) not in BOUNDED:
         return bool(values)
     at = bisect_left(values, old.lower)
     return at < len(values) and values[at] <= old.upper

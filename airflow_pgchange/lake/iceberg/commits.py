@@ -28,9 +28,9 @@ def commit(connection: psycopg.Connection[Any], batch: Batch, staged: StagedFile
 
     The pointer stays locked until the transaction ends. So other writers wait meanwhile, and then read the table again.
     """
-    write = Write.begun(connection, staged.lake, batch)
     with refusals(staged.lake):
         table = pointer.opened(connection, cast(Iceberg, staged.lake), locked=True)
+        write = Write.begun(connection, staged.lake, batch, table)
         if not staged.is_empty and not has(table, write):
             add_snapshot(table, staged, write)
         return current_version(table)
@@ -102,4 +102,4 @@ def _fits(metadata: TableMetadata, file: Mapping[str, Any]) -> bool:
 
 def _keys_in(table: Table, path: str) -> pa.Table:
     with table.io.new_input(path).open() as file:
-        return pq.read_table(file)
+        return rewriting.comparable(pq.read_table(file))

@@ -14,9 +14,9 @@ from typing import Any
 import psycopg
 from psycopg import sql
 from pyiceberg.table import Table
-from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.snapshots import Snapshot, Summary
 
-from airflow_pgchange.errors import OutcomeUnknown
+from airflow_pgchange.errors import OutcomeUnknown, StaleClaim
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.lake.numbering import next_number
@@ -38,9 +38,10 @@ class Write:
     transaction: str
 
     @classmethod
-    def begun(cls, connection: psycopg.Connection[Any], lake: LakeTable, batch: Batch) -> Write:
+    def begun(cls, connection: psycopg.Connection[Any], lake: LakeTable, batch: Batch, table: Table) -> Write:
         transaction = ask(connection, sql.SQL("select pg_catalog.pg_current_xact_id()::text"))
-        return cls(lake, batch, str(next_number(connection, lake)), transaction)
+        number = next_number(connection, str(table.metadata.table_uuid))
+        return cls(lake, batch, str(number), transaction)
 
     @property
     def summary(self) -> dict[str, str]:
@@ -48,6 +49,7 @@ class Write:
         return {
             "pgchange.consumer": self.batch.feed,
             "pgchange.batch": self.batch.id,
+            **({"pgchange.parts_of": " ".join(self.batch.parts_of)} if self.batch.parts_of else {}),
             "pgchange.write": self.number,
             "pgchange.attempt": str(self.batch.attempt),
             "pgchange.transaction": self.transaction,
@@ -62,8 +64,9 @@ class Write:
 def has(table: Table, write: Write) -> bool:
     """Return whether the current version of the table has this write.
 
-    A snapshot of a batch of which this batch is a part has its rows, too. Raises OutcomeUnknown if the history does not
-    reach back to the first claim of the batch.
+    A snapshot of a batch of which this batch is a part has its rows, too. Raises StaleClaim if a part of this batch is
+    there: the batch was split, and this attempt is over. Raises OutcomeUnknown if the history does not reach back to the
+    first claim of the batch.
     """
     ids = {write.batch.id, *write.batch.parts_of}
     past = list(_ancestors(table))
@@ -74,8 +77,10 @@ def has(table: Table, write: Write) -> bool:
     answers = write.answers(table).values()
     if WRITTEN in answers:
         return True
-    if not write.batch.atomic and MISSING not in answers:
-        _check_reaches(past, write)
+    if MISSING not in answers:
+        _check_whole(past, write)
+        if not write.batch.atomic:
+            _check_reaches(past, write)
     return False
 
 
@@ -88,6 +93,21 @@ def _ancestors(table: Table) -> Iterator[Snapshot]:
         yield snapshot
         parent = snapshot.parent_snapshot_id
         snapshot = None if parent is None else by_id.get(parent)
+
+
+def _check_whole(past: Sequence[Snapshot], write: Write) -> None:
+    """Raise StaleClaim if a part of the batch was written, which only happens once the batch was split."""
+    parents = {id for snapshot in past if snapshot.summary for id in _parents(snapshot.summary)}
+    if write.batch.id in parents:
+        raise StaleClaim(
+            f"{write.lake}: the table has a part of batch {write.batch.id}, so the batch was split and this attempt is "
+            "over: nothing was written. If the database was restored to a time before the split, delete the rows of the "
+            f"part, set the table's property pgchange.{write.batch.id} to {MISSING}, and run the task again"
+        )
+
+
+def _parents(summary: Summary) -> list[str]:
+    return (summary["pgchange.parts_of"] or "").split()
 
 
 def _check_reaches(past: Sequence[Snapshot], write: Write) -> None:

@@ -38,7 +38,7 @@ class Place:
     def write(self, rows: Iterable[pa.RecordBatch], gone: Iterable[pa.RecordBatch] = ()) -> Files:
         """Write rows, and the keys of rows to delete, into new files of the table."""
         metadata = TableMetadataUtil.parse_raw(self.metadata)
-        io = pointer.files_of(self.properties, self.location, metadata)
+        io = pointer.files_of(self.properties, self.location)
         with refusals(self.lake):
             files = tuple(
                 data_files.to_json(metadata, file)

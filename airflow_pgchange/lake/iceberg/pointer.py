@@ -18,7 +18,7 @@ from psycopg import errors, sql
 from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.io import FileIO, load_file_io
 from pyiceberg.serializers import FromInputFile, ToOutputFile
-from pyiceberg.table import CommitTableResponse, Table
+from pyiceberg.table import CommitTableResponse, Table, TableProperties
 from pyiceberg.table.locations import load_location_provider
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import TableRequirement, TableUpdate, update_table_metadata
@@ -26,10 +26,8 @@ from pyiceberg.utils.config import Config
 
 from airflow_pgchange.errors import InvalidArgument, MergeRefused, PermissionDenied
 from airflow_pgchange.lake.iceberg.names import metadata_name
+from airflow_pgchange.lake.numbering import metadata_number
 from airflow_pgchange.lake.tables import Iceberg, RemoteIceberg
-
-IS_IT = sql.SQL("catalog_name = %(catalog)s and table_namespace = %(namespace)s and table_name = %(name)s")
-"""The condition on the row of one table."""
 
 
 def opened(connection: psycopg.Connection[Any], lake: Iceberg, *, locked: bool = False) -> Table:
@@ -41,9 +39,9 @@ def opened(connection: psycopg.Connection[Any], lake: Iceberg, *, locked: bool =
     query = sql.SQL(
         "select t.metadata_location from {} as t "
         "where {} and coalesce(to_jsonb(t) ->> 'iceberg_type', 'TABLE') = 'TABLE' {}"
-    ).format(lake.pointers, IS_IT, sql.SQL("for update" if locked else ""))
+    ).format(lake.pointers, _is_it(lake), sql.SQL("for update" if locked else ""))
     try:
-        found = connection.execute(query, _named(lake)).fetchone()
+        found = connection.execute(query).fetchone()
     except (errors.UndefinedTable, errors.InvalidSchemaName) as error:
         raise InvalidArgument(
             f"{lake}: the database of the results has no catalog in schema {lake.schema}, which would have a table "
@@ -61,9 +59,23 @@ def opened(connection: psycopg.Connection[Any], lake: Iceberg, *, locked: bool =
     return _table(connection, lake, found[0])
 
 
-def files_of(settings: Mapping[str, Any], location: str, metadata: TableMetadata) -> FileIO:
-    """Return the access to the files of a table, by the settings of its catalog and the properties of the table."""
-    return load_file_io({**settings, **metadata.properties}, location)
+def files_of(settings: Mapping[str, Any], location: str) -> FileIO:
+    """Return the access to files by the settings of a catalog.
+
+    PyIceberg adds the properties of the table. Here they count for nothing, because another role may have written them:
+    they could name Python code to run, or send the secrets of the settings to another server.
+    """
+    return load_file_io(dict(settings), location)
+
+
+def check_runs_no_code(lake: Iceberg | RemoteIceberg, metadata: TableMetadata) -> None:
+    """Raise InvalidArgument if a property of the table names Python code, which PyIceberg would run for each file."""
+    name = TableProperties.WRITE_PY_LOCATION_PROVIDER_IMPL
+    if name in metadata.properties:
+        raise InvalidArgument(
+            f"{lake}: the property {name} of the table names Python code, {metadata.properties[name]!r}, which PyIceberg "
+            "would run with the rights of this process: remove the property"
+        )
 
 
 def properties(lake: Iceberg | RemoteIceberg) -> Mapping[str, Any]:
@@ -90,16 +102,21 @@ class Pointer(NoopCatalog):
             requirement.validate(table.metadata)
         metadata = update_table_metadata(table.metadata, updates, metadata_location=table.metadata_location)
         places = load_location_provider(metadata.location, metadata.properties)
-        location = places.new_metadata_location(
-            metadata_name(metadata, version_of(table.metadata_location) + 1)
+        number = metadata_number(
+            self._connection, str(metadata.table_uuid), version_of(table.metadata_location) + 1
         )
+        location = places.new_metadata_location(metadata_name(metadata, number))
         ToOutputFile.table_metadata(metadata, table.io.new_output(location))
         moved = self._connection.execute(
             sql.SQL(
-                "update {} set metadata_location = %(location)s, previous_metadata_location = %(before)s "
-                "where {} and metadata_location = %(before)s"
-            ).format(self._lake.pointers, IS_IT),
-            {**_named(self._lake), "location": location, "before": table.metadata_location},
+                "update {table} set metadata_location = {location}, previous_metadata_location = {before} "
+                "where {is_it} and metadata_location = {before}"
+            ).format(
+                table=self._lake.pointers,
+                is_it=_is_it(self._lake),
+                location=location,
+                before=table.metadata_location,
+            )
         )
         if moved.rowcount != 1:
             raise MergeRefused(
@@ -121,15 +138,21 @@ def version_of(metadata_location: str) -> int:
 
 def _table(connection: psycopg.Connection[Any], lake: Iceberg, location: str) -> Table:
     settings = properties(lake)
-    metadata = FromInputFile.table_metadata(load_file_io(dict(settings), location).new_input(location))
+    files = files_of(settings, location)
+    metadata = FromInputFile.table_metadata(files.new_input(location))
+    check_runs_no_code(lake, metadata)
     return Table(
         identifier=(*lake.namespace.split("."), lake.name),
         metadata=metadata,
         metadata_location=location,
-        io=files_of(settings, location, metadata),
+        io=files,
         catalog=Pointer(connection, lake),
     )
 
 
-def _named(lake: Iceberg) -> dict[str, str]:
-    return {"catalog": lake.catalog, "namespace": lake.namespace, "name": lake.name}
+def _is_it(lake: Iceberg) -> sql.Composed:
+    """The condition on the row of one table. Values are literals, because a name with a percent sign allows no parameters
+    beside it."""
+    return sql.SQL("catalog_name = {} and table_namespace = {} and table_name = {}").format(
+        lake.catalog, lake.namespace, lake.name
+    )

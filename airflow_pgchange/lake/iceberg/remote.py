@@ -26,9 +26,11 @@ from airflow_pgchange.errors import (
     InvalidArgument,
     MergeRefused,
     PermissionDenied,
+    PgChangeError,
     ServerUnavailable,
 )
 from airflow_pgchange.feeds.batch import Batch
+from airflow_pgchange.feeds.error_text import described
 from airflow_pgchange.lake.iceberg import pointer
 from airflow_pgchange.lake.iceberg.commits import add_snapshot, current_version
 from airflow_pgchange.lake.iceberg.deadline import within
@@ -108,11 +110,11 @@ def commit(connection: psycopg.Connection[Any], batch: Batch, staged: StagedFile
 
     If another writer was faster, the table is read again: rows of the keys that it has are then replaced, too.
     """
-    lake = cast(RemoteIceberg, staged.lake)
-    write = Write.begun(connection, lake, batch)
+    lake, write = cast(RemoteIceberg, staged.lake), None
     with refusals(lake), _opened(lake) as catalog:
         for pause in PAUSES:
             table = _table(catalog, lake)
+            write = write or Write.begun(connection, lake, batch, table)
             if staged.is_empty or has(table, write):
                 return current_version(table)
             try:
@@ -146,7 +148,16 @@ def _opened(lake: RemoteIceberg) -> Iterator[Catalog]:
     with _answers(lake):
         # A REST catalog may be set to leave out snapshots that no branch names.
         complete = {**settings, "snapshot-loading-mode": "all"}
-        catalog = within(PATIENCE, lambda: load_catalog(lake.catalog, **complete))
+        try:
+            catalog = within(PATIENCE, lambda: load_catalog(lake.catalog, **complete))
+        except OSError:  # Errors of HTTP, some of which are ValueErrors, too.
+            raise
+        except ValueError as error:
+            # Without its cause, whose text may have the address of the catalog with the password.
+            raise InvalidArgument(
+                f"{lake}: PyIceberg cannot open the catalog {lake.catalog}: {described(error)}: correct its "
+                "configuration"
+            ) from None
     with catalog:
         yield catalog
 
@@ -155,6 +166,7 @@ def _table(catalog: Catalog, lake: RemoteIceberg) -> Table:
     """The table as it is now in the catalog."""
     with _answers(lake):
         table = within(PATIENCE, lambda: catalog.load_table((*lake.namespace.split("."), lake.name)))
+    pointer.check_runs_no_code(lake, table.metadata)
     table.catalog = OneTry(catalog)
     return table
 
@@ -164,6 +176,8 @@ def _answers(lake: RemoteIceberg) -> Iterator[None]:
     """Turn what a catalog raises instead of a table into our errors."""
     try:
         yield
+    except PgChangeError:
+        raise
     except NoSuchTableError as error:
         raise InvalidArgument(
             f"{lake}: the catalog {lake.catalog} has no table {lake.table}: make it first"

@@ -66,13 +66,29 @@ def rows_of(table: Table, tasks: Iterable[FileScanTask], columns: Sequence[str] 
     """Return the rows of data files, without those that delete files name."""
     schema = table.schema() if columns is None else table.schema().select(*columns)
     rows = ArrowScan(table.metadata, table.io, schema, AlwaysTrue()).to_table(list(tasks))
-    return rows if columns is None else rows.select(columns)
+    return rows if columns is None else comparable(rows.select(columns))
+
+
+def comparable(keys: pa.Table) -> pa.Table:
+    """The same keys in types that Arrow compares: a uuid as its bytes."""
+    return keys.cast(_comparable(keys.schema))
 
 
 def _cast(keys: pa.Table, schema: Schema) -> pa.Table:
-    """The keys in the types in which the table's own rows are read."""
+    """The keys in the types in which those of the table's own rows are read."""
     kinds = schema.select(*keys.column_names).as_arrow()
-    return keys.cast(pa.schema([kinds.field(name) for name in keys.column_names]))
+    return keys.cast(_comparable(pa.schema([kinds.field(name) for name in keys.column_names])))
+
+
+def _comparable(schema: pa.Schema) -> pa.Schema:
+    return pa.schema(
+        [
+            field.with_type(field.type.storage_type)
+            if isinstance(field.type, pa.BaseExtensionType)
+            else field
+            for field in schema
+        ]
+    )
 
 
 def _may_have(file: DataFile, schema: Schema, name: str, values: list[Any]) -> bool:

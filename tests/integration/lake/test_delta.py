@@ -116,6 +116,14 @@ def test_each_write_of_a_transaction_is_known_by_its_number(lake, connection):
     assert ids(lake) == [1, 2]
 
 
+def test_two_names_of_a_table_are_one_table(lake, connection):
+    with connection.transaction():
+        write(connection, BATCH, lake, payments((1, "a", 1)))
+        write(connection, BATCH, Delta(f"{lake.location}/"), payments((2, "a", 1)))
+        write(connection, BATCH, Delta(f"file://{lake.location}"), payments((3, "a", 1)))
+    assert ids(lake) == [1, 2, 3]
+
+
 @EACH_STORE
 def test_an_attempt_that_stops_between_look_and_commit_finds_the_commit_of_its_retry(
     lake, connection, shared_db, monkeypatch
@@ -154,8 +162,9 @@ def test_another_writer_between_look_and_commit_loses_nothing(lake, connection, 
     assert ids(lake) == [1, 2, 3, 4, 5, 91, 92, 93]
     monkeypatch.setattr(commits, "CONFLICTS", 1)
     others = iter([4])
-    with pytest.raises(ServerUnavailable, match="other writers were faster 1 times"):
+    with pytest.raises(ServerUnavailable, match="other writers were faster 1 times") as raised:
         written(connection, lake, payments((6, "a", 1)))
+    assert not is_of_the_batch(raised.value)
 
 
 def test_a_part_of_a_batch_that_the_table_has_is_not_written_again(lake, connection):
@@ -233,6 +242,26 @@ def test_a_mirror_deletes_the_rows_that_are_gone_too_and_has_a_row_once(lake, co
     assert ids(lake) == [1, 2, 5, 8]
     written(connection, lake, payments(), mode="mirror", key="id", gone=pa.table({"id": [1]}))
     assert ids(lake) == [2, 5, 8]
+
+
+def test_a_time_is_found_in_a_file_whose_bounds_are_milliseconds(connection, tmp_path):
+    """So other writers write them. The time is then above the upper bound."""
+    schema = pa.schema([("at", pa.timestamp("us")), ("cents", pa.int32())])
+    times = made(str(tmp_path / "times"), schema)
+    at = datetime(2013, 1, 1, 5, 17, 0, 123456)
+    write_deltalake(times.location, pa.Table.from_pylist([{"at": at, "cents": 1}], schema), mode="append")
+    found = pa.Table.from_pylist([{"at": at, "cents": 2}], schema)
+    written(connection, times, found, mode="replace", key="at")
+    assert rows(times) == [{"at": at, "cents": 2}]
+
+
+def test_the_bounds_of_a_column_are_not_those_of_a_field_of_the_same_name(connection, tmp_path):
+    schema = pa.schema([("a.b", pa.int64()), ("a", pa.struct([("b", pa.int64())]))])
+    table = made(str(tmp_path / "dots"), schema)
+    row = {"a.b": 1, "a": {"b": 7}}
+    write_deltalake(table.location, pa.Table.from_pylist([row], schema), mode="append")
+    written(connection, table, pa.Table.from_pylist([row], schema), mode="replace", key="a.b")
+    assert rows(table) == [row]
 
 
 def test_a_key_may_have_several_columns(lake, connection):

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import time
+import uuid
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import date, datetime
 from decimal import Decimal
 from itertools import count
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import psycopg
 import pyarrow as pa
 import pytest
 from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.schema import Schema
 from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform, TruncateTransform
-from pyiceberg.types import LongType, StringType
+from pyiceberg.types import LongType, NestedField, StringType, UUIDType
 
 from airflow_pgchange.errors import InvalidArgument, MergeRefused, PermissionDenied
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
@@ -22,6 +28,7 @@ from airflow_pgchange.lake import Iceberg, iceberg, write
 from airflow_pgchange.lake.iceberg import pointer
 from airflow_pgchange.lake.rows import write_marked
 from airflow_pgchange.lake.staged import StagedFiles
+from airflow_pgchange.results.merge import merge
 from airflow_pgchange.results.modes import Mode
 from airflow_pgchange.results.staging import TOUCHED, result_of
 from tests.lakes import EACH_STORE, PAYMENTS, TABLE, Lake, payments, set_up
@@ -104,6 +111,25 @@ def test_a_mirror_deletes_the_rows_that_are_gone_too(lake, connection):
     assert ids(lake) == [1, 2, 5]
 
 
+def test_only_a_mirror_deletes_rows_that_are_gone(lake, connection):
+    lake.table()
+    for mode in ("append", "replace"):
+        with pytest.raises(InvalidArgument, match=f"mode {mode} deletes no rows that are gone"):
+            written(connection, FIVE, mode=mode, key="id", gone=pa.table({"id": [1]}))
+
+
+def test_a_key_may_be_a_uuid(lake, connection):
+    lake.table(Schema(NestedField(1, "id", UUIDType()), NestedField(2, "cents", LongType())))
+    first, second = (uuid.UUID(int=number).bytes for number in (1, 2))
+    schema = pa.schema([("id", pa.uuid()), ("cents", pa.int64())])
+    written(connection, pa.table({"id": [first, second], "cents": [1, 2]}, schema))
+    written(connection, pa.table({"id": [first], "cents": [3]}, schema), mode="replace", key="id")
+    gone = pa.table({"id": pa.array([second], pa.uuid())})
+    written(connection, pa.table({"id": [first], "cents": [4]}, schema), mode="mirror", key="id", gone=gone)
+    found = lake.catalog.load_table(TABLE.table).scan().to_arrow()
+    assert found.to_pylist() == [{"id": uuid.UUID(bytes=first), "cents": 4}]
+
+
 def test_a_key_may_have_several_columns(lake, connection):
     lake.table()
     written(connection, FIVE)
@@ -134,6 +160,8 @@ def test_only_files_with_rows_of_the_keys_are_written_anew(lake, connection):
         (payments((1, None, 1)), {"mode": "replace", "key": "account"}, "a key holds NULL"),
         (payments((1, "a", 1), (1, "b", 1)), {"mode": "replace", "key": "id"}, "the key id=1 comes more than once"),
         ([], {}, "no record batch was given"),
+        (payments(), {"mode": "mirror", "key": "id", "gone": pa.table({"no": [1]})}, "are gone lack the column id"),
+        (payments(), {"mode": "mirror", "key": "id", "gone": pa.table({"id": [1, None]})}, "a key holds NULL"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
@@ -155,6 +183,53 @@ def test_a_table_or_a_catalog_that_is_not_there_is_named(lake, connection):
         written(connection, FIVE, Iceberg("sales.payments", "lake"))
     with pytest.raises(InvalidArgument, match="names no Iceberg table"):
         Iceberg("payment", "lake")
+
+
+def test_a_schema_may_have_any_name(lake, connection):
+    lake.table()
+    connection.execute('create schema "100%s{}"')
+    connection.execute('create table "100%s{}".iceberg_tables as table iceberg_tables')
+    connection.commit()
+    assert written(connection, FIVE, Iceberg("sales.payment", "lake", schema="100%s{}")) == 5
+    assert ids(lake) == []
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        # Called with the location and the properties: it would run the location.
+        {
+            "location": "open('PROOF', 'w')#",
+            "properties": {"write.py-location-provider.impl": "builtins.exec"},
+        },
+        # Called with the properties: it would run their names as a command.
+        {"properties": {"/usr/bin/touch": "", "PROOF": "", "py-io-impl": "subprocess.Popen"}},
+    ],
+    ids=["location provider", "access to files"],
+)
+def test_code_that_another_role_has_named_in_the_metadata_does_not_run(
+    lake, connection, tmp_path, monkeypatch, planted
+):
+    file, proof = Path(urlsplit(lake.table().metadata_location).path), tmp_path / "proof"
+    text = json.dumps({**json.loads(file.read_text()), **planted})
+    file.write_text(text.replace("PROOF", str(proof)))
+    monkeypatch.chdir(tmp_path)
+    with suppress(Exception):
+        written(connection, FIVE)
+    time.sleep(0.1)
+    assert not proof.exists()
+
+
+def test_two_merges_lock_their_tables_in_the_same_order(lake, connection):
+    """In different orders they would wait for each other."""
+    tables = [Iceberg(f"sales.{name}", "lake") for name in ("b", "a")]
+    for table in tables:
+        lake.table(name=table.name)
+    order: list[str] = []
+    with connection.transaction():
+        staged = [StagedFiles(table, (), Mode.APPEND, BATCH.id, BATCH.attempt) for table in tables]
+        merge(connection, BATCH, staged, lambda step, _: order.append(step))
+    assert order == ["merging lake.sales.a", "merging lake.sales.b"]
 
 
 def test_the_right_that_is_missing_is_named(lake, connection):

@@ -76,6 +76,19 @@ def test_every_file_that_is_written_says_which_attempt_has_written_it(lake, conn
     )
 
 
+def test_a_transaction_of_several_commits_that_is_rolled_back_is_no_other_catalog(lake, connection):
+    lake.table()
+    with connection.transaction(force_rollback=True):
+        for number in range(3):
+            write(connection, BATCH, TABLE, payments((number, "a", 1)))
+    committed(connection)
+    assert maintain(connection, TABLE, dry_run=True).files == 0
+    with connection.transaction(force_rollback=True):
+        for number in range(3):
+            write(connection, SECOND, TABLE, payments((number, "a", 1)))
+    assert maintain(connection, TABLE, dry_run=True).files == 0
+
+
 def test_files_that_may_have_been_removed_are_not_committed(lake, connection):
     lake.table()
     old = replace(staged(connection, BATCH), began=time.time() - LIFE.total_seconds() - 1)

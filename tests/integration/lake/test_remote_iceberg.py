@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -14,7 +15,13 @@ import pytest
 from pyiceberg.catalog import Catalog
 from pyiceberg.table.update import AssertRefSnapshotId
 
-from airflow_pgchange.errors import InvalidArgument, MergeRefused, OutcomeUnknown, ServerUnavailable
+from airflow_pgchange.errors import (
+    InvalidArgument,
+    MergeRefused,
+    OutcomeUnknown,
+    ServerUnavailable,
+    StaleClaim,
+)
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from airflow_pgchange.lake import Iceberg, RemoteIceberg, write
 from airflow_pgchange.lake.iceberg import history, maintenance, remote
@@ -145,6 +152,15 @@ def test_a_part_of_a_batch_that_the_table_has_is_not_written(table, connection):
     written(connection, ONE)
     part = replace(BATCH, id="part", bounds={"split": {"parts_of": [BATCH.id]}})
     written(connection, ONE, part)
+    assert len(table.rows()) == 1
+
+
+def test_an_attempt_on_a_batch_that_was_split_meanwhile_adds_nothing(table, connection):
+    """It was stopped for long: later attempts have failed, and a part of the batch was written."""
+    part = replace(BATCH, id="part", bounds={"split": {"parts_of": ["whole", BATCH.id]}})
+    written(connection, ONE, part)
+    with pytest.raises(StaleClaim, match="the table has a part of batch batch-1"):
+        written(connection, payments((1, "a", 100), (2, "a", 100)))
     assert len(table.rows()) == 1
 
 
@@ -314,6 +330,13 @@ def test_a_catalog_that_accepts_and_never_answers_is_not_waited_for(rest, shared
         monkeypatch.setenv("PYICEBERG_CATALOG__REST__URI", f"http://127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(ServerUnavailable, match=r"has not answered: NoAnswer: no answer for 0\.2 s"):
             write(shared, BATCH, TABLE, ONE)
+
+
+def test_a_catalog_that_cannot_be_opened_is_named_without_its_password(shared, monkeypatch):
+    monkeypatch.setenv("PYICEBERG_CATALOG__OTHER__URI", "mysql://lake:planted@localhost/lake")
+    with pytest.raises(InvalidArgument, match=r"cannot open the catalog other.* mysql://lake:") as raised:
+        write(shared, BATCH, RemoteIceberg("sales.payment", "other"), ONE)
+    assert "planted" not in "".join(traceback.format_exception(raised.value))
 
 
 def test_a_table_of_the_first_format_version_is_refused(rest, shared):
