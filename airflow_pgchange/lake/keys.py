@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from airflow_pgchange.errors import InvalidArgument, MergeRefused
 from airflow_pgchange.lake.arrow import pa, pc
@@ -62,6 +64,14 @@ def numbers_of(keys: pa.Table, wanted: pa.Table) -> pa.ChunkedArray:
         wanted.cast(keys.schema), keys=wanted.column_names, join_type="left semi"
     )
     return joined.column(NUMBER)
+
+
+def may_have(values: Sequence[Any], lower: Any, upper: Any) -> bool:
+    """Whether the bounds of a file leave room for one of the sorted values. A bound that is not known is None."""
+    if lower is None or upper is None:
+        return bool(values)
+    at = bisect_left(values, lower)
+    return at < len(values) and values[at] <= upper
 
 
 def others(rows: pa.Table, numbers: pa.Array | pa.ChunkedArray) -> pa.Table:

@@ -46,15 +46,17 @@ def _kept(
 
 @contextmanager
 def one_write(connection: psycopg.Connection[Any], lake: LakeTable) -> Iterator[None]:
-    """Give the number of the write back if the block fails, so that the same write gets it again.
-
-    Raises InvalidArgument outside of a transaction, where the setting would be gone after the statement.
-    """
-    if connection.autocommit and connection.info.transaction_status == TransactionStatus.IDLE:
-        raise InvalidArgument(
-            f"{lake}: a batch is written in its consumer transaction: give the connection that the operator passes"
-        )
+    """Give the number of the write back if the block fails, so that the same write gets it again."""
+    check_transaction(connection, lake)
     # Without a transaction, the block below would begin one, and commit it.
     connection.execute("select")
     with connection.transaction():
         yield
+
+
+def check_transaction(connection: psycopg.Connection[Any], lake: LakeTable) -> None:
+    """Raise InvalidArgument outside of a transaction, where the settings would be gone after the statement."""
+    if connection.autocommit and connection.info.transaction_status == TransactionStatus.IDLE:
+        raise InvalidArgument(
+            f"{lake}: a batch is written in its consumer transaction: give the connection that the operator passes"
+        )

@@ -12,6 +12,10 @@ from airflow_pgchange.lake.formats import Place
 from airflow_pgchange.lake.staged import Files
 from airflow_pgchange.results.staging import TOUCHED
 
+TARGET_BYTES = 128 * 1024 * 1024
+"""How many bytes of Arrow are gathered in memory for a file. A partitioned table gets at least a file for each partition
+and so many bytes."""
+
 Rows: TypeAlias = pa.Table | pa.RecordBatchReader | Iterable[pa.RecordBatch]
 
 
@@ -35,6 +39,21 @@ def write_marked(place: Place, key: tuple[str, ...], batches: Iterable[pa.Record
     """
     gone: list[pa.RecordBatch] = []
     return place.write(_kept(batches, key, gone), gone)
+
+
+def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    """Return batches with rows in groups that are large enough for a file."""
+    together: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        if batch.num_rows:
+            together.append(batch)
+            size += batch.nbytes
+        if size >= TARGET_BYTES:
+            yield together
+            together, size = [], 0
+    if together:
+        yield together
 
 
 def in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:

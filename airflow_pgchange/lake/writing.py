@@ -11,6 +11,7 @@ from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.key_columns import KeyNames, names_of
 from airflow_pgchange.lake import keys
 from airflow_pgchange.lake.formats import commit, format_of
+from airflow_pgchange.lake.numbering import check_transaction
 from airflow_pgchange.lake.rows import Rows, batches_of
 from airflow_pgchange.lake.staged import StagedFiles
 from airflow_pgchange.lake.tables import LakeTable
@@ -45,6 +46,8 @@ def write(
     not fit. Raises OutcomeUnknown if the table does not show any more whether an earlier attempt has written the batch.
     Raises StaleClaim if the table has a part of the batch, which was split meanwhile.
     """
+    # Before a column is added or a file is written.
+    check_transaction(connection, lake)
     chosen, names = Mode.of(mode), names_of(key)
     keys_gone = [] if gone is None else keys.of_gone(lake, gone, names, chosen).to_batches()
     schema, batches = batches_of(rows)

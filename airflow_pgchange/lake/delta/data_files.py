@@ -19,10 +19,8 @@ from airflow_pgchange.errors import MergeRefused
 from airflow_pgchange.lake.delta import statistics, store
 from airflow_pgchange.lake.keys import NUMBER, with_numbers
 from airflow_pgchange.lake.names import Attempt
+from airflow_pgchange.lake.rows import gathered
 
-TARGET_BYTES = 128 * 1024 * 1024
-"""How many bytes of Arrow are gathered for a file. A partitioned table gets at least a file for each partition and so
-many bytes."""
 PARQUET = pyarrow.dataset.ParquetFileFormat(coerce_int96_timestamp_unit="us")
 """Spark writes times as INT96, which Arrow would read as nanoseconds: those end in the year 2262."""
 
@@ -53,8 +51,8 @@ def written(layout: Layout, batches: Iterable[pa.RecordBatch]) -> Iterator[dict[
     The rows are never in memory as a whole. The files belong to nobody until a commit names them.
     """
     files = store.files(layout.location, layout.options)
-    for gathered in _gathered(batches):
-        for values, rows in _divided(pa.Table.from_batches(gathered), layout.partitioning):
+    for together in gathered(batches):
+        for values, rows in _divided(pa.Table.from_batches(together), layout.partitioning):
             path = new_path(layout)
             kept = rows.drop_columns(list(layout.partitioning))
             with files.open_output_stream(path) as file:
@@ -123,20 +121,6 @@ def as_text(layout: Layout, name: str, value: Any) -> str | None:
     if isinstance(value, Decimal):
         return format(value, "f")
     return None if value is None else str(value)
-
-
-def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    gathered: list[pa.RecordBatch] = []
-    size = 0
-    for batch in batches:
-        if batch.num_rows:
-            gathered.append(batch)
-            size += batch.nbytes
-        if size >= TARGET_BYTES:
-            yield gathered
-            gathered, size = [], 0
-    if gathered:
-        yield gathered
 
 
 def _divided(rows: pa.Table, names: tuple[str, ...]) -> Iterator[tuple[dict[str, Any], pa.Table]]:

@@ -119,10 +119,10 @@ def repair(lake: Delta, batch: Batch) -> None:
     while (known := table.transaction_version(write.application)) is not None:
         applications.append(Transaction(write.application, min(known, batch.version - 1)))
         write = Write(lake, batch, write.number + 1)
-    told = CommitProperties({REPAIRED: write.consumer}, 0, applications)
+    properties = CommitProperties({REPAIRED: write.consumer}, 0, applications)
     try:
         table.create_write_transaction(
-            [], "append", table.schema(), table.metadata().partition_columns, commit_properties=told
+            [], "append", table.schema(), table.metadata().partition_columns, commit_properties=properties
         )
     except CommitFailedError as error:
         raise MergeRefused(f"{lake}: another writer committed meanwhile: repair it again") from error

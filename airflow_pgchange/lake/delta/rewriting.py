@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -17,7 +16,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from airflow_pgchange.errors import MergeRefused
 from airflow_pgchange.lake.delta import data_files
 from airflow_pgchange.lake.delta.data_files import Layout
-from airflow_pgchange.lake.keys import later_in_each, numbers_of, others
+from airflow_pgchange.lake.keys import later_in_each, may_have, numbers_of, others
 
 PLAIN = "!$&'()+,-./:;=@_~"
 """Besides letters and digits, the characters that ``deltalake`` writes into its log as they are."""
@@ -27,7 +26,10 @@ BOUNDED = (int, str, date)
 
 @dataclass(frozen=True)
 class Old:
-    """A data file of the table. ``path`` is the path as the log has it."""
+    """A data file of the table. ``path`` is the path as the log has it.
+
+    ``lower`` and ``upper`` are the bounds of a column, None if they are not known or not exact.
+    """
 
     path: str
     partition: dict[str, pa.Scalar]
@@ -44,7 +46,7 @@ def without(table: DeltaTable, layout: Layout, keys: pa.Table) -> Iterator[AddAc
     wanted = keys.group_by(keys.column_names).aggregate([])
     values = sorted(wanted.column(0).unique().to_pylist())
     for old in _files(table, layout, wanted.column_names[0]):
-        if not _may_have(old, values):
+        if not may_have(values, old.lower, old.upper):
             continue
         path = unquote(old.path)
         if urlsplit(path).scheme or path.startswith("/"):
@@ -104,13 +106,7 @@ def _files(table: DeltaTable, layout: Layout, name: str) -> Iterator[Old]:
             lower = upper = partition[name].as_py()
         else:
             lower, upper = (None if values is None else values[number] for values in bounds)
-        yield Old(found.column("path")[number].as_py(), partition, lower, upper)
-
-
-def _may_have(old: Old, values: list[Any]) -> bool:
-    """Whether the bounds of a file leave room for one of the sorted values of the first column of the key."""
-    # Other writers cut bounds of times to milliseconds, so the upper bound can be below the last time of the file.
-    if not values or old.lower is None or old.upper is None or type(old.lower) not in BOUNDED:
-        return bool(values)
-    at = bisect_left(values, old.lower)
-    return at < len(values) and values[at] <= old.upper
+        # Other writers cut bounds of times to milliseconds, so the upper bound can be below the last time of the file.
+        bounded = type(lower) in BOUNDED
+        path = found.column("path")[number].as_py()
+        yield Old(path, partition, lower if bounded else None, upper if bounded else None)

@@ -18,10 +18,7 @@ from pyiceberg.types import PrimitiveType
 
 from airflow_pgchange.lake.iceberg.names import FileId
 from airflow_pgchange.lake.names import Attempt
-
-TARGET_BYTES = 128 * 1024 * 1024
-"""How many bytes of Arrow are gathered for one call of PyIceberg, which keeps them in memory. A partitioned table gets at
-least a file for each partition and call."""
+from airflow_pgchange.lake.rows import gathered
 
 COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
 BOUNDS = ("lower_bounds", "upper_bounds")
@@ -35,8 +32,8 @@ def written(
     The rows are never in memory as a whole. The files belong to nobody until a commit names them.
     """
     name, numbers = FileId(attempt, metadata), itertools.count()
-    for gathered in _gathered(batches):
-        table = pa.Table.from_batches(gathered)
+    for together in gathered(batches):
+        table = pa.Table.from_batches(together)
         for file in _dataframe_to_data_files(metadata, table, files, write_uuid=name, counter=numbers):
             yield _of_spec(file, metadata.default_spec_id)
 
@@ -45,20 +42,6 @@ def _of_spec(file: DataFile, spec: int) -> DataFile:
     """PyIceberg reads a data file only if it has this attribute, which is not among the values of a new one."""
     file.spec_id = spec
     return file
-
-
-def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    gathered: list[pa.RecordBatch] = []
-    size = 0
-    for batch in batches:
-        if batch.num_rows:
-            gathered.append(batch)
-            size += batch.nbytes
-        if size >= TARGET_BYTES:
-            yield gathered
-            gathered, size = [], 0
-    if gathered:
-        yield gathered
 
 
 def to_json(metadata: TableMetadata, file: DataFile) -> dict[str, Any]:
@@ -83,34 +66,34 @@ def to_json(metadata: TableMetadata, file: DataFile) -> dict[str, Any]:
     }
 
 
-def from_json(metadata: TableMetadata, told: Mapping[str, Any]) -> DataFile:
+def from_json(metadata: TableMetadata, described: Mapping[str, Any]) -> DataFile:
     """Return the data file that ``to_json`` described."""
-    kinds = _partition(metadata, told["spec"])
+    kinds = _partition(metadata, described["spec"])
     values = [
         None if text is None else from_bytes(kind, b64decode(text))
-        for kind, text in zip(kinds, told["partition"], strict=True)
+        for kind, text in zip(kinds, described["partition"], strict=True)
     ]
     counts: dict[str, Any] = {
-        name: {int(id): count for id, count in (told[name] or {}).items()} for name in COUNTS
+        name: {int(id): count for id, count in (described[name] or {}).items()} for name in COUNTS
     }
     bounds: dict[str, Any] = {
-        name: {int(id): b64decode(bound) for id, bound in told[name].items()} for name in BOUNDS
+        name: {int(id): b64decode(bound) for id, bound in described[name].items()} for name in BOUNDS
     }
     file = DataFile.from_args(
         content=DataFileContent.DATA,
-        file_path=told["path"],
-        file_format=FileFormat(told["format"]),
+        file_path=described["path"],
+        file_format=FileFormat(described["format"]),
         partition=Record(*values),
-        record_count=told["rows"],
-        file_size_in_bytes=told["bytes"],
-        split_offsets=told["offsets"],
+        record_count=described["rows"],
+        file_size_in_bytes=described["bytes"],
+        split_offsets=described["offsets"],
         sort_order_id=None,
         equality_ids=None,
         key_metadata=None,
         **counts,
         **bounds,
     )
-    return _of_spec(file, told["spec"])
+    return _of_spec(file, described["spec"])
 
 
 def _partition(metadata: TableMetadata, spec: int) -> list[PrimitiveType]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ from pyiceberg.table import FileScanTask, Table
 from pyiceberg.types import IntegerType, LongType, StringType
 
 from airflow_pgchange.lake.iceberg import data_files
-from airflow_pgchange.lake.keys import later_in_each, numbers_of, others
+from airflow_pgchange.lake.keys import later_in_each, may_have, numbers_of, others
 from airflow_pgchange.lake.names import Attempt
 
 
@@ -98,5 +97,4 @@ def _may_have(file: DataFile, schema: Schema, name: str, values: list[Any]) -> b
     lower, upper = ((bounds or {}).get(field.field_id) for bounds in (file.lower_bounds, file.upper_bounds))
     if lower is None or upper is None or not isinstance(kind, IntegerType | LongType | StringType):
         return True
-    at = bisect_left(values, from_bytes(kind, lower))
-    return at < len(values) and values[at] <= from_bytes(kind, upper)
+    return may_have(values, from_bytes(kind, lower), from_bytes(kind, upper))

@@ -222,7 +222,9 @@ def test_a_write_outside_of_a_transaction_is_refused(lake, db):
         psycopg.connect(db, autocommit=True) as connection,
         pytest.raises(InvalidArgument, match="transaction"),
     ):
-        write(connection, BATCH, lake, FIVE)
+        write(connection, BATCH, lake, FIVE.append_column("note", [["n"] * 5]), evolve=True)
+    assert store.opened(lake).version() == 0
+    assert not list(Path(lake.location).glob("*.parquet"))
 
 
 @EACH_STORE
