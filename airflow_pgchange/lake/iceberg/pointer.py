@@ -62,7 +62,7 @@ def opened(connection: psycopg.Connection[Any], lake: Iceberg, *, locked: bool =
 def files_of(settings: Mapping[str, Any], location: str) -> FileIO:
     """Return the access to files by the settings of a catalog.
 
-    PyIceberg adds the properties of the table. Here they count for nothing, because another role may have written them:
+    PyIceberg adds the properties of the table. Here they are ignored, because another role may have written them:
     they could name Python code to run, or send the secrets of the settings to another server.
     """
     return load_file_io(dict(settings), location)
