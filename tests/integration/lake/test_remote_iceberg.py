@@ -318,31 +318,31 @@ def test_a_catalog_that_confirms_nothing_is_given_up(table, connection):
     ],
     ids=lambda value: str(value) if isinstance(value, RemoteIceberg) else "",
 )
-def test_a_catalog_or_a_table_that_is_not_there_is_named(rest, shared, lake, error, message, monkeypatch):
+def test_a_catalog_or_a_table_that_is_not_there_is_named(rest, connection, lake, error, message, monkeypatch):
     monkeypatch.setenv("PYICEBERG_CATALOG__GONE__URI", "http://127.0.0.1:1")
     with pytest.raises(error, match=message):
-        write(shared, BATCH, lake, ONE)
+        write(connection, BATCH, lake, ONE)
 
 
-def test_a_catalog_that_accepts_and_never_answers_is_not_waited_for(rest, shared, monkeypatch):
+def test_a_catalog_that_accepts_and_never_answers_is_not_waited_for(rest, connection, monkeypatch):
     monkeypatch.setattr(remote, "PATIENCE", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("PYICEBERG_CATALOG__REST__URI", f"http://127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(ServerUnavailable, match=r"has not answered: NoAnswer: no answer for 0\.2 s"):
-            write(shared, BATCH, TABLE, ONE)
+            write(connection, BATCH, TABLE, ONE)
 
 
-def test_a_catalog_that_cannot_be_opened_is_named_without_its_password(shared, monkeypatch):
+def test_a_catalog_that_cannot_be_opened_is_named_without_its_password(connection, monkeypatch):
     monkeypatch.setenv("PYICEBERG_CATALOG__OTHER__URI", "mysql://lake:planted@localhost/lake")
     with pytest.raises(InvalidArgument, match=r"cannot open the catalog other.* mysql://lake:") as raised:
-        write(shared, BATCH, RemoteIceberg("sales.payment", "other"), ONE)
+        write(connection, BATCH, RemoteIceberg("sales.payment", "other"), ONE)
     assert "planted" not in "".join(traceback.format_exception(raised.value))
 
 
-def test_a_table_of_the_first_format_version_is_refused(rest, shared):
+def test_a_table_of_the_first_format_version_is_refused(rest, connection):
     rest.catalog.create_table("sales.old", PAYMENTS, properties={"format-version": "1"})
     with pytest.raises(MergeRefused, match="set its property format-version to 2"):
-        write(shared, BATCH, RemoteIceberg("sales.old", "rest"), ONE)
+        write(connection, BATCH, RemoteIceberg("sales.old", "rest"), ONE)
 
 
 def test_a_catalog_commits_only_after_postgresql_has_taken_the_other_results_of_the_batch(table, connection):

@@ -32,6 +32,11 @@ def place(lake, connection):
     return iceberg.place(connection, BATCH, TABLE, PAYMENTS, key=(), mode=Mode.APPEND)
 
 
+def written(connection):
+    with connection.transaction():
+        return write(connection, BATCH, TABLE, ROWS)
+
+
 def test_files_are_reached_by_pyarrow_without_further_packages(place, connection):
     assert isinstance(pointer.opened(connection, TABLE).io, PyArrowFileIO)
 
@@ -49,7 +54,7 @@ def test_a_store_that_says_nothing_fails_the_task(place, connection, s3_server, 
         error = (
             ended(lambda: silent.write(ROWS.to_batches()), within=20)
             if patience
-            else ended(lambda: write(connection, BATCH, TABLE, ROWS), within=20)
+            else ended(lambda: written(connection), within=20)
         )
     assert time.monotonic() - began > 2
     assert isinstance(error, OSError)
@@ -62,7 +67,7 @@ def test_secrets_are_in_no_manifest_no_log_and_no_error(place, connection, s3_se
     files = place.write(ROWS.to_batches())
     staged = StagedFiles(TABLE, (), Mode.APPEND, BATCH.id, BATCH.attempt).of(files)
     s3_server.files.delete_dir_contents(place.location.removeprefix("s3://").split("/")[0])
-    errors = [ended(lambda: write(connection, BATCH, TABLE, ROWS))]
+    errors = [ended(lambda: written(connection))]
     denied = replace(
         place, properties={**place.properties, "s3.endpoint": f"{place.properties['s3.endpoint']}/no"}
     )
