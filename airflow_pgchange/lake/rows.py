@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import TypeAlias
 
-from airflow_pgchange.errors import MergeRefused
+from airflow_pgchange.errors import InvalidArgument, MergeRefused
 from airflow_pgchange.lake.arrow import pa, pc
 from airflow_pgchange.lake.formats import Place
 from airflow_pgchange.lake.staged import Files
@@ -16,19 +16,32 @@ TARGET_BYTES = 128 * 1024 * 1024
 """How many bytes of Arrow are gathered in memory for a file. A partitioned table gets at least a file for each partition
 and so many bytes."""
 
-Rows: TypeAlias = pa.Table | pa.RecordBatchReader | Iterable[pa.RecordBatch]
+Rows: TypeAlias = pa.Table | pa.RecordBatch | pa.RecordBatchReader | Iterable[pa.RecordBatch]
 
 
 def batches_of(rows: Rows) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """Return the schema of rows, and the rows as batches. Raises MergeRefused if there is no batch."""
+    """Return the schema of rows, and the rows as batches.
+
+    Raises MergeRefused if there is no batch, and InvalidArgument if the rows are nothing of Arrow's.
+    """
     if isinstance(rows, pa.Table):
         return rows.schema, iter(rows.to_batches())
+    if isinstance(rows, pa.RecordBatch):
+        return rows.schema, iter([rows])
     if isinstance(rows, pa.RecordBatchReader):
         return rows.schema, iter(rows)
-    batches = iter(rows)
+    batches: Iterator[object] = iter(rows)
     first = next(batches, None)
     if first is None:
-        raise MergeRefused("no record batch was given, so the columns are unknown: give an empty one")
+        raise MergeRefused(
+            "no record batch was given, so the columns are unknown: give an empty one, or the table "
+            "pa.Table.from_pylist([], schema=...)"
+        )
+    if not isinstance(first, pa.RecordBatch):
+        raise InvalidArgument(
+            f"the rows are a {type(rows).__name__} of {type(first).__name__}: give an Arrow table, such as "
+            "pa.Table.from_pylist(rows, schema=...) or pa.Table.from_pandas(frame, schema=...), or record batches"
+        )
     return first.schema, chain([first], batches)
 
 

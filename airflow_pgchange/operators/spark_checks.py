@@ -97,7 +97,8 @@ def check_submission(
         _check_master(connection, master)
     if master == "yarn" and not any(environment.get(name) for name in OF_YARN):
         why = (
-            f"there is no connection {spark_conn_id}; {_adding(spark_conn_id)}, or `airflow connections add "
+            f"there is no connection {spark_conn_id}; {_adding(spark_conn_id)}, the same with --conn-host 'local[2]' and "
+            "without a port for a Spark on this machine, or `airflow connections add "
             f"{spark_conn_id} --conn-type spark_connect --conn-host sc://HOST --conn-port {CONNECT_PORT} --conn-password "
             f"TOKEN` for a Spark Connect server; without a connection, tasks submit to YARN if {' or '.join(OF_YARN)} is "
             "set"

@@ -71,7 +71,7 @@ def test_a_worker_that_has_all_is_enough(worker: dict[str, str]) -> None:
     [
         (
             None,
-            "there is no connection spark; .*--conn-host spark://HOST .*--conn-type spark_connect .*YARN if HADOOP",
+            "no connection spark; .*--conn-host spark://HOST .*'local.2.' .*--conn-type spark_connect .*YARN if",
         ),
         (
             spark(host="yarn"),

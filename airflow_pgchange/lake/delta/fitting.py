@@ -12,6 +12,7 @@ from deltalake import DeltaTable, Schema
 from airflow_pgchange.errors import MergeRefused
 from airflow_pgchange.lake.delta import store
 from airflow_pgchange.lake.delta.data_files import Layout
+from airflow_pgchange.lake.misfits import another_type, missing, no_columns, refusal
 from airflow_pgchange.lake.names import Attempt
 from airflow_pgchange.lake.tables import Delta
 from airflow_pgchange.results.modes import Mode
@@ -120,16 +121,8 @@ def _in_use(table: DeltaTable, mode: Mode) -> Iterator[str]:
 
 
 def _check_columns(lake: Delta, columns: pa.Schema, partitioning: list[str], rows: pa.Schema) -> None:
-    if more := [name for name in rows.names if name not in columns.names]:
-        raise MergeRefused(f"{lake}: the table has no column {', '.join(more)}")
-    for name in rows.names:
-        kind, wanted = plain(rows.field(name).type), columns.field(name).type
-        if kind != wanted:
-            raise MergeRefused(
-                f"{lake}: the column {name!r} is {wanted} in the table and {kind} in the rows: cast it"
-            )
-    if missing := [field.name for field in columns if not field.nullable and field.name not in rows.names]:
-        raise MergeRefused(f"{lake}: the rows have no column {', '.join(missing)}, which may not be NULL")
+    if misfits := list(_misfits(columns, rows)):
+        raise refusal(lake, misfits)
     for name in partitioning:
         kind = columns.field(name).type
         if pa.types.is_floating(kind) or pa.types.is_binary(kind):
@@ -137,6 +130,19 @@ def _check_columns(lake: Delta, columns: pa.Schema, partitioning: list[str], row
                 f"{lake}: the column {name!r} partitions the table and is of type {kind}, whose values Delta's log "
                 "cannot hold exactly: partition the table by another column"
             )
+
+
+def _misfits(columns: pa.Schema, rows: pa.Schema) -> Iterator[str]:
+    """Say of each column that does not fit why."""
+    if more := [name for name in rows.names if name not in columns.names]:
+        yield no_columns(more, columns.names)
+        return
+    for field in columns:
+        if field.name not in rows.names:
+            if not field.nullable:
+                yield missing(field.name)
+        elif (kind := plain(rows.field(field.name).type)) != field.type:
+            yield another_type(field.name, kind, field.type)
 
 
 def _check_key(lake: Delta, rows: pa.Schema, key: tuple[str, ...], mode: Mode) -> None:
@@ -166,7 +172,24 @@ def columns_for(lake: Delta, fields: Sequence[pa.Field]) -> Schema:
                 f"{lake}: the table can get no column {field.name!r} of type {exact.type}: cast it to {field.type}, or "
                 "to another type that Delta has"
             )
+        # The type would become a feature of the table. A table with an unknown feature is refused from then on.
+        if any(_needs_a_feature(part) for part in _parts(exact.type)):
+            raise MergeRefused(
+                f"{lake}: the table can get no column {field.name!r} of type {exact.type}: cast it, for example to "
+                "timestamp[us] or to string"
+            )
     return columns
+
+
+def _needs_a_feature(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_null(kind) or (pa.types.is_timestamp(kind) and kind.unit == "ns"))
+
+
+def _parts(kind: pa.DataType) -> Iterator[pa.DataType]:
+    """The type, and the types in it."""
+    yield kind
+    for place in range(kind.num_fields):
+        yield from _parts(kind.field(place).type)
 
 
 def plain(kind: pa.DataType) -> pa.DataType:

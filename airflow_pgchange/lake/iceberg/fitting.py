@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 import pyarrow as pa
-from pyiceberg.io.pyarrow import (
-    UnsupportedPyArrowTypeException,
-    _pyarrow_to_schema_without_ids,
-    pyarrow_to_schema,
-)
+from pyiceberg.io.pyarrow import UnsupportedPyArrowTypeException, pyarrow_to_schema
 from pyiceberg.schema import Schema, _SchemaCompatibilityVisitor, pre_order_visit
 from pyiceberg.table import TableProperties
 from pyiceberg.table.metadata import TableMetadata
@@ -17,6 +13,7 @@ from pyiceberg.typedef import TableVersion
 from pyiceberg.types import DoubleType, FloatType, NestedField, PrimitiveType
 
 from airflow_pgchange.errors import MergeRefused
+from airflow_pgchange.lake.misfits import another_type, missing, no_columns, refusal
 from airflow_pgchange.lake.tables import LakeTable
 from airflow_pgchange.results.modes import Mode
 
@@ -39,12 +36,9 @@ def check(
     try:
         misfits = list(_misfits(metadata.schema(), rows, metadata.format_version))
     except (ValueError, TypeError, NotImplementedError, UnsupportedPyArrowTypeException) as error:
-        raise MergeRefused(f"{lake}: the rows do not fit the table: {error}") from error
+        raise refusal(lake, [str(error).rstrip(".")]) from error
     if misfits:
-        raise MergeRefused(
-            f"{lake}: the rows do not fit the table: {'; '.join(misfits)}: cast, add or drop columns of the rows, or "
-            "change the table"
-        )
+        raise refusal(lake, misfits)
     if inexact := next((field for field in _nested(rows) if _is_inexact(field)), None):
         raise MergeRefused(
             f"{lake}: PyIceberg cannot write each value of {inexact.name!r} of type {inexact.type} as it is: cast it, or "
@@ -73,24 +67,24 @@ class _Comparison(_SchemaCompatibilityVisitor):
 
 def _misfits(table: Schema, rows: pa.Schema, version: TableVersion) -> Iterator[str]:
     """Say of each column that does not fit why."""
-    names = _pyarrow_to_schema_without_ids(rows, format_version=version).column_names
-    if more := [name for name in names if name not in table.column_names]:
-        yield f"the table has no column {', '.join(more)}"
+    known = {field.name for field in table.fields}
+    if more := [name for name in rows.names if name not in known]:
+        yield no_columns(more, known)
         return
     given = pyarrow_to_schema(rows, name_mapping=table.name_mapping, format_version=version)
     comparison = _Comparison(given)
     pre_order_visit(table, comparison)
     ids = given.field_ids
     for field in comparison.misfits:
-        name = table.find_column_name(field.field_id)
+        name = str(table.find_column_name(field.field_id))
         if field.field_id not in ids:
-            yield f"column {name} is missing, and the table requires it"
+            yield missing(name)
             continue
         kind = given.find_field(field.field_id).field_type
         if kind == field.field_type:
             yield f"column {name} can be NULL in the rows, and the table requires a value"
         else:
-            yield f"column {name} is of type {kind} in the rows and {field.field_type} in the table"
+            yield another_type(name, kind, field.field_type)
 
 
 def _nested(fields: Iterable[pa.Field]) -> Iterator[pa.Field]:

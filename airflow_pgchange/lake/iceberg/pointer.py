@@ -24,7 +24,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import TableRequirement, TableUpdate, update_table_metadata
 from pyiceberg.utils.config import Config
 
-from airflow_pgchange.errors import InvalidArgument, MergeRefused, PermissionDenied
+from airflow_pgchange.errors import InvalidArgument, MergeRefused, PermissionDenied, ServerUnavailable
 from airflow_pgchange.lake.iceberg.names import metadata_name
 from airflow_pgchange.lake.numbering import metadata_number
 from airflow_pgchange.lake.tables import Iceberg, RemoteIceberg
@@ -54,7 +54,8 @@ def opened(connection: psycopg.Connection[Any], lake: Iceberg, *, locked: bool =
         ) from error
     if found is None or found[0] is None:
         raise InvalidArgument(
-            f"{lake}: the catalog {lake.catalog} in schema {lake.schema} has no table {lake.table}: make it first"
+            f"{lake}: the catalog {lake.catalog} in schema {lake.schema} has no table {lake.table}: make it first, or "
+            f"correct the name; {lake.schema}.iceberg_tables has {_named_tables(connection, lake)}"
         )
     return _table(connection, lake, found[0])
 
@@ -139,7 +140,13 @@ def version_of(metadata_location: str) -> int:
 def _table(connection: psycopg.Connection[Any], lake: Iceberg, location: str) -> Table:
     settings = properties(lake)
     files = files_of(settings, location)
-    metadata = FromInputFile.table_metadata(files.new_input(location))
+    try:
+        metadata = FromInputFile.table_metadata(files.new_input(location))
+    except FileNotFoundError as error:
+        raise ServerUnavailable(
+            f"{lake}: the catalog names the metadata file {location}, and it is not there: if the warehouse is a folder, "
+            "let this machine reach it under the same path"
+        ) from error
     check_runs_no_code(lake, metadata)
     return Table(
         identifier=(*lake.namespace.split("."), lake.name),
@@ -148,6 +155,13 @@ def _table(connection: psycopg.Connection[Any], lake: Iceberg, location: str) ->
         io=files,
         catalog=Pointer(connection, lake),
     )
+
+
+def _named_tables(connection: psycopg.Connection[Any], lake: Iceberg) -> str:
+    """Name some tables that ``iceberg_tables`` has, each with its catalog."""
+    query = "select concat_ws('.', catalog_name, table_namespace, table_name) from {} order by 1 limit 5"
+    found = connection.execute(sql.SQL(query).format(lake.pointers)).fetchall()
+    return ", ".join(name for (name,) in found) or "no table"
 
 
 def _is_it(lake: Iceberg) -> sql.Composed:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pyarrow as pa
+from pyiceberg.io.pyarrow import UnsupportedPyArrowTypeException
 
 from airflow_pgchange.errors import MergeRefused, PgChangeError
 from airflow_pgchange.lake.tables import LakeTable
@@ -24,5 +25,6 @@ def refusals(lake: LakeTable) -> Iterator[None]:
         OverflowError,
         pa.ArrowInvalid,
         pa.ArrowNotImplementedError,
+        UnsupportedPyArrowTypeException,
     ) as error:
         raise MergeRefused(f"{lake}: {error}") from error

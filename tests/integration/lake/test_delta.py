@@ -289,8 +289,9 @@ def test_only_files_with_rows_of_the_keys_are_written_anew(lake, connection, mon
         (payments((1, "a", 1)), {"mode": "add", "key": "id"}, "mode add changes rows by sums"),
         (payments((1, "a", 1)), {"mode": "replace"}, "mode replace finds rows by their key: give key="),
         (payments((1, "a", 1)), {"mode": "replace", "key": "no"}, "the key 'no' is none of the columns id,"),
-        (pa.table({"id": [1], "more": [2]}), {}, "the table has no column more"),
-        (pa.table({"id": ["1"]}), {}, "the column 'id' is int64 in the table and string in the rows"),
+        (pa.table({"id": [1], "more": [2]}), {}, "the table has no column more, which evolve=True adds: cast"),
+        (pa.table({"id": ["1"], "cents": [1.5]}), {},
+         "column id is of type string in the rows and int64 in the table; column cents is of type double .*: cast"),
         (payments((1, None, 1)), {"mode": "replace", "key": "account"}, "a key holds NULL"),
         (payments((1, "a", 1), (1, "b", 1)), {"mode": "replace", "key": "id"}, "the key id=1 comes more than once"),
         ([], {}, "no record batch was given"),
@@ -343,7 +344,7 @@ def test_a_constraint_and_a_column_that_may_not_be_null_are_kept(connection, tmp
     where = Delta(str(tmp_path))
     for found, message in (
         (pa.table({"id": [1, None]}), "the column 'id' may not be NULL, and is in some rows"),
-        (pa.table({"cents": pa.array([1], pa.int32())}), "the rows have no column id, which may not be NULL"),
+        (pa.table({"cents": pa.array([1], pa.int32())}), "column id is missing, and the table requires it"),
     ):
         with pytest.raises(MergeRefused, match=message):
             written(connection, where, found)
@@ -446,10 +447,15 @@ def test_a_table_gets_the_columns_of_the_rows_that_may_add_them(lake, connection
     for more, message in (
         (pa.array([1], pa.uint32()), "the table can get no column 'more' of type uint32: cast it to int32"),
         (pa.array([1], pa.time64("us")), "the table can get no such columns"),
+        (
+            pa.array([1], pa.timestamp("ns")),
+            "no column 'more' of type timestamp.ns.: cast it, for example to",
+        ),
+        (pa.array([[None]], pa.list_(pa.null())), "no column 'more' of type list"),
     ):
         with pytest.raises(MergeRefused, match=message):
             written(connection, lake, pa.table({"id": [7], "more": more}), evolve=True)
-    with pytest.raises(MergeRefused, match="the column 'id' is int64 in the table and string in the rows"):
+    with pytest.raises(MergeRefused, match="column id is of type string in the rows and int64 in the table"):
         written(connection, lake, pa.table({"id": ["7"], "more": [1]}), evolve=True)
     assert DeltaTable(lake.location).version() == version
 

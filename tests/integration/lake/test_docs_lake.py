@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from airflow.sdk import DAG
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
@@ -29,11 +31,7 @@ def example(part: str) -> str:
 def test_the_function_of_the_guide_adds_a_column(catalog, db):
     names = {}
     exec(example("append_with_notes"), names)
-    with ConsumerTransaction(CommitFeed("lake", 1), db) as transaction:
-        batch = transaction.claim()
-        transaction.ack(
-            lambda connection: names["append_with_notes"](batch, transaction.changes(), connection)
-        )
+    in_a_batch(names["append_with_notes"], db)
     assert [row[-1] for row in rows(catalog)] == ["checked"] * 3
 
 
@@ -75,19 +73,30 @@ def test_the_settings_of_the_guide_reach_another_catalog(connection, rest, tmp_p
     (tmp_path / ".pyiceberg.yaml").write_text(settings.replace("https://catalog.example.com", rest.uri))
     monkeypatch.setenv("PYICEBERG_HOME", str(tmp_path))
     with connection.transaction():
-        write(connection, BATCH, names["PAYMENT"], payments((1, "ann", 100)))
+        write(connection, BATCH, names["TABLE"], payments((1, "ann", 100)))
     assert rest.catalog.load_table("sales.payment").scan().to_arrow().num_rows == 1
 
 
 def test_the_example_of_the_guide_writes_each_batch_into_a_delta_table(connect, db, tmp_path):
-    made, used = example("DeltaTable.create"), example("append_payments")
     names = {}
-    exec(made.replace("/data/lake", str(tmp_path)) + used, names)
+    for part in ("payments_by_python", "DeltaTable.create", "TABLE = Delta"):
+        exec(example(part).replace("/data/lake", str(tmp_path)), names)
     track_payments(connect())
+    process(names["payments_by_python"](), db)
+    assert [row["id"] for row in deltas.rows(names["TABLE"])] == [1, 2, 3]
+
+
+def process(dag: DAG, db: str) -> None:
+    """Process a batch by the only task of a DAG."""
+    (task,) = dag.tasks
+    in_a_batch(task.python_callable, db)
+
+
+def in_a_batch(function: Callable[..., None], db: str) -> None:
+    """Call the function of a batch as its operator does."""
     with ConsumerTransaction(CommitFeed("lake", 1), db) as transaction:
         batch = transaction.claim()
-        transaction.ack(lambda connection: names["append_payments"](batch, transaction.changes(), connection))
-    assert [row["id"] for row in deltas.rows(names["PAYMENT"])] == [1, 2, 3]
+        transaction.ack(lambda connection: function(batch, transaction.changes(), connection))
 
 
 @pytest.fixture
@@ -110,10 +119,8 @@ def rows(catalog) -> list[tuple[int, str, int]]:
 
 def test_the_function_of_the_guide_writes_each_payment(catalog, db: str) -> None:
     names = {}
-    exec(example("def append(batch"), names)
-    with ConsumerTransaction(CommitFeed("lake", 1), db) as transaction:
-        batch = transaction.claim()
-        transaction.ack(lambda connection: names["append"](batch, transaction.changes(), connection))
+    exec(example("payments_by_python"), names)
+    process(names["payments_by_python"](), db)
     assert rows(catalog) == THREE
 
 

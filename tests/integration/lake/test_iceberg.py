@@ -22,7 +22,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform, TruncateTransform
 from pyiceberg.types import LongType, NestedField, StringType, UUIDType
 
-from airflow_pgchange.errors import InvalidArgument, MergeRefused, PermissionDenied
+from airflow_pgchange.errors import InvalidArgument, MergeRefused, PermissionDenied, ServerUnavailable
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from airflow_pgchange.lake import Iceberg, iceberg, write
 from airflow_pgchange.lake.iceberg import pointer
@@ -155,7 +155,8 @@ def test_only_files_with_rows_of_the_keys_are_written_anew(lake, connection):
         (payments((1, "a", 1)), {"mode": "add", "key": "id"}, "mode add changes rows by sums"),
         (payments((1, "a", 1)), {"mode": "replace"}, "mode replace finds rows by their key: give key="),
         (payments((1, "a", 1)), {"mode": "replace", "key": "no"}, "the key 'no' is none of the columns id,"),
-        (pa.table({"id": [1], "more": [2]}), {}, "the table has no column more: cast"),
+        (pa.table({"more": [2], "id": [1], "note": [3]}), {}, "no column more, note, which evolve=True adds: cast"),
+        (pa.table({"id": pa.array([0], pa.timestamp("ns"))}), {}, r"unsupported type: timestamp.ns.: cast"),
         (pa.table({"id": ["1"]}), {}, "column id is of type string in the rows and long in the table: cast"),
         (payments((1, None, 1)), {"mode": "replace", "key": "account"}, "a key holds NULL"),
         (payments((1, "a", 1), (1, "b", 1)), {"mode": "replace", "key": "id"}, "the key id=1 comes more than once"),
@@ -179,8 +180,11 @@ def test_a_table_or_a_catalog_that_is_not_there_is_named(lake, connection):
     with pytest.raises(InvalidArgument, match="no catalog in schema public"):
         written(connection, FIVE)
     lake.table()
-    with pytest.raises(InvalidArgument, match=r"has no table sales\.payments: make it first"):
-        written(connection, FIVE, Iceberg("sales.payments", "lake"))
+    for other in (Iceberg("sales.payments", "lake"), Iceberg("sales.payment", "pond")):
+        with pytest.raises(
+            InvalidArgument, match=r"correct the name; .*iceberg_tables has lake\.sales\.payment$"
+        ):
+            written(connection, FIVE, other)
     with pytest.raises(InvalidArgument, match="names no Iceberg table"):
         Iceberg("payment", "lake")
 
@@ -230,6 +234,15 @@ def test_two_merges_lock_their_tables_in_the_same_order(lake, connection):
         staged = [StagedFiles(table, (), Mode.APPEND, BATCH.id, BATCH.attempt) for table in tables]
         merge(connection, BATCH, staged, lambda step, _: order.append(step))
     assert order == ["merging lake.sales.a", "merging lake.sales.b"]
+
+
+def test_a_warehouse_that_this_machine_does_not_have_is_named(lake, connection):
+    lake.table()
+    lake.folder.rename(lake.folder.with_name("elsewhere"))
+    with pytest.raises(
+        ServerUnavailable, match=r"sales\.payment: .*metadata\.json, and it is not there: .*same path"
+    ):
+        written(connection, FIVE)
 
 
 def test_the_right_that_is_missing_is_named(lake, connection):
@@ -379,11 +392,12 @@ def test_a_table_gets_the_columns_of_the_rows_in_the_same_commit(lake, connectio
     ("rows", "message"),
     [
         (pa.table({"id": ["1"], "note": ["n"]}), "column id is of type string in the rows and long in the table"),
-        (pa.table({"Id": [1]}), "the table has no column Id"),
+        (pa.table({"Id": [1]}), "the table has no column Id, but id: cast"),
         (pa.table({"id": [1], "note": pa.array([1], pa.uint64())}), "cannot write each value of 'note'"),
         (pa.table({"id": [1], "note": pa.array([None], pa.null())}), "note|null"),
+        (pa.table({"id": [1], "note": pa.array([0], pa.timestamp("ns"))}), "'note' has an unsupported type"),
     ],
-    ids=["another type", "another case", "no type of Iceberg's", "no type"],
+    ids=["another type", "another case", "no type of Iceberg's", "no type", "nanoseconds"],
 )  # fmt: skip
 def test_rows_that_would_still_not_fit_add_no_column(lake, connect, rows, message):
     """A Spark job adds columns in a transaction of its own, before it writes."""
