@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -17,8 +18,15 @@ Command = Callable[..., Any]
 
 def parsed(*arguments: str) -> argparse.Namespace:
     """The arguments of ``airflow-pgchange``, as Airflow's parser reads them."""
+    return _parser().parse_args(["pgchange", *arguments])
+
+
+@cache
+def _parser() -> argparse.ArgumentParser:
+    """Airflow keeps its parser, which another test may have made without our commands."""
     add_commands()
-    return get_parser().parse_args(["pgchange", *arguments])
+    get_parser.cache_clear()
+    return get_parser()
 
 
 def command(capsys: pytest.CaptureFixture[str]) -> Command:

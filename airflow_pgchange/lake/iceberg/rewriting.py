@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
-from pyiceberg.conversions import from_bytes
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.manifest import DataFile
@@ -97,4 +97,10 @@ def _may_have(file: DataFile, schema: Schema, name: str, values: list[Any]) -> b
     lower, upper = ((bounds or {}).get(field.field_id) for bounds in (file.lower_bounds, file.upper_bounds))
     if lower is None or upper is None or not isinstance(kind, IntegerType | LongType | StringType):
         return True
-    return may_have(values, from_bytes(kind, lower), from_bytes(kind, upper))
+    # A bound of a column that has become a long has four bytes. PyIceberg 0.11 takes eight only.
+    value = (
+        bytes.decode
+        if isinstance(kind, StringType)
+        else partial(int.from_bytes, byteorder="little", signed=True)
+    )
+    return may_have(values, value(lower), value(upper))

@@ -199,8 +199,7 @@ def test_the_topology_relay_serves_until_it_is_stopped(db: str) -> None:
     port = free_port()
     process = subprocess.Popen(
         [
-            Path(sys.executable).with_name("airflow"),
-            "pgchange",
+            Path(sys.executable).with_name("airflow-pgchange"),
             "topology-relay",
             "--dsn",
             db,

@@ -102,7 +102,7 @@ def test_files_that_may_have_been_removed_are_not_committed(lake, connection):
 def test_only_files_of_failed_attempts_are_removed(lake, connection, files):
     table = lake.table()
     committed(connection)
-    table.append(FIVE)
+    table.refresh().append(FIVE)
     with connection.transaction():
         iceberg.commit(connection, SECOND, staged(connection, SECOND))
     kept, rows = files(), lake.rows()
@@ -187,7 +187,7 @@ def test_old_snapshots_expire_with_their_files(lake, connection, files):
     for number in range(2):
         committed(connection, replace(BATCH, id=f"batch {number}"), payments((number, "a", 1)))
     committed(connection, replace(BATCH, id="third"), payments((1, "b", 1)), mode="replace", key="id")
-    table.append(payments((9, "other", 1)))
+    table.refresh().append(payments((9, "other", 1)))
     rows = lake.rows()
     with table.refresh().manage_snapshots() as refs:
         refs.create_tag(table.snapshots()[1].snapshot_id, "kept")

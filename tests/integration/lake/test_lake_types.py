@@ -7,11 +7,13 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
+from importlib.metadata import version
 
 import psycopg
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from packaging.version import Version
 
 from airflow_pgchange.errors import MergeRefused
 from airflow_pgchange.lake import Delta, Iceberg, write
@@ -119,6 +121,8 @@ DELTA = {
     "time64[us]", "fixed_size_list<item: int32>[2]",
 }  # fmt: skip
 ICEBERG = {"null", "list<item: struct<at: timestamp[us, tz=UTC]>>"}
+if Version(version("pyiceberg")) < Version("0.12"):
+    ICEBERG.add("halffloat")
 
 
 @pytest.mark.parametrize(("kind", "refused"), [("delta", NEITHER | DELTA), ("iceberg", NEITHER | ICEBERG)])
