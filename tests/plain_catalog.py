@@ -26,7 +26,7 @@ OF_TABLE = "where (catalog_name, table_namespace, table_name) = (%s, %s, %s)"
 
 
 class PlainCatalog(NoopCatalog, MetastoreCatalog):
-    """A catalog that makes tables, loads them, and commits to them."""
+    """A catalog that makes tables, loads, drops them, and commits to them."""
 
     def __init__(self, name: str, conninfo: str, **properties: str) -> None:
         super().__init__(name, **properties)
@@ -48,6 +48,9 @@ class PlainCatalog(NoopCatalog, MetastoreCatalog):
         metadata = FromInputFile.table_metadata(self._load_file_io({}, location).new_input(location))
         names = tuple(self._named(identifier)[1:])
         return Table(names, metadata, location, self._load_file_io(metadata.properties, location), self)
+
+    def drop_table(self, identifier: Any) -> None:
+        self._execute(f"delete from iceberg_tables {OF_TABLE}", self._named(identifier))
 
     def commit_table(self, table: Table, requirements: Any, updates: Any) -> CommitTableResponse:
         now = self.load_table(table.name())

@@ -9,6 +9,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from importlib.metadata import version
 
+import numpy as np
 import psycopg
 import pyarrow as pa
 import pytest
@@ -33,7 +34,7 @@ TYPES = [
     (pa.uint16(), 65535),
     (pa.uint32(), 4294967295),
     (pa.uint64(), 2**64 - 1),
-    (pa.float16(), 0.5),
+    (pa.float16(), np.float16(0.5)),
     (pa.float32(), float("inf")),
     (pa.float64(), 1e300),
     (pa.decimal128(38, 10), Decimal("1234567890123456789012345678.0123456789")),
