@@ -137,7 +137,6 @@ class Webhook:
         try:
             secret = self.secret if isinstance(self.secret, str) else self.secret()
             length = len(base64.b64decode(secret.removeprefix("whsec_"), validate=True))
-            signer = Signer(secret)
         # Whatever is wrong with a secret, its text must not get into an error that is kept.
         except Exception:  # noqa: BLE001
             raise InvalidArgument(
@@ -148,7 +147,7 @@ class Webhook:
                 f"webhook {self.name}: the secret has {length} bytes, and Standard Webhooks asks for 24 to 64: "
                 "write what `openssl rand -base64 32` prints behind whsec_"
             )
-        return signer
+        return Signer(secret)
 
     async def _post(self, delivery: Delivery) -> int:
         body = text_of({"events": [shown(event) for event in delivery.events]})

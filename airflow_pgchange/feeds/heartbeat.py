@@ -14,6 +14,7 @@ import math
 import os
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 from weakref import WeakSet
@@ -38,6 +39,20 @@ ENDS = ("FATAL", "PANIC")
 CAN_ASK = (TransactionStatus.IDLE, TransactionStatus.INTRANS, TransactionStatus.INERROR)
 
 log = logging.getLogger(__name__)
+
+
+def _started(work: Callable[[], None]) -> bool:
+    """Start the thread of the heartbeat; False at the end of the process.
+
+    Some releases of Python 3.12 start no thread there. A connection that is opened so late goes without a heartbeat.
+    """
+    try:
+        threading.Thread(target=work, name="pgchange-heartbeat", daemon=True).start()
+    except RuntimeError as error:
+        if "interpreter shutdown" not in str(error):
+            raise
+        return False
+    return True
 
 
 class Watch:
@@ -65,8 +80,7 @@ class Watch:
             self._lines.add(line)
             if not self._running:
                 # This raises if the system can start no thread. The next line then tries again.
-                threading.Thread(target=self._run, name="pgchange-heartbeat", daemon=True).start()
-                self._running = True
+                self._running = _started(self._run)
             elif self._loop is not None and line.deadlines.tick < self._rest:
                 self._loop.call_soon_threadsafe(self._wake.set)
 

@@ -61,12 +61,20 @@ def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]
     for batch in batches:
         if batch.num_rows:
             together.append(batch)
-            size += batch.nbytes
+            size += _size(batch)
         if size >= TARGET_BYTES:
             yield together
             together, size = [], 0
     if together:
         yield together
+
+
+def _size(batch: pa.RecordBatch) -> int:
+    try:
+        return int(batch.nbytes)
+    except pa.ArrowTypeError:
+        # Older versions of Arrow cannot tell the size of views of text. This counts their buffers as a whole.
+        return int(batch.get_total_buffer_size())
 
 
 def in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:

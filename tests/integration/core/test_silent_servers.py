@@ -341,6 +341,17 @@ def _no_thread(thread: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
 
 
+def test_a_connection_opens_at_the_end_of_a_process_that_starts_no_thread_any_more(db, watch, monkeypatch):
+    """As in Python 3.12.1, where a publisher publishes the last events at the end of its process."""
+
+    def at_the_end(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", at_the_end)
+    with connect_ours(db) as connection:
+        assert connection.execute("select 1").fetchone() == (1,)
+
+
 def test_a_connection_is_opened_while_the_heartbeat_waits_to_begin_anew(db, watch, monkeypatch):
     loops: list[asyncio.AbstractEventLoop] = []
     go_on = watch._go_on
