@@ -61,7 +61,7 @@ def test_each_extra_that_a_page_installs_is_one() -> None:
     named = {
         name for page in PAGES for name in re.findall(r"pip install '[\w.-]*\[(\w+)\]'", page.read_text())
     }
-    assert named == {"spark", "openlineage", "http"}
+    assert named == {"delta", "http", "iceberg", "openlineage", "spark"}
     assert named <= set(extras)
 
 

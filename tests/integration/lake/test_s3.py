@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 import pytest
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
+from airflow_pgchange.errors import ServerUnavailable
 from airflow_pgchange.lake import iceberg, write
 from airflow_pgchange.lake.iceberg import pointer
 from airflow_pgchange.lake.staged import StagedFiles
@@ -72,6 +73,6 @@ def test_secrets_are_in_no_manifest_no_log_and_no_error(place, connection, s3_se
         place, properties={**place.properties, "s3.endpoint": f"{place.properties['s3.endpoint']}/no"}
     )
     errors.append(ended(lambda: denied.write(ROWS.to_batches())))
-    assert [type(error) for error in errors] == [FileNotFoundError, OSError]
+    assert [type(error) for error in errors] == [ServerUnavailable, OSError]
     shown = [repr(place), json.dumps(asdict(staged)), *map(str, errors), *map(repr, errors), caplog.text]
     assert not [text for text in shown if s3.SECRET in text or s3.KEY in text]
