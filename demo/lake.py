@@ -1,11 +1,7 @@
-"""The lake of the demo: an Iceberg table whose catalog is in the demo's database, and a reader that is not its writer."""
+"""The lake of the demo: an Iceberg table whose catalog is in the demo's database."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +10,7 @@ import pyarrow as pa
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange import CommitFeed
-from demo.spark import clean_environment
+from demo.duckdb_reader import read
 
 FEED = CommitFeed(consumer="lake", branch=0)
 DAG = "movements_in_lake"
@@ -32,23 +28,6 @@ MOVEMENTS = pa.schema(
         pa.field("delay", pa.int32()),
     ]
 )
-READER = ("duckdb==1.5.5", "duckdb-extension-avro==1.5.5", "duckdb-extension-iceberg==1.5.5")
-"""The last DuckDB whose Iceberg extension is on PyPI. It has an environment of its own."""
-READING = """
-import json, sys
-from importlib.util import find_spec
-from pathlib import Path
-import duckdb
-
-connection = duckdb.connect()
-for name in ("avro", "iceberg"):
-    folder = Path(find_spec(f"duckdb_extension_{name}").origin).parent
-    (extension,) = folder.rglob("*.duckdb_extension")
-    connection.execute(f"load '{extension}'")
-query, location = sys.argv[1:]
-print(json.dumps(connection.execute(query, [location]).fetchall()))
-"""
-CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 
 
 def create(database: str, folder: Path) -> None:
@@ -71,40 +50,6 @@ def compare(database: str) -> tuple[int, bool]:
         expected = _only(connection.execute(f"select {SUMS} from public.movement").fetchall())
     found = _only(read(f"select {SUMS} from iceberg_scan(?)", location))
     return found[0], tuple(found) == expected
-
-
-def read(query: str, location: str) -> list[Any]:
-    """Return the rows of a query with ``iceberg_scan(?)``, by DuckDB, of the table with this metadata file."""
-    uv = Path(sys.executable).parent / "uv"
-    packages = [option for name in READER for option in ("--with", name)]
-    # uv by itself trusts only the certificates that it brings.
-    settings = {"SSL_CERT_FILE": str(CERTIFICATES)} if CERTIFICATES.exists() else {}
-    ran = subprocess.run(
-        [
-            uv,
-            "run",
-            "--quiet",
-            "--no-project",
-            "--isolated",
-            *packages,
-            "python",
-            "-c",
-            READING,
-            query,
-            location,
-        ],
-        env={**settings, **clean_environment(), **_given("SSL_CERT_FILE")},
-        cwd="/",
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    rows: list[Any] = json.loads(ran.stdout)
-    return rows
-
-
-def _given(name: str) -> dict[str, str]:
-    return {name: os.environ[name]} if name in os.environ else {}
 
 
 def _only(rows: list[Any]) -> Any:

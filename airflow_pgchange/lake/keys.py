@@ -15,6 +15,28 @@ NUMBER = "pgchange_number"
 """The column with the number of a row."""
 
 
+def check_mode(lake: LakeTable, rows: pa.Schema, key: tuple[str, ...], mode: Mode) -> None:
+    """Raise MergeRefused if the mode is refused for tables of a lake, or needs a key that the rows do not have."""
+    if mode.behaviour.sums:
+        raise MergeRefused(
+            f"{lake}: mode {mode} changes rows by sums, for which the files of the table would be read and written anew: "
+            "append the sums of each batch and add them up in a query, or replace whole rows"
+        )
+    if not mode.behaviour.needs_key:
+        return
+    if not key:
+        raise MergeRefused(f"{lake}: mode {mode} finds rows by their key: give key=")
+    if lacking := [name for name in key if name not in rows.names]:
+        raise MergeRefused(f"{lake}: the key {lacking[0]!r} is none of the columns {', '.join(rows.names)}")
+
+
+def unfit(lake: LakeTable, name: str, kind: object) -> MergeRefused:
+    """Return the error for a column of the key by which no row can be found."""
+    return MergeRefused(
+        f"{lake}: the column {name!r} is of type {kind}, by which no row can be found: choose another key"
+    )
+
+
 def check(lake: LakeTable, keys: pa.Table, *, once: bool) -> None:
     """Raise MergeRefused if a key holds NULL, or if ``once`` and a key comes twice."""
     if any(column.null_count for column in keys.columns):

@@ -28,7 +28,7 @@ from airflow_pgchange.results.modes import Mode
 from airflow_pgchange.spark.lake_sink import lake_sink
 from airflow_pgchange.spark.table_sink import table_sink
 from tests.benchmarks.measure import Report, ratio, section, side_by_side, wall
-from tests.benchmarks.spark import PARTITIONS, session
+from tests.benchmarks.spark import movements, session
 from tests.lakes import TABLE, Lake
 from tests.staging import BATCH
 
@@ -39,11 +39,6 @@ FILES = 3
 ONE_PERCENT = 100
 """The mirror changes one of so many keys."""
 
-MOVEMENT = """
-    id, element_at(array('departure', 'arrival', 'cancellation'), cast(1 + id % 3 as int)) as kind,
-    date'2013-01-01' as flight_date, 'UA' as carrier, cast(id % 9999 as int) as flight, 'EWR' as origin, 'IAH' as dest,
-    timestamp_ntz'2013-01-01 05:17:00' as at, cast(id % 60 as int) as delay
-"""
 NUMBERS = count()
 LIMIT = "spark.sql.execution.arrow.maxBytesPerBatch"
 """Spark from 4.1 on computes the size of a batch for Python after each row, to compare it with this limit."""
@@ -62,22 +57,6 @@ def run(conninfo: str, report: Report) -> None:
         with section(f"a mirror of 1 % of the keys of {ROWS:,} rows in {FILES} files"):
             mirror(lake, report)
     spark.stop()
-
-
-def movements(spark: SparkSession, rows: int) -> DataFrame:
-    return spark.range(0, rows, 1, PARTITIONS).selectExpr(*(each.strip() for each in split(MOVEMENT)))
-
-
-def split(columns: str) -> list[str]:
-    """The expressions of a list, whose commas inside parentheses separate nothing."""
-    found, depth = [""], 0
-    for letter in columns:
-        depth += {"(": 1, ")": -1}.get(letter, 0)
-        if letter == "," and depth == 0:
-            found.append("")
-        else:
-            found[-1] += letter
-    return found
 
 
 def another() -> Batch:

@@ -177,12 +177,17 @@ def read(spark: SparkSession, feed: CommitFeed, conninfo: str, report: Report) -
     )  # fmt: skip
 
 
-def write(spark: SparkSession, feed: CommitFeed, conninfo: str, report: Report) -> None:
-    frame = spark.range(0, ROWS, 1, PARTITIONS).selectExpr(
+def movements(spark: SparkSession, rows: int) -> DataFrame:
+    """Rows of the operations log, which Spark computes."""
+    return spark.range(0, rows, 1, PARTITIONS).selectExpr(
         "id", "element_at(array('departure', 'arrival', 'cancellation'), cast(1 + id % 3 as int)) as kind",
         "date'2013-01-01' as flight_date", "'UA' as carrier", "cast(id % 9999 as int) as flight", "'EWR' as origin",
         "'IAH' as dest", "timestamp_ntz'2013-01-01 05:17:00' as at", "cast(id % 60 as int) as delay",
     )  # fmt: skip
+
+
+def write(spark: SparkSession, feed: CommitFeed, conninfo: str, report: Report) -> None:
+    frame = movements(spark, ROWS)
     columns = staging_types(frame.schema)
     definition = ", ".join(f"{name} {kind}" for name, kind in columns.items())
     batch = claimed(conninfo, feed)

@@ -16,7 +16,7 @@ from pyiceberg.catalog import load_catalog
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.lake import Delta, Iceberg, RemoteIceberg, write
 from airflow_pgchange.lake.tables import LakeTable
-from demo.lake import read
+from demo.duckdb_reader import read
 from tests.lakes import Lake
 
 COPIED = pa.schema([("id", pa.int64())])

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import pytest
 
 from airflow_pgchange.lake.delta import store
+from demo.duckdb_reader import DELTA, read
 from tests.chaos.delta_worker import DeltaWorker
 from tests.chaos.harness import PROOF, SEED
 from tests.chaos.lake_worker import ONE_LOOK, REMOTE_STEPS, ROWS
-from tests.chaos.test_lake import CRASH, DELTA_READER, OVERTAKEN, Campaign, passed, read
+from tests.chaos.test_lake import CRASH, OVERTAKEN, Campaign, passed
 from tests.deltas import made
 
 LARGER = pytest.mark.release("every run has an attempt that its retry overtakes, in tests/integration/lake")
@@ -33,7 +34,8 @@ class DeltaCampaign(Campaign):
         return store.opened(self.worker(0).table).version()
 
     def ids(self) -> list[int]:
-        return read(self.worker(0).table.location, extensions=DELTA_READER)
+        found = read("select id from delta_scan(?)", self.worker(0).table.location, extensions=DELTA)
+        return [id_ for (id_,) in found]
 
     def worker(self, number: int) -> DeltaWorker:
         return DeltaWorker(number, self.source, str(self.folder), f"{SEED} {number}", fault=self.fault)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -18,8 +16,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from demo.duckdb_reader import read
 from demo.postgres import Cluster
-from demo.spark import clean_environment
 from tests import rest_catalog, s3
 from tests.chaos.crew import crew
 from tests.chaos.harness import FULL, PROOF, SEED, insert
@@ -34,40 +32,14 @@ SECONDS = float(os.environ.get("SECONDS", "60" if FULL else "10"))
 LARGER = pytest.mark.release(
     "every run has tests of a rollback and of another writer, in tests/integration/lake"
 )
-CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 FREE_LOCKS = (
     "select pg_terminate_backend(l.pid) from pg_locks as l where l.locktype = 'advisory' and l.granted"
 )
 CRASH, OVERTAKEN = "crash of PostgreSQL", "overtaken by a retry"
-READER = "1.5.5"
-"""The version of DuckDB, a reader that shares no code with the writer, in an environment of its own."""
-ICEBERG_READER, DELTA_READER = ("avro", "httpfs", "iceberg"), ("delta",)
-"""Extensions of DuckDB. The last one reads the format."""
-READING = """
-import json, sys
-from importlib.util import find_spec
-from pathlib import Path
-import duckdb
-
-location, secret, *names = sys.argv[1:]
-connection = duckdb.connect()
-for name in names:
-    folder = Path(find_spec(f"duckdb_extension_{name}").origin).parent
-    (extension,) = folder.rglob("*.duckdb_extension")
-    connection.execute(f"load '{extension}'")
-connection.execute(secret)
-print(json.dumps(connection.execute(f"select id from {names[-1]}_scan(?)", [location]).fetchall()))
-"""
 
 
-def read(
-    location: str, server: s3.Server | None = None, extensions: Sequence[str] = ICEBERG_READER
-) -> list[int]:
-    """The ids in a table, as the other reader finds them by its metadata file, or by its location."""
-    uv = Path(sys.executable).parent / "uv"
-    names = ["duckdb", *(f"duckdb-extension-{name}" for name in extensions)]
-    packages = [option for name in names for option in ("--with", f"{name}=={READER}")]
-    settings = {"SSL_CERT_FILE": str(CERTIFICATES)} if CERTIFICATES.exists() else {}
+def ids(location: str, server: s3.Server | None = None) -> list[int]:
+    """The ids in an Iceberg table, as DuckDB finds them by its metadata file."""
     secret = (
         "select 1"
         if server is None
@@ -76,16 +48,7 @@ def read(
             "region 'us-east-1', url_style 'path', use_ssl false)"
         )
     )
-    command = ["python", "-c", READING, location, secret, *extensions]
-    told = subprocess.run(
-        [uv, "run", "--quiet", "--no-project", "--isolated", *packages, *command],
-        env={**clean_environment(), **settings},
-        cwd="/",
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return [row[0] for row in json.loads(told.stdout)]
+    return [id_ for (id_,) in read("select id from iceberg_scan(?)", location, setup=secret)]
 
 
 @dataclass(frozen=True)
@@ -202,7 +165,7 @@ class Campaign:
 
     def ids(self) -> list[int]:
         """The ids in the table, by a reader that shares no code with the writer."""
-        return read(self.location, self.server)
+        return ids(self.location, self.server)
 
     def worker(self, number: int) -> Worker:
         remote = self.rest is not None

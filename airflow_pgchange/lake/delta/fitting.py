@@ -10,6 +10,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, Schema
 
 from airflow_pgchange.errors import MergeRefused
+from airflow_pgchange.lake import keys
 from airflow_pgchange.lake.delta import store
 from airflow_pgchange.lake.delta.data_files import Layout
 from airflow_pgchange.lake.misfits import another_type, missing, no_columns, refusal
@@ -80,15 +81,11 @@ def check_rows(
 
     ``added`` are columns that the table does not have yet.
     """
-    if mode.behaviour.sums:
-        raise MergeRefused(
-            f"{lake}: mode {mode} changes rows by sums, for which the files of a Delta table would be read and "
-            "written anew: append the sums of each batch and add them up in a query, or replace whole rows"
-        )
+    keys.check_mode(lake, rows, key, mode)
     columns = pa.schema([*pa.schema(table.schema().to_arrow()), *added])
     _check_columns(lake, columns, table.metadata().partition_columns, rows)
     if mode.behaviour.needs_key:
-        _check_key(lake, rows, key, mode)
+        _check_key(lake, rows, key)
 
 
 def _in_use(table: DeltaTable, mode: Mode) -> Iterator[str]:
@@ -145,17 +142,11 @@ def _misfits(columns: pa.Schema, rows: pa.Schema) -> Iterator[str]:
             yield another_type(field.name, kind, field.type)
 
 
-def _check_key(lake: Delta, rows: pa.Schema, key: tuple[str, ...], mode: Mode) -> None:
-    if not key:
-        raise MergeRefused(f"{lake}: mode {mode} finds rows by their key: give key=")
+def _check_key(lake: Delta, rows: pa.Schema, key: tuple[str, ...]) -> None:
     for name in key:
-        if name not in rows.names:
-            raise MergeRefused(f"{lake}: the key {name!r} is none of the columns {', '.join(rows.names)}")
         kind = rows.field(name).type
         if pa.types.is_nested(kind) or pa.types.is_floating(kind):
-            raise MergeRefused(
-                f"{lake}: the column {name!r} is of type {kind}, by which no row can be found: choose another key"
-            )
+            raise keys.unfit(lake, name, kind)
 
 
 def columns_for(lake: Delta, fields: Sequence[pa.Field]) -> Schema:

@@ -13,6 +13,7 @@ from pyiceberg.typedef import TableVersion
 from pyiceberg.types import DoubleType, FloatType, NestedField, PrimitiveType
 
 from airflow_pgchange.errors import MergeRefused
+from airflow_pgchange.lake import keys
 from airflow_pgchange.lake.misfits import another_type, missing, no_columns, refusal
 from airflow_pgchange.lake.tables import LakeTable
 from airflow_pgchange.results.modes import Mode
@@ -22,11 +23,7 @@ def check(
     lake: LakeTable, metadata: TableMetadata, rows: pa.Schema, key: tuple[str, ...], mode: Mode
 ) -> None:
     """Raise MergeRefused if rows of this schema cannot be written in this mode exactly as they are."""
-    if mode.behaviour.sums:
-        raise MergeRefused(
-            f"{lake}: mode {mode} changes rows by sums, for which the files of an Iceberg table would be read and "
-            "written anew: append the sums of each batch and add them up in a query, or replace whole rows"
-        )
+    keys.check_mode(lake, rows, key, mode)
     written_as = metadata.properties.get(TableProperties.WRITE_FILE_FORMAT, "parquet")
     if written_as.lower() != "parquet":
         raise MergeRefused(
@@ -45,7 +42,7 @@ def check(
             "write it as JSON"
         )
     if mode.behaviour.needs_key:
-        _check_key(lake, metadata, rows, key, mode)
+        _check_key(lake, metadata, key)
 
 
 class _Comparison(_SchemaCompatibilityVisitor):
@@ -107,16 +104,8 @@ def _is_inexact(field: pa.Field) -> bool:
     return bool(pa.types.is_uint32(kind) or pa.types.is_uint64(kind))
 
 
-def _check_key(
-    lake: LakeTable, metadata: TableMetadata, rows: pa.Schema, key: tuple[str, ...], mode: Mode
-) -> None:
-    if not key:
-        raise MergeRefused(f"{lake}: mode {mode} finds rows by their key: give key=")
+def _check_key(lake: LakeTable, metadata: TableMetadata, key: tuple[str, ...]) -> None:
     for name in key:
-        if name not in rows.names:
-            raise MergeRefused(f"{lake}: the key {name!r} is none of the columns {', '.join(rows.names)}")
         kind = metadata.schema().find_type(name)
         if not isinstance(kind, PrimitiveType) or isinstance(kind, FloatType | DoubleType):
-            raise MergeRefused(
-                f"{lake}: the column {name!r} is of type {kind}, by which no row can be found: choose another key"
-            )
+            raise keys.unfit(lake, name, kind)
