@@ -9,7 +9,7 @@ from airflow_pgchange.errors import ExtraMissing
 
 
 def require(library: str, *, format: str, extra: str, on_executors: str) -> None:
-    """Raise ExtraMissing, with what to install where, if this Python lacks the library of a format, or PyArrow."""
+    """Raise ExtraMissing if this Python lacks the library of a format, or PyArrow. The error says what to install."""
     missing = next((name for name in (library, "pyarrow") if find_spec(name) is None), None)
     if missing is not None:
         raise ExtraMissing(

@@ -1,4 +1,4 @@
-"""What a table of a lake needs from time to time."""
+"""Maintenance of a lake table: old snapshots, and files that failed attempts have left."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class Staged:
 
 
 Result: TypeAlias = Staged | StagedFiles
-"""What an attempt on a batch has staged for one target."""
+"""The rows that an attempt on a batch has staged for a target."""
 
 
 def result_of(entry: Mapping[str, Any]) -> Result:

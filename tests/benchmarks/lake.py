@@ -141,7 +141,7 @@ def small(spark: SparkSession, lake: Lake, report: Report) -> None:
 
 
 def mirror(lake: Lake, report: Report) -> None:
-    """One key in a hundred changes: of the rows that were made last, which are in one file, and of all rows."""
+    """Change one row in a hundred: first among the last rows, which are in one file, then among all rows."""
     schema = pa.schema([("id", pa.int64()), ("account", pa.string()), ("cents", pa.int64())])
     table = lake.table(schema, "mirrored")
     mirrored = replace(TABLE, table="sales.mirrored")

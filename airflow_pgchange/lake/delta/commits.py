@@ -78,7 +78,7 @@ def _is_committed(table: DeltaTable, staged: StagedFiles, write: Write) -> bool:
 
 
 def _actions(table: DeltaTable, layout: Layout, staged: StagedFiles) -> Iterator[AddAction | RemoveAction]:
-    """What the commit does: files that it adds, and files that it removes."""
+    """Return the files that the commit adds and the files that it removes."""
     files = list(staged.files)
     if staged.mode.behaviour.needs_key:
         kept = [rewriting.keys_of(layout, file, staged.key) for file in files]

@@ -89,7 +89,7 @@ def check_rows(
 
 
 def _in_use(table: DeltaTable, mode: Mode) -> Iterator[str]:
-    """What the table asks of its writers that is not done here."""
+    """Return the features and properties of the table that this package does not support for writing."""
     protocol, settings, schema = (
         table.protocol(),
         table.metadata().configuration,

@@ -32,7 +32,7 @@ WINDOWS = (100, 1000, None)
 
 @dataclass(frozen=True)
 class Write:
-    """One of the writes of a batch to a table. ``number`` counts those of one transaction from 1."""
+    """A write of a batch to a table. ``number`` counts the writes of a transaction to this table, from 1."""
 
     lake: Delta
     batch: Batch

@@ -30,7 +30,7 @@ WRITTEN, MISSING = "written", "missing"
 
 @dataclass(frozen=True)
 class Write:
-    """One write of a batch to a table: the ``number``-th of its attempt to that table."""
+    """A write of a batch to a table. ``number`` counts the writes of a transaction to this table, from 1."""
 
     lake: LakeTable
     batch: Batch

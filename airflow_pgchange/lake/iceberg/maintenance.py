@@ -1,4 +1,4 @@
-"""What an Iceberg table needs from time to time: old snapshots expire, files that no snapshot names are removed."""
+"""Maintenance of an Iceberg table: expire old snapshots, and remove files that no snapshot names."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def _opened(lake: RemoteIceberg) -> Iterator[Catalog]:
         except OSError:  # Errors of HTTP, some of which are ValueErrors, too.
             raise
         except ValueError as error:
-            # Without its cause, whose text may have the address of the catalog with the password.
+            # The cause is left out, because its text may have the catalog's address with the password.
             raise InvalidArgument(
                 f"{lake}: PyIceberg cannot open the catalog {lake.catalog}: {described(error)}: correct its "
                 "configuration"

@@ -284,7 +284,7 @@ def test_a_commit_reads_the_table_again_that_another_writer_has_changed_meanwhil
 
 
 def staged_files(lake, batches, mode, key=(), name="payment"):
-    """What an application has staged, as the manifest brings it."""
+    """Return the staged files of an application, read back from the JSON of a manifest."""
     table = Iceberg(f"sales.{name}", "lake")
     rows = list(batches)
     with psycopg.connect(lake.conninfo) as connection:
