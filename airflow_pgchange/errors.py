@@ -34,6 +34,7 @@ __all__ = [
     "ServerUnavailable",
     "SourceLostTail",
     "SourceRestored",
+    "StagingOutdated",
     "StaleClaim",
     "Stopped",
     "TooManyClients",
@@ -258,6 +259,12 @@ class ApplicationFailed(PgChangeError):
 
 class MergeRefused(PgChangeError):
     """Staged results do not fit their target (columns, key, duplicates, counts). Nothing was written."""
+
+
+class StagingOutdated(PgChangeError):
+    """Staged results can no longer be written: their target was altered after they were staged, a crash of PostgreSQL
+    has emptied their staging table, or their files are too old. Nothing was written; the batch is tried again, and is
+    not split because of this error."""
 
 
 class OutcomeUnknown(Permanent):

@@ -67,14 +67,18 @@ class Format(Protocol):
         """
 
     def commit(self, connection: psycopg.Connection[Any], batch: Batch, staged: StagedFiles) -> Version:
-        """Make the files a version of their table, in the consumer transaction. Raises MergeRefused.
+        """Make the files a version of their table, in the consumer transaction.
 
+        Raises MergeRefused, and StagingOutdated if the files no longer fit the table because it was altered.
         Returns the version that has the rows of the batch, which another attempt may have committed.
         """
 
 
 def commit(connection: psycopg.Connection[Any], batch: Batch, staged: StagedFiles) -> Output:
-    """Make staged files a version of their table, in the consumer transaction. Raises MergeRefused."""
+    """Make staged files a version of their table, in the consumer transaction.
+
+    Raises MergeRefused, and StagingOutdated if the table was altered since they were written, or if they are too old.
+    """
     staged.check_life()
     with one_write(connection, staged.lake):
         version = format_of(staged.lake).commit(connection, batch, staged)

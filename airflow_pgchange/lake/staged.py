@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
-from airflow_pgchange.errors import MergeRefused
+from airflow_pgchange.errors import StagingOutdated
 from airflow_pgchange.lake.names import Attempt
 from airflow_pgchange.lake.tables import LakeTable, table_of
 from airflow_pgchange.results.modes import Mode
@@ -71,10 +71,10 @@ class StagedFiles:
         return replace(self, files=files.files, gone=files.gone)
 
     def check_life(self) -> None:
-        """Raise MergeRefused if the files are so old that maintenance may have removed them."""
+        """Raise StagingOutdated if the files are so old that maintenance may have removed them."""
         age = timedelta(seconds=time.time() - self.began)
         if age > LIFE:
-            raise MergeRefused(
+            raise StagingOutdated(
                 f"{self.lake}: the files were begun {age.days} days ago, and are kept for {LIFE.days} days before they "
                 "are committed: nothing was written, and the batch is tried again"
             )

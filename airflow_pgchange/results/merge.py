@@ -9,7 +9,7 @@ from typing import Any, Literal, LiteralString
 import psycopg
 from psycopg import errors, sql
 
-from airflow_pgchange.errors import MergeRefused
+from airflow_pgchange.errors import MergeRefused, StagingOutdated
 from airflow_pgchange.feeds import outputs
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.outputs import Output
@@ -38,8 +38,8 @@ def merge(
     """Apply the results that this attempt on the batch staged, first those in PostgreSQL, and drop the staging tables.
 
     Only the rows of winning tasks count, and all of them must be there. Rows are written in the order of their keys, so
-    that two merges rarely deadlock. ``at`` is called with each target before its merge. Raises MergeRefused; the caller
-    must then roll back the transaction.
+    that two merges rarely deadlock. ``at`` is called with each target before its merge. Raises MergeRefused and
+    StagingOutdated; the caller must then roll back the transaction.
     """
     for staged in manifest:
         if (staged.batch_id, staged.attempt) != (batch.id, batch.attempt):
@@ -193,13 +193,13 @@ def _counted(connection: psycopg.Connection[Any], staged: Staged) -> _Kinds:
     try:
         rows = connection.execute(query).fetchall()
     except errors.UndefinedTable as error:
-        raise MergeRefused(
+        raise StagingOutdated(
             f"{staged.target}: the staging table {staged.table} is gone: the batch is tried again"
         ) from error
     found = {attempt: count for attempt, count, *_ in rows}
     expected = {attempt: count for attempt, count in staged.winners if count}
     if found != expected:
-        raise MergeRefused(
+        raise StagingOutdated(
             f"{staged.target}: {sum(expected.values())} rows were staged, {sum(found.values())} are there (a "
             "crash of the server empties staging): nothing was written, and the batch is tried again"
         )

@@ -140,6 +140,7 @@ def test_a_deferred_sensor_tries_again_what_its_trigger_says(event: Any, raised:
         (psycopg.errors.DiskFull(), False),
         (psycopg.OperationalError("gone"), False),
         (errors.ConnectionLost("x"), False),
+        (errors.StagingOutdated("x"), False),
         (errors.PermissionDenied("x"), False),
         (ConnectionResetError(), False),
     ],

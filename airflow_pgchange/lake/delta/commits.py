@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
-from airflow_pgchange.errors import MergeRefused, ServerUnavailable
+from airflow_pgchange.errors import ServerUnavailable, StagingOutdated
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.lake import keys
 from airflow_pgchange.lake.delta import data_files, fitting, rewriting, store
@@ -57,12 +57,13 @@ def _committed(table: DeltaTable, staged: StagedFiles, write: Write) -> int:
 
 def _is_committed(table: DeltaTable, staged: StagedFiles, write: Write) -> bool:
     """Try to commit the next version; False if another writer has committed it since the table was read."""
-    fitting.check_table(write.lake, table, staged.mode)
     layout = fitting.layout(write.lake, table, staged.by)
     if any(file["definition"] != layout.definition for file in staged.files):
-        raise MergeRefused(
-            f"{write.lake}: the table was altered since the files were written: the batch is tried again"
+        raise StagingOutdated(
+            f"{write.lake}: the table was altered since the files were written: nothing was committed, and the batch is "
+            "tried again"
         )
+    fitting.check_table(write.lake, table, staged.mode)
     actions = list(_actions(table, layout, staged))
     try:
         table.create_write_transaction(

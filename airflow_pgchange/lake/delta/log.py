@@ -18,7 +18,7 @@ from typing import Any
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError
 
-from airflow_pgchange.errors import MergeRefused, OutcomeUnknown, SourceRestored
+from airflow_pgchange.errors import ConsumerBusy, OutcomeUnknown, SourceRestored
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.lake.delta import store
 from airflow_pgchange.lake.tables import Delta
@@ -125,7 +125,7 @@ def repair(lake: Delta, batch: Batch) -> None:
             [], "append", table.schema(), table.metadata().partition_columns, commit_properties=properties
         )
     except CommitFailedError as error:
-        raise MergeRefused(f"{lake}: another writer committed meanwhile: repair it again") from error
+        raise ConsumerBusy(f"{lake}: another writer committed meanwhile: repair it again") from error
 
 
 def _commits(table: DeltaTable) -> Iterator[dict[str, Any]]:

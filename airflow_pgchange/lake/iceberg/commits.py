@@ -12,7 +12,7 @@ from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update.snapshot import UpdateSnapshot
 
-from airflow_pgchange.errors import MergeRefused
+from airflow_pgchange.errors import StagingOutdated
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.lake import keys
 from airflow_pgchange.lake.iceberg import data_files, pointer, rewriting
@@ -53,7 +53,7 @@ def add_snapshot(table: Table, staged: StagedFiles, write: Write) -> None:
 
 def _change(snapshot: UpdateSnapshot, table: Table, staged: StagedFiles) -> None:
     if not all(_fits(table.metadata, file) for file in staged.files):
-        raise MergeRefused(
+        raise StagingOutdated(
             f"{staged.lake}: the columns or the partitions of the table were changed while the rows were written: "
             "nothing was committed, and the batch is tried again"
         )

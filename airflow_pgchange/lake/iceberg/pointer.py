@@ -24,7 +24,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import TableRequirement, TableUpdate, update_table_metadata
 from pyiceberg.utils.config import Config
 
-from airflow_pgchange.errors import InvalidArgument, MergeRefused, PermissionDenied, ServerUnavailable
+from airflow_pgchange.errors import InvalidArgument, PermissionDenied, Refused, ServerUnavailable
 from airflow_pgchange.lake.iceberg.names import metadata_name
 from airflow_pgchange.lake.numbering import metadata_number
 from airflow_pgchange.lake.tables import Iceberg, RemoteIceberg
@@ -120,9 +120,9 @@ class Pointer(NoopCatalog):
             )
         )
         if moved.rowcount != 1:
-            raise MergeRefused(
-                f"{self._lake}: the same transaction has moved the pointer by other means: nothing was written, and the "
-                "batch is tried again"
+            raise Refused(
+                f"{self._lake}: the row of the table in {self._lake.schema}.iceberg_tables was not updated, as if by a "
+                "trigger or a rule: nothing was written: let the role of the results update it"
             )
         return CommitTableResponse.model_validate({"metadata": metadata, "metadata-location": location})
 

@@ -25,6 +25,7 @@ from airflow_pgchange.errors import (
     OutcomeUnknown,
     ServerUnavailable,
     SourceRestored,
+    StagingOutdated,
 )
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from airflow_pgchange.feeds.errors import is_of_the_batch
@@ -430,7 +431,7 @@ def test_a_staged_mirror_has_the_keys_of_rows_to_delete_apart(lake, connection):
 def test_files_are_not_committed_to_a_table_that_was_altered_since(lake, connection):
     staged = staged_files(connection, lake, FIVE, Mode.APPEND)
     DeltaTable(lake.location).alter.add_columns([Field("more", PrimitiveType("long"))])
-    with pytest.raises(MergeRefused, match="the table was altered since the files were written"):
+    with pytest.raises(StagingOutdated, match="the table was altered since the files were written"):
         delta.commit(connection, BATCH, staged)
 
 

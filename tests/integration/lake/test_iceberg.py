@@ -22,7 +22,14 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform, TruncateTransform
 from pyiceberg.types import LongType, NestedField, StringType, UUIDType
 
-from airflow_pgchange.errors import InvalidArgument, MergeRefused, PermissionDenied, ServerUnavailable
+from airflow_pgchange.errors import (
+    InvalidArgument,
+    MergeRefused,
+    PermissionDenied,
+    Refused,
+    ServerUnavailable,
+    StagingOutdated,
+)
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from airflow_pgchange.lake import Iceberg, iceberg, write
 from airflow_pgchange.lake.iceberg import pointer
@@ -446,10 +453,20 @@ def test_files_of_an_earlier_shape_of_the_table_are_refused(lake, connection, al
     alter(lake)
     with (
         connection.transaction(),
-        pytest.raises(MergeRefused, match="were changed while the rows were written"),
+        pytest.raises(StagingOutdated, match="were changed while the rows were written"),
     ):
         iceberg.commit(connection, BATCH, staged)
     assert lake.catalog.load_table(TABLE.table).current_snapshot() is None
+
+
+def test_a_trigger_that_keeps_the_pointer_is_not_a_fault_of_the_batch(lake, connection):
+    lake.table()
+    connection.execute("create function keep() returns trigger language plpgsql as 'begin return null; end'")
+    connection.execute(
+        "create trigger keep before update on iceberg_tables for each row execute function keep()"
+    )
+    with pytest.raises(Refused, match=r"the row of the table in public\.iceberg_tables was not updated"):
+        written(connection, FIVE)
 
 
 def test_a_column_that_was_added_while_rows_were_written_is_null_in_them(lake, connection):

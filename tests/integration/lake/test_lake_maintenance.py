@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pyarrow.fs import FileSelector, LocalFileSystem
 
-from airflow_pgchange.errors import InvalidArgument, MergeRefused, Refused
+from airflow_pgchange.errors import InvalidArgument, Refused, StagingOutdated
 from airflow_pgchange.lake import formats, iceberg, maintain, write
 from airflow_pgchange.lake.iceberg import maintenance, names, pointer
 from airflow_pgchange.lake.iceberg.orphans import orphans
@@ -93,7 +93,7 @@ def test_files_that_may_have_been_removed_are_not_committed(lake, connection):
     lake.table()
     old = replace(staged(connection, BATCH), began=time.time() - LIFE.total_seconds() - 1)
     with pytest.raises(
-        MergeRefused, match="begun 2 days ago, and are kept for 2 days before they are committed"
+        StagingOutdated, match="begun 2 days ago, and are kept for 2 days before they are committed"
     ):
         formats.commit(connection, BATCH, old)
 

@@ -20,6 +20,7 @@ from airflow_pgchange.errors import (
     MergeRefused,
     OutcomeUnknown,
     ServerUnavailable,
+    StagingOutdated,
     StaleClaim,
 )
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
@@ -352,6 +353,16 @@ def test_a_catalog_commits_only_after_postgresql_has_taken_the_other_results_of_
     with pytest.raises(MergeRefused, match=r"public\.no"), connection.transaction():
         merge(connection, BATCH, [files, other])
     assert table.rest.commits == []
+
+
+def test_files_of_an_earlier_shape_of_the_table_are_not_committed(table, connection):
+    place = remote.place(connection, BATCH, TABLE, PAYMENTS, key=(), mode=Mode.APPEND)
+    files = StagedFiles(TABLE, (), Mode.APPEND, BATCH.id, BATCH.attempt).of(place.write(ONE.to_batches()))
+    with table.catalog.load_table(TABLE.table).update_schema(allow_incompatible_changes=True) as schema:
+        schema.delete_column("cents")
+    with pytest.raises(StagingOutdated, match="were changed while the rows were written"):
+        remote.commit(connection, BATCH, files)
+    assert table.rows() == []
 
 
 def test_the_manifest_keeps_the_kind_of_the_catalog():

@@ -8,7 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from psycopg import errors, sql
 
-from airflow_pgchange.errors import InvalidArgument, MergeRefused, PermissionDenied, SchemaMissing
+from airflow_pgchange.errors import (
+    InvalidArgument,
+    MergeRefused,
+    PermissionDenied,
+    SchemaMissing,
+    StagingOutdated,
+)
 from airflow_pgchange.feeds.connections import connect as feed_connect
 from airflow_pgchange.results.merge import Staged, merge, read_manifest, write_manifest
 from airflow_pgchange.results.modes import Mode
@@ -173,7 +179,7 @@ def test_a_staged_row_that_is_missing_refuses_the_merge(results):
     results.execute("create table public.log (line text)")
     staged = stage(results, "public.log", [], "append", {"line": "text"}, [("a",), ("b",)])
     results.execute(sql.SQL("delete from {} where line = 'b'").format(staged.identifier))
-    with pytest.raises(MergeRefused, match="2 rows were staged, 1 are there"):
+    with pytest.raises(StagingOutdated, match="2 rows were staged, 1 are there"):
         merge(results, BATCH, [staged])
 
 
@@ -181,7 +187,7 @@ def test_a_staging_table_that_is_gone_refuses_the_merge(results):
     results.execute("create table public.log (line text)")
     staged = stage(results, "public.log", [], "append", {"line": "text"}, [("a",)])
     results.execute(sql.SQL("drop table {}").format(staged.identifier))
-    with pytest.raises(MergeRefused, match="is gone"):
+    with pytest.raises(StagingOutdated, match="is gone"):
         merge(results, BATCH, [staged])
 
 
