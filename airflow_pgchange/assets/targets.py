@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from airflow_pgchange.utils.outcome import Outcome
 
 GROUP = "pgchange"
+log = logging.getLogger(__name__)
+
 BREAKS_A_URI = r"[/?#\t\n\r]"
 """What ends a part of a path, and what a URI loses."""
 
@@ -39,13 +42,27 @@ def aliases(outlets: Sequence[Any]) -> list[AssetAlias]:
 
 
 def add_events(context: Context, outlets: Sequence[AssetAlias], conninfo: str, outcome: Outcome) -> None:
-    """Add an event for each table that committed batches wrote, in the database of a connection string or in a lake."""
-    for outlet in outlets:
-        for target in sorted(outcome.targets):
-            context["outlet_events"][outlet].add(table_asset(conninfo, *target), outcome.summary())
-        for location, output in sorted(outcome.lake.items()):
-            extra = {**outcome.summary(), "table": output.target, "version": output.version}
-            context["outlet_events"][outlet].add(Asset(location), extra)
+    """Add an event for each table that committed batches wrote, in the database of a connection string or in a lake.
+
+    A table that Airflow refuses as an asset only gets a warning. The task must not fail, because its batches are
+    committed.
+    """
+    summary = outcome.summary()
+    written = {
+        **{_table_uri(conninfo, *target): summary for target in sorted(outcome.targets)},
+        **{
+            location: {**summary, "table": output.target, "version": output.version}
+            for location, output in sorted(outcome.lake.items())
+        },
+    }
+    for uri, extra in written.items() if outlets else ():
+        try:
+            asset = _asset(uri)
+        except ValueError as error:
+            log.warning("%s has no event, so DAGs that wait for it do not run: no asset: %s", uri, error)
+            continue
+        for outlet in outlets:
+            context["outlet_events"][outlet].add(asset, extra)
 
 
 def table_asset(conninfo: str, database: str, schema: str, table: str) -> Asset:
@@ -53,16 +70,21 @@ def table_asset(conninfo: str, database: str, schema: str, table: str) -> Asset:
 
     Names stand in its URI as they are, as in what ``create_asset`` makes, but for what would break it: that is escaped.
     """
+    return _asset(_table_uri(conninfo, database, schema, table))
 
-    def asset(escaped: str) -> Asset:
-        parts = [
-            re.sub(escaped, lambda found: quote(found[0], safe=""), part)
-            for part in (database, schema, table)
-        ]
-        return Asset("/".join([server_uri(conninfo), *parts]))
 
+def _table_uri(conninfo: str, *names: str) -> str:
+    return "/".join([server_uri(conninfo), *(_escaped(BREAKS_A_URI, name) for name in names)])
+
+
+def _asset(uri: str) -> Asset:
+    """Return an asset by its URI. Raises ValueError if Airflow refuses the URI."""
     try:
-        return asset(BREAKS_A_URI)
+        return Asset(uri)
     except ValueError:
         # Airflow on MySQL takes ASCII alone.
-        return asset(BREAKS_A_URI + r"|[^\x00-\x7f]")
+        return Asset(_escaped(r"[^\x00-\x7f]", uri))
+
+
+def _escaped(pattern: str, text: str) -> str:
+    return re.sub(pattern, lambda found: quote(found[0], safe=""), text)

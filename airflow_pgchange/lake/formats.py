@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import psycopg
 
+from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.outputs import Output
 from airflow_pgchange.lake.numbering import one_write
@@ -26,8 +27,16 @@ MODULES = {
 """The module of each ``kind`` of table. Importing it raises ExtraMissing if its library is not installed."""
 
 
+LONGEST_LOCATION = 1500
+"""How many characters the URI of an asset may have in Airflow."""
+
+
 class Place(Protocol):
     """All that a process needs to write files of a table. A place is pickled and sent to executors."""
+
+    @property
+    def location(self) -> str:
+        """The location of the table as a URI."""
 
     def write(self, rows: Iterable[pa.RecordBatch], gone: Iterable[pa.RecordBatch] = ()) -> Files:
         """Write rows, and the keys of rows to delete, into new files of the table. ``rows`` are read before ``gone``."""
@@ -72,6 +81,34 @@ class Format(Protocol):
         Raises MergeRefused, and StagingOutdated if the files no longer fit the table because it was altered.
         Returns the version that has the rows of the batch, which another attempt may have committed.
         """
+
+
+def prepared(
+    connection: psycopg.Connection[Any],
+    batch: Batch,
+    lake: LakeTable,
+    rows: pa.Schema,
+    *,
+    key: tuple[str, ...],
+    mode: Mode,
+    evolve: bool = False,
+    note: Callable[[str, str], None] = lambda step, how_far: None,
+) -> tuple[Place, StagedFiles]:
+    """Return the place for files with rows of this schema, and the staged files, of which there are none yet.
+
+    ``evolve``: the table first gets the columns that it lacks, with which ``note`` is called. Raises the errors of
+    ``Format.evolve`` and ``Format.place``, and InvalidArgument if the location of the table is too long for an asset.
+    """
+    format = format_of(lake)
+    if evolve and (names := format.evolve(connection, lake, rows, key=key, mode=mode)):
+        note(f"added columns to {lake}", ", ".join(names))
+    place = format.place(connection, batch, lake, rows, key=key, mode=mode)
+    if len(place.location) > LONGEST_LOCATION:
+        raise InvalidArgument(
+            f"{lake}: the location of the table has {len(place.location):,} characters as a URI, and an asset of Airflow "
+            f"may have {LONGEST_LOCATION:,}: nothing was written: make the table at a shorter location"
+        )
+    return place, StagedFiles(lake, key, mode, batch.id, batch.attempt)
 
 
 def commit(connection: psycopg.Connection[Any], batch: Batch, staged: StagedFiles) -> Output:

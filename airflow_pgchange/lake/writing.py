@@ -10,10 +10,9 @@ from airflow_pgchange.feeds import outputs
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.key_columns import KeyNames, names_of
 from airflow_pgchange.lake import keys
-from airflow_pgchange.lake.formats import commit, format_of
+from airflow_pgchange.lake.formats import commit, prepared
 from airflow_pgchange.lake.numbering import check_transaction
 from airflow_pgchange.lake.rows import Rows, batches_of
-from airflow_pgchange.lake.staged import StagedFiles
 from airflow_pgchange.lake.tables import LakeTable
 from airflow_pgchange.results.modes import Mode
 
@@ -51,11 +50,7 @@ def write(
     chosen, names = Mode.of(mode), names_of(key)
     keys_gone = [] if gone is None else keys.of_gone(lake, gone, names, chosen).to_batches()
     schema, batches = batches_of(rows)
-    format = format_of(lake)
-    if evolve:
-        format.evolve(connection, lake, schema, key=names, mode=chosen)
-    place = format.place(connection, batch, lake, schema, key=names, mode=chosen)
-    begun = StagedFiles(lake, names, chosen, batch.id, batch.attempt)
+    place, begun = prepared(connection, batch, lake, schema, key=names, mode=chosen, evolve=evolve)
     staged = begun.of(place.write(batches, keys_gone))
     outputs.note(connection, [commit(connection, batch, staged)])
     return staged.rows

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.connections import connect
-from airflow_pgchange.lake.formats import Place, format_of
+from airflow_pgchange.lake.formats import Place, prepared
 from airflow_pgchange.lake.rows import write_marked
 from airflow_pgchange.lake.staged import Files, StagedFiles
 from airflow_pgchange.lake.tables import LakeTable
@@ -66,12 +66,11 @@ def lake_sink(
 
     ``evolve``: the table gets the columns that it lacks first.
     """
-    format, rows = format_of(into), arrow_schema(frame.schema)
+    rows = arrow_schema(frame.schema)
     with connect(results, primary=True) as connection:
-        if evolve and (names := format.evolve(connection, into, rows, key=key, mode=mode)):
-            note(f"added columns to {into}", ", ".join(names))
-        place = format.place(connection, batch, into, rows, key=key, mode=mode)
-    return LakeSink(place, StagedFiles(into, key, mode, batch.id, batch.attempt))
+        return LakeSink(
+            *prepared(connection, batch, into, rows, key=key, mode=mode, evolve=evolve, note=note)
+        )
 
 
 def _writer(

@@ -7,8 +7,12 @@ import re
 import pytest
 from airflow.providers.postgres.assets import postgres
 from airflow.sdk import AssetAlias
+from airflow.sdk.execution_time.context import OutletEventAccessors
 
-from airflow_pgchange.assets.targets import aliases, table_asset, target_tables
+from airflow_pgchange.assets.targets import add_events, aliases, table_asset, target_tables
+from airflow_pgchange.feeds import CommitFeed
+from airflow_pgchange.feeds.outputs import Output
+from airflow_pgchange.utils.outcome import Outcome
 from tests.hard_names import HARD
 
 SHOP = "host=db port=5433 dbname=shop password=hunter2"
@@ -56,6 +60,18 @@ def test_tables_of_different_names_are_different_assets() -> None:
 def test_where_airflow_takes_ascii_alone_a_name_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("airflow.sdk.definitions.asset.SQL_ALCHEMY_CONN", "mysql://db")
     assert table_asset(SHOP, "shop", "a b", "Größe%").uri == "postgres://db:5433/shop/a b/Gr%C3%B6%C3%9Fe%"
+
+
+def test_a_table_that_airflow_refuses_as_an_asset_gets_a_warning_and_fails_no_task(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    outcome, outlet, events = Outcome(CommitFeed("a", 0)), target_tables("all"), OutletEventAccessors()
+    outcome.targets = {("shop", "public", "balance")}
+    outcome.lake = {where: Output("lake.sales.t", 1, "7", where) for where in ("s3://lake/t", "s" * 1501)}
+    add_events({"outlet_events": events}, [outlet], SHOP, outcome)
+    found = [event.dest_asset_key.uri for event in events[outlet].asset_alias_events]
+    assert found == ["postgres://db:5433/shop/public/balance", "s3://lake/t"]
+    assert "sss has no event, so DAGs that wait for it do not run" in caplog.text
 
 
 def test_of_a_tasks_outlets_only_those_for_targets_stand_for_its_tables() -> None:

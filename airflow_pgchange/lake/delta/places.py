@@ -30,6 +30,11 @@ class Place:
     lake: Delta
     layout: Layout
 
+    @property
+    def location(self) -> str:
+        """The location of the table as a URI."""
+        return store.uri(self.lake)
+
     def write(self, rows: Iterable[pa.RecordBatch], gone: Iterable[pa.RecordBatch] = ()) -> Files:
         """Write rows, and the keys of rows to delete, into new files of the table."""
         with refusals(self.lake):

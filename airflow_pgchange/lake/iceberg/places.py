@@ -91,6 +91,6 @@ def place_in(
         lake,
         Attempt.of(batch.id, batch.attempt),
         table.metadata.model_dump_json(),
-        table.metadata_location,
+        table.location(),
         table.io.properties,
     )

@@ -7,14 +7,17 @@ import pytest
 from airflow.sdk.execution_time.context import OutletEventAccessors
 
 from airflow_pgchange.assets.targets import target_tables
+from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, TubeFeed
-from airflow_pgchange.lake import write
+from airflow_pgchange.lake import formats, write
 from airflow_pgchange.plugins.datamodels import Output
 from airflow_pgchange.plugins.history import history
 from airflow_pgchange.utils import lineage
 from tests.airflow_home import uri
+from tests.deltas import DeltaLake
 from tests.lakes import TABLE, Lake, payments, set_up
 from tests.ledger import make_ledger, operator, writer
+from tests.staging import BATCH
 from tests.tubes import attach, make
 
 OUTLET = target_tables("lake")
@@ -74,6 +77,21 @@ def test_targets_of_results_elsewhere_are_noted_with_the_progress(db, connect, o
         transaction.ack(lambda connection: append(batch, transaction.changes(), connection))
     (attempt,) = history(feed.kind, feed.name, (connection,)).attempts
     assert [(output.target, output.rows) for output in attempt.outputs] == [(str(TABLE), 10)]
+
+
+@pytest.mark.parametrize("format", [Lake, DeltaLake])
+def test_a_location_that_is_too_long_for_an_asset_is_refused_before_a_file_is_written(
+    db, tmp_path, format, monkeypatch
+):
+    monkeypatch.setattr(formats, "LONGEST_LOCATION", len(tmp_path.as_uri()))
+    lake = Lake(db, tmp_path) if format is Lake else DeltaLake(tmp_path)
+    lake.table()
+    with (
+        psycopg.connect(db) as connection,
+        pytest.raises(InvalidArgument, match=r"the location of the table has \d+ characters"),
+    ):
+        write(connection, BATCH, lake.into, payments((1, "a", 1)))
+    assert not list(tmp_path.rglob("*.parquet"))
 
 
 @pytest.mark.parametrize("noted", ["", "[1]", '[{"target": "t"}]', '{"target": "t"}', '[{"rows": 1}]'])
