@@ -30,6 +30,11 @@ class Fault(Enum):
     CONFLICT = "applied, and answered with 409, as after a proxy has sent the request twice"
     SILENT = "applied, and never answered"
     REFUSED = "not applied, and answered with 503"
+    DENIED = "not applied, and answered with 403"
+
+
+RETRIED = tuple(fault for fault in Fault if fault is not Fault.DENIED)
+"""The faults after which the batch is looked for, and then committed again."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -41,7 +46,8 @@ class _Server(ThreadingHTTPServer):
 
 class RestCatalog:
     """``faults`` are taken by the next commits, in order; ``fired`` are those that were. ``commits`` are all requests.
-    ``conflicts`` counts those whose requirements were not met. Each commit waits for up to ``delay`` seconds first."""
+    ``conflicts`` counts those whose requirements were not met. Each commit waits for up to ``delay`` seconds first.
+    ``answers`` is the code of HTTP with which all other requests are refused, if there is one."""
 
     def __init__(self, folder: Path) -> None:
         self.faults: list[Fault] = []
@@ -49,6 +55,7 @@ class RestCatalog:
         self.commits: list[CommitTableRequest] = []
         self.conflicts = 0
         self.delay = 0.0
+        self.answers: int | None = None
         self.closed = threading.Event()
         self._hold, self._held, self._release = threading.Event(), threading.Event(), threading.Event()
         self._lock = threading.Lock()
@@ -99,7 +106,7 @@ class RestCatalog:
 
     def _take_fault(self, *, before: bool) -> Fault | None:
         with self._lock:
-            if not self.faults or (self.faults[0] is Fault.REFUSED) is not before:
+            if not self.faults or (self.faults[0] in (Fault.REFUSED, Fault.DENIED)) is not before:
                 return None
             self.fired.append(self.faults.pop(0))
             return self.fired[-1]
@@ -114,6 +121,9 @@ class RestCatalog:
                 pass
 
             def do_GET(self) -> None:
+                if owner.answers is not None:
+                    self._refuse(owner.answers, "no")
+                    return
                 match self._path():
                     case ["config"]:
                         self._say(200, {"defaults": {}, "overrides": {}})
@@ -135,7 +145,7 @@ class RestCatalog:
 
             def _commit(self, request: CommitTableRequest) -> None:
                 if fault := owner._take_fault(before=True):
-                    self._refuse(503, fault.value)
+                    self._refuse(403 if fault is Fault.DENIED else 503, fault.value)
                     return
                 try:
                     table = owner._commit(request)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import psycopg
 
-from airflow_pgchange.errors import InvalidArgument
+from airflow_pgchange.errors import InvalidArgument, PgChangeError
 from airflow_pgchange.feeds.batch import Batch
+from airflow_pgchange.feeds.error_text import described
 from airflow_pgchange.feeds.outputs import Output
 from airflow_pgchange.lake.numbering import one_write
 from airflow_pgchange.lake.staged import Files, StagedFiles, Version
@@ -123,5 +124,15 @@ def commit(connection: psycopg.Connection[Any], batch: Batch, staged: StagedFile
 
 
 def format_of(lake: LakeTable) -> Format:
-    """Return the format of a table. Raises ExtraMissing if its library is not installed."""
-    return cast(Format, import_module(MODULES[lake.kind]))
+    """Return the format of a table. Raises ExtraMissing if its library is not installed, InvalidArgument if it is not set
+    up rightly."""
+    try:
+        return cast(Format, import_module(MODULES[lake.kind]))
+    except PgChangeError:
+        raise
+    except Exception as error:  # noqa: BLE001
+        # PyIceberg reads its configuration when it is imported. The cause is left out, because its text may have secrets.
+        raise InvalidArgument(
+            f"{lake}: the library of the table's format cannot be imported: {described(error)}: correct its "
+            "configuration, such as .pyiceberg.yaml"
+        ) from None

@@ -24,9 +24,9 @@ from tests.chaos.harness import FULL, PROOF, SEED, insert
 from tests.chaos.kills import until
 from tests.chaos.lake_worker import ONE_LOOK, REMOTE_STEPS, ROWS, STEPS, TABLE, TWO_COMMITS, Worker
 from tests.lakes import Lake
-from tests.rest_catalog import Fault, RestCatalog
+from tests.rest_catalog import RETRIED, Fault, RestCatalog
 
-FAULTS = {*Fault} - {Fault.SILENT}
+FAULTS = {*RETRIED} - {Fault.SILENT}
 """A worker would wait for a minute after each silence. That has a test of its own."""
 SECONDS = float(os.environ.get("SECONDS", "60" if FULL else "10"))
 LARGER = pytest.mark.release(

@@ -25,6 +25,7 @@ from pyiceberg.table.update import TableRequirement, TableUpdate, update_table_m
 from pyiceberg.utils.config import Config
 
 from airflow_pgchange.errors import InvalidArgument, PermissionDenied, Refused, ServerUnavailable
+from airflow_pgchange.feeds.error_text import described
 from airflow_pgchange.lake.iceberg.names import metadata_name
 from airflow_pgchange.lake.numbering import metadata_number
 from airflow_pgchange.lake.tables import Iceberg, RemoteIceberg
@@ -80,8 +81,15 @@ def check_runs_no_code(lake: Iceberg | RemoteIceberg, metadata: TableMetadata) -
 
 
 def properties(lake: Iceberg | RemoteIceberg) -> Mapping[str, Any]:
-    """Return PyIceberg's configuration of the catalog. It may have secrets."""
-    return cast(Mapping[str, Any], Config().get_catalog_config(lake.catalog) or {})
+    """Return PyIceberg's configuration of the catalog. It may have secrets. Raises InvalidArgument if it is malformed."""
+    try:
+        return cast(Mapping[str, Any], Config().get_catalog_config(lake.catalog) or {})
+    except Exception as error:  # noqa: BLE001
+        # The cause is left out, because its text may have the secrets.
+        raise InvalidArgument(
+            f"{lake}: PyIceberg's configuration cannot be read: {described(error)}: correct .pyiceberg.yaml, or the "
+            "environment variables that begin with PYICEBERG_"
+        ) from None
 
 
 class Pointer(NoopCatalog):

@@ -17,7 +17,15 @@ import psycopg
 import pyarrow as pa
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.catalog.noop import NoopCatalog
-from pyiceberg.exceptions import ForbiddenError, NoSuchTableError, NotInstalledError, UnauthorizedError
+from pyiceberg.exceptions import (
+    BadRequestError,
+    ForbiddenError,
+    NoSuchTableError,
+    NotInstalledError,
+    OAuthError,
+    RESTError,
+    UnauthorizedError,
+)
 from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.update import TableRequirement, TableUpdate
 
@@ -30,7 +38,7 @@ from airflow_pgchange.errors import (
     ServerUnavailable,
 )
 from airflow_pgchange.feeds.batch import Batch
-from airflow_pgchange.feeds.error_text import described
+from airflow_pgchange.feeds.error_text import without_secrets
 from airflow_pgchange.lake.iceberg import pointer
 from airflow_pgchange.lake.iceberg.commits import add_snapshot, current_version
 from airflow_pgchange.lake.iceberg.deadline import within
@@ -46,6 +54,11 @@ PATIENCE = 60.0
 """Seconds that a catalog may take for an answer."""
 PAUSES = (0.1, 0.4, 1.6, 6.4, 0)
 """Seconds after each try of a commit, within a half more or less, so that two writers do not meet again."""
+DENIED = (UnauthorizedError, ForbiddenError, OAuthError)
+MISTAKES = (ValueError, NotImplementedError, BadRequestError)
+"""Errors by which a catalog, or PyIceberg, refuses its configuration. HTTP's errors of an address are ValueErrors."""
+MISTAKES_BY_NAME = {"ArgumentError", "ProgrammingError", "NoRegionError", "ProfileNotFound"}
+"""Such errors of SQLAlchemy and botocore, which may not be installed."""
 
 
 class Unconfirmed(ServerUnavailable):
@@ -59,18 +72,21 @@ class OneTry(NoopCatalog):
     here: the batch must be looked for first, and the commit may have been applied, if a proxy has sent it twice.
     """
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, lake: RemoteIceberg, catalog: Catalog) -> None:
         super().__init__(catalog.name)
+        self._lake = lake
         self._catalog = catalog
 
     def commit_table(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
     ) -> CommitTableResponse:
-        """Commit. Raises Unconfirmed."""
+        """Commit. Raises PermissionDenied, and Unconfirmed for all other errors."""
         try:
             return within(PATIENCE, lambda: self._catalog.commit_table(table, requirements, updates))
+        except DENIED as error:
+            raise _as_ours(self._lake, error) from error
         except Exception as error:
-            raise Unconfirmed(f"{type(error).__name__}: {error}") from error
+            raise Unconfirmed(_text(error)) from error
 
 
 def place(
@@ -148,16 +164,7 @@ def _opened(lake: RemoteIceberg) -> Iterator[Catalog]:
     with _answers(lake):
         # A REST catalog may be set to leave out snapshots that no branch names.
         complete = {**settings, "snapshot-loading-mode": "all"}
-        try:
-            catalog = within(PATIENCE, lambda: load_catalog(lake.catalog, **complete))
-        except OSError:  # Errors of HTTP, some of which are ValueErrors, too.
-            raise
-        except ValueError as error:
-            # The cause is left out, because its text may have the catalog's address with the password.
-            raise InvalidArgument(
-                f"{lake}: PyIceberg cannot open the catalog {lake.catalog}: {described(error)}: correct its "
-                "configuration"
-            ) from None
+        catalog = within(PATIENCE, lambda: load_catalog(lake.catalog, **complete))
     with catalog:
         yield catalog
 
@@ -167,7 +174,7 @@ def _table(catalog: Catalog, lake: RemoteIceberg) -> Table:
     with _answers(lake):
         table = within(PATIENCE, lambda: catalog.load_table((*lake.namespace.split("."), lake.name)))
     pointer.check_runs_no_code(lake, table.metadata)
-    table.catalog = OneTry(catalog)
+    table.catalog = OneTry(lake, catalog)
     return table
 
 
@@ -178,19 +185,46 @@ def _answers(lake: RemoteIceberg) -> Iterator[None]:
         yield
     except PgChangeError:
         raise
-    except NoSuchTableError as error:
-        raise InvalidArgument(
-            f"{lake}: the catalog {lake.catalog} has no table {lake.table}: make it first"
-        ) from error
-    except NotInstalledError as error:
-        raise ExtraMissing(f"{lake}: the catalog {lake.catalog} cannot be opened: {error}") from error
-    except (UnauthorizedError, ForbiddenError) as error:
-        raise PermissionDenied(
-            f"{lake}: the catalog {lake.catalog} refuses the table: {error}: give the user in PyIceberg's configuration "
-            "the rights to load it and to commit to it"
-        ) from error
-    except Exception as error:
-        raise ServerUnavailable(
-            f"{lake}: the catalog {lake.catalog} has not answered: {type(error).__name__}: {error}: check the catalog's "
-            "address in PyIceberg's configuration, and that it is up, then try again"
-        ) from error
+    except Exception as error:  # noqa: BLE001
+        # The cause is left out, because its text may have the catalog's address with the password.
+        raise _as_ours(lake, error) from None
+
+
+def _as_ours(lake: RemoteIceberg, error: Exception) -> PgChangeError:
+    """Return our error for an error of a catalog, or of PyIceberg on its way there.
+
+    An error of the configuration needs a person. Any other error is taken for an outage, so a retry may help.
+    """
+    where = f"{lake}: the catalog {lake.catalog}"
+    match error:
+        case NoSuchTableError():
+            return InvalidArgument(f"{where} has no table {lake.table}: make it first, or correct its name")
+        case NotInstalledError() | ImportError():
+            return ExtraMissing(f"{where} cannot be opened: {_text(error)}")
+        case _ if isinstance(error, DENIED):
+            return PermissionDenied(
+                f"{where} refuses the user: {_text(error)}: correct the credentials in PyIceberg's configuration, or "
+                "give the user the rights to load the table and to commit to it"
+            )
+        case _ if _is_mistake(error):
+            return InvalidArgument(
+                f"{where} cannot be opened as PyIceberg's configuration says: {_text(error)}: correct its type, address, "
+                "warehouse or other settings"
+            )
+    return ServerUnavailable(
+        f"{where} has not answered: {_text(error)}: check the catalog's address in PyIceberg's configuration, and that "
+        "it is up, then try again"
+    )
+
+
+def _is_mistake(error: Exception) -> bool:
+    # RESTError itself stands for answers such as 404 and 422. Its subclasses are errors of the server, and those above.
+    return (
+        isinstance(error, MISTAKES)
+        or type(error) is RESTError
+        or any(kind.__name__ in MISTAKES_BY_NAME for kind in type(error).__mro__)
+    )
+
+
+def _text(error: Exception) -> str:
+    return without_secrets(f"{type(error).__name__}: {error}", ())

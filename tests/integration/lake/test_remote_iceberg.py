@@ -19,19 +19,20 @@ from airflow_pgchange.errors import (
     InvalidArgument,
     MergeRefused,
     OutcomeUnknown,
+    PermissionDenied,
     ServerUnavailable,
     StagingOutdated,
     StaleClaim,
 )
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
-from airflow_pgchange.lake import Iceberg, RemoteIceberg, write
+from airflow_pgchange.lake import Iceberg, RemoteIceberg, formats, write
 from airflow_pgchange.lake.iceberg import history, maintenance, remote
 from airflow_pgchange.lake.staged import Files, StagedFiles
 from airflow_pgchange.results.merge import merge
 from airflow_pgchange.results.modes import Mode
 from airflow_pgchange.results.staging import Staged, result_of
 from tests.lakes import HAS_SQL_CATALOG, PAYMENTS, Lake, payments, set_up
-from tests.rest_catalog import Fault, RestCatalog
+from tests.rest_catalog import RETRIED, Fault, RestCatalog
 from tests.staging import BATCH
 
 pytestmark = pytest.mark.skipif(
@@ -165,7 +166,7 @@ def test_an_attempt_on_a_batch_that_was_split_meanwhile_adds_nothing(table, conn
     assert len(table.rows()) == 1
 
 
-@pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", RETRIED, ids=lambda fault: fault.name)
 def test_an_unknown_outcome_is_not_guessed(table, connection, fault, monkeypatch):
     monkeypatch.setattr(remote, "PATIENCE", 1 if fault is Fault.SILENT else 60)
     table.rest.faults = [fault]
@@ -333,9 +334,78 @@ def test_a_catalog_that_accepts_and_never_answers_is_not_waited_for(rest, connec
             write(connection, BATCH, TABLE, ONE)
 
 
+def test_a_user_who_may_not_commit_is_told_at_once(table, connection):
+    table.rest.faults = [Fault.DENIED]
+    with pytest.raises(PermissionDenied, match="rest refuses the user: ForbiddenError: .*to commit to it"):
+        written(connection, ONE)
+    assert (table.rest.fired, table.rows()) == ([Fault.DENIED], [])
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        (400, InvalidArgument),
+        (401, PermissionDenied),
+        (403, PermissionDenied),
+        (404, InvalidArgument),
+        (419, ServerUnavailable),
+        (422, InvalidArgument),
+        (429, ServerUnavailable),
+        (500, ServerUnavailable),
+        (501, InvalidArgument),
+        (503, ServerUnavailable),
+    ],
+)
+def test_a_mistake_is_told_from_an_outage_by_the_answer_of_the_catalog(rest, connection, code, error):
+    """For example, 400 and 404 mean that there is no such warehouse."""
+    rest.answers = code
+    with pytest.raises(error, match="the catalog rest (refuses|cannot be opened as|has not answered)"):
+        write(connection, BATCH, TABLE, ONE)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"TYPE": "rset"}, InvalidArgument, "'rset' is not a valid CatalogType: correct its type, address"),
+        ({"TYPE": "rest"}, InvalidArgument, "URI missing"),
+        ({"WAREHOUSE": "lake"}, InvalidArgument, "URI missing"),
+        ({"TYPE": "rest", "URI": "catalog.example.com"}, InvalidArgument, "No scheme supplied"),
+        ({"URI": "http://localhost:port"}, InvalidArgument, "not a valid host or port"),
+        ({"TYPE": "sql", "URI": "postgresql+none://h/lake"}, InvalidArgument, "Can't load plugin"),
+        ({"TYPE": "sql", "URI": "postgresql+psycopg://127.0.0.1:1/lake"}, ServerUnavailable, "Connection refused"),
+        ({"PY-CATALOG-IMPL": "no.Catalog"}, InvalidArgument, "Could not initialize Catalog"),
+    ],
+    ids=lambda value: " ".join(value.values()) if isinstance(value, dict) else "",
+)  # fmt: skip
+def test_a_mistake_in_the_configuration_needs_a_person(connection, monkeypatch, settings, error, message):
+    for name, value in settings.items():
+        monkeypatch.setenv(f"PYICEBERG_CATALOG__MISTAKEN__{name}", value)
+    with pytest.raises(error, match=message):
+        write(connection, BATCH, RemoteIceberg("sales.payment", "mistaken"), ONE)
+
+
+@pytest.mark.parametrize("text", ["catalog: [", "catalog: lake", "catalog:\n  rest: lake"])
+def test_a_configuration_that_is_malformed_is_told_for_every_catalog(connection, tmp_path, monkeypatch, text):
+    (tmp_path / ".pyiceberg.yaml").write_text(text)
+    monkeypatch.setenv("PYICEBERG_HOME", str(tmp_path))
+    with pytest.raises(
+        InvalidArgument, match=r"(?s)configuration cannot be read: .*: correct \.pyiceberg\.yaml"
+    ):
+        write(connection, BATCH, TABLE, ONE)
+
+
+def test_a_configuration_with_which_pyiceberg_cannot_be_imported_is_told(monkeypatch):
+    def fails(name):
+        raise ValueError("secret: planted")
+
+    monkeypatch.setattr(formats, "import_module", fails)
+    with pytest.raises(InvalidArgument, match=r"cannot be imported: ValueError: secret: \*\*\*: correct"):
+        formats.format_of(TABLE)
+
+
 def test_a_catalog_that_cannot_be_opened_is_named_without_its_password(connection, monkeypatch):
     monkeypatch.setenv("PYICEBERG_CATALOG__OTHER__URI", "mysql://lake:planted@localhost/lake")
-    with pytest.raises(InvalidArgument, match=r"cannot open the catalog other.* mysql://lake:") as raised:
+    with pytest.raises(InvalidArgument, match=r"other cannot be opened.* mysql://lake:") as raised:
         write(connection, BATCH, RemoteIceberg("sales.payment", "other"), ONE)
     assert "planted" not in "".join(traceback.format_exception(raised.value))
 
