@@ -1,4 +1,4 @@
-"""The outputs of a batch: the targets of its rows, noted in a setting of the transaction that writes them.
+"""The outputs of a batch: the targets of its rows, logged, and noted in a setting of the transaction that writes them.
 
 PostgreSQL forgets the setting with the transaction, or with the savepoint of an attempt that is repeated. An ack in the
 same transaction stores it with the batch, for pages.
@@ -6,6 +6,7 @@ same transaction stores it with the batch, for pages.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,6 +18,8 @@ from airflow_pgchange.feeds.queries import ask
 
 SETTING = "pgchange.outputs"
 NOTED = f"coalesce(nullif(pg_catalog.current_setting('{SETTING}', true), ''), '[]')::jsonb"
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -31,9 +34,24 @@ class Output:
     version: str | None = None
     location: str | None = None
 
+    def __str__(self) -> str:
+        version = "" if self.version is None else f", version {self.version}"
+        return f"{self.target}: {self.rows:,} rows written{version}"
+
 
 def note(connection: psycopg.Connection[Any], outputs: Sequence[Output]) -> None:
-    """Note outputs of the transaction, besides those that were noted before."""
+    """Log outputs of the transaction, and note them besides those that were noted before."""
+    for output in outputs:
+        log.info("%s", output)
+    _note(connection, outputs)
+
+
+def carry(connection: psycopg.Connection[Any], keeper: psycopg.Connection[Any]) -> None:
+    """Note the outputs of one transaction in that of the progress, too."""
+    _note(keeper, noted(connection))
+
+
+def _note(connection: psycopg.Connection[Any], outputs: Sequence[Output]) -> None:
     if outputs:
         query = f"select pg_catalog.set_config('{SETTING}', ({NOTED} || %s)::text, true)"
         connection.execute(query, [Jsonb([asdict(output) for output in outputs])])

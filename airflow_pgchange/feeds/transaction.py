@@ -288,7 +288,7 @@ class ConsumerTransaction:
                 if write is not None:
                     write(self.connection)
                 if not batch.atomic:
-                    outputs.note(self._keeper, outputs.noted(self.connection))
+                    outputs.carry(self.connection, self._keeper)
                 self._stop_if_asked()
                 worked = replace(batch, seconds=self.progress.seconds)
                 self.progress.begin("ack")

@@ -49,7 +49,8 @@ def test_a_table_is_an_asset_and_a_dataset_by_its_location_with_its_last_snapsho
     assert dataset.facets["version"].datasetVersion == snapshot
 
 
-def test_the_page_has_the_targets_of_each_batch_with_rows_and_snapshot(db, tmp_path):
+def test_page_and_log_have_the_targets_of_each_batch_with_rows_and_snapshot(db, tmp_path, caplog):
+    caplog.set_level("INFO")
     table = Lake(db, tmp_path).table()
     set_up(db)
     feed = CommitFeed("lake", 0)
@@ -59,12 +60,14 @@ def test_the_page_has_the_targets_of_each_batch_with_rows_and_snapshot(db, tmp_p
     with psycopg.connect(db) as connection:
         (attempt,) = history(feed.kind, feed.name, (connection,)).attempts
     snapshot = str(table.refresh().current_snapshot().snapshot_id)
+    assert f"lake.sales.payment: 10 rows written, version {snapshot}" in caplog.messages
     assert attempt.outputs == [
         Output(target=str(TABLE), rows=10, version=snapshot, location=table.location())
     ]
 
 
-def test_targets_of_results_elsewhere_are_noted_with_the_progress(db, connect, other_db, tmp_path):
+def test_targets_of_results_elsewhere_are_noted_with_the_progress(db, connect, other_db, tmp_path, caplog):
+    caplog.set_level("INFO")
     Lake(other_db, tmp_path).table()
     connection = connect()
     connection.execute("create table change (id bigint generated always as identity primary key)")
@@ -75,6 +78,7 @@ def test_targets_of_results_elsewhere_are_noted_with_the_progress(db, connect, o
     with ConsumerTransaction(feed, other_db, source=db) as transaction:
         batch = transaction.claim()
         transaction.ack(lambda connection: append(batch, transaction.changes(), connection))
+    assert caplog.text.count("lake.sales.payment: 10 rows written") == 1
     (attempt,) = history(feed.kind, feed.name, (connection,)).attempts
     assert [(output.target, output.rows) for output in attempt.outputs] == [(str(TABLE), 10)]
 
