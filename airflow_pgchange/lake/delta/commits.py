@@ -6,20 +6,18 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 import psycopg
-import pyarrow as pa
-import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
 from airflow_pgchange.errors import ServerUnavailable, StagingOutdated
 from airflow_pgchange.feeds.batch import Batch
-from airflow_pgchange.lake import keys
 from airflow_pgchange.lake.delta import data_files, fitting, rewriting, store
 from airflow_pgchange.lake.delta.data_files import Layout
 from airflow_pgchange.lake.delta.log import Write
 from airflow_pgchange.lake.delta.refusals import refusals
 from airflow_pgchange.lake.numbering import next_number
+from airflow_pgchange.lake.rewriting import merged
 from airflow_pgchange.lake.staged import StagedFiles, Version
 from airflow_pgchange.lake.tables import Delta
 
@@ -80,17 +78,10 @@ def _is_committed(table: DeltaTable, staged: StagedFiles, write: Write) -> bool:
 
 def _actions(table: DeltaTable, layout: Layout, staged: StagedFiles) -> Iterator[AddAction | RemoveAction]:
     """Return the files that the commit adds and the files that it removes."""
-    files = list(staged.files)
-    if staged.mode.behaviour.needs_key:
-        kept = [rewriting.keys_of(layout, file, staged.key) for file in files]
-        if kept:
-            keys.check(staged.lake, pa.concat_tables(kept), once=staged.mode.behaviour.one_row_a_key)
-        gone = [_keys_in(layout, path) for path in staged.gone]
-        yield from rewriting.without(table, layout, pa.concat_tables([*kept, *gone]))
-        files = list(rewriting.first_rows(layout, files, kept))
-    yield from map(data_files.action, files)
-
-
-def _keys_in(layout: Layout, path: str) -> pa.Table:
-    with store.files(layout.location, layout.options).open_input_file(path) as file:
-        return pq.read_table(file)
+    if not staged.mode.behaviour.needs_key:
+        yield from map(data_files.action, staged.files)
+        return
+    data = rewriting.DataFiles(table, layout)
+    old, new = merged(data, staged, list(map(data.new, staged.files)))
+    yield from map(data.removal, old)
+    yield from (data_files.action(file.described) for file in new)

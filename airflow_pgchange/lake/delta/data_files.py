@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from decimal import Decimal
@@ -88,7 +88,7 @@ def partition_of(layout: Layout, described: Mapping[str, Any]) -> dict[str, pa.S
 
 
 def rows_of(
-    layout: Layout, path: str, partition: Mapping[str, pa.Scalar], columns: list[str] | None = None
+    layout: Layout, path: str, partition: Mapping[str, pa.Scalar], columns: Sequence[str] | None = None
 ) -> pa.Table:
     """Return the rows of a file in the columns of the table. Columns that the file lacks are null."""
     known = [
@@ -101,7 +101,7 @@ def rows_of(
     fragment = PARQUET.make_fragment(
         path, store.files(layout.location, layout.options), partition_expression=expression
     )
-    return fragment.to_table(schema=layout.schema, columns=columns or layout.schema.names)
+    return fragment.to_table(schema=layout.schema, columns=list(columns or layout.schema.names))
 
 
 def as_text(layout: Layout, name: str, value: Any) -> str | None:

@@ -1,4 +1,4 @@
-"""Copy-on-write: the data files of a Delta table without the rows of some keys."""
+"""The data files of a Delta table, for copy-on-write."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import DeltaTable
-from deltalake.transaction import AddAction, RemoveAction
+from deltalake.transaction import RemoveAction
 
 from airflow_pgchange.errors import MergeRefused
-from airflow_pgchange.lake.delta import data_files
+from airflow_pgchange.lake.delta import data_files, store
 from airflow_pgchange.lake.delta.data_files import Layout
-from airflow_pgchange.lake.keys import later_in_each, may_have, numbers_of, others
+from airflow_pgchange.lake.keys import may_have
 
 PLAIN = "!$&'()+,-./:;=@_~"
 """Besides letters and digits, the characters that ``deltalake`` writes into its log as they are."""
@@ -26,87 +27,96 @@ BOUNDED = (int, str, date)
 
 @dataclass(frozen=True)
 class Old:
-    """A data file of the table. ``path`` is the path as the log has it.
+    """A data file of the table. ``logged`` is its path as the log has it."""
 
-    ``lower`` and ``upper`` are the bounds of a column, None if they are not known or not exact.
-    """
-
-    path: str
+    logged: str
     partition: dict[str, pa.Scalar]
-    lower: Any
-    upper: Any
+
+    @property
+    def path(self) -> str:
+        return unquote(self.logged)
 
 
-def without(table: DeltaTable, layout: Layout, keys: pa.Table) -> Iterator[AddAction | RemoveAction]:
-    """Write the rows that the keys do not name into new files, for each data file that has rows of the keys.
+@dataclass(frozen=True)
+class New:
+    """A data file that was written for a commit."""
 
-    ``keys`` has the columns of the key. Of each file that may have such rows the columns of the key are read. A file that
-    has some is read as a whole, in memory, and written anew.
-    """
-    wanted = keys.group_by(keys.column_names).aggregate([])
-    values = sorted(wanted.column(0).unique().to_pylist())
-    for old in _files(table, layout, wanted.column_names[0]):
-        if not may_have(values, old.lower, old.upper):
-            continue
-        path = unquote(old.path)
-        if urlsplit(path).scheme or path.startswith("/"):
+    described: Mapping[str, Any]
+    partition: dict[str, pa.Scalar]
+
+    @property
+    def path(self) -> str:
+        return str(self.described["path"])
+
+
+@dataclass(frozen=True)
+class DataFiles:
+    """The data files of a table, and new files of an attempt."""
+
+    table: DeltaTable
+    layout: Layout
+
+    def that_may_have(self, wanted: pa.Table) -> Iterator[Old]:
+        """Return the files of the table whose bounds leave room for one of the keys.
+
+        Raises MergeRefused if such a file is not in the location of the table.
+        """
+        values = sorted(wanted.column(0).unique().to_pylist())
+        for old, lower, upper in self._bounded(wanted.column_names[0]):
+            if not may_have(values, lower, upper):
+                continue
+            if urlsplit(old.path).scheme or old.path.startswith("/"):
+                raise MergeRefused(
+                    f"{self.layout.location}: the table has the file {old.path}, which is not in its own location, as "
+                    "after a shallow clone: only append to it, or copy it as a whole"
+                )
+            yield old
+
+    def rows(self, file: Old | New, columns: Sequence[str] | None = None) -> pa.Table:
+        """Return the rows of a file."""
+        return data_files.rows_of(self.layout, file.path, file.partition, columns)
+
+    def gone(self, path: str) -> pa.Table:
+        """Return the keys of rows to delete."""
+        with store.files(self.layout.location, self.layout.options).open_input_file(path) as file:
+            return pq.read_table(file)
+
+    def written(self, rows: pa.Table) -> Iterator[New]:
+        """Write rows into new files."""
+        return map(self.new, data_files.written(self.layout, rows.to_batches()))
+
+    def new(self, described: Mapping[str, Any]) -> New:
+        """Return a new file by its description."""
+        return New(described, data_files.partition_of(self.layout, described))
+
+    def removal(self, old: Old) -> RemoveAction:
+        """Return the action that removes a file from the table."""
+        if quote(old.path, safe=PLAIN) != old.logged:
             raise MergeRefused(
-                f"{layout.location}: the table has the file {path}, which is not in its own location, as after a shallow "
-                "clone: only append to it, or copy it as a whole"
+                f"{self.layout.location}: the log has the file {old.logged!r} by a name that deltalake writes otherwise, "
+                "so it could not be removed: rewrite the table with OPTIMIZE or another tool"
             )
-        numbers = numbers_of(data_files.rows_of(layout, path, old.partition, wanted.column_names), wanted)
-        if not len(numbers):
-            continue
-        if quote(path, safe=PLAIN) != old.path:
-            raise MergeRefused(
-                f"{layout.location}: the log has the file {old.path!r} by a name that deltalake writes otherwise, so it "
-                "could not be removed: rewrite the table with OPTIMIZE or another tool"
-            )
-        left = others(data_files.rows_of(layout, path, old.partition), numbers)
-        yield RemoveAction(path, data_change=True, deletion_timestamp=time.time_ns() // 1_000_000)
-        yield from map(data_files.action, data_files.written(layout, left.to_batches()))
+        return RemoveAction(old.path, data_change=True, deletion_timestamp=time.time_ns() // 1_000_000)
 
-
-def keys_of(layout: Layout, described: Mapping[str, Any], key: tuple[str, ...]) -> pa.Table:
-    """Return the keys of the rows of a file that was written for this commit."""
-    return data_files.rows_of(
-        layout, described["path"], data_files.partition_of(layout, described), list(key)
-    )
-
-
-def first_rows(
-    layout: Layout, files: Sequence[Mapping[str, Any]], kept: Sequence[pa.Table]
-) -> Iterator[Mapping[str, Any]]:
-    """Return files with the first row of each key, given the keys of each file.
-
-    A mirror has a row as often as the batch has changes of it. Only files with later rows are written anew.
-    """
-    for described, later in zip(files, later_in_each(kept), strict=True):
-        if not len(later):
-            yield described
-        else:
-            rows = data_files.rows_of(layout, described["path"], data_files.partition_of(layout, described))
-            yield from data_files.written(layout, others(rows, later).to_batches())
-
-
-def _files(table: DeltaTable, layout: Layout, name: str) -> Iterator[Old]:
-    """The table's data files, with the bounds of a column."""
-    found = pa.table(table.get_add_actions(flatten=True))
-    # A column named "a.b" has no bounds here, because a field b of a column a may have the same name.
-    bounds = [
-        found.column(bound).to_pylist() if bound in found.column_names and "." not in name else None
-        for bound in (f"min.{name}", f"max.{name}")
-    ]
-    for number in range(found.num_rows):
-        partition = {
-            column: found.column(f"partition.{column}")[number].cast(layout.schema.field(column).type)
-            for column in layout.partitioning
-        }
-        if name in partition:
-            lower = upper = partition[name].as_py()
-        else:
-            lower, upper = (None if values is None else values[number] for values in bounds)
-        # Other writers cut bounds of times to milliseconds, so the upper bound can be below the last time of the file.
-        bounded = type(lower) in BOUNDED
-        path = found.column("path")[number].as_py()
-        yield Old(path, partition, lower if bounded else None, upper if bounded else None)
+    def _bounded(self, name: str) -> Iterator[tuple[Old, Any, Any]]:
+        """The files of the table, each with the bounds of a column. A bound that is not known or not exact is None."""
+        found = pa.table(self.table.get_add_actions(flatten=True))
+        # A column named "a.b" has no bounds here, because a field b of a column a may have the same name.
+        bounds = [
+            found.column(bound).to_pylist() if bound in found.column_names and "." not in name else None
+            for bound in (f"min.{name}", f"max.{name}")
+        ]
+        for number in range(found.num_rows):
+            partition = {
+                column: found.column(f"partition.{column}")[number].cast(
+                    self.layout.schema.field(column).type
+                )
+                for column in self.layout.partitioning
+            }
+            old = Old(found.column("path")[number].as_py(), partition)
+            if name in partition:
+                lower = upper = partition[name].as_py()
+            else:
+                lower, upper = (None if values is None else values[number] for values in bounds)
+            # Other writers cut bounds of times to milliseconds, so the upper bound can be below the last time of a file.
+            yield (old, lower, upper) if type(lower) in BOUNDED else (old, None, None)

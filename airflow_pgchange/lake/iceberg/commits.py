@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, cast
 
 import psycopg
-import pyarrow as pa
-import pyarrow.parquet as pq
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update.snapshot import UpdateSnapshot
 
 from airflow_pgchange.errors import StagingOutdated
 from airflow_pgchange.feeds.batch import Batch
-from airflow_pgchange.lake import keys
 from airflow_pgchange.lake.iceberg import data_files, pointer, rewriting
 from airflow_pgchange.lake.iceberg.history import Write, has
 from airflow_pgchange.lake.iceberg.names import FileId, attempt_of
 from airflow_pgchange.lake.iceberg.refusals import refusals
+from airflow_pgchange.lake.rewriting import merged
 from airflow_pgchange.lake.staged import StagedFiles, Version
 from airflow_pgchange.lake.tables import Iceberg
 
@@ -64,21 +62,13 @@ def _change(snapshot: UpdateSnapshot, table: Table, staged: StagedFiles) -> None
             for file in files:
                 added.append_data_file(file)
         return
-    kept = [rewriting.rows_of(table, [FileScanTask(file)], staged.key) for file in files]
-    if kept:
-        keys.check(staged.lake, pa.concat_tables(kept), once=staged.mode.behaviour.one_row_a_key)
-    gone = [_keys_in(table, path) for path in staged.gone]
+    data = rewriting.DataFiles(table, staged.by)
+    old, new = merged(data, staged, list(map(FileScanTask, files)))
     with snapshot.overwrite(FileId(staged.by, table.metadata)) as changed:
-        for rewritten in rewriting.without(table, staged.by, _together([*kept, *gone])):
-            changed.delete_data_file(rewritten.file)
-            for file in rewritten.left:
-                changed.append_data_file(file)
-        for file in rewriting.first_rows(table, staged.by, files, kept):
-            changed.append_data_file(file)
-
-
-def _together(tables: Sequence[pa.Table]) -> pa.Table:
-    return pa.concat_tables([each.cast(tables[0].schema) for each in tables])
+        for task in old:
+            changed.delete_data_file(task.file)
+        for task in new:
+            changed.append_data_file(task.file)
 
 
 def _fits(metadata: TableMetadata, file: Mapping[str, Any]) -> bool:
@@ -98,8 +88,3 @@ def _fits(metadata: TableMetadata, file: Mapping[str, Any]) -> bool:
         and len(added) == len(metadata.schema().fields) - len(before)
         and not any(field.required for field in added)
     )
-
-
-def _keys_in(table: Table, path: str) -> pa.Table:
-    with table.io.new_input(path).open() as file:
-        return rewriting.comparable(pq.read_table(file))

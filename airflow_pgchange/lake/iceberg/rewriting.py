@@ -1,13 +1,14 @@
-"""Copy-on-write: the data files of an Iceberg table without the rows of some keys."""
+"""The data files of an Iceberg table, for copy-on-write."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.manifest import DataFile
@@ -16,76 +17,55 @@ from pyiceberg.table import FileScanTask, Table
 from pyiceberg.types import IntegerType, LongType, StringType
 
 from airflow_pgchange.lake.iceberg import data_files
-from airflow_pgchange.lake.keys import later_in_each, may_have, numbers_of, others
+from airflow_pgchange.lake.keys import may_have
 from airflow_pgchange.lake.names import Attempt
 
 
 @dataclass(frozen=True)
-class Rewritten:
-    """A data file that has rows of the keys, and the files with its other rows, which take its place."""
+class DataFiles:
+    """The data files of a table, and new files of an attempt. A file of the table comes with its delete files."""
 
-    file: DataFile
-    left: tuple[DataFile, ...]
+    table: Table
+    attempt: Attempt
 
+    def that_may_have(self, wanted: pa.Table) -> Iterator[FileScanTask]:
+        """Return the files of the table whose bounds leave room for one of the keys."""
+        schema, name = self.table.schema(), wanted.column_names[0]
+        values = sorted(wanted.column(0).unique().to_pylist())
+        return (task for task in self.table.scan().plan_files() if _may_have(task.file, schema, name, values))
 
-def without(table: Table, attempt: Attempt, keys: pa.Table) -> Iterator[Rewritten]:
-    """Write the rows that the keys do not name into new files, for each data file that has rows of the keys.
+    def rows(self, file: FileScanTask, columns: Sequence[str] | None = None) -> pa.Table:
+        """Return the rows of a file, without those that its delete files name."""
+        schema = self.table.schema() if columns is None else self.table.schema().select(*columns)
+        rows = ArrowScan(self.table.metadata, self.table.io, schema, AlwaysTrue()).to_table([file])
+        return rows if columns is None else _comparable(rows.select(columns))
 
-    ``keys`` has the columns of the key. Of each file that may have such rows the columns of the key are read. A file that
-    has some is read as a whole, in memory, and written anew.
-    """
-    schema = table.schema()
-    wanted = _cast(keys, schema).group_by(keys.column_names).aggregate([])
-    first = sorted(wanted.column(0).unique().to_pylist()) if wanted.num_rows else []
-    for task in table.scan().plan_files():
-        if first and _may_have(task.file, schema, wanted.column_names[0], first):
-            numbers = numbers_of(rows_of(table, [task], wanted.column_names), wanted)
-            if len(numbers):
-                left = others(rows_of(table, [task]), numbers)
-                files = data_files.written(table.metadata, table.io, attempt, left.to_batches())
-                yield Rewritten(task.file, tuple(files))
+    def gone(self, path: str) -> pa.Table:
+        """Return the keys of rows to delete, in the types of the table."""
+        with self.table.io.new_input(path).open() as file:
+            keys = pq.read_table(file)
+        kinds = self.table.schema().select(*keys.column_names).as_arrow()
+        return _comparable(keys).cast(_plain(kinds, keys.column_names))
 
-
-def first_rows(
-    table: Table, attempt: Attempt, files: Sequence[DataFile], kept: Sequence[pa.Table]
-) -> Iterator[DataFile]:
-    """Return files with the first row of each key, given the keys of each file.
-
-    A mirror has a row as often as the batch has changes of it. Only files with later rows are written anew.
-    """
-    for file, later in zip(files, later_in_each(kept), strict=True):
-        if not len(later):
-            yield file
-        else:
-            left = others(rows_of(table, [FileScanTask(file)]), later)
-            yield from data_files.written(table.metadata, table.io, attempt, left.to_batches())
+    def written(self, rows: pa.Table) -> Iterator[FileScanTask]:
+        """Write rows into new files."""
+        files = data_files.written(self.table.metadata, self.table.io, self.attempt, rows.to_batches())
+        return map(FileScanTask, files)
 
 
-def rows_of(table: Table, tasks: Iterable[FileScanTask], columns: Sequence[str] | None = None) -> pa.Table:
-    """Return the rows of data files, without those that delete files name."""
-    schema = table.schema() if columns is None else table.schema().select(*columns)
-    rows = ArrowScan(table.metadata, table.io, schema, AlwaysTrue()).to_table(list(tasks))
-    return rows if columns is None else comparable(rows.select(columns))
-
-
-def comparable(keys: pa.Table) -> pa.Table:
+def _comparable(keys: pa.Table) -> pa.Table:
     """The same keys in types that Arrow compares: a uuid as its bytes."""
-    return keys.cast(_comparable(keys.schema))
+    return keys.cast(_plain(keys.schema, keys.column_names))
 
 
-def _cast(keys: pa.Table, schema: Schema) -> pa.Table:
-    """The keys in the types in which those of the table's own rows are read."""
-    kinds = schema.select(*keys.column_names).as_arrow()
-    return keys.cast(_comparable(pa.schema([kinds.field(name) for name in keys.column_names])))
-
-
-def _comparable(schema: pa.Schema) -> pa.Schema:
+def _plain(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
+    fields = map(schema.field, names)
     return pa.schema(
         [
             field.with_type(field.type.storage_type)
             if isinstance(field.type, pa.BaseExtensionType)
             else field
-            for field in schema
+            for field in fields
         ]
     )
 
