@@ -1,11 +1,11 @@
 """The outputs of a batch: the targets of its rows, logged, and noted in a setting of the transaction that writes them.
 
-PostgreSQL forgets the setting with the transaction, or with the savepoint of an attempt that is repeated. An ack in the
-same transaction stores it with the batch, for pages.
+An ack in the same transaction stores the setting with the batch, for pages.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -14,10 +14,9 @@ from typing import Any
 import psycopg
 from psycopg.types.json import Jsonb
 
-from airflow_pgchange.feeds.queries import ask
+from airflow_pgchange.feeds import settings
 
 SETTING = "pgchange.outputs"
-NOTED = f"coalesce(nullif(pg_catalog.current_setting('{SETTING}', true), ''), '[]')::jsonb"
 
 log = logging.getLogger(__name__)
 
@@ -53,10 +52,10 @@ def carry(connection: psycopg.Connection[Any], keeper: psycopg.Connection[Any]) 
 
 def _note(connection: psycopg.Connection[Any], outputs: Sequence[Output]) -> None:
     if outputs:
-        query = f"select pg_catalog.set_config('{SETTING}', ({NOTED} || %s)::text, true)"
-        connection.execute(query, [Jsonb([asdict(output) for output in outputs])])
+        added = Jsonb([asdict(output) for output in outputs])
+        settings.change(connection, SETTING, "coalesce({last}::jsonb, '[]') || {added}", added=added)
 
 
 def noted(connection: psycopg.Connection[Any]) -> tuple[Output, ...]:
     """Return the outputs that were noted in the transaction."""
-    return tuple(Output(**output) for output in ask(connection, f"select {NOTED}"))
+    return tuple(Output(**output) for output in json.loads(settings.value_of(connection, SETTING) or "[]"))

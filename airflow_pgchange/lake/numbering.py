@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, LiteralString
+from typing import Any
 
 import psycopg
-from psycopg import sql
 from psycopg.pq import TransactionStatus
 
 from airflow_pgchange.errors import InvalidArgument
-from airflow_pgchange.feeds.queries import ask
+from airflow_pgchange.feeds import settings
 from airflow_pgchange.lake.tables import LakeTable
 
 
@@ -22,7 +21,7 @@ def next_number(connection: psycopg.Connection[Any], table: str) -> int:
     A batch that comes again writes in the same order. So a write is known by the id of its batch and by its number. The
     id is that in the table's own metadata, because one table can have several names or locations.
     """
-    return _kept(connection, "writes", table, "coalesce({last}, 0) + 1")
+    return int(settings.change(connection, _name("writes", table), "coalesce({last}::integer, 0) + 1"))
 
 
 def metadata_number(connection: psycopg.Connection[Any], table: str, following: int) -> int:
@@ -30,18 +29,12 @@ def metadata_number(connection: psycopg.Connection[Any], table: str, following: 
 
     So a transaction that is rolled back leaves no other numbers than one, however many commits it has made.
     """
-    return _kept(connection, "metadata", table, "coalesce({last}, {following})", following=following)
+    name, first = _name("metadata", table), "coalesce({last}::integer, {following})"
+    return int(settings.change(connection, name, first, following=following))
 
 
-def _kept(
-    connection: psycopg.Connection[Any], kind: str, table: str, value: LiteralString, **numbers: int
-) -> int:
-    """Set a number of the transaction to ``value``, an expression over the last one and ``numbers``, and return it."""
-    name = f"pgchange.{kind}_{hashlib.sha256(table.encode()).hexdigest()[:16]}"
-    last = sql.SQL("nullif(pg_catalog.current_setting({}, true), '')::integer").format(name)
-    query = sql.SQL("select pg_catalog.set_config({}, ({})::text, true)::integer")
-    number: int = ask(connection, query.format(name, sql.SQL(value).format(last=last, **numbers)))
-    return number
+def _name(kind: str, table: str) -> str:
+    return f"pgchange.{kind}_{hashlib.sha256(table.encode()).hexdigest()[:16]}"
 
 
 @contextmanager
