@@ -2,13 +2,18 @@
 
 -- A table with its partitions and inheritance children: a statement trigger fires only on the one that a statement names.
 create function pgchange.descendants(tbl regclass) returns setof regclass
-language sql stable as $$
-    with recursive tree(relid) as (
-        select tbl::oid
-        union
-        select i.inhrelid from tree join pg_inherits as i on i.inhparent = tree.relid
-    )
-    select relid::regclass from tree
+language plpgsql stable
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    return query
+        with recursive tree(relid) as (
+            select tbl::oid
+            union
+            select i.inhrelid from tree join pg_inherits as i on i.inhparent = tree.relid
+        )
+        select relid::regclass from tree;
+end
 $$;
 
 -- What of the code of somebody else a query of a table may run whatever it asks for, for it is in an index, statistics, a check or

@@ -3,40 +3,46 @@
 
 -- The type of a column as part of a key: a domain counts as its base type, integers as bigint, varchar, char(n) and name as text.
 create function pgchange.key_type(type oid) returns regtype
-language sql stable as $$
-    with recursive line(type) as (
-        select key_type.type
-        union all
-        select t.typbasetype from line join pg_type as t on t.oid = line.type where t.typtype = 'd'
-    )
-    select case
-        when line.type in ('bigint'::regtype, 'integer'::regtype, 'smallint'::regtype) then 'bigint'::regtype
-        when line.type in ('varchar'::regtype, 'bpchar'::regtype, 'name'::regtype) then 'text'::regtype
-        else line.type::regtype end
-    from line join pg_type as t on t.oid = line.type
-    where t.typtype <> 'd'
+language plpgsql stable as $$
+declare
+    base oid := type;
+    next_base oid;
+begin
+    loop
+        select t.typbasetype into next_base from pg_type as t where t.oid = base and t.typtype = 'd';
+        exit when next_base is null;
+        base := next_base;
+    end loop;
+    return case
+        when base in ('bigint'::regtype, 'integer'::regtype, 'smallint'::regtype) then 'bigint'::regtype
+        when base in ('varchar'::regtype, 'bpchar'::regtype, 'name'::regtype) then 'text'::regtype
+        else base::regtype end;
+end
 $$;
 
 -- Why a column of a type and a collation cannot be part of a key; null if it can. Two rows with equal keys must have one text, from
 -- which the value can be read back.
 create function pgchange.key_type_trouble(type oid, collation oid) returns text
-language sql stable as $$
-    select case
-        when (select t.typtype from pg_type as t where t.oid = k.type) = 'e' then null
-        when k.type = 'text'::regtype
-            then case when not (select c.collisdeterministic from pg_collation as c where c.oid = key_type_trouble.collation)
-                 then 'equal values can have different texts under its collation' end
-        when k.type in (
-            'bigint'::regtype, 'oid'::regtype, 'xid8'::regtype, 'uuid'::regtype, 'boolean'::regtype, 'numeric'::regtype, 'date'::regtype,
-            'time'::regtype, 'timestamp'::regtype, 'timestamptz'::regtype, 'bytea'::regtype, 'bit'::regtype, 'varbit'::regtype,
-            'inet'::regtype, 'cidr'::regtype, 'macaddr'::regtype, 'macaddr8'::regtype, 'pg_lsn'::regtype) then null
-        when k.type in ('real'::regtype, 'double precision'::regtype) then 'equal values have different texts, such as 0 and -0'
-        when k.type = 'interval'::regtype then 'equal values have different texts, such as 1 day and 24:00:00'
-        when k.type = 'jsonb'::regtype then 'equal values have different texts, such as 1 and 1.0'
-        when k.type = 'money'::regtype then 'the text of a value depends on a setting'
-        else 'a key cannot have this type'
-    end
-    from pgchange.key_type(key_type_trouble.type) as k(type)
+language plpgsql stable as $$
+begin
+    return (
+        select case
+            when (select t.typtype from pg_type as t where t.oid = k.type) = 'e' then null
+            when k.type = 'text'::regtype
+                then case when not (select c.collisdeterministic from pg_collation as c where c.oid = key_type_trouble.collation)
+                     then 'equal values can have different texts under its collation' end
+            when k.type in (
+                'bigint'::regtype, 'oid'::regtype, 'xid8'::regtype, 'uuid'::regtype, 'boolean'::regtype, 'numeric'::regtype, 'date'::regtype,
+                'time'::regtype, 'timestamp'::regtype, 'timestamptz'::regtype, 'bytea'::regtype, 'bit'::regtype, 'varbit'::regtype,
+                'inet'::regtype, 'cidr'::regtype, 'macaddr'::regtype, 'macaddr8'::regtype, 'pg_lsn'::regtype) then null
+            when k.type in ('real'::regtype, 'double precision'::regtype) then 'equal values have different texts, such as 0 and -0'
+            when k.type = 'interval'::regtype then 'equal values have different texts, such as 1 day and 24:00:00'
+            when k.type = 'jsonb'::regtype then 'equal values have different texts, such as 1 and 1.0'
+            when k.type = 'money'::regtype then 'the text of a value depends on a setting'
+            else 'a key cannot have this type'
+        end
+        from pgchange.key_type(key_type_trouble.type) as k(type));
+end
 $$;
 
 -- The types of the columns of a key, as pgchange.key_type() gives them; null for a column that the table does not have.
@@ -49,22 +55,30 @@ $$;
 
 -- The columns of an index in their order, without those that it only includes; null if one of them is an expression.
 create function pgchange.index_columns(index oid) returns name[]
-language sql stable as $$
-    select case when count(a.attname) = count(*) then array_agg(a.attname order by k.place) end
-    from pg_index as i
-    cross join lateral unnest(i.indkey::smallint[]) with ordinality as k(number, place)
-    left join pg_attribute as a on a.attrelid = i.indrelid and a.attnum = k.number
-    where i.indexrelid = index and k.place <= i.indnkeyatts
+language plpgsql stable as $$
+begin
+    return (
+        select case when count(a.attname) = count(*) then array_agg(a.attname order by k.place) end
+        from pg_index as i
+        cross join lateral unnest(i.indkey::smallint[]) with ordinality as k(number, place)
+        left join pg_attribute as a on a.attrelid = i.indrelid and a.attnum = k.number
+        where i.indexrelid = index and k.place <= i.indnkeyatts);
+end
 $$;
 
 -- The unique indexes of a table that hold for all its rows, with their columns: the primary key first, then the replica identity, then
 -- those of fewer columns.
 create function pgchange.unique_indexes(tbl regclass) returns table (columns name[], is_primary boolean)
-language sql stable as $$
-    select c.columns, i.indisprimary
-    from pg_index as i cross join lateral pgchange.index_columns(i.indexrelid) as c(columns)
-    where i.indrelid = tbl and i.indisunique and i.indisvalid and i.indpred is null and c.columns is not null
-    order by i.indisprimary desc, i.indisreplident desc, i.indnkeyatts, i.indexrelid
+language plpgsql stable
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    return query
+        select c.columns, i.indisprimary
+        from pg_index as i cross join lateral pgchange.index_columns(i.indexrelid) as c(columns)
+        where i.indrelid = tbl and i.indisunique and i.indisvalid and i.indpred is null and c.columns is not null
+        order by i.indisprimary desc, i.indisreplident desc, i.indnkeyatts, i.indexrelid;
+end
 $$;
 
 -- The columns of the primary key of a table, in their order; empty if it has none.
@@ -75,11 +89,14 @@ $$;
 
 -- Columns of a table in the order in which a unique index has them; null if no unique index has exactly these columns.
 create function pgchange.key_order(tbl regclass, columns name[]) returns name[]
-language sql stable as $$
-    select u.columns from pgchange.unique_indexes(tbl) as u
-    where cardinality(u.columns) = cardinality(key_order.columns)
-      and u.columns @> key_order.columns and u.columns <@ key_order.columns
-    limit 1
+language plpgsql stable as $$
+begin
+    return (
+        select u.columns from pgchange.unique_indexes(tbl) as u
+        where cardinality(u.columns) = cardinality(key_order.columns)
+          and u.columns @> key_order.columns and u.columns <@ key_order.columns
+        limit 1);
+end
 $$;
 
 -- Why columns cannot be the key of a table; null if they can.

@@ -217,7 +217,7 @@ create table mbus.fault (
     message text not null,
     occurred_at timestamptz not null default clock_timestamp()
 );
-create index on mbus.fault (qname, message_id);
+create index on mbus.fault (qname, consumer);
 comment on table mbus.fault is
     'Selectors that failed on a message. A consumer''s is kept for it, out of the way of the others, until mbus.retry_faults(); a '
     'trigger''s was not copied.';

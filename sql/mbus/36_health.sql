@@ -105,13 +105,33 @@ comment on function mbus_sealed.queues(pgchange.caller, integer) is
     'ready for it, delayed, waiting for another message, and in batches at work, exact or at least so many; how old the oldest of them is; '
     'and how many of the queue are dead, whoever gave them up. trouble is why that cannot be told.';
 
+-- How many messages a selector failed on, up to 1000 for each consumer, and for each queue with a trigger whose selector failed.
+create function mbus.failing() returns table (qname text, consumer text, failed bigint, example text)
+language sql stable as $$
+    select c.qname, c.name, f.failed, f.example
+    from mbus.consumer as c
+    cross join lateral (
+        select count(*), max(b.message)
+        from (select f.message from mbus.fault as f where f.qname = c.qname and f.consumer = c.name limit 1000) as b
+    ) as f(failed, example)
+    where f.failed > 0
+    union all
+    select q.qname, null, f.failed, f.example
+    from mbus.queue as q
+    cross join lateral (
+        select count(*), max(b.message)
+        from (select f.message from mbus.fault as f where f.qname = q.qname and f.consumer is null limit 1000) as b
+    ) as f(failed, example)
+    where f.failed > 0
+$$;
+
 -- Selectors that fail, batches that failed so often, sagas that are stuck, and a transaction that keeps others from making and
 -- dropping queues and consumers.
 create function mbus.health(many_attempts integer default 3) returns setof pgchange.finding
 language sql stable security definer as $$
     select 'queue', 'error', mbus.name_of(f.qname, f.consumer),
-           format('%s on which a selector failed, see mbus.fault, such as: %s', pgchange.many(count(*), 'message'), max(f.message)), null
-    from mbus.fault as f group by f.qname, f.consumer
+           format('%s on which a selector failed, see mbus.fault, such as: %s', pgchange.many(f.failed, 'message'), f.example), null
+    from mbus.failing() as f
     union all
     select 'queue', 'error', mbus.name_of(c.qname, c.name),
            format('batch %s has failed %s', b.batch ->> 'id', pgchange.many(b.attempt, 'time')),

@@ -25,21 +25,25 @@ language sql stable as $$
     ) as f
 $$;
 
--- Faults that may belong to a branch, up to a thousand: those of its tables, and those of tables whose branch an expression gives.
-create function pubsub.faults(branch_id bigint) returns bigint
+-- How many faults may belong to each of these branches, up to a thousand: those of its tables, and those of tables whose branch an
+-- expression gives. The cost grows with the number of tables that have faults, and not with the number of their faults.
+create function pubsub.faults(branch_ids bigint[]) returns table (branch_id bigint, faults bigint)
 language plpgsql stable security definer as $$
 begin
-    return (
-        select count(*)
-        from (
-            select
-            from revision.fault as f
-            where coalesce((
-                  select t.branch_id from revision.tracked as t
-                  where t.tbl = f.tbl or f.tbl in (select d.relid from pgchange.descendants(t.tbl) as d(relid))
-                  limit 1), faults.branch_id) = faults.branch_id
-            limit 1000
-        ) as found_faults);
+    return query
+        with faulty as materialized (
+            select f.tbl, f.branch_id from revision.faulty_tables() as f
+        )
+        select b.id, (
+            select count(*)
+            from (
+                select
+                from faulty
+                cross join lateral (select from revision.fault as f where f.tbl = faulty.tbl limit 1000) as found_fault
+                where coalesce(faulty.branch_id, b.id) = b.id
+                limit 1000
+            ) as bounded)
+        from unnest(branch_ids) as b(id);
 end
 $$;
 
@@ -86,7 +90,8 @@ begin
     end if;
     select c.* into ready from pubsub.count_unread(branch_id, "position", settled, '0', upto) as c;
     return pubsub.lag_of(
-        "position", ready.counted, ready.exact, ready.age, waiting.counted, waiting.exact, waiting.age, pubsub.faults(branch_id));
+        "position", ready.counted, ready.exact, ready.age, waiting.counted, waiting.exact, waiting.age,
+        (select f.faults from pubsub.faults(array[lag.branch_id]) as f));
 end
 $$;
 
@@ -115,8 +120,9 @@ begin
     end if;
     return (
         with branch as materialized (
-            select b.id, pubsub.faults(b.id) as faults
-            from (select distinct a.branch_id from jsonb_to_recordset(asked) as a(branch_id bigint)) as b(id)
+            select f.branch_id as id, f.faults
+            from pubsub.faults(array(
+                select distinct a.branch_id from jsonb_to_recordset(asked) as a(branch_id bigint))) as f
         )
         select jsonb_agg(
             pubsub.lag_of(

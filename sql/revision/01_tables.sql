@@ -114,6 +114,7 @@ create table revision.fault (
     occurred_at timestamptz not null default pg_catalog.statement_timestamp(),
     key text collate "C"
 );
+create index fault_by_table on revision.fault (tbl, kind, (commit_id is null and key is null));
 comment on table revision.fault is
     'Rows that could not be placed in the queue, and why. The write itself went through; revision.replay_faults tries again. '
     'Of kind missed: a partition that had rows before it was captured, until revision.enqueue_attached has brought them.';

@@ -6,18 +6,25 @@
 -- others, the one with the name.
 create function revision.key_attributes(known revision.tracked)
 returns table (place bigint, name name, number smallint, type regtype, today pg_attribute)
-language sql stable as $$
-    select u.place, u.name, u.number, u.type, (
-        select a
-        from pg_attribute as a
-        where a.attrelid = known.tbl and a.attnum > 0 and not a.attisdropped and (a.attname = u.name or a.attnum = u.number)
-        order by
-            exists (
-                select from pgchange.unique_indexes(known.tbl) as i
-                where cardinality(i.columns) = cardinality(known.key) and a.attname = any (i.columns)) desc,
-            (a.attnum = u.number) = (known.key_of = known.tbl::oid) desc
-        limit 1)
-    from unnest(known.key, known.key_numbers, known.key_types) with ordinality as u(name, number, type, place)
+language plpgsql stable
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    return query
+        select u.place, u.name, u.number, u.type, coalesce(
+            (select a from pg_attribute as a
+             where a.attrelid = known.tbl and a.attname = u.name and a.attnum = u.number and not a.attisdropped),
+            (select a
+             from pg_attribute as a
+             where a.attrelid = known.tbl and a.attnum > 0 and not a.attisdropped and (a.attname = u.name or a.attnum = u.number)
+             order by
+                 exists (
+                     select from pgchange.unique_indexes(known.tbl) as i
+                     where cardinality(i.columns) = cardinality(known.key) and a.attname = any (i.columns)) desc,
+                 (a.attnum = u.number) = (known.key_of = known.tbl::oid) desc
+             limit 1))
+        from unnest(known.key, known.key_numbers, known.key_types) with ordinality as u(name, number, type, place);
+end
 $$;
 
 -- Today's names of the key columns of a tracked table or of a partition of it; null if one is gone.
@@ -40,31 +47,39 @@ $$;
 
 -- What revision.track() would refuse about the key of a tracked table today; null where it is as it has to be.
 create function revision.key_trouble(known revision.tracked) returns text
-language sql stable as $$
-    select coalesce(
-        (select case
-             when (k.today).attname is null then format('its key column %I was dropped, and its rows go to revision.fault', k.name)
-             when pgchange.key_type((k.today).atttypid) <> k.type then format(
-                 'its key column %I is %s now, and %s', (k.today).attname, format_type((k.today).atttypid, (k.today).atttypmod),
-                 case when k.type = 'bigint'::regtype then 'has to be bigint, integer or smallint'
-                      else format('was %s: a consumer cannot tell its new keys from those of before', k.type) end)
-             when t.reason is not null then format(
-                 'its key column %I is %s now: %s', (k.today).attname, format_type((k.today).atttypid, (k.today).atttypmod), t.reason)
-             else format('its key column %I may be null now, and a row without a key goes to revision.fault instead of the queue',
-                         (k.today).attname) end
-         from revision.key_attributes(known) as k
-         cross join lateral pgchange.key_type_trouble((k.today).atttypid, (k.today).attcollation) as t(reason)
-         where (k.today).attname is null or pgchange.key_type((k.today).atttypid) <> k.type or t.reason is not null
-            or not (k.today).attnotnull
-         order by k.place
-         limit 1),
-        (select format(
-             case when cardinality(c.columns) = 1
-                  then 'its key column %s is not unique any more, and two rows with one key are the same commit'
-                  else 'its key columns %s have no unique index together any more, and two rows with one key are the same commit' end,
-             (select string_agg(quote_ident(n), ', ' order by place) from unnest(c.columns) with ordinality as u(n, place)))
-         from (select array_agg((k.today).attname order by k.place) from revision.key_attributes(known) as k) as c(columns)
-         where pgchange.key_order(known.tbl, c.columns) is null))
+language plpgsql stable
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    return (
+        with key as materialized (
+            select a.* from revision.key_attributes(known) as a
+        )
+        select coalesce(
+            (select case
+                 when (k.today).attname is null then format('its key column %I was dropped, and its rows go to revision.fault', k.name)
+                 when pgchange.key_type((k.today).atttypid) <> k.type then format(
+                     'its key column %I is %s now, and %s', (k.today).attname, format_type((k.today).atttypid, (k.today).atttypmod),
+                     case when k.type = 'bigint'::regtype then 'has to be bigint, integer or smallint'
+                          else format('was %s: a consumer cannot tell its new keys from those of before', k.type) end)
+                 when t.reason is not null then format(
+                     'its key column %I is %s now: %s', (k.today).attname, format_type((k.today).atttypid, (k.today).atttypmod), t.reason)
+                 else format('its key column %I may be null now, and a row without a key goes to revision.fault instead of the queue',
+                             (k.today).attname) end
+             from key as k
+             cross join lateral pgchange.key_type_trouble((k.today).atttypid, (k.today).attcollation) as t(reason)
+             where (k.today).attname is null or pgchange.key_type((k.today).atttypid) <> k.type or t.reason is not null
+                or not (k.today).attnotnull
+             order by k.place
+             limit 1),
+            (select format(
+                 case when cardinality(c.columns) = 1
+                      then 'its key column %s is not unique any more, and two rows with one key are the same commit'
+                      else 'its key columns %s have no unique index together any more, and two rows with one key are the same commit' end,
+                 (select string_agg(quote_ident(n), ', ' order by place) from unnest(c.columns) with ordinality as u(n, place)))
+             from (select array_agg((k.today).attname order by k.place) from key as k) as c(columns)
+             where pgchange.key_order(known.tbl, c.columns) is null)));
+end
 $$;
 
 -- Whether the caller is a member of the owner of a table, or of one that it is a partition of.

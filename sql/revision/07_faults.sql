@@ -1,4 +1,45 @@
--- Rows that capture could not place, and how they are tried again.
+-- Rows that capture could not place: which tables have some, and how they are tried again.
+
+-- The tables that have faults, with the branch of their commits: null if an expression gives it, or if the table is not tracked any
+-- more. The first part goes from table to table by the index, so the number of faults does not count.
+create function revision.faulty_tables() returns table (tbl regclass, branch_id bigint)
+language sql stable as $$
+    with recursive faulty(tbl) as (
+        (select f.tbl from revision.fault as f order by f.tbl limit 1)
+        union all
+        select (select f.tbl from revision.fault as f where f.tbl > faulty.tbl order by f.tbl limit 1)
+        from faulty where faulty.tbl is not null
+    ), line(tbl, relid) as (
+        select f.tbl, f.tbl::oid from faulty as f where f.tbl is not null
+        union
+        select line.tbl, i.inhparent from line join pg_inherits as i on i.inhrelid = line.relid
+    )
+    select line.tbl, max(t.branch_id)
+    from line
+    left join revision.tracked as t on t.tbl = line.relid
+    group by line.tbl
+$$;
+
+-- How many rows of a table and its partitions could not be placed, up to 1000: those with a key, or those without.
+create function revision.count_faults(parts regclass[], without_key boolean) returns bigint
+language plpgsql stable
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    return (
+        select count(*)
+        from (
+            select
+            from unnest(parts) as d(relid)
+            cross join lateral (
+                select from revision.fault as f
+                where f.tbl = d.relid and f.kind = 'capture' and (f.commit_id is null and f.key is null) = count_faults.without_key
+                limit 1000
+            ) as found_fault
+            limit 1000
+        ) as bounded);
+end
+$$;
 
 -- Refuse to run what the owner of a table wrote for anybody else: it could do whatever its caller may.
 create function revision.check_reads_no_code(known revision.tracked) returns void

@@ -1,14 +1,21 @@
 -- The capture on partitions that came later, and what was in them.
 
--- The tables that have the trigger of a tracked table and are no partitions of it any more.
+-- The tables that have the trigger of a tracked table and are no partitions of it any more. pg_depend has an index by which the triggers
+-- of a function are found, and pg_trigger has none.
 create function revision.departed(known revision.tracked) returns setof regclass
-language sql stable as $$
-    select g.tgrelid::regclass
-    from pg_trigger as own
-    join pg_trigger as g on g.tgfoid = own.tgfoid and g.tgname = own.tgname
-    where own.tgrelid = known.tbl and own.tgname = 'pgchange_capture'
-      and g.tgrelid not in (select d.relid from pgchange.descendants(known.tbl) as d(relid))
-    order by g.tgrelid
+language plpgsql stable
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    return query
+        select g.tgrelid::regclass
+        from pg_trigger as own
+        join pg_depend as d on d.refclassid = 'pg_proc'::regclass and d.refobjid = own.tgfoid
+        join pg_trigger as g on g.oid = d.objid and g.tgfoid = own.tgfoid and g.tgname = own.tgname
+        where own.tgrelid = known.tbl and own.tgname = 'pgchange_capture'
+          and g.tgrelid not in (select d.relid from pgchange.descendants(known.tbl) as d(relid))
+        order by g.tgrelid;
+end
 $$;
 
 create function revision.tracking()
@@ -19,15 +26,14 @@ returns table (
 language sql stable security definer as $$
     select t.tbl, t.branch_id, t.expression,
            array(
-               select d.relid from pgchange.descendants(t.tbl) as d(relid)
+               select d.relid from unnest(tree.parts) as d(relid)
                where not exists (
                    select from pg_trigger as g
                    where g.tgrelid = d.relid and g.tgname = 'pgchange_capture' and g.tgfoid = coalesce(own.tgfoid, g.tgfoid))
            ),
            array(
                select g.tgrelid::regclass from pg_trigger as g
-               where g.tgname = 'pgchange_capture' and g.tgenabled not in ('O', 'A')
-                 and g.tgrelid in (select d.relid from pgchange.descendants(t.tbl) as d(relid))
+               where g.tgrelid = any (tree.parts) and g.tgname = 'pgchange_capture' and g.tgenabled not in ('O', 'A')
            ),
            exists (
                select from revision.key_attributes(t) as k
@@ -35,28 +41,25 @@ language sql stable security definer as $$
                    (k.today).attname <> k.name
                    or strpos(f.prosrc, pgchange.key_check(t.tbl, (k.today).attname, (k.today).attnum)) = 0)),
            t.existing_done,
-           (select count(*) from revision.fault as f
-            where f.kind = 'capture' and (f.commit_id is not null or f.key is not null)
-              and f.tbl in (select d.relid from pgchange.descendants(t.tbl) as d(relid))),
+           revision.count_faults(tree.parts, without_key => false),
            array(
-               select distinct f.tbl from revision.fault as f
-               where f.kind = 'missed' and f.tbl in (select d.relid from pgchange.descendants(t.tbl) as d(relid))
-               order by f.tbl),
+               select d.relid from unnest(tree.parts) as d(relid)
+               where exists (select from revision.fault as f where f.tbl = d.relid and f.kind = 'missed')
+               order by d.relid),
            array(select d from revision.departed(t) as d),
            revision.key_trouble(t),
-           (select count(*) from revision.fault as f
-            where f.kind = 'capture' and f.commit_id is null and f.key is null
-              and f.tbl in (select d.relid from pgchange.descendants(t.tbl) as d(relid)))
+           revision.count_faults(tree.parts, without_key => true)
     from revision.tracked as t
+    cross join lateral (select array(select d.relid from pgchange.descendants(t.tbl) as d(relid)) offset 0) as tree(parts)
     left join pg_trigger as own on own.tgrelid = t.tbl and own.tgname = 'pgchange_capture'
     left join pg_proc as f on f.oid = own.tgfoid
     where exists (select from pg_class as c where c.oid = t.tbl)
 $$;
 comment on function revision.tracking() is
     'Every tracked table, with what is not captured as it should be: partitions without its trigger, disabled ones, a capture that '
-    'reads the key by a former name or, in a restored database, by a former number, faults, partitions that had rows before they '
-    'were captured, tables that were partitions once and still have the trigger, what revision.track() would refuse about the key '
-    'today, and how many rows without a key are in no commit. revision.recapture() mends the first, the third and the sixth.';
+    'reads the key by a former name or, in a restored database, by a former number, faults (up to 1000), partitions that had rows before '
+    'they were captured, tables that were partitions once and still have the trigger, what revision.track() would refuse about the key '
+    'today, and how many rows without a key are in no commit (up to 1000). revision.recapture() mends the first, the third and the sixth.';
 
 -- Write the capture of a table anew for its present owner and the column that holds its key now, and say so.
 create function revision.mend_key(known revision.tracked) returns text

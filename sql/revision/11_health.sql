@@ -10,8 +10,9 @@ $$;
 -- with rows or left, and partitions of the queue that are made only when somebody says so.
 create function revision.health() returns setof pgchange.finding
 language sql volatile as $$
+    with tracking as materialized (select * from revision.tracking())
     select 'commit', line.severity, null, line.told, line.call
-    from revision.tracking() as t
+    from tracking as t
     join revision.tracked as k on k.tbl = t.tbl
     cross join lateral (values
         (t.untriggered <> '{}', 'error',
@@ -35,7 +36,7 @@ language sql volatile as $$
     where line.holds
     union all
     select 'commit', 'error', null, pgchange.told_missed(t.tbl, m, 'commit'), pgchange.bring_missed(m, 'revision', 'enqueue_attached')
-    from revision.tracking() as t cross join lateral unnest(t.missed) as m
+    from tracking as t cross join lateral unnest(t.missed) as m
     union all
     select 'commit', 'warning', null, format('revision.commit_queue needs partitions: %s', c.reason), null
     from revision.crowded_default() as c(reason) where c.reason is not null

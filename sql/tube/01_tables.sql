@@ -110,7 +110,7 @@ create table tube.fault (
     message text not null,
     occurred_at timestamptz not null default pg_catalog.clock_timestamp()
 );
-create index fault_by_tube on tube.fault (tube, kind);
+create index fault_by_tube on tube.fault (tube, kind, tbl);
 comment on table tube.fault is
     'Of kind capture: rows for which a predicate or the capture failed, counted by statement and message. Their ids were touched '
     'all the same, unless the message says that they could not be told, or are lost. Of kind control: a control pod that was '

@@ -57,8 +57,12 @@ as $$
            )
            or a.predicate is not null and not exists (
                select from pg_proc as p where p.proname = tube.function_name(a.token, 'judge') and p.proowner = r.relowner),
-           (select count(*) from (select from tube.fault as f where f.tube = a.tube and f.kind = 'capture' and f.tbl in (
-               select d.relid from pgchange.descendants(a.tbl) as d(relid)) limit 1000) as bounded),
+           (select count(*) from (
+               select
+               from pgchange.descendants(a.tbl) as d(relid)
+               cross join lateral (
+                   select from tube.fault as f where f.tube = a.tube and f.kind = 'capture' and f.tbl = d.relid limit 1000) as f
+               limit 1000) as bounded),
            a.predicate is distinct from t.predicate,
            coalesce(
                (select format('%s, %I, may not write the pods of tube %I: %s; %s; then backfill it',

@@ -45,9 +45,14 @@ language sql volatile as $$
     from tube.tube as t where not tube.are_pods(t.pods, t.name)
     union all
     select 'tube', 'error', null,
-           format('tube %s: %s control pods were given up, such as: %s', f.tube, count(*), max(f.message)),
-           format('when mended: select tube.clear_faults(%L)', f.tube)
-    from tube.fault as f where f.kind = 'control' group by f.tube
+           format('tube %s: %s control pods were given up, such as: %s', t.name, f.given_up, f.example),
+           format('when mended: select tube.clear_faults(%L)', t.name)
+    from tube.tube as t
+    cross join lateral (
+        select count(*), max(b.message)
+        from (select f.message from tube.fault as f where f.tube = t.name and f.kind = 'control' limit 1000) as b
+    ) as f(given_up, example)
+    where f.given_up > 0
     union all
     select 'tube', 'error', null,
            format('tube %s: its pods, %s, have %s, and are read by nobody else', t.name, t.pods, c.code), tube.code_hint(t)

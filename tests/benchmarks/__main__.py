@@ -39,6 +39,7 @@ BENCHMARKS = (
     "year",
     "page",
     "runs",
+    "many",
 )
 
 

@@ -56,6 +56,29 @@ def test_a_dropped_key_is_a_fault_and_does_not_fail_the_write(ledger, expression
     assert refused.value.sqlstate == "PC008"
 
 
+def test_a_fault_counts_for_its_own_branch_with_those_of_partitions_and_up_to_a_thousand(connect):
+    connection = partitioned(connect)
+    own = connection.execute("select revision.track('p')").fetchone()[0]
+    connection.execute("create table other (id bigint primary key)")
+    others = connection.execute("select revision.track('other')").fetchone()[0]
+    note = (
+        "insert into revision.fault (tbl, commit_id, message) "
+        "select %s::regclass, g, '' from generate_series(1, %s) as g"
+    )
+    connection.execute(note, ["p1", 3])
+    connection.execute(note, ["other", 1001])
+    lags = connection.execute(
+        "select pubsub.lags(jsonb_agg(jsonb_build_object('branch_id', b, 'position', '{}'::jsonb, 'upto', 1, "
+        "'in_order', false) order by n)) from unnest(%s::bigint[]) with ordinality as u(b, n)",
+        [[own, others, 0]],
+    ).fetchone()[0]
+    assert [lag["faults"] for lag in lags] == [3, 1000, 0]
+    assert connection.execute("select tbl::text, faults from revision.tracking() order by 1").fetchall() == [
+        ("other", 1000),
+        ("p", 3),
+    ]
+
+
 def test_a_failed_assertion_in_an_expression_does_not_fail_the_write(ledger):
     ledger.execute(
         "create function place(kind text) returns bigint language plpgsql as "
