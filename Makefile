@@ -38,6 +38,7 @@ lint: .venv/test-ready
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
+	$(PYTHON) -m tests.prose --lint
 
 bench: .venv/test-ready
 	$(PYTHON) -m tests.benchmarks
