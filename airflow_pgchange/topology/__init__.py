@@ -1,4 +1,4 @@
-"""The topology of a cluster, told to its clients over the PostgreSQL protocol: psycopg and cryptography."""
+"""Relay a cluster's topology to clients over the PostgreSQL protocol. Needs psycopg and cryptography only."""
 
 from airflow_pgchange.topology.client import TopologyClient
 from airflow_pgchange.topology.events import BucketEvent, InstanceEvent, ReplicasetEvent, UnknownEvent

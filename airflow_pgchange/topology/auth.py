@@ -1,6 +1,6 @@
-"""Who may connect to the relay: SCRAM-SHA-256 verifiers as PostgreSQL keeps them, and the exchange that proves one.
+"""The relay's password authentication: SCRAM-SHA-256 with verifiers in PostgreSQL's format.
 
-PostgreSQL's clients send an empty name within SCRAM, which libraries for the server's side refuse.
+We do not use a SCRAM library: PostgreSQL's clients send an empty user name inside SCRAM, and server libraries refuse it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NO_BINDINGS = ("n", "y")
 
 @dataclass(frozen=True)
 class Verifier:
-    """What proves a password without being one."""
+    """The data that checks a password without containing it (RFC 5802)."""
 
     salt: bytes
     stored_key: bytes
@@ -44,34 +44,37 @@ class Verifier:
 
 
 class Users:
-    """The users that are known, by name. Nobody learns whether a name is known: the password of an unknown one is wrong.
+    """The users of the relay, by name. Authentication never reveals whether a user exists.
 
-    An unknown user gets a salt that is derived from its name and from ``secret``, as in PostgreSQL. The catalogue keeps
-    the secret, so that all relays of one catalogue give a name the same salt, also after a restart.
+    An unknown user goes through the same exchange and fails at the password. Its salt is derived from its name and from
+    ``secret``, as in PostgreSQL. The catalogue stores the secret: all relays of one catalogue send the same salt for a
+    name, also after a restart.
     """
 
     def __init__(self, verifiers: Mapping[str, Verifier]) -> None:
         self.secret: bytes | None = None
         self._verifiers = verifiers
-        kinds = Counter((len(known.salt), known.iterations) for known in verifiers.values())
+        kinds = Counter((len(verifier.salt), verifier.iterations) for verifier in verifiers.values())
         self._kinds = sorted(kinds)
         self._shares = list(accumulate(kinds[kind] for kind in self._kinds))
 
     @property
     def is_ready(self) -> bool:
-        """Whether the secret is known, so that users can be asked for their passwords."""
+        """Whether the catalogue's secret is loaded, which authentication needs."""
         return self.secret is not None
 
     def verifier(self, user: str) -> Verifier:
         if self.secret is None:
-            raise RuntimeError("users are asked for passwords before the catalogue has told its secret")
-        # Made for known users, too: both take the same time.
+            raise RuntimeError("authentication began before the catalogue's secret was loaded")
+        # Computed for existing users too, so that the response time does not reveal whether a user exists.
         mock = self._mock(self.secret, user)
         return self._verifiers.get(user, mock)
 
     def _mock(self, secret: bytes, user: str) -> Verifier:
-        """A verifier that no password fits. It has the length of salt and the iterations of a known user: each pair is as
-        frequent as among known users."""
+        """Return a verifier that no password matches.
+
+        Its salt length and iteration count are drawn from those of the existing users, with the same frequencies.
+        """
         drawn = int.from_bytes(hmac.digest(secret, b"kind " + user.encode(), "sha256")[:8])
         length, iterations = self._kinds[bisect_right(self._shares, drawn * self._shares[-1] >> 64)]
         salt = hashlib.shake_256(secret + user.encode()).digest(length)
@@ -79,15 +82,15 @@ class Users:
 
 
 def read_users(path: Path) -> Users:
-    """The users of a file: a line each, the name and PostgreSQL's verifier, quoted or not; # begins a comment.
+    """Read a file of users: one line each with the name and PostgreSQL's verifier, quoted or not; # begins a comment.
 
-    Raises InvalidArgument for a file that cannot be read, or a line that is none of this.
+    Raises InvalidArgument if the file cannot be read, names no user, or has a malformed line.
     """
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"the file of users cannot be read: {error}") from error
-    found = {}
+    verifiers = {}
     for number, line in enumerate(lines, 1):
         try:
             words = shlex.split(line, comments=True)
@@ -101,15 +104,18 @@ def read_users(path: Path) -> Users:
                 "`select rolname, rolpassword from pg_authid` shows them"
             )
         salt, stored_key, server_key = (b64decode(part) for part in match.groups()[1:])
-        found[words[0]] = Verifier(salt, stored_key, server_key, int(match[1]))
-    if not found:
+        verifiers[words[0]] = Verifier(salt, stored_key, server_key, int(match[1]))
+    if not verifiers:
         raise InvalidArgument(f"{path} names no user: nobody could connect")
-    return Users(found)
+    return Users(verifiers)
 
 
 class Exchange:
-    """One client's proof, as RFC 5802 has it. ``binding`` stands for the server's certificate where the connection is
-    encrypted: a client that has seen another one has somebody between us."""
+    """The server's side of one client's SCRAM exchange (RFC 5802).
+
+    ``binding`` is the channel binding data of the server's certificate; None on an unencrypted connection. If the client
+    saw another certificate, the proof fails: this detects a man in the middle.
+    """
 
     def __init__(self, users: Users, user: str, binding: bytes | None) -> None:
         self._verifier = users.verifier(user)
@@ -118,13 +124,13 @@ class Exchange:
         self.mechanisms = (PLAIN,) if binding is None else (BOUND, PLAIN)
 
     def first(self, mechanism: str, message: str) -> str:
-        """The answer to the client's first message. Raises ClientRefused."""
+        """Return the answer to the client's first message. Raises ClientRefused if it is malformed or not allowed."""
         if mechanism not in self.mechanisms:
             raise ClientRefused("28000", f"{mechanism!r} was not offered: use {self.mechanisms[0]}")
-        found = FIRST.fullmatch(message)
-        if found is None:
+        match = FIRST.fullmatch(message)
+        if match is None:
             raise ClientRefused("08P01", "a malformed first message of SCRAM")
-        header, flag, self._bare, nonce = found.groups()
+        header, flag, self._bare, nonce = match.groups()
         if flag not in (BINDINGS if mechanism == BOUND else NO_BINDINGS):
             raise ClientRefused("28000", f"{mechanism} cannot be used with the channel binding {flag!r}")
         if flag == "y" and self._binding is not None:
@@ -133,21 +139,21 @@ class Exchange:
             )
         self._bound = header.encode() + ((self._binding or b"") if mechanism == BOUND else b"")
         self._nonce = nonce + secrets.token_urlsafe(18)
-        known = self._verifier
-        self._told = f"r={self._nonce},s={b64encode(known.salt).decode()},i={known.iterations}"
-        return self._told
+        salt = b64encode(self._verifier.salt).decode()
+        self._server_first = f"r={self._nonce},s={salt},i={self._verifier.iterations}"
+        return self._server_first
 
     def final(self, message: str) -> str:
-        """The answer to the client's proof. Raises ClientRefused where it proves nothing."""
-        found = FINAL.fullmatch(message)
-        if found is None:
+        """Check the client's proof and return the server's signature. Raises ClientRefused if the proof is wrong."""
+        match = FINAL.fullmatch(message)
+        if match is None:
             raise ClientRefused("08P01", "a malformed last message of SCRAM")
-        said, bound, nonce, proof = found.groups()
-        signed = f"{self._bare},{self._told},{said}".encode()
+        without_proof, bound, nonce, proof = match.groups()
+        signed = f"{self._bare},{self._server_first},{without_proof}".encode()
         signature = hmac.digest(self._verifier.stored_key, signed, "sha256")
         key = bytes(a ^ b for a, b in zip(b64decode(proof), signature, strict=True))
         proved = hmac.compare_digest(hashlib.sha256(key).digest(), self._verifier.stored_key)
-        # In one: nobody learns which of them was wrong.
+        # One condition and one error, so that the client cannot tell which check failed.
         if not (proved and nonce == self._nonce and bound == b64encode(self._bound).decode()):
             raise ClientRefused(NOT_PROVED, f'password authentication failed for user "{self._user}"')
         return "v=" + b64encode(hmac.digest(self._verifier.server_key, signed, "sha256")).decode()

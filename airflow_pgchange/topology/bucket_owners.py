@@ -1,6 +1,7 @@
-"""Who owns which buckets of a cluster, and where to write to: asked of its catalogue.
+"""Query a cluster's catalogue for the owners of buckets, and for the instance to write to.
 
-Sets of buckets are PostgreSQL's multiranges as text, such as ``{[0,1000),[2000,3000)}``: it does the arithmetic.
+A set of buckets is the text of a PostgreSQL multirange, such as ``{[0,1000),[2000,3000)}``. PostgreSQL does all
+arithmetic on these sets.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from airflow_pgchange.feeds.queries import ask
 
 @dataclass(frozen=True)
 class Cluster:
-    """How to reach a cluster, as libpq strings, secret ones: its catalogue, and any instance, whose host and port come
-    from the catalogue."""
+    """Connection strings of a cluster's catalogue and of its instances. Both may contain passwords.
+
+    ``instances`` needs no host and port: the catalogue has those of each instance.
+    """
 
     catalogue: str = field(repr=False)
     instances: str = field(repr=False)
@@ -37,7 +40,8 @@ OWNED = """
     where b.tier_name = {tier}
     group by 1
 """
-"""As a client hears of it: a range that is copied belongs to its target, whose data is whole."""
+"""The buckets of each replicaset, with the same rule as in the events: a range in the state copied already belongs to its
+target, because the target's copy is complete."""
 
 SHARES = """
     with asked as (select {asked}::pg_catalog.int8multirange as buckets), owned as ({owned}), here as (
@@ -85,7 +89,10 @@ ALL = """
 
 @dataclass(frozen=True)
 class Share:
-    """Buckets that belong to one replicaset now, or to nobody, and its master. ``trouble``: why it cannot be asked."""
+    """Buckets that one replicaset owns, and its master instance. ``replicaset`` is None for buckets without an owner.
+
+    ``trouble`` is the reason why these buckets cannot be written to now; None if they can be.
+    """
 
     replicaset: str | None
     buckets: str
@@ -107,21 +114,21 @@ class Share:
 
 
 def at(instances: str, address: str) -> str:
-    """The connection string of one instance: ``instances`` with the host and port of its address in the catalogue."""
+    """Return the connection string of one instance: ``instances`` with the host and port of ``address``."""
     host, _, port = address.rpartition(":")
-    known = {name: value for name, value in conninfo_to_dict(instances).items() if name != "hostaddr"}
-    return make_conninfo("", **{**known, "host": host.strip("[]"), "port": port})
+    settings = {name: value for name, value in conninfo_to_dict(instances).items() if name != "hostaddr"}
+    return make_conninfo("", **{**settings, "host": host.strip("[]"), "port": port})
 
 
 def shares(connection: psycopg.Connection[Any], tier: str, buckets: str) -> list[Share]:
-    """Who owns the buckets that are asked for, a share for each replicaset, and one for what is nobody's."""
+    """Return the owners of ``buckets``: a Share for each replicaset, and one for buckets without an owner."""
     query = sql.SQL(SHARES).format(owned=sql.SQL(OWNED).format(tier=tier), asked=buckets)
     with translated():
         return [Share(*row) for row in connection.execute(query)]
 
 
 def now(connection: psycopg.Connection[Any]) -> tuple[int, int]:
-    """Where the catalogue's history is: term and index of its last event."""
+    """Return the term and the index of the catalogue's last event."""
     with translated():
         ((term, index),) = connection.execute("select term, index from topology.now_at()")
     return term, index
@@ -134,9 +141,12 @@ def lost(
     were: Sequence[Share],
     since: tuple[int, int],
 ) -> str | None:
-    """Those of the buckets whose owners, which they ``were`` at a point, may have been others meanwhile; None for none.
-    All of them where a replicaset got another master. A range that is back where it was is lost, too: who owned it may
-    have deleted rows, or written some."""
+    """Return the buckets whose owner may have changed since the position ``since``; None if there are none.
+
+    ``were`` are the owners at that position. All buckets count as changed if a replicaset got another master, or if the
+    log no longer reaches back to ``since``. A range that moved away and came back counts too: its owner in between may
+    have deleted or written rows.
+    """
     term, index = since
     query = sql.SQL(LOST).format(
         term=term,
@@ -144,23 +154,26 @@ def lost(
         tier=tier,
         asked=buckets,
         shares=sql.SQL(SHARES).format(owned=sql.SQL(OWNED).format(tier=tier), asked=buckets),
-        was=sql.SQL(", ").join(sql.SQL("({})").format(sql.SQL(", ").join(astuple(one))) for one in were),
+        was=sql.SQL(", ").join(sql.SQL("({})").format(sql.SQL(", ").join(astuple(share))) for share in were),
     )
     try:
-        found = ask(connection, query)
+        changed = ask(connection, query)
     except HistoryTrimmed:
         return buckets
-    return None if found is None else str(found)
+    return None if changed is None else str(changed)
 
 
 def among(numbers: Iterable[int], buckets: str) -> list[int]:
-    """Those of the numbers that are in a set of buckets."""
+    """Return the numbers that lie in a set of buckets."""
     ends = [int(end) for end in re.findall("[0-9]+", buckets)]
     return [number for number in numbers if bisect_right(ends, number) % 2]
 
 
 def all_buckets(connection: psycopg.Connection[Any], tier: str) -> str:
-    """Every bucket of a tier. Raises InvalidArgument where there are none, or somebody's are missing in between."""
+    """Return the set of all buckets of a tier.
+
+    Raises InvalidArgument if the tier has no buckets, or if a range between its first and its last bucket has no owner.
+    """
     with translated():
         row = connection.execute(sql.SQL(ALL).format(owned=sql.SQL(OWNED).format(tier=tier))).fetchone()
     if row is None:

@@ -1,4 +1,4 @@
-"""The relay's connection to the catalogue: its terms, its snapshot, what happens to it."""
+"""The relay's connection to the catalogue: reads its term, snapshots and events."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from airflow_pgchange.feeds.errors import translated
 from airflow_pgchange.topology.raft import Raft
 
 PATIENCE = 10.0
-"""Seconds that the catalogue may take for an answer before its server counts as lost."""
+"""Timeout of a query of the catalogue in seconds; after it the server counts as lost."""
 MOST_EVENTS = 5000
-"""Events that are read at once."""
+"""Maximum number of events in one query."""
 
 SNAPSHOT = """
     select a.term, a.index, (select topology.unsettled()::text), s.event::text
@@ -35,8 +35,11 @@ EVENTS = f"""
 
 
 class Term(NamedTuple):
-    """A term of the catalogue, and where its log is in it: a server that never got one may begin another of its number,
-    as may a catalogue that was installed anew."""
+    """A term of the catalogue, with the server and the log file that it was read from.
+
+    The number alone does not identify a term. A server that never received the latest term, or a newly installed
+    catalogue, can begin another term with the same number.
+    """
 
     number: int
     system_identifier: int
@@ -47,7 +50,7 @@ class Term(NamedTuple):
 
 
 class Logged(NamedTuple):
-    """An event of the log, as its text."""
+    """An event of the catalogue's log, as JSON text."""
 
     raft: Raft
     event: str
@@ -55,8 +58,10 @@ class Logged(NamedTuple):
 
 @dataclass(frozen=True)
 class Lacking:
-    """Buckets, as the catalogue writes them, that a client knows nothing of: they were on their way when its snapshot was
-    taken, and no event until ``told`` was about them."""
+    """Buckets that are missing in a client's topology, as the catalogue's multirange text.
+
+    They were moving when the client's snapshot was taken, and no event up to ``told`` was about them.
+    """
 
     buckets: str
     told: Raft
@@ -64,8 +69,11 @@ class Lacking:
 
 @dataclass(frozen=True)
 class Look:
-    """What is still lacking of what was; whether some of it has ``arrived``; whether everything is ``settled``, so that a
-    new snapshot would lack nothing."""
+    """The progress of the buckets that a client's topology is missing.
+
+    ``lacking``: the buckets that are still missing, None if no bucket is. ``arrived``: whether some of them have settled,
+    so that only a new snapshot has them. ``settled``: whether no bucket moves now, so that a new snapshot is complete.
+    """
 
     lacking: Lacking | None
     arrived: bool
@@ -74,7 +82,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The whole picture at one moment, but for what is ``lacking``."""
+    """The topology at one moment, as events. ``lacking`` are the moving buckets that it does not contain."""
 
     raft: Raft
     lacking: Lacking | None
@@ -82,7 +90,7 @@ class Snapshot:
 
 
 class Catalogue:
-    """One connection to the primary among the servers that ``conninfo`` names, for one user at a time."""
+    """One connection to the primary among the servers in ``conninfo``. Not for concurrent queries."""
 
     def __init__(self, conninfo: str) -> None:
         self._conninfo = conninfo
@@ -90,10 +98,10 @@ class Catalogue:
         self._term: Term | None = None
 
     async def connect(self) -> Term:
-        """Connect to whichever server takes writes now, and return its term.
+        """Connect to the current primary and return its term.
 
-        A term that is not the one before means that events may be lost which clients have heard of. Raises
-        ServerUnavailable, SchemaMissing or PermissionDenied.
+        If the term differs from the previous one, this catalogue may lack events that clients have already received.
+        Raises ServerUnavailable, SchemaMissing or PermissionDenied.
         """
         await self.close()
         with translated():
@@ -103,11 +111,11 @@ class Catalogue:
         return self._term
 
     async def salt_secret(self) -> bytes:
-        """What salts of unknown users are derived from: the same for all relays of this catalogue."""
+        """Return the secret for the salts of unknown users. It is the same for all relays of this catalogue."""
         return bytes((await self._rows("select topology.salt_secret()"))[0][0])
 
     async def snapshot(self) -> Snapshot:
-        """The picture now, all of one moment."""
+        """Return the current topology, read in one statement so that it is consistent."""
         rows = await self._rows(SNAPSHOT)
         term, index, unsettled, _ = rows[0]
         at = Raft(term, index)
@@ -115,23 +123,26 @@ class Catalogue:
         return Snapshot(at, lacking, [row[3] for row in rows if row[3] is not None])
 
     async def events(self, after: Raft) -> list[Logged]:
-        """What happened behind ``after``, in order, at most ``MOST_EVENTS``. Raises HistoryTrimmed where some of it is
-        gone, ServerUnavailable where the term is another than ``connect`` has found."""
+        """Return the events after the position ``after``, in order, at most ``MOST_EVENTS``.
+
+        Raises HistoryTrimmed if some of them were deleted, and ServerUnavailable if the term has changed since
+        ``connect``.
+        """
         rows = await self._rows(EVENTS, [after.term, after.index, MOST_EVENTS])
         if Term(*rows[0][:-3]) != self._term:
-            # A connection outlives a catalogue that is restored in its place, and one to a pooler the server behind it.
+            # The connection can survive the change: the database was restored in place, or a pooler switched servers.
             raise ServerUnavailable(
                 "another catalogue than before answers: wait until the relay knows its term"
             )
         return [Logged(Raft(term, index), event) for *_, term, index, event in rows if event is not None]
 
     async def now(self) -> Raft:
-        """The last event that there is."""
+        """Return the position of the last event."""
         rows = await self._rows("select term, index from topology.now_at()")
         return Raft(*rows[0])
 
     async def look(self, lacking: Lacking) -> Look:
-        """What has become of buckets that a client lacks."""
+        """Return the progress of the buckets that a client's topology is missing."""
         rows = await self._rows(LACKING, [lacking.buckets, lacking.told.term, lacking.told.index])
         buckets, term, index, arrived, settled = rows[0]
         return Look(None if buckets is None else Lacking(buckets, Raft(term, index)), arrived, settled)
@@ -153,7 +164,7 @@ class Catalogue:
 
 @asynccontextmanager
 async def _patience(connection: psycopg.AsyncConnection[Any]) -> AsyncIterator[None]:
-    """A server that neither answers nor ends the connection counts as lost, too."""
+    """Close the connection and raise ServerUnavailable if the server does not answer within ``PATIENCE`` seconds."""
     try:
         with translated():
             async with asyncio.timeout(PATIENCE):

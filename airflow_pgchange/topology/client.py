@@ -1,4 +1,4 @@
-"""A client of the relay: keeps a ``Topology`` up to date over one connection."""
+"""A client of the relay that keeps a ``Topology`` up to date over one connection."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ log = logging.getLogger(__name__)
 
 WORD = "-c smart_connector=0.1"
 PATIENCE = 15.0
-"""Seconds in which a relay must say something while it is connected to, where the connection string has no other
-``connect_timeout``: longer than a relay waits for its catalogue before it says so."""
+"""Default ``connect_timeout`` in seconds: how long the relay may send nothing while the client connects. It is longer
+than the 10 s after which a relay reports that it cannot reach its catalogue."""
 HOSTS, PORTS = re.compile("@?[^@,]*(,@?[^@,]*)*"), re.compile("[0-9, ]*")
-"""In a URL a part of a password that has a / or @ in it is taken for one of them."""
+"""Valid hosts and ports. An unescaped / or @ in the password of a URL puts a part of the password into one of them."""
 RETRY = (0.1, 5.0)
-"""Seconds until a lost relay is tried again: at first, and at most."""
+"""Initial and maximum delay in seconds before the client reconnects."""
 
 
 class TopologyClient:
-    """Hears of the topology from a relay, or from the first of several that ``conninfo`` names which answers.
+    """Receives the topology from a relay. If ``conninfo`` names several relays, the first that answers is used.
 
         with TopologyClient("host=relay port=4327 user=ann password=...") as client:
             client.topology.master("default", 42)
 
-    One thread connects, receives and follows; any may ask ``topology``, and stop it.
+    ``connect``, ``receive`` and ``follow`` belong to one thread. Any thread may read ``topology`` and call ``stop``.
     """
 
     def __init__(self, conninfo: str, topology: Topology | None = None) -> None:
         self.topology = Topology() if topology is None else topology
-        self._given = _asking(conninfo)
-        self._patience = _patience(self._given)
-        self._deadlines = silence.deadlines(make_conninfo("", **self._given))
-        self._heard_at = self._asked_at = 0.0
+        self._settings = _settings(conninfo)
+        self._connect_timeout = _connect_timeout(self._settings)
+        self._deadlines = silence.deadlines(make_conninfo("", **self._settings))
+        self._received_at = self._beat_sent_at = 0.0
         self._pgconn: pq.abc.PGconn | None = None
-        self._heard: list[Event] = []
-        self._farewell = ""
+        self._received: list[Event] = []
+        self._last_error = ""
         self._stopped = False
         self._wake, self._waker = socket.socketpair()
 
@@ -70,11 +70,13 @@ class TopologyClient:
         self.close()
 
     def connect(self) -> None:
-        """Connect, and replace the picture by a new whole snapshot. Raises ServerUnavailable, and keeps the old picture,
-        where no relay answers or its snapshot ends early."""
+        """Connect, and replace the topology by a new snapshot.
+
+        Raises ServerUnavailable and keeps the old topology if no relay answers or the snapshot is incomplete.
+        """
         self._disconnect()
         reasons = []
-        for server in servers(self._given):
+        for server in servers(self._settings):
             try:
                 self._pgconn = self._connected(server)
             except ServerUnavailable as error:
@@ -87,8 +89,11 @@ class TopologyClient:
         raise ServerUnavailable("; ".join(dict.fromkeys(reasons)))
 
     def receive(self, timeout: Seconds | None = None) -> list[Event]:
-        """Wait for events, apply them, and return those that were news; none where ``timeout`` has passed, or
-        somebody stopped the client. Raises ServerUnavailable where the connection is lost: ``connect`` again."""
+        """Wait for events, apply them, and return those that were new.
+
+        Returns an empty list after ``timeout`` or ``stop``. Raises ServerUnavailable if the connection is lost; call
+        ``connect`` then.
+        """
         if self._pgconn is None:
             raise ServerUnavailable("the client is not connected to a relay: call connect()")
         limit = patience("timeout", timeout)
@@ -106,15 +111,17 @@ class TopologyClient:
             else:
                 self._beat(self._pgconn)
             self.topology.rebuild_if_due()
-            # Not before: who waits for no time at all is to hear of what is there.
+            # Check the timeout only after reading, so that a timeout of 0 still returns events that have arrived.
             if not ready and left is not None and left <= 0:
                 break
         return []
 
     def follow(self, on_events: Callable[[list[Event]], None] | None = None) -> None:
-        """Keep the picture up to date until ``stop``, connecting again whenever the relay is lost; ``on_events``
-        is called with the new events, and with no events after a new snapshot. The reason why no relay can be reached is
-        logged once."""
+        """Keep the topology up to date until ``stop``, and reconnect whenever the relay is lost.
+
+        ``on_events`` is called with the new events, and with an empty list after a new snapshot. If no relay can be
+        reached, the reason is logged once.
+        """
         pause, logged = RETRY[0], ""
         while not self._stopped:
             connected = self._pgconn is not None
@@ -131,26 +138,26 @@ class TopologyClient:
                 elif str(error) != logged and not self._stopped:
                     log.warning("%s; trying again", error)
                     logged = str(error)
-                # Not all clients of a relay that was lost at the same moment.
+                # A random delay, so that the clients of a lost relay do not all reconnect at the same moment.
                 self._await(None, seconds=random.uniform(0, pause))
                 pause = min(2 * pause, RETRY[1])
 
     def stop(self) -> None:
-        """End ``receive`` and ``follow``; from any thread, or a signal's handler."""
+        """Make ``receive`` and ``follow`` return. Safe in any thread and in a signal handler."""
         self._stopped = True
         self._waker.send(b"\0")
 
     def close(self) -> None:
-        """Leave the relay. What is known of the topology stays."""
+        """Close the connection. The topology keeps its last state."""
         self._disconnect()
         self._wake.close()
         self._waker.close()
 
     def _connected(self, server: str) -> pq.abc.PGconn:
-        """A connection to one server, whose snapshot has been heard. Raises ServerUnavailable."""
-        self._heard, self._farewell = [], ""
+        """Connect to one relay and receive its whole snapshot. Raises ServerUnavailable."""
+        self._received, self._last_error = [], ""
         pgconn = pq.PGconn.connect_start(silence.for_libpq(server).encode())
-        pgconn.notice_handler = self._hear
+        pgconn.notice_handler = self._on_notice
         try:
             self._establish(pgconn)
         except BaseException:
@@ -159,7 +166,7 @@ class TopologyClient:
         return pgconn
 
     def _establish(self, pgconn: pq.abc.PGconn) -> None:
-        """Wait until the relay is ready for queries: all notices before that are the snapshot."""
+        """Wait until the relay is ready for queries. All notices before that are the snapshot."""
         while True:
             if pgconn.status == pq.ConnStatus.BAD:
                 raise ServerUnavailable(
@@ -167,118 +174,124 @@ class TopologyClient:
                 )
             step = pgconn.connect_poll()
             if step == pq.PollingStatus.OK:
-                self._heard_at, self._asked_at = time.monotonic(), 0.0
+                self._received_at, self._beat_sent_at = time.monotonic(), 0.0
                 return
             if step == pq.PollingStatus.FAILED:
                 continue
             writing = step == pq.PollingStatus.WRITING
-            there = self._await(pgconn.socket, writing=writing, seconds=self._patience)
+            ready = self._await(pgconn.socket, writing=writing, seconds=self._connect_timeout)
             if self._stopped:
                 raise ServerUnavailable("the client was stopped while it connected")
-            if not there:
+            if not ready:
                 raise ServerUnavailable(
-                    f"{pgconn.host.decode()} port {pgconn.port.decode()} said nothing for {self._patience:g} s and its "
-                    "snapshot is not whole: check the relay, and try again"
+                    f"{pgconn.host.decode()} port {pgconn.port.decode()} said nothing for {self._connect_timeout:g} s "
+                    "and its snapshot is not whole: check the relay, and try again"
                 )
 
     def _await(self, sock: int | None, *, writing: bool = False, seconds: float | None) -> bool:
-        """Wait until the relay's socket can be read, or written; not where the time is over or somebody stops us."""
+        """Wait until the relay's socket is readable, or writable. Return False after ``seconds`` or ``stop``."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake, selectors.EVENT_READ)
             if sock is not None:
                 selector.register(sock, selectors.EVENT_WRITE if writing else selectors.EVENT_READ)
             return sock in [key.fd for key, _ in selector.select(seconds)]
 
-    def _hear(self, notice: pq.abc.PGresult) -> None:
-        said = _field(notice, pq.DiagnosticField.MESSAGE_PRIMARY)
+    def _on_notice(self, notice: pq.abc.PGresult) -> None:
+        message = _field(notice, pq.DiagnosticField.MESSAGE_PRIMARY)
         if _field(notice, pq.DiagnosticField.SEVERITY) != "NOTICE":
-            self._farewell = said
-        elif (event := parse(said)) is not None:
-            self._heard.append(event)
+            self._last_error = message
+        elif (event := parse(message)) is not None:
+            self._received.append(event)
         else:
-            log.warning("the relay sent a notice that is not an event: %.200s", said)
+            log.warning("the relay sent a notice that is not an event: %.200s", message)
 
     def _consume(self, pgconn: pq.abc.PGconn) -> None:
-        """Read what has come. libpq takes notices apart when it is asked whether it is busy."""
-        self._heard_at, self._asked_at = time.monotonic(), 0.0
+        """Read the arrived bytes and parse them. libpq parses notices inside ``is_busy``."""
+        self._received_at, self._beat_sent_at = time.monotonic(), 0.0
         try:
             pgconn.consume_input()
-            # What a heartbeat gets for an answer.
+            # Discard the results of heartbeat queries.
             while not pgconn.is_busy() and pgconn.get_result() is not None:
                 pass
         except errors.OperationalError as error:
             pgconn.is_busy()
-            reason = self._farewell or str(error).strip()
+            reason = self._last_error or str(error).strip()
             self._disconnect()
             raise ServerUnavailable(f"the relay ended the connection: {reason}: connect again") from error
 
     def _next_beat(self) -> float | None:
-        """Seconds until the relay is sent a heartbeat, or must have answered it; None where it may be silent for ever."""
+        """Return the seconds until the next heartbeat is due, or until the last one must have been answered.
+
+        None if heartbeats are turned off.
+        """
         if self._deadlines is None:
             return None
         now = time.monotonic()
-        if self._asked_at:
-            return self._asked_at + self._deadlines.answer - now
-        return self._heard_at + self._deadlines.beat - now
+        if self._beat_sent_at:
+            return self._beat_sent_at + self._deadlines.answer - now
+        return self._received_at + self._deadlines.beat - now
 
     def _beat(self, pgconn: pq.abc.PGconn) -> None:
-        """Send the relay an empty query if nothing has come for long. Raises ServerUnavailable where it does not answer:
-        nothing else tells that a relay is gone behind a proxy that keeps the connection."""
+        """Send an empty query as a heartbeat when it is due. Raises ServerUnavailable if the last one was not answered.
+
+        If a proxy keeps the connection open, only a heartbeat detects that the relay behind it is gone.
+        """
         due = self._next_beat()
         if due is None or due > 0:
             return
         try:
-            if not self._asked_at:
+            if not self._beat_sent_at:
                 pgconn.send_query(b"")
                 pgconn.flush()
-                self._asked_at = time.monotonic()
+                self._beat_sent_at = time.monotonic()
                 return
         except errors.OperationalError as error:
             self._disconnect()
             raise ServerUnavailable(
                 f"the relay cannot be asked: {str(error).strip()}: connect again"
             ) from error
-        quiet = time.monotonic() - self._heard_at
+        silent = time.monotonic() - self._received_at
         self._disconnect()
         raise ServerUnavailable(
-            f"the relay gave no sign of life for {quiet:.3g} s (tcp_user_timeout): check it, and connect again"
+            f"the relay gave no sign of life for {silent:.3g} s (tcp_user_timeout): check it, and connect again"
         )
 
     def _take(self) -> list[Event]:
-        heard, self._heard = self._heard, []
-        return heard
+        received, self._received = self._received, []
+        return received
 
     def _disconnect(self) -> None:
         pgconn, self._pgconn = self._pgconn, None
-        self._heard = []
+        self._received = []
         if pgconn is not None:
             pgconn.finish()
 
 
-def _asking(conninfo: str) -> Mapping[str, Any]:
-    """``conninfo`` with the word that asks for topology among its options."""
+def _settings(conninfo: str) -> Mapping[str, Any]:
+    """Parse ``conninfo``, with our default timeout and with the startup option that requests the topology."""
     try:
-        said = {"connect_timeout": int(PATIENCE), **conninfo_to_dict(conninfo)}
-        readable = HOSTS.fullmatch(str(said.get("host", ""))) and PORTS.fullmatch(str(said.get("port", "")))
+        settings = {"connect_timeout": int(PATIENCE), **conninfo_to_dict(conninfo)}
+        host, port = str(settings.get("host", "")), str(settings.get("port", ""))
+        readable = HOSTS.fullmatch(host) and PORTS.fullmatch(port)
     except errors.ProgrammingError:
         readable = None
     if not readable:
-        # What libpq says of it quotes it, and may quote the password.
+        # Do not pass libpq's message on: it quotes the connection string, perhaps with the password.
         raise InvalidArgument(
             "the connection string cannot be read: write it as 'host=... port=... user=...', a value with blanks within "
             "single quotes, or as postgresql://..., where a % that means itself is %25, a / %2F and a @ %40"
         )
-    said["options"] = f"{said.get('options') or ''} {WORD}".strip()
-    return conninfo_to_dict(complete(make_conninfo("", **said)))
+    settings["options"] = f"{settings.get('options') or ''} {WORD}".strip()
+    return conninfo_to_dict(complete(make_conninfo("", **settings)))
 
 
-def _patience(given: Mapping[str, Any]) -> float | None:
-    """Seconds that a server may be silent; None for ever, which libpq writes as no positive number."""
+def _connect_timeout(settings: Mapping[str, Any]) -> float | None:
+    """Return ``connect_timeout`` in seconds; None for no limit. As in libpq, 0 or less means no limit."""
     try:
-        seconds = float(given["connect_timeout"])
+        seconds = float(settings["connect_timeout"])
     except ValueError:
         raise InvalidArgument(
-            f"connect_timeout is {given['connect_timeout']!r}: write a number of seconds"
+            f"connect_timeout is {settings['connect_timeout']!r}: write a number of seconds"
         ) from None
     return seconds if seconds > 0 else None
 

@@ -1,4 +1,4 @@
-"""A cluster as its events show it: what events change, and nobody else."""
+"""The state of a cluster, built from its events. Only events change it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from airflow_pgchange.topology.ranges import Range, Ranges
 
 MOST_UNKNOWN = 100
-"""Unknown events that are kept, the newest; all are counted."""
+"""Unknown events that are kept: the newest. The count covers all of them."""
 
 
 @dataclass(frozen=True)
 class Instance:
-    """A server. ``state`` is Online, Offline or Expelled; what is None is not known."""
+    """A server of the cluster. ``state`` is Online, Offline or Expelled. A field that no event has set is None."""
 
     uuid: str
     tier: str | None = None
@@ -24,14 +24,17 @@ class Instance:
 
 @dataclass(frozen=True)
 class Replicaset:
-    """Servers that hold the same data; ``master`` is the uuid of the one that is written to."""
+    """Servers that hold the same data. ``master`` is the uuid of the instance that takes writes."""
 
     uuid: str
     master: str | None = None
 
 
 class ClusterState:
-    """Instances and replicasets by uuid, buckets by tier. Bucket changes are gathered until ``rebuild``."""
+    """Instances and replicasets by uuid, bucket ranges by tier.
+
+    Bucket changes wait in ``gathered`` until ``rebuild`` merges them into ``buckets``.
+    """
 
     def __init__(self) -> None:
         self.instances: dict[str, Instance] = {}
@@ -49,16 +52,16 @@ class ClusterState:
         return self.replicasets.get(self.ranges(tier).owner(bucket) or "")
 
     def put_replicaset(self, uuid: str, *, master: str | None) -> None:
-        known = self.replicasets.get(uuid, Replicaset(uuid))
-        self.replicasets[uuid] = known if master is None else replace(known, master=master)
+        old = self.replicasets.get(uuid, Replicaset(uuid))
+        self.replicasets[uuid] = old if master is None else replace(old, master=master)
 
     def remove_replicaset(self, uuid: str) -> None:
         self.replicasets.pop(uuid, None)
 
     def put_instance(self, uuid: str, **changed: str | None) -> None:
-        known = self.instances.get(uuid, Instance(uuid))
+        old = self.instances.get(uuid, Instance(uuid))
         self.instances[uuid] = replace(
-            known, **{name: value for name, value in changed.items() if value is not None}
+            old, **{name: value for name, value in changed.items() if value is not None}
         )
 
     def remove_instance(self, uuid: str) -> None:
@@ -72,10 +75,10 @@ class ClusterState:
         self.unknown_count += 1
 
     def rebuild(self) -> None:
-        """Take what was gathered into the map of buckets."""
+        """Merge the gathered changes into the bucket ranges."""
         changed: dict[str, list[Range]] = {}
-        for tier, one in self.gathered:
-            changed.setdefault(tier, []).append(one)
+        for tier, bucket_range in self.gathered:
+            changed.setdefault(tier, []).append(bucket_range)
         for tier, ranges in changed.items():
             self.buckets[tier] = Ranges([*self.ranges(tier), *ranges])
         self.gathered.clear()

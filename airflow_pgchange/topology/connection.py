@@ -1,4 +1,4 @@
-"""One client's connection: moves its session's bytes, and bounds what it may cost."""
+"""One client's connection to the relay: moves the bytes of its session and limits its memory and time."""
 
 from __future__ import annotations
 
@@ -23,22 +23,27 @@ from airflow_pgchange.topology.replies import PIECE
 log = logging.getLogger(__name__)
 
 RECORD = 8192
-"""Bytes of one record of TLS, at most: any client's libpq has room for so many. Of a longer record an older one may leave
-a part behind, inside TLS, where no wait for its socket finds it."""
+"""Maximum bytes of one TLS record. libpq has room for at least so many in each read. An older libpq can leave the rest
+of a longer record inside the TLS library, where waiting for the socket does not find it."""
 MOUTHFUL = 2048
-"""Bytes that one client is heard at once, before it is the turn of the others."""
+"""Bytes that are read from one client at once, so that other clients get their turn."""
 GRACE = 5.0
-"""Seconds that a client whom we let go has to take what it was sent."""
+"""Seconds that a client has to read its last messages before its connection is aborted."""
 REFUSAL = 2.0
-"""Seconds that a client for whom there is no room has to begin, so that it hears the reason. Its socket is one of few."""
+"""Seconds that a client over the limit has to send its startup packet and receive the reason. Short, because there are
+few sockets for such clients."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What clients may cost: how many there are, seconds until one has proved who it is and has its snapshot coming,
-    seconds that one with a wrong password waits for the answer, bytes of changes that wait for one when it is offered
-    no more until it took some, seconds in which one that has something to take must take some of it, seconds from its
-    snapshot until one that lacked buckets gets another, where only some have arrived."""
+    """Limits of the relay's clients.
+
+    ``startup_timeout``: time to authenticate and begin to receive the snapshot. ``wrong_password_delay``: delay of the
+    error after a wrong password. ``backlog_bytes``: a client with so many unsent bytes gets no more events until it
+    reads. ``stalled_timeout``: a client that reads nothing for so long, though data waits, is disconnected.
+    ``refresh_interval``: if some of the missing buckets have arrived, but not all, the minimum age of a client's snapshot
+    before it gets another.
+    """
 
     max_clients: int = 5000
     startup_timeout: Seconds = 10.0
@@ -53,17 +58,21 @@ class Limits:
 
 
 class Keeper(Protocol):
-    """Who keeps the connections."""
+    """The owner of the connections: the relay."""
 
     def arrived(self, connection: Connection) -> None:
-        """The client is known and wants its snapshot: call ``welcome`` when it is there."""
+        """Handle an authenticated client, which needs a snapshot: call ``welcome`` once there is one."""
 
     def gone(self, connection: Connection) -> None:
-        """The connection has ended."""
+        """Handle the end of a connection."""
 
 
 class Connection(asyncio.BufferedProtocol):
-    """``progress`` is the last event that the client was sent; ``lacking`` the buckets that it knows nothing of."""
+    """One client's connection, as an asyncio protocol.
+
+    ``progress`` is the position of the last event that was queued for the client. ``lacking`` are the buckets that its
+    topology is missing.
+    """
 
     def __init__(
         self, number: int, session: Session, keeper: Keeper, limits: Limits, encryption: Encryption | None
@@ -84,7 +93,7 @@ class Connection(asyncio.BufferedProtocol):
         self._peer = "?"
         self._timer: asyncio.TimerHandle | None = None
         self._encrypting: asyncio.Task[None] | None = None
-        # A view, as TLS fills it in parts: those of a bytearray would be copies.
+        # A memoryview: TLS fills slices of the buffer, and slices of a bytearray would be copies.
         self._inbox = memoryview(bytearray(MOUTHFUL))
         self._early = b""
 
@@ -110,27 +119,27 @@ class Connection(asyncio.BufferedProtocol):
         if self._rejected:
             return
         if self._encrypting is not None:
-            # asyncio hands over what came encrypted before it hands over what can answer so.
+            # asyncio delivers the first decrypted bytes before start_tls() returns the transport that can answer them.
             self._early += data
         else:
             self._follow(self._session.receive(data))
 
     @property
     def is_due(self) -> bool:
-        """Whether the client's snapshot is old enough for another."""
+        """Whether the client's snapshot is older than ``refresh_interval``."""
         age = asyncio.get_running_loop().time() - self._welcomed_at
         return age >= seconds("refresh_interval", self._limits.refresh_interval)
 
     @property
     def takes(self) -> bool:
-        """Whether the client is to be offered changes: it stays, and what waits for it is not too much."""
+        """Whether to send the client more events: it is not leaving, and its backlog is below the limit."""
         return not self._leaving and self._behind < self._limits.backlog_bytes
 
     def pause_writing(self) -> None:
         self._paused = True
         if self._leaving:
             return
-        # Who does not take answers is not asked for more questions: what waits for it is bounded.
+        # Read no more queries while the client does not read answers, so that the backlog stays bounded.
         self._transport.pause_reading()
         if self._session.state is State.READY:
             self._after(seconds("stalled_timeout", self._limits.stalled_timeout), self._stalled)
@@ -152,11 +161,11 @@ class Connection(asyncio.BufferedProtocol):
         log.debug("%s: ended: %s", self, exc or "by the client")
 
     def go_on(self) -> None:
-        """Users can be asked for passwords now."""
+        """Continue the authentication of a client that waited for the catalogue's secret."""
         self._follow(self._session.go_on())
 
     def welcome(self, snapshot: Sequence[bytes], progress: Raft, lacking: Lacking | None) -> None:
-        """Send the snapshot, and from here on what happens behind ``progress``."""
+        """Send the snapshot. The client then gets the events after ``progress``."""
         if self._leaving:
             return
         self.progress, self.lacking = progress, lacking
@@ -168,7 +177,7 @@ class Connection(asyncio.BufferedProtocol):
             self.pause_writing()
 
     def offer(self, pieces: Iterable[bytes]) -> None:
-        """Send changes: now, or as soon as the client takes them."""
+        """Queue data for the client, and send it as soon as the client reads."""
         if self._leaving:
             return
         for piece in pieces:
@@ -177,7 +186,7 @@ class Connection(asyncio.BufferedProtocol):
         self._flush()
 
     def refuse(self, refusal: ClientRefused, level: int = logging.WARNING) -> None:
-        """Tell the client why, log it once, and end."""
+        """Send the client the error, log it, and close the connection."""
         if self._leaving:
             return
         log.log(level, "%s: let go: %s", self, _in_one_line(str(refusal)))
@@ -186,16 +195,19 @@ class Connection(asyncio.BufferedProtocol):
         self._leave()
 
     def _follow(self, steps: Iterable[Send | Wish]) -> None:
-        """What the session asks for, until it asks to leave. What it says goes out in one: each write has its price."""
+        """Carry out the steps of the session until it ends.
+
+        Consecutive sends are joined into one write, because each write costs a system call.
+        """
         if self._leaving:
             return
-        said = list[bytes]()
+        output = list[bytes]()
         try:
             for step in steps:
                 if isinstance(step, Send):
-                    said.append(step.data)
+                    output.append(step.data)
                     continue
-                self._say(said)
+                self._send(output)
                 if step is Wish.REGISTER:
                     self._keeper.arrived(self)
                 elif step is Wish.ENCRYPT:
@@ -205,26 +217,25 @@ class Connection(asyncio.BufferedProtocol):
                     self._leave()
                 if self._leaving:
                     return
-            self._say(said)
+            self._send(output)
         except ClientRefused as refusal:
-            self._say(said)
+            self._send(output)
             if refusal.sqlstate == NOT_PROVED:
                 self._reject(refusal)
             else:
                 self.refuse(refusal)
 
     def _reject(self, refusal: ClientRefused) -> None:
-        """Answer a wrong password after a delay, so that guessing takes long. Until then the connection counts as a
-        client, and holds up no other."""
+        """Refuse a wrong password after a delay, to slow down guessing. Other clients do not wait meanwhile."""
         self._rejected = True
         self._transport.pause_reading()
         delay = seconds("wrong_password_delay", self._limits.wrong_password_delay)
         self._after(delay, lambda: self.refuse(refusal))
 
-    def _say(self, said: list[bytes]) -> None:
-        if said:
-            self.offer([b"".join(said)])
-            said.clear()
+    def _send(self, output: list[bytes]) -> None:
+        if output:
+            self.offer([b"".join(output)])
+            output.clear()
 
     async def _encrypt(self) -> None:
         if self._encryption is None or self._leaving:
@@ -240,7 +251,7 @@ class Connection(asyncio.BufferedProtocol):
             )
         except OSError as error:
             log.warning("%s: let go: no TLS: %s", self, str(error) or "it ended the connection")
-            # It and the future that it failed hold each other, and with them all that TLS had reserved.
+            # Break the reference cycle of the error and its future, which would keep the TLS buffers alive.
             error.__traceback__ = None
             encrypted = None
         if encrypted is None:
@@ -252,7 +263,7 @@ class Connection(asyncio.BufferedProtocol):
             self.data_received(self._early)
 
     def _take(self, transport: asyncio.Transport, most: int) -> None:
-        """From here on write there, so many bytes at once at most."""
+        """Use this transport from now on, with at most ``most`` bytes in one write."""
         self._transport, self._most = transport, most
         transport.set_write_buffer_limits(high=PIECE)
 
@@ -278,7 +289,7 @@ class Connection(asyncio.BufferedProtocol):
         self.refuse(ClientRefused("53400", "too slow: it takes nothing", "connect again"))
 
     def _after(self, seconds: float, action: Callable[[], None]) -> None:
-        """One timer a connection: what it waits for now."""
+        """Call ``action`` after ``seconds``. A connection has one timer: this replaces the previous one."""
         self._no_timer()
         self._timer = asyncio.get_running_loop().call_later(seconds, action)
 
@@ -288,6 +299,6 @@ class Connection(asyncio.BufferedProtocol):
             self._timer = None
 
 
-def _in_one_line(said: str) -> str:
-    """What a client may have had a hand in, as it can stand in a log."""
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in said[:500])
+def _in_one_line(text: str) -> str:
+    """Escape control characters, so that a client cannot forge lines of the log."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text[:500])

@@ -1,4 +1,4 @@
-"""The server's side of TLS."""
+"""TLS settings of the relay."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from airflow_pgchange.errors import InvalidArgument
 
 @dataclass(frozen=True)
 class Encryption:
-    """``binding`` stands for the certificate, as RFC 5929's tls-server-end-point; None where that defines none.
-    ``required``: who does not ask for it is refused."""
+    """A TLS context and its channel binding data.
+
+    ``binding`` is the certificate's hash as RFC 5929's tls-server-end-point; None if the RFC defines no hash for its
+    signature algorithm. ``required``: refuse clients that do not encrypt.
+    """
 
     context: ssl.SSLContext
     binding: bytes | None
@@ -23,7 +26,7 @@ class Encryption:
 
 
 def load_encryption(certificate: Path, key: Path, *, required: bool = False) -> Encryption:
-    """From two files in PEM. Raises InvalidArgument where they are no certificate and its key."""
+    """Load a certificate and its key from two PEM files. Raises InvalidArgument if they are not a valid pair."""
     try:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(certificate, key)

@@ -1,6 +1,6 @@
-"""What clients hear of: a value for each kind of event, which knows how it changes a picture.
+"""Topology events: a class for each kind. Each event applies itself to a ``ClusterState``.
 
-A further kind is a class here with ``of`` and ``change``, and a row of ``KINDS``.
+To add a kind, write a class with ``of`` and ``change``, and add it to ``KINDS``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from airflow_pgchange.topology.raft import Raft
 
 
 class Event(Protocol):
-    """Something that happened to the catalogue; ``raft`` orders them, ``op`` is replace or delete."""
+    """A change of the catalogue. ``raft`` is its position in the order of events; ``op`` is replace or delete."""
 
     @property
     def raft(self) -> Raft: ...
@@ -27,12 +27,12 @@ class Event(Protocol):
     def timestamp(self) -> str: ...
 
     def change(self, picture: ClusterState) -> None:
-        """Make the picture show it. Doing so twice is as once."""
+        """Apply the event to the state of the cluster. Idempotent."""
 
 
 @dataclass(frozen=True)
 class ReplicasetEvent:
-    """A replicaset that came, its master, or one that went."""
+    """A replicaset was added, got another master, or was removed."""
 
     raft: Raft
     op: str
@@ -53,7 +53,7 @@ class ReplicasetEvent:
 
 @dataclass(frozen=True)
 class InstanceEvent:
-    """An instance that came, its state or address, or one that went. What is None has not changed."""
+    """An instance was added, changed its state or address, or was removed. A field that is None has not changed."""
 
     raft: Raft
     op: str
@@ -86,7 +86,7 @@ class InstanceEvent:
 
 @dataclass(frozen=True)
 class BucketEvent:
-    """A range of buckets, inclusive of both ends, that a replicaset of the tier owns."""
+    """A range of buckets got an owner. ``start`` and ``end`` are both inclusive."""
 
     raft: Raft
     op: str
@@ -113,7 +113,7 @@ class BucketEvent:
 
 @dataclass(frozen=True)
 class UnknownEvent:
-    """An event of a kind that is not known here, or not as it should be: kept as it came, and changes nothing."""
+    """An event of an unknown kind, or a malformed event. Its text is kept; it changes no topology."""
 
     raft: Raft
     op: str
@@ -125,13 +125,13 @@ class UnknownEvent:
 
 
 KINDS: dict[str, Any] = {"replicaset": ReplicasetEvent, "instance": InstanceEvent, "bucket": BucketEvent}
-"""Every kind by its name in ``map``."""
+"""The event classes by the event's field ``map``."""
 OPS = ("replace", "delete")
 MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError)
 
 
 def parse(text: str) -> Event | None:
-    """The event in a notice; None for a notice that is no event at all."""
+    """Parse the text of a notice. Returns None if it is not an event, and UnknownEvent if its kind is unknown."""
     try:
         data = json.loads(text)
         raft = Raft(int(data["raft"]["term"]), int(data["raft"]["index"]))

@@ -1,4 +1,4 @@
-"""What clients send, cut into messages: bytes in, values out, no I/O."""
+"""Split the bytes of a client into protocol messages. No I/O."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from airflow_pgchange.errors import ClientRefused
 
 LONGEST_STARTUP = 10_000
-"""Bytes of a startup packet, as PostgreSQL itself limits them."""
+"""Maximum bytes of a startup packet: PostgreSQL's own limit."""
 LONGEST_MESSAGE = 65_536
-"""Bytes of any later message: a client of the relay has little to say."""
+"""Maximum bytes of any later message. Clients of the relay send only short queries."""
 
 LONGEST_NAME = 63
-"""Bytes of what a client names to be kept, as of PostgreSQL's own names."""
+"""Maximum bytes of the name of a prepared statement or portal: PostgreSQL's limit for identifiers."""
 
 MAJOR = 3
 CANCEL, SSL, GSS = 80877102, 80877103, 80877104
@@ -24,39 +24,42 @@ KINDS = frozenset(b"BCDEFHPQSXcdfp")
 
 @dataclass(frozen=True)
 class Asked:
-    """What a client asks for before its startup packet, or instead of it: ``CANCEL``, ``SSL`` or ``GSS``."""
+    """A request before the startup packet, or instead of it: ``CANCEL``, ``SSL`` or ``GSS``."""
 
     code: int
 
 
 @dataclass(frozen=True)
 class Startup:
-    """A startup packet: the protocol's minor version, and the client's parameters."""
+    """A startup packet: the protocol's minor version and the client's parameters."""
 
     minor: int
     parameters: Mapping[str, str]
 
 
 class Frames:
-    """The bytes of one client, cut into messages. Raises ClientRefused for what is none, before it is buffered."""
+    """Buffers the bytes of one client and returns whole messages.
+
+    Raises ClientRefused for an unknown or too long message as soon as its header is there, before its body is buffered.
+    """
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def __len__(self) -> int:
-        """Bytes that are not a whole message yet."""
+        """Return the number of buffered bytes."""
         return len(self._buffer)
 
     def feed(self, data: bytes) -> None:
         self._buffer += data
 
     def startup(self) -> Asked | Startup | None:
-        """The next packet before authentication; None until it is whole."""
+        """Return the next packet before authentication; None until it is complete."""
         body = self._cut(0, 8, LONGEST_STARTUP)
         return None if body is None else parse_startup(body)
 
     def message(self) -> tuple[bytes, bytes] | None:
-        """The kind and the body of the next message after the startup; None until it is whole."""
+        """Return the type byte and the body of the next message after the startup; None until it is complete."""
         if self._buffer and self._buffer[0] not in KINDS:
             raise ClientRefused("08P01", f"a message of the unknown kind {bytes(self._buffer[:1])!r}")
         kind = bytes(self._buffer[:1])
@@ -79,7 +82,7 @@ class Frames:
 
 
 def parse_startup(body: bytes) -> Asked | Startup:
-    """A packet before authentication, without its length. Raises ClientRefused for what is none."""
+    """Parse a packet before authentication, without its length. Raises ClientRefused if it is malformed."""
     (version,) = INT32.unpack_from(body)
     if version in (CANCEL, SSL, GSS):
         return Asked(version)
@@ -97,7 +100,7 @@ def parse_startup(body: bytes) -> Asked | Startup:
 
 
 def text(data: bytes) -> str:
-    """Raises ClientRefused for what is not UTF-8."""
+    """Decode UTF-8. Raises ClientRefused if the bytes are not valid UTF-8."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -105,7 +108,7 @@ def text(data: bytes) -> str:
 
 
 class Fields:
-    """The fields of one message, read in order. Raises ClientRefused where there are fewer, or more."""
+    """Reads the fields of one message in order. Raises ClientRefused if there are fewer or more than expected."""
 
     def __init__(self, body: bytes) -> None:
         self._body = body
@@ -115,19 +118,19 @@ class Fields:
         return text(self._terminated())
 
     def name(self) -> str:
-        found = self._terminated()
-        if len(found) > LONGEST_NAME:
+        name = self._terminated()
+        if len(name) > LONGEST_NAME:
             raise ClientRefused(
-                "42622", f"a name of {len(found)} bytes: this server takes up to {LONGEST_NAME}"
+                "42622", f"a name of {len(name)} bytes: this server takes up to {LONGEST_NAME}"
             )
-        return text(found)
+        return text(name)
 
     def _terminated(self) -> bytes:
         end = self._body.find(b"\0", self._at)
         if end < 0:
             raise _cut_short()
-        found, self._at = self._body[self._at : end], end + 1
-        return found
+        value, self._at = self._body[self._at : end], end + 1
+        return value
 
     def take(self, count: int) -> bytes:
         if count < 0 or self._at + count > len(self._body):
@@ -142,7 +145,7 @@ class Fields:
         return int.from_bytes(self.take(4), signed=True)
 
     def int16s(self) -> list[int]:
-        """A count, and so many numbers."""
+        """Read a count and that many numbers."""
         return [self.int16() for _ in range(self.int16())]
 
     def end(self) -> None:

@@ -1,6 +1,7 @@
-"""Listening sockets, and accepting connections from them.
+"""Listening sockets, and the loop that accepts their connections.
 
-asyncio's own servers log a traceback for each connection that waits while no more files can be opened.
+We do not use asyncio's servers: while the process has no free file descriptor, they log a traceback for each waiting
+connection.
 """
 
 from __future__ import annotations
@@ -15,52 +16,55 @@ from contextlib import suppress
 log = logging.getLogger(__name__)
 
 BACKLOG = 1024
-"""Connections that the kernel keeps until they are accepted."""
+"""Length of the kernel's queue of connections that are not accepted yet."""
 PAUSE = 1.0
-"""Seconds until accepting is tried again after it failed: open files become free when other connections end."""
+"""Seconds before accept() is retried after it failed. File descriptors become free when other connections end."""
 QUIET = 60.0
-"""Seconds in which failures to accept are logged once."""
+"""Minimum seconds between two log lines about a failing accept()."""
 ADVICE = "raise the limit of open files (`ulimit -n`), or give a lower --max-clients"
 KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
-"""A peer that vanished is noticed within about a minute, also while nothing happens."""
+"""TCP options that detect a dead peer within about a minute, also on an idle connection."""
 
 Welcome = Callable[[socket.socket], Awaitable[None]]
 
 
 async def listen(host: str, port: int) -> list[socket.socket]:
-    """Listen on every address of ``host`` that this machine has. Raises OSError if it has none, or if one is in use."""
+    """Listen on every address of ``host`` that this machine has.
+
+    Raises OSError if this machine has none of them, or if an address is in use.
+    """
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets = list[socket.socket]()
-    lacking: OSError | None = None
+    unavailable: OSError | None = None
     try:
-        for family, kind, protocol, _, address in dict.fromkeys(found):
+        for family, kind, protocol, _, address in dict.fromkeys(addresses):
             try:
                 sock = socket.socket(family, kind, protocol)
             except OSError as error:
-                lacking = error
+                unavailable = error
                 continue
             sockets.append(sock)
             sock.setblocking(False)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
-                # The IPv4 address of the same name has a socket of its own.
+                # IPv4 addresses of the same name get their own sockets.
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             try:
                 sock.bind(address)
             except OSError as error:
-                # A host's name often has an IPv6 address where IPv6 is switched off, as in many containers.
+                # Skip the address: many containers turn IPv6 off although their host name has an IPv6 address.
                 if error.errno != errno.EADDRNOTAVAIL:
                     raise
-                lacking = error
+                unavailable = error
                 sockets.pop().close()
                 continue
             sock.listen(BACKLOG)
     except BaseException:
         close(sockets)
         raise
-    if not sockets and lacking is not None:
-        raise lacking
+    if not sockets and unavailable is not None:
+        raise unavailable
     return sockets
 
 
@@ -70,7 +74,7 @@ def close(sockets: Sequence[socket.socket]) -> None:
 
 
 def keep_alive(sock: socket.socket) -> None:
-    """Have the kernel notice a peer that vanished."""
+    """Turn on TCP keepalive, so that the kernel detects a dead peer."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     with suppress(OSError):
         for name, value in KEEPALIVE.items():
@@ -79,7 +83,7 @@ def keep_alive(sock: socket.socket) -> None:
 
 
 async def admit(listening: socket.socket, welcome: Welcome) -> None:
-    """Accept connections until cancelled. ``welcome`` takes each socket."""
+    """Accept connections until cancelled, and pass each socket to ``welcome``."""
     loop = asyncio.get_running_loop()
     log_next = loop.time()
     while True:
@@ -93,6 +97,6 @@ async def admit(listening: socket.socket, welcome: Welcome) -> None:
                 log_next = loop.time() + QUIET
             await asyncio.sleep(PAUSE)
             continue
-        # The peer may have gone meanwhile.
+        # The peer may have disconnected already.
         with suppress(OSError):
             await welcome(sock)

@@ -1,4 +1,4 @@
-"""One client's side of the protocol, from its first byte to its last: no I/O, so that any bytes can be tried on it."""
+"""The server's side of the PostgreSQL protocol for one client. No I/O, so that tests can feed it any bytes."""
 
 from __future__ import annotations
 
@@ -15,28 +15,30 @@ from airflow_pgchange.topology.queries import Queries
 from airflow_pgchange.topology.startup_options import check_word
 
 EARLY = 2048
-"""Bytes that a client may say before it has its snapshot. They are answered at once then, so they are few."""
+"""Maximum bytes that a client may send before it has its snapshot. Few, because they are then answered all at once."""
 
 
 @dataclass(frozen=True)
 class Send:
-    """Bytes for the client."""
+    """Bytes to send to the client."""
 
     data: bytes
 
 
 class Wish(Enum):
-    """What else a session wants of whoever moves its bytes."""
+    """Requests of a session to its connection, besides sending bytes."""
 
     ENCRYPT = auto()
-    """Begin TLS, after the bytes that were sent."""
+    """Start TLS once the bytes so far are sent."""
     REGISTER = auto()
-    """The client is known: send it the snapshot, call ``ready()``, and then whatever happens."""
+    """The client is authenticated: send it the snapshot, call ``ready()``, then send it the events."""
     LEAVE = auto()
-    """The client has gone."""
+    """The client ended the session: close the connection."""
 
 
 class State(Enum):
+    """The states of a session, in order. HELD waits for the catalogue's secret; WAITING waits for the snapshot."""
+
     STARTUP = auto()
     HELD = auto()
     PROVING = auto()
@@ -46,9 +48,12 @@ class State(Enum):
 
 
 class Session:
-    """``users`` None trusts everybody. ``encrypts`` is whether TLS is there to be asked for, ``demands`` whether it must
-    be, ``binding`` stands for its certificate. ``refusal`` is for a client that is not wanted: it is told so when it can
-    hear it."""
+    """The protocol state of one client.
+
+    ``users``: None accepts every client without a password. ``encrypts``: TLS is available; ``demands``: TLS is required;
+    ``binding``: the channel binding data of the certificate. ``refusal``: refuse this client after its startup packet,
+    the earliest moment at which it understands an error.
+    """
 
     def __init__(
         self,
@@ -75,11 +80,11 @@ class Session:
 
     @property
     def is_refused(self) -> bool:
-        """Whether the client is refused as soon as it says who it is."""
+        """Whether the client will be refused after its startup packet."""
         return self._refusal is not None
 
     def receive(self, data: bytes) -> Iterator[Send | Wish]:
-        """What follows from bytes of the client. Raises ClientRefused for whom the connection is to end."""
+        """Process bytes of the client and yield the next steps. Raises ClientRefused if the connection must end."""
         self._frames.feed(data)
         while True:
             if self.state is State.STARTUP:
@@ -92,19 +97,19 @@ class Session:
                     raise ClientRefused("08P01", f"more than {EARLY} bytes before the snapshot was sent")
                 return
             else:
-                found = self._frames.message()
-                if found is None:
+                message = self._frames.message()
+                if message is None:
                     return
-                yield from self._message(*found)
+                yield from self._message(*message)
 
     def ready(self) -> Iterator[Send | Wish]:
-        """The snapshot has been sent: say so, and answer what was asked meanwhile."""
+        """Tell the client that its snapshot is complete, and answer queries that it sent meanwhile."""
         self.state = State.READY
         yield Send(replies.READY)
         yield from self.receive(b"")
 
     def go_on(self) -> Iterator[Send | Wish]:
-        """Users can be asked for passwords now: ask this one, if it was held for that."""
+        """Continue if the client waits for the catalogue's secret: request its password."""
         if self.state is State.HELD:
             yield from self._ask()
             yield from self.receive(b"")
@@ -114,7 +119,7 @@ class Session:
             yield Wish.LEAVE
             return
         if len(self._frames):
-            # They may come from somebody between us and the client, who could not have written them after TLS.
+            # A man in the middle may have injected these bytes before TLS protects the connection (CVE-2021-23214).
             raise ClientRefused("08P01", "bytes between a request for encryption and its answer")
         if packet.code == SSL and self._encrypts and not self._encrypted:
             self._encrypted = True

@@ -1,4 +1,4 @@
-"""What the relay answers to queries, so that psql and pools find it alive and give it back."""
+"""Answers to the few queries that psql and connection pools send on their own, such as health checks."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from airflow_pgchange.topology.frames import Fields
 from airflow_pgchange.topology.statements import Statement, selected
 
 MOST_NAMES = 100
-"""Statements and portals that a client may have at once."""
+"""Maximum number of prepared statements, and of portals, of one client."""
 NO_SQL = "this connection hears of the topology and takes no SQL but `select 1`"
 
 
 class Queries:
-    """What one client asks, by the simple and the extended protocol. Of an empty query there is no statement."""
+    """Answers one client's queries in the simple and in the extended protocol.
+
+    A prepared statement that is None is an empty query.
+    """
 
     def __init__(self) -> None:
         self._statements: dict[str, Statement | None] = {}
@@ -21,7 +24,7 @@ class Queries:
         self._failed = False
 
     def answer(self, kind: bytes, body: bytes) -> bytes:
-        """The reply to one message. Raises ClientRefused for one that is malformed, which ends the connection."""
+        """Return the reply to one message. Raises ClientRefused for a malformed one, which ends the connection."""
         if kind == b"S":
             self._failed = False
             self._portals.clear()
@@ -50,7 +53,7 @@ class Queries:
         statements = selected(query)
         if statements is None:
             return replies.error("0A000", NO_SQL)
-        return b"".join(_described(one) + self._run(one) for one in statements) or replies.EMPTY
+        return b"".join(_described(each) + self._run(each) for each in statements) or replies.EMPTY
 
     def _parse(self, fields: Fields) -> bytes:
         name, query = fields.name(), fields.string()
@@ -104,13 +107,13 @@ class Queries:
         row = b"" if statement.column is None else replies.row(statement.column, format)
         return row + replies.complete(statement.tag)
 
-    def _fail(self, sqlstate: str, said: str) -> bytes:
+    def _fail(self, sqlstate: str, message: str) -> bytes:
         self._failed = True
-        return replies.error(sqlstate, said)
+        return replies.error(sqlstate, message)
 
 
 def _described(statement: Statement | None, format: int = 0) -> bytes:
-    """The columns of its row; nothing where it has none."""
+    """Return the RowDescription of a statement; no bytes if it returns no row."""
     if statement is None or statement.column is None:
         return b""
     return replies.described(statement.column, format)

@@ -1,4 +1,4 @@
-"""Where in the catalogue's history something happened."""
+"""The position of an event in the catalogue's log."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, order=True, slots=True)
 class Raft:
-    """A later term is later, whatever its index. ``snapshot``, which does not count, is 0, or the number of the snapshot
-    behind which a client was there."""
+    """A position, ordered by term and then by index.
+
+    ``snapshot`` is the number of the client's snapshot in which the position was read, or 0. It does not count in
+    comparisons.
+    """
 
     term: int
     index: int

@@ -1,4 +1,4 @@
-"""Who owns which numbers, as ranges."""
+"""A map from ranges of numbers to their owners."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 
 Range = tuple[int, int, str]
-"""First and last number, and their owner."""
+"""The first and the last number, both inclusive, and their owner."""
 
 
 class Ranges:
-    """Ranges that do not overlap, in order; never changed, so that it can be read from any thread."""
+    """Ordered ranges without overlaps. Immutable, so any thread can read them."""
 
     def __init__(self, ranges: Iterable[Range] = ()) -> None:
-        """``ranges`` may overlap and come in any order: of two that do the later one counts."""
+        """Build the map from ``ranges`` in any order. A later range replaces what it overlaps of earlier ones."""
         starts: list[int] = []
         ends: list[int] = []
         owners: list[str] = []
@@ -36,6 +36,6 @@ class Ranges:
         return len(self._starts)
 
     def owner(self, number: int) -> str | None:
-        """Who owns a number; None for nobody."""
+        """Return the owner of a number; None if it has no owner."""
         place = bisect_right(self._starts, number) - 1
         return self._owners[place] if place >= 0 and number <= self._ends[place] else None

@@ -1,4 +1,4 @@
-"""The relay: hears of the catalogue's changes and tells every client."""
+"""The relay: reads events from the catalogue and sends them to every client."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from airflow_pgchange.topology.raft import Raft
 log = logging.getLogger(__name__)
 
 PAUSE = 0.02
-"""Seconds between two looks at the catalogue."""
+"""Poll interval of the catalogue's log in seconds."""
 RETRY = 0.25
-"""Seconds until a catalogue that was lost is tried again."""
+"""Seconds before the relay reconnects to a lost catalogue."""
 LOOK = 0.5
-"""Seconds between two looks whether buckets have arrived that snapshots lacked."""
+"""Seconds between two checks of the buckets that snapshots were missing."""
 REFUSALS = 32
-"""Sockets besides those of ``max_clients``, for telling others that there is no room once they have encrypted their
-connection. Further connections are told so at once, and closed."""
+"""Connections above ``max_clients`` that may still encrypt and send their startup packet, so that they receive the error
+over TLS. Further connections get the error at once and are closed."""
 PARTING = 2.0
-"""Seconds that clients have to take what they were sent when the relay stops."""
+"""Seconds that clients have to read their last messages when the relay stops."""
 
 NEW_TERM = "the catalogue was restarted, restored or failed over: a new snapshot has what is left"
 TRIMMED = "events of the catalogue's log were trimmed before the relay had read them: a new snapshot has what they said"
@@ -45,7 +45,10 @@ AGAIN = "connect again"
 
 
 class Relay:
-    """``users`` None trusts whoever connects; ``encryption`` None offers none."""
+    """Serves the clients of one catalogue.
+
+    ``users``: None accepts every client without a password. ``encryption``: None offers no TLS.
+    """
 
     def __init__(
         self,
@@ -60,7 +63,7 @@ class Relay:
         self._limits = limits
         self._numbers = itertools.count(1)
         self._open: set[Connection] = set()
-        self._told: set[Connection] = set()
+        self._subscribed: set[Connection] = set()
         self._waiting: set[Connection] = set()
         self._called = asyncio.Event()
         self._empty = asyncio.Event()
@@ -71,8 +74,11 @@ class Relay:
         self._next_look = 0.0
 
     async def serve(self, host: str, port: int, stop: asyncio.Event) -> None:
-        """Serve until ``stop`` is set. Raises OSError where nothing can listen there, SchemaMissing or PermissionDenied
-        where the catalogue is none; one that cannot be reached is waited for."""
+        """Serve clients until ``stop`` is set. If the catalogue cannot be reached, retry until it can.
+
+        Raises OSError if the address cannot be listened on, and SchemaMissing or PermissionDenied if the database has no
+        catalogue or the role may not read it.
+        """
         sockets = await listen(host, port)
         log.info("listening on %s", ", ".join("{}:{}".format(*sock.getsockname()) for sock in sockets))
         admitting = [admit(sock, self._enter) for sock in sockets]
@@ -95,13 +101,13 @@ class Relay:
         self._called.set()
 
     def gone(self, connection: Connection) -> None:
-        for kept in (self._open, self._waiting, self._told):
-            kept.discard(connection)
+        for connections in (self._open, self._waiting, self._subscribed):
+            connections.discard(connection)
         if not self._open:
             self._empty.set()
 
     async def _enter(self, sock: socket.socket) -> None:
-        """Serve whoever has connected. Raises OSError for a peer that has gone already."""
+        """Serve a new connection. Raises OSError if the peer has disconnected already."""
         if len(self._open) >= self._limits.max_clients + REFUSALS:
             await self._turn_away(sock)
             return
@@ -116,9 +122,11 @@ class Relay:
             raise
 
     async def _turn_away(self, sock: socket.socket) -> None:
-        """Say that there is no room, and close the socket without reading from it, as PostgreSQL does where it cannot
-        start another process."""
-        # Others have their turn between two of many connections.
+        """Send the error that the limit of clients is reached, and close the socket.
+
+        The socket is not read first. PostgreSQL does the same if it cannot start another process.
+        """
+        # Yield to the other tasks, because many connections may arrive at once.
         await asyncio.sleep(0)
         with sock:
             sock.send(replies.error("53300", self._no_room, fatal=True))
@@ -141,28 +149,31 @@ class Relay:
         return Connection(number, session, self, self._limits, self._encryption)
 
     async def _follow(self, stop: asyncio.Event) -> None:
-        """Tell what happens, whichever server of the catalogue it happens on. To be cancelled is not enough to end it:
-        before Python 3.12 that is lost where what is waited for comes at the same moment."""
-        reached = False
+        """Read the catalogue's events and send them until ``stop``, across failovers of the catalogue.
+
+        Cancelling alone does not end this loop reliably: before Python 3.12, ``wait_for`` loses a cancellation that
+        coincides with its result.
+        """
+        connected_before = False
         while not stop.is_set():
             try:
                 await self._begin(await self._catalogue.connect())
-                reached = True
+                connected_before = True
                 while not stop.is_set():
                     await self._round()
             except (PgChangeError, psycopg.Error) as error:
-                # While a server is restored it may lack what it had and will have again.
+                # After a first success, retry every error: a server that is being restored lacks its schema for a while.
                 lost = isinstance(error, ServerUnavailable | psycopg.OperationalError)
-                if not (lost or reached):
+                if not (lost or connected_before):
                     raise
-                self._trouble(f"{type(error).__name__}: {str(error).strip()}")
+                self._log_lost(f"{type(error).__name__}: {str(error).strip()}")
             await asyncio.sleep(RETRY)
 
-    def _trouble(self, text: str) -> None:
-        """Log what is wrong with the catalogue once, however often it is tried."""
-        if text != self._logged:
-            log.warning("the catalogue is lost, and is looked for: %s", text)
-        self._logged = text
+    def _log_lost(self, reason: str) -> None:
+        """Log that the catalogue is lost, once for each reason, not at every retry."""
+        if reason != self._logged:
+            log.warning("the catalogue is lost, and is looked for: %s", reason)
+        self._logged = reason
 
     async def _begin(self, term: Term) -> None:
         self._logged = ""
@@ -175,20 +186,20 @@ class Relay:
             return
         self._term, self._at = term, await self._catalogue.now()
         log.info("the catalogue is in term %s", term.number)
-        self._let_go(self._told, "57P01", NEW_TERM)
+        self._let_go(self._subscribed, "57P01", NEW_TERM)
 
     async def _round(self) -> None:
-        """One look: welcome who came, tell what happened, refresh whose picture lacks something."""
+        """Poll once: send snapshots to new clients, send new events, and refresh clients with incomplete snapshots."""
         self._called.clear()
         if self._waiting:
             await self._welcome()
         at = self._at
-        more = await self._tell(at)
-        # Who could not take some of it before is told from where it is: once a round, for all who are as far or further,
-        # so that they delay the others by no more than that.
-        behind = [connection.progress for connection in self._told if connection.takes]
-        if behind and min(behind) < at:
-            more = await self._tell(min(behind)) or more
+        more = await self._send_events(at)
+        # Clients that could not read earlier events need another query, from the slowest client's position. At most one
+        # such query in a round, so that slow clients delay the others little.
+        progress = [connection.progress for connection in self._subscribed if connection.takes]
+        if progress and min(progress) < at:
+            more = await self._send_events(min(progress)) or more
         if asyncio.get_running_loop().time() >= self._next_look:
             await self._refresh()
             self._next_look = asyncio.get_running_loop().time() + LOOK
@@ -196,15 +207,16 @@ class Relay:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._called.wait(), PAUSE)
 
-    async def _tell(self, after: Raft) -> bool:
-        """Tell what happened behind ``after``, as much as is read at once, whoever has heard of all before it and takes
-        more; whether there may be more."""
+    async def _send_events(self, after: Raft) -> bool:
+        """Read one batch of events after ``after``, and send it to the clients that have all events before it.
+
+        Returns whether there may be more events.
+        """
         try:
             events = await self._catalogue.events(after)
         except HistoryTrimmed:
-            # Who is further behind takes nothing now: its turn comes.
             self._at = max(self._at, await self._catalogue.now())
-            self._let_go([one for one in self._told if one.progress <= after], "57P01", TRIMMED)
+            self._let_go([each for each in self._subscribed if each.progress <= after], "57P01", TRIMMED)
             return True
         if events:
             self._publish(after, events)
@@ -212,38 +224,41 @@ class Relay:
         return len(events) == MOST_EVENTS
 
     async def _welcome(self) -> None:
-        """One snapshot for all who came before it was asked for."""
-        came = self._waiting.copy()
+        """Read one snapshot, and send it to all clients that were waiting before it was read."""
+        waiting_before = self._waiting.copy()
         snapshot = await self._catalogue.snapshot()
         pieces = replies.cut(replies.notice(event) for event in snapshot.events)
-        # Without another await: no event can fall between a snapshot and what follows it.
-        welcomed = self._waiting & came
+        # No await from here on, so that no event is lost between the snapshot and the first events after it.
+        welcomed = self._waiting & waiting_before
         self._waiting -= welcomed
-        self._told |= welcomed
+        self._subscribed |= welcomed
         for connection in welcomed:
             connection.welcome(pieces, snapshot.raft, snapshot.lacking)
 
     async def _refresh(self) -> None:
-        """Let go for whom buckets have arrived that it knows nothing of: at once where a new snapshot would be whole,
-        else when its own is old enough. So one move that takes long does not keep the others from it, nor does each of
-        many cost it a snapshot."""
+        """Disconnect clients whose missing buckets have arrived, so that they reconnect and get a new snapshot.
+
+        If a new snapshot is complete, this happens at once; else when the client's snapshot is older than
+        ``refresh_interval``. So one long move does not hide the others for long, and many short moves do not each cost a
+        snapshot.
+        """
         lacking: defaultdict[Lacking, list[Connection]] = defaultdict(list)
-        for connection in self._told:
+        for connection in self._subscribed:
             if connection.lacking is not None:
                 lacking[connection.lacking].append(connection)
-        for lacked, connections in lacking.items():
-            look = await self._catalogue.look(lacked)
+        for buckets, connections in lacking.items():
+            current = await self._catalogue.look(buckets)
             for connection in connections:
-                connection.lacking = look.lacking
-            if look.arrived:
-                due = [connection for connection in connections if look.settled or connection.is_due]
+                connection.lacking = current.lacking
+            if current.arrived:
+                due = [connection for connection in connections if current.settled or connection.is_due]
                 self._let_go(due, "57P01", ARRIVED)
 
     def _publish(self, after: Raft, events: Sequence[Logged]) -> None:
         rafts = [event.raft for event in events]
         notices = [replies.notice(event.event) for event in events]
         cuts: dict[int, list[bytes]] = {}
-        for connection in self._told:
+        for connection in self._subscribed:
             if connection.progress < after or not connection.takes:
                 continue
             first = bisect_right(rafts, connection.progress)

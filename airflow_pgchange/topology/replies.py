@@ -1,4 +1,4 @@
-"""What the relay sends, as bytes."""
+"""The protocol messages that the relay sends, as bytes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 PIECE = 65_536
-"""Bytes that are handed to the kernel at once, at most."""
+"""Maximum bytes of one write to the socket."""
 
 STATUS = {
     "server_version": "15.0",
@@ -22,7 +22,7 @@ STATUS = {
 
 @dataclass(frozen=True)
 class Column:
-    """The only column of an answer, and its only value, as text and in the binary format."""
+    """The only column of a result, with its only value in the text and in the binary format."""
 
     name: str
     type: int
@@ -42,8 +42,8 @@ def text(value: str) -> bytes:
     return value.encode() + b"\0"
 
 
-def _fields(severity: str, sqlstate: str, said: str, hint: str | None = None) -> bytes:
-    fields = {"S": severity, "V": severity, "C": sqlstate, "M": said, "H": hint}
+def _fields(severity: str, sqlstate: str, message: str, hint: str | None = None) -> bytes:
+    fields = {"S": severity, "V": severity, "C": sqlstate, "M": message, "H": hint}
     return b"".join(name.encode() + text(value) for name, value in fields.items() if value) + b"\0"
 
 
@@ -56,7 +56,7 @@ def error(sqlstate: str, said: str, hint: str | None = None, *, fatal: bool = Fa
 
 
 def negotiate(unknown: Sequence[str]) -> bytes:
-    """Protocol 3.0 without the extensions that the client asked for."""
+    """Offer protocol 3.0 without the extensions that the client requested."""
     body = struct.pack("!II", 3 << 16, len(unknown)) + b"".join(text(name) for name in unknown)
     return message(b"v", body)
 
@@ -74,7 +74,7 @@ def sasl_final(data: str) -> bytes:
 
 
 def authenticated(number: int, secret: int) -> bytes:
-    """AuthenticationOk, the parameters, and the key of a connection that nothing can be cancelled of."""
+    """AuthenticationOk, the parameters, and a key for cancel requests, which the relay ignores."""
     status = b"".join(message(b"S", text(name) + text(value)) for name, value in STATUS.items())
     return message(b"R", struct.pack("!I", 0)) + status + message(b"K", struct.pack("!II", number, secret))
 
@@ -105,7 +105,7 @@ def complete(tag: str) -> bytes:
 
 
 def cut(messages: Iterable[bytes]) -> list[bytes]:
-    """Whole messages, joined to pieces of at most ``PIECE`` bytes, but where one alone is longer."""
+    """Join whole messages to pieces of at most ``PIECE`` bytes. A longer message is a piece by itself."""
     pieces, piece, size = [], list[bytes](), 0
     for message in messages:
         if piece and size + len(message) > PIECE:

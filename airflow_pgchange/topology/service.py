@@ -1,4 +1,4 @@
-"""The relay as a process: from what was typed to what runs, until a signal stops it."""
+"""Run the relay as a process: check the command's arguments, and serve until a signal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from airflow_pgchange.topology.encryption import Encryption, load_encryption
 from airflow_pgchange.topology.relay import Relay
 
 SPARE = 100
-"""Files that a relay has open besides its clients' connections, at most: ``REFUSALS`` of them are sockets of others."""
+"""Maximum number of open files besides the clients' sockets, with ``REFUSALS`` sockets of clients over the limit."""
 
 
 def run(
@@ -29,17 +29,19 @@ def run(
     require_tls: bool = False,
     limits: Limits = Limits(),  # noqa: B008
 ) -> None:
-    """Run a relay until SIGTERM or SIGINT. Raises InvalidArgument for what cannot be used, and what ``Relay.serve``
-    raises."""
+    """Run a relay until SIGTERM or SIGINT.
+
+    Raises InvalidArgument for unusable arguments, and the errors of ``Relay.serve``.
+    """
     host, port = _address(listen)
     if (users is None) != trust:
         raise InvalidArgument(
             "say who may connect: either --users with a file of verifiers, or --trust for everybody"
         )
-    known = None if users is None else read_users(users)
+    verifiers = None if users is None else read_users(users)
     encryption = _encryption(tls_cert, tls_key, require_tls)
     _make_room(limits.max_clients)
-    asyncio.run(_run(Relay(Catalogue(conninfo), known, encryption, limits), host, port))
+    asyncio.run(_run(Relay(Catalogue(conninfo), verifiers, encryption, limits), host, port))
 
 
 async def _run(relay: Relay, host: str, port: int) -> None:
@@ -62,15 +64,15 @@ def _address(listen: str) -> tuple[str, int]:
 
 
 def _make_room(clients: int) -> None:
-    """Let this process have as many files open as there may be clients: each is one."""
-    wanted, (soft, hard) = clients + SPARE, resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < wanted:
+    """Raise the soft limit of open files so that each client can have a socket."""
+    needed, (soft, hard) = clients + SPARE, resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < needed:
         raise InvalidArgument(
-            f"this process may have {hard} files open, and {clients} clients need {wanted}: raise the limit "
+            f"this process may have {hard} files open, and {clients} clients need {needed}: raise the limit "
             f"(`ulimit -Hn`), or give --max-clients {max(1, hard - SPARE)}"
         )
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def _encryption(tls_cert: Path | None, tls_key: Path | None, required: bool) -> Encryption | None:

@@ -1,4 +1,4 @@
-"""What a client knows of the topology, and what it answers."""
+"""A client's copy of the topology, and the queries on it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from airflow_pgchange.topology.ranges import Ranges
 
 NOWHERE = Raft(0, 0)
 MOST_REMEMBERED = 10_000
-"""Events that ``since`` can tell."""
+"""Number of past events that ``since`` can return."""
 
 
 class Topology:
-    """Applies events, each once however often it comes, and answers questions; no I/O.
+    """The current topology. Applies each event once, even if it arrives several times. No I/O.
 
-    One thread applies and rebuilds, any may ask. Changes of buckets are gathered: the map shows them once there are
-    ``gather_count`` of them or the first is ``gather_interval`` old, whichever is first, so that a burst costs little.
+    One thread loads, applies and rebuilds; any thread may read. Bucket changes are gathered, so that a burst costs
+    little: the bucket map shows them once there are ``gather_count``, or once the first is older than
+    ``gather_interval``.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Topology:
 
     @property
     def unknown(self) -> list[str]:
-        """The latest events of kinds that are not known here, as they came; ``unknown_count`` counts all."""
+        """The texts of the latest unknown events. ``unknown_count`` counts all of them."""
         return list(self._picture.unknown)
 
     @property
@@ -61,7 +62,7 @@ class Topology:
         return self._picture.unknown_count
 
     def load(self, snapshot: Iterable[Event]) -> None:
-        """Forget everything and believe a whole snapshot, at once: nobody sees a part of it."""
+        """Replace everything by a snapshot. Readers see the old or the new topology, never a part."""
         picture, at = ClusterState(), NOWHERE
         for event in snapshot:
             event.change(picture)
@@ -70,12 +71,12 @@ class Topology:
         picture.rebuild()
         self._recent.clear()
         self._gathering_since = None
-        # Whoever has seen the old picture asks from an older point, and is told to look at everything anew.
+        # Positions of the old topology are now unknown: since() returns None for them.
         self._picture = picture
         self._remembered_from = self.at = self._point(at)
 
     def apply(self, event: Event) -> bool:
-        """Show one event, unless it or a later one has been shown; whether it was news."""
+        """Apply an event, unless it or a later event has been applied. Return whether it was applied."""
         if event.raft <= self.at:
             return False
         event.change(self._picture)
@@ -89,7 +90,7 @@ class Topology:
         return True
 
     def due_in(self) -> float | None:
-        """Seconds until gathered changes of buckets are due; None where there are none."""
+        """Return the seconds until the gathered bucket changes are due; None if there are none."""
         if self._gathering_since is None:
             return None
         if len(self._picture.gathered) >= self._gather_count:
@@ -97,44 +98,50 @@ class Topology:
         return max(0.0, self._gathering_since + self._gather_interval - self._clock())
 
     def rebuild_if_due(self) -> bool:
-        """Let the map show what was gathered, if it is due."""
+        """Apply the gathered bucket changes to the map if they are due. Return whether they were."""
         if self.due_in() != 0.0:
             return False
         self.rebuild()
         return True
 
     def rebuild(self) -> None:
-        """Let the map show what was gathered, now."""
+        """Apply the gathered bucket changes to the map now."""
         self._picture.rebuild()
         self._gathering_since = None
 
     def buckets(self, tier: str) -> Ranges:
-        """The ranges of a tier, each with the uuid of the replicaset that owns it."""
+        """Return the bucket ranges of a tier, each with the uuid of its owning replicaset."""
         return self._picture.ranges(tier)
 
     def owner(self, tier: str, bucket: int) -> str | None:
-        """The uuid of the replicaset that owns a bucket; None where it is on its way, or nobody's."""
+        """Return the uuid of the replicaset that owns a bucket; None if the bucket has no owner or its owner is unknown.
+
+        The owner is unknown if the bucket was moving when the snapshot was taken and has not arrived.
+        """
         return self.buckets(tier).owner(bucket)
 
     def master(self, tier: str, bucket: int) -> Instance | None:
-        """The instance that a bucket is written to, whatever its state; None where it is not known."""
+        """Return the master of a bucket, whatever its state; None if it is unknown."""
         picture = self._picture
         replicaset = picture.home(tier, bucket)
         return None if replicaset is None else picture.instances.get(replicaset.master or "")
 
     def replicas(self, tier: str, bucket: int) -> list[Instance]:
-        """The other instances that hold a bucket, in order of their uuid, whatever their state."""
+        """Return the other instances that hold a bucket, by uuid, whatever their state."""
         picture = self._picture
         replicaset = picture.home(tier, bucket)
         if replicaset is None:
             return []
-        members = [one for one in list(picture.instances.values()) if one.replicaset == replicaset.uuid]
-        return sorted((one for one in members if one.uuid != replicaset.master), key=lambda one: one.uuid)
+        members = [each for each in list(picture.instances.values()) if each.replicaset == replicaset.uuid]
+        return sorted(
+            (each for each in members if each.uuid != replicaset.master), key=lambda each: each.uuid
+        )
 
     def since(self, at: Raft) -> list[Event] | None:
-        """What has happened behind ``at``, in order; None where that is not known any more: look at everything anew.
+        """Return the events after the position ``at``, in order; None if they are no longer known.
 
-        A new snapshot begins a new history: a point of the one before is not known, even where it is a later one.
+        After None, read the whole topology again. A new snapshot starts a new history: positions of the previous one are
+        unknown, even later ones.
         """
         if at.snapshot not in (0, self._snapshots) or not self._remembered_from <= at <= self.at:
             return None

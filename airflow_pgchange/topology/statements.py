@@ -1,4 +1,4 @@
-"""The SQL that the relay knows: what asks whether it is alive, and what pools send of themselves."""
+"""The SQL statements that the relay accepts: health checks, and the session resets of connection pools."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from dataclasses import dataclass
 from airflow_pgchange.topology.replies import ONE, VOID, Column
 
 PART = re.compile(r"\s+|--[^\n]*|'[^']*'|[(),=*;]|[^\s(),=*;'-]+|.", re.DOTALL)
-"""Each begins in another way, and none is looked at twice: a client's query may hold up nobody."""
+"""Tokens of a query. The alternatives begin with different characters, so the match never backtracks and takes linear
+time: a malicious query cannot block the other clients."""
 NAME = r"[a-z_][\w.]*"
 VALUE = r"(?:'[^']*'|(?:- )?[\w.]+)"
 
 
 @dataclass(frozen=True)
 class Statement:
-    """How PostgreSQL answers it: its tag, and its row if it has one. ``forgets`` what a client had prepared."""
+    """PostgreSQL's answer to a statement: the command tag, and the column of its row if it returns one.
+
+    ``forgets``: the statement drops the client's prepared statements.
+    """
 
     tag: str
     column: Column | None = None
@@ -36,7 +40,7 @@ KNOWN: tuple[tuple[str, Statement], ...] = (
     (r"set session authorization default", Statement("SET")),
     (r"set session characteristics as transaction [a-z ,]+", Statement("SET")),
     (r"set role none", Statement("SET")),
-    # What is said here is UTF-8, whatever somebody would like.
+    # The relay sends UTF-8 only, so other encodings are refused.
     (r"set (?:session )?client_encoding (?:to|=) '?utf-?8'?", Statement("SET")),
     (rf"set (?:session )?(?!client_encoding\b){NAME} (?:to|=) {VALUE}(?: , {VALUE})*", Statement("SET")),
     (r"(?:rollback|abort)(?: work| transaction)?", Statement("ROLLBACK")),
@@ -44,8 +48,8 @@ KNOWN: tuple[tuple[str, Statement], ...] = (
 
 
 def selected(query: str) -> list[Statement] | None:
-    """The statements of a query, none of an empty one; None where one of them is not known here."""
-    found: list[Statement] = []
+    """Return the statements of a query, an empty list for an empty query; None if any statement is not accepted."""
+    statements: list[Statement] = []
     words: list[str] = []
     for part in [*PART.findall(query), ";"]:
         if part != ";":
@@ -55,10 +59,10 @@ def selected(query: str) -> list[Statement] | None:
             statement = _known(" ".join(words))
             if statement is None:
                 return None
-            found.append(statement)
+            statements.append(statement)
             words = []
-    return found
+    return statements
 
 
-def _known(said: str) -> Statement | None:
-    return next((statement for pattern, statement in KNOWN if re.fullmatch(pattern, said)), None)
+def _known(text: str) -> Statement | None:
+    return next((statement for pattern, statement in KNOWN if re.fullmatch(pattern, text)), None)
