@@ -1,12 +1,12 @@
 -- The catalogue of a cluster: replicasets, instances, their addresses, buckets; and the log of its changes.
 --
--- The catalogue's tables have the names and columns that their users know. Every change of theirs that a client must hear of
--- becomes an event of the log, numbered (term, index) in the order of commit.
+-- The catalogue's tables have the names and columns of the cluster that they describe. Each change that clients need becomes an
+-- event of the log. Events are numbered (term, index) in the order of commit.
 
 create schema topology;
 select pg_catalog.set_config('pgchange.path_before', pg_catalog.current_setting('search_path'), true);
 set local search_path = pg_catalog, topology, pg_temp;
-comment on schema topology is 'The catalogue of a cluster, and the log of its changes.';
+comment on schema topology is 'The catalogue of a cluster and the log of its changes.';
 
 select pgchange.keep_versions('topology', version => 1);
 
@@ -25,7 +25,7 @@ create table topology._pico_replicaset (
     primary key (name, uuid)
 );
 comment on table topology._pico_replicaset is
-    'Groups of instances that hold the same data. current_master_name is the instance that is written to, empty for none.';
+    'Groups of instances that hold the same data. current_master_name is the instance that takes writes, or empty.';
 
 create table topology._pico_instance (
     name text not null unique check (name <> ''),
@@ -41,7 +41,7 @@ create table topology._pico_instance (
     primary key (name, uuid, raft_id)
 );
 comment on table topology._pico_instance is
-    'Servers. A state is [state, incarnation], where the state is Online, Offline or Expelled.';
+    'Servers of the cluster. A state is [state, incarnation], where state is Online, Offline or Expelled.';
 
 create table topology._pico_peer_address (
     raft_id bigint not null check (raft_id >= 0),
@@ -49,12 +49,12 @@ create table topology._pico_peer_address (
     connection_type text not null check (connection_type in ('iproto', 'pgproto')),
     primary key (raft_id, connection_type)
 );
-comment on table topology._pico_peer_address is 'Where instances are; clients hear of pgproto addresses only.';
+comment on table topology._pico_peer_address is 'Addresses of instances. Clients get the pgproto addresses only.';
 
 create table topology._pico_bucket (
     tier_name text not null,
     bucket_id_start bigint not null check (bucket_id_start >= 0),
-    -- What comes behind a range must be a number, too.
+    -- Less than the maximum, so that the end plus one is a bigint too.
     bucket_id_end bigint not null check (bucket_id_end >= bucket_id_start and bucket_id_end < 9223372036854775807),
     state text not null check (state in ('active', 'copying', 'copied', 'aborting-copy')),
     current_replicaset_name text not null,
@@ -62,8 +62,8 @@ create table topology._pico_bucket (
     primary key (tier_name, bucket_id_start)
 );
 comment on table topology._pico_bucket is
-    'Ranges of buckets and the replicaset that owns each: target_replicaset_name once a range is copied, until then '
-    'current_replicaset_name. A target of null means the current one.';
+    'Ranges of buckets and their owners. The owner is current_replicaset_name until the state is copied, then '
+    'target_replicaset_name. A null target means the current replicaset.';
 
 create index pico_bucket_unsettled on topology._pico_bucket (tier_name, bucket_id_start) where state <> 'active';
 
@@ -76,12 +76,12 @@ create table topology.term (
     log_file oid not null
 );
 comment on table topology.term is
-    'Terms of the catalogue, and where its log is in each: a new one begins when its server was promoted, restored or started '
-    'again, or its log was restored into another database or another file, for then events that clients heard of may be lost. '
-    'An event of a later term is later, whatever its index.';
+    'Terms of the catalogue, each with the server and the file of the log. A new term begins after a promotion, a restore or a '
+    'restart of the server, and after the log was restored into another database or file: each of these may have lost events '
+    'that clients already have. Events are ordered by term first, then by index.';
 
 create sequence topology.event_index;
-comment on sequence topology.event_index is 'Numbers the events, by one writer at a time. Gaps are normal.';
+comment on sequence topology.event_index is 'The index of the next event. Only one transaction writes at a time. Gaps are normal.';
 
 create table topology.log (
     term bigint not null,
@@ -90,7 +90,7 @@ create table topology.log (
     written_at timestamptz not null default clock_timestamp(),
     primary key (term, index)
 );
-comment on table topology.log is 'The events, as clients get them, in the order in which they were committed.';
+comment on table topology.log is 'The events as JSON for clients, numbered in the order of commit.';
 
 select pgchange.keep_origin('topology');
 
@@ -103,8 +103,8 @@ create table topology.consumer (
     updated_at timestamptz not null default now()
 );
 comment on table topology.consumer is
-    'Feeds of the log and the last event that each has processed, where its results are. version counts the batches '
-    'and the moves by hand, source is the place of the catalogue.';
+    'Consumers of the log, each with the last event that it has processed. The row is in the database of the results. version '
+    'counts batches and manual moves; source identifies the database of the catalogue.';
 
 create table topology.trimmed (
     term bigint not null,
@@ -113,11 +113,11 @@ create table topology.trimmed (
     trimmed_at timestamptz not null default now(),
     primary key (term, index)
 );
-comment on table topology.trimmed is 'Events that are gone: how many, up to which.';
+comment on table topology.trimmed is 'Deleted events of the log: how many, and the last of them.';
 
 create table topology.relay_secret (
     id integer primary key default 1 check (id = 1),
     secret bytea not null default sha256(uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()))
 );
 comment on table topology.relay_secret is
-    'The secret from which relays derive the salts of users that they do not know. One row, once a relay has asked for it.';
+    'The secret from which relays derive the password salts of unknown users. Has one row after the first request of a relay.';

@@ -1,13 +1,13 @@
--- Terms, and putting events into the log.
+-- Terms, and appending events to the log.
 
--- The advisory lock of whoever changes the catalogue.
+-- The key of the advisory lock that every transaction takes before it changes the catalogue.
 create function topology.lock_key() returns bigint
 language sql immutable as $$
     select hashtextextended('pgchange topology', 0)
 $$;
 
--- Keep others from changing the catalogue until this transaction ends. It waits for them at most 10 s, or as long as lock_timeout
--- says.
+-- Lock the catalogue against other writers until this transaction ends. Waits at most 10 s, or as long as lock_timeout if that
+-- is set.
 create function topology.hold() returns void
 language plpgsql as $$
 begin
@@ -15,8 +15,8 @@ begin
 end
 $$;
 
--- Catalogue writers commit one after the other, so that the order of the log is the order of commit, and each sees what the one
--- before it did.
+-- Serialize the transactions that write the catalogue: the log's order is then the order of commit, and each transaction sees
+-- the changes of the previous one.
 create function topology.take_turn() returns trigger
 language plpgsql security definer as $$
 begin
@@ -25,16 +25,16 @@ begin
             hint = 'delete its rows';
     end if;
     perform pgchange.check_isolation();
-    -- Before any row is locked, or two writers could wait for each other.
+    -- Take this lock before any row lock, or two writers could deadlock.
     perform topology.hold();
     return null;
 end
 $$;
 
--- In PL/pgSQL, which keeps its plans: relays ask many times a second.
-
--- The term of this catalogue, a new one if its server was promoted, restored or started again since the last, or its log lies
--- elsewhere; on a primary. While another changes the catalogue a new one is only told: that one, or the next, begins it.
+-- Return the current term of this catalogue, on a primary. Begin a new term if the server was promoted, restored or restarted
+-- since the last one, or if the log is in another database or file.
+-- While another transaction writes the catalogue, a new term is returned but not stored: that transaction or the next call
+-- stores it. In PL/pgSQL, which caches its plans, because relays call this many times a second.
 create function topology.begin_term() returns topology.term
 language plpgsql volatile security definer as $$
 declare
@@ -44,14 +44,14 @@ begin
     select t.* into latest from topology.term as t order by t.term desc limit 1;
     here.term := latest.term;
     here.system_identifier := pgchange.cluster();
-    -- The control file names the new timeline only at the first checkpoint behind a promotion.
+    -- From the WAL file name: the control file has the new timeline only after the first checkpoint after a promotion.
     here.timeline := ('x' || lpad(left(pg_walfile_name(pg_current_wal_insert_lsn()), 8), 16, '0'))::bit(64)::bigint;
     here.started_at := pg_postmaster_start_time();
     here.database := (select d.oid from pg_database as d where d.datname = current_database());
     here.log_file := pg_relation_filenode('topology.log');
     if here is distinct from latest then
         here.term := coalesce(latest.term, 0) + 1;
-        -- Who has the lock begins the same term with its first event, and may take long: relays do not wait for it.
+        -- Do not wait: the holder of the lock may take long, and stores the same term with its first event.
         if pg_try_advisory_xact_lock(topology.lock_key()) then
             insert into topology.term values (here.*) on conflict do nothing;
         end if;
@@ -62,10 +62,10 @@ $$;
 
 create type topology.change as (op text, map text, fields json);
 comment on type topology.change is
-    'A change of the catalogue: op replace or delete, map replicaset, instance or bucket, fields of its event besides those '
-    'that every event has.';
+    'A change of the catalogue. op: replace or delete; map: replicaset, instance or bucket; fields: the event''s fields besides '
+    'those that every event has.';
 
--- A change as clients get it: fields in the order of the protocol's description, none that is absent.
+-- The event of a change as JSON for clients: fields in the order of the protocol's manual, without nulls.
 create function topology.event(change topology.change, at timestamptz, term bigint, index bigint) returns json
 language sql stable as $$
     select json_strip_nulls(concat(
@@ -74,7 +74,7 @@ language sql stable as $$
         '","raft":{"term":', term, ',"index":', index, '},', substr((change).fields::text, 2))::json)
 $$;
 
--- Put changes into the log, in order; by who holds the catalogue's lock.
+-- Append changes to the log in order. The caller holds the catalogue's lock.
 create function topology.append(changes topology.change[]) returns void
 language plpgsql as $$
 declare
@@ -84,7 +84,7 @@ begin
     if cardinality(changes) = 0 then
         return;
     end if;
-    -- Clients hear of a commit as soon as it shows. One that is not on disk yet may be gone after a crash, in the same term.
+    -- Clients get an event as soon as it is visible. Without a synchronous commit, a crash could lose it within the same term.
     if current_setting('synchronous_commit') = 'off' then
         perform set_config('synchronous_commit', 'on', true);
     end if;

@@ -1,25 +1,25 @@
--- What of the catalogue's changes becomes an event.
+-- Triggers that turn changes of the catalogue into events.
 
--- The uuid of a replicaset by its name; null where it is unknown.
+-- The uuid of a replicaset by its name; null if there is none.
 create function topology.replicaset_uuid(name text) returns text
 language sql stable as $$
     select r.uuid from topology._pico_replicaset as r where r.name = replicaset_uuid.name
 $$;
 
--- The uuid of an instance by its name; null where it is unknown.
+-- The uuid of an instance by its name; null if there is none.
 create function topology.instance_uuid(name text) returns text
 language sql stable as $$
     select i.uuid from topology._pico_instance as i where i.name = instance_uuid.name
 $$;
 
--- Where clients reach an instance; null where that is unknown.
+-- The address at which clients reach an instance; null if there is none.
 create function topology.address_of(raft_id bigint) returns text
 language sql stable as $$
     select a.address from topology._pico_peer_address as a
     where a.raft_id = address_of.raft_id and a.connection_type = 'pgproto'
 $$;
 
--- All that clients hear of an instance.
+-- The event fields of a whole instance.
 create function topology.instance_fields(instance topology._pico_instance) returns json
 language sql stable as $$
     select json_build_object(
@@ -30,7 +30,7 @@ language sql stable as $$
         'address', topology.address_of(instance.raft_id))
 $$;
 
--- A replicaset with its master, if that is known.
+-- The event fields of a replicaset with its master. The master's uuid is null if the master is not in the catalogue.
 create function topology.master_fields(replicaset topology._pico_replicaset) returns json
 language sql stable as $$
     select json_build_object(
@@ -38,7 +38,7 @@ language sql stable as $$
         'current_master_uuid', topology.instance_uuid(replicaset.current_master_name))
 $$;
 
--- A range of buckets with its owner: of a copied one that is the target, whose data is whole.
+-- The event fields of a bucket range with its owner. The owner of a copied range is its target, because the copy is complete.
 create function topology.bucket_fields(bucket topology._pico_bucket) returns json
 language sql stable as $$
     select json_build_object(
@@ -50,8 +50,8 @@ language sql stable as $$
                  else bucket.current_replicaset_name end))
 $$;
 
--- Events of replicasets: one that came, its master, one that went. Losing a master without another is none. The instances of one that
--- comes after them are told then.
+-- Events of replicasets: insert, another master, delete. A replicaset that loses its master without a new one is no event.
+-- If instances were inserted before their replicaset, its insert writes events of them too.
 create function topology.capture_replicaset() returns trigger
 language plpgsql security definer
 -- A plan that was made for a few rows is kept for many.
@@ -87,8 +87,8 @@ begin
 end
 $$;
 
--- Events of instances: one that came, what else of it changed, such as its state, one that went. A master that comes after its
--- replicaset is told then.
+-- Events of instances: insert, changes such as the state, delete. If a replicaset named this instance as its master before the
+-- instance was inserted, the insert writes an event of that replicaset too.
 create function topology.capture_instance() returns trigger
 language plpgsql security definer
 -- A plan that was made for a few rows is kept for many.
@@ -125,7 +125,7 @@ begin
 end
 $$;
 
--- Events of addresses: another one of an instance that is known.
+-- Events of addresses: a new address of an instance in the catalogue.
 create function topology.capture_address() returns trigger
 language plpgsql security definer
 -- A plan that was made for a few rows is kept for many.
@@ -151,7 +151,7 @@ begin
 end
 $$;
 
--- Events of buckets: a range that is copied whole to its new owner.
+-- Events of buckets: a range whose copy to its new owner is complete.
 create function topology.capture_bucket() returns trigger
 language plpgsql security definer
 -- A plan that was made for a few rows is kept for many.
@@ -177,7 +177,7 @@ begin
 end
 $$;
 
--- Refuse another key of a row: its events, and the rows that name it, would be of nobody.
+-- Refuse to change the keys of a row: its past events, and rows that name it, would refer to nothing.
 create function topology.keep_keys() returns trigger
 language plpgsql as $$
 begin

@@ -1,6 +1,6 @@
--- The whole picture, as a client gets it before it hears of changes.
+-- The snapshot of the catalogue, which a client gets before events.
 
--- The last event that this transaction sees, also one that was trimmed: its term and index; index 0 for a term without any.
+-- The term and index of the last event that this transaction sees, even if it was trimmed. index is 0 if the term has no event.
 create function topology.now_at(out term bigint, out index bigint)
 language sql stable security definer as $$
     select coalesce(t.term, 0), coalesce(greatest(l.index, g.index), 0)
@@ -10,11 +10,11 @@ language sql stable security definer as $$
     left join lateral (select max(o.index) as index from topology.trimmed as o where o.term = t.term) as g on true
 $$;
 
--- The catalogue as events, replicasets before instances before active buckets, all with the (term, index) of the last event that they
--- contain: what follows has a greater one. One statement, so one moment.
+-- The catalogue as events: replicasets, then instances, then active buckets. All have the (term, index) of the last event that
+-- the snapshot contains; later events have a greater one. One statement, so the snapshot is consistent.
 create function topology.snapshot() returns table (event json)
 language sql stable security definer as $$
-    -- Joined and built here: a call of the functions that make one event would cost more than all the rest of a row.
+    -- Join here instead of calling the functions of the triggers: a call for each row would cost more than all the rest.
     with at as materialized (
         select to_char(statement_timestamp() at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS"+00:00"') as taken_at,
                json_build_object('term', n.term, 'index', n.index) as raft
@@ -49,10 +49,10 @@ language sql stable security definer as $$
     select json_strip_nulls(p.event) from picture as p order by p.part, p.place, p.number
 $$;
 
--- The buckets that are on their way, which a snapshot that is taken now is without: a multirange for each tier; null for none.
+-- The buckets that are moving now, which a snapshot does not contain: a multirange for each tier; null if there are none.
 create function topology.unsettled() returns jsonb
 language sql stable security definer
--- There is an index of what is on its way; without statistics every range would be looked at instead.
+-- Force the index of moving ranges: without statistics the planner would read all ranges.
 set enable_seqscan = off
 as $$
     select jsonb_object_agg(u.tier, u.buckets)
@@ -62,9 +62,10 @@ as $$
     ) as u
 $$;
 
--- Of buckets that a client's snapshot was without those that no event behind (term, index) has told it of, null for none; where it is
--- told of everything now; whether some of them have arrived, so that only a new snapshot tells it; and whether none at all is on its
--- way.
+-- The progress of the buckets that a client's snapshot did not contain. Takes them with the position (term, index) up to which
+-- the log was searched, and returns:
+-- buckets: those without an event so far, null if there are none; term, index: the position up to which this was found;
+-- arrived: whether some of them have settled, so that only a new snapshot contains them; settled: whether no bucket moves now.
 create function topology.lacking(
     inout buckets jsonb, inout term bigint, inout index bigint, out arrived boolean, out settled boolean
 )
@@ -89,7 +90,7 @@ language sql stable security definer as $$
     group by n.term, n.index
 $$;
 
--- Up to which event some behind this one were trimmed; null for none.
+-- The latest trim that deleted events after a position; null if none did.
 create function topology.trimmed_behind(after_term bigint, after_index bigint) returns topology.trimmed
 language plpgsql stable as $$
 begin
@@ -101,7 +102,7 @@ begin
 end
 $$;
 
--- What happened behind an event, in order; refused where some of it was trimmed.
+-- The events after a position, in order. Raises an error if some of them were trimmed.
 create function topology.events(after_term bigint, after_index bigint, max_events integer default null)
 returns table (term bigint, index bigint, event json)
 language plpgsql stable security definer as $$
@@ -121,8 +122,8 @@ begin
 end
 $$;
 
--- The secret from which relays derive the salts of users that they do not know, made by the first call. All relays of one catalogue
--- have the same, so that nobody finds out by comparing salts which users there are.
+-- The secret from which relays derive the password salts of unknown users; the first call creates it. All relays of a catalogue
+-- share it, so that comparing the salts of two relays does not reveal which users exist.
 create function topology.salt_secret() returns bytea
 language plpgsql volatile security definer as $$
 begin

@@ -1,6 +1,6 @@
--- Changing the catalogue: replicasets and instances. What would break it is refused.
+-- Changing the catalogue: replicasets and instances. Changes that would make it inconsistent are refused.
 
--- An instance, held until the transaction ends; refused where it is unknown.
+-- Lock the catalogue and return an instance. Raises an error if there is none of this name.
 create function topology.instance_named(name text) returns topology._pico_instance
 language plpgsql volatile as $$
 declare
@@ -16,7 +16,7 @@ begin
 end
 $$;
 
--- A replicaset, held until the transaction ends; refused where it is unknown.
+-- Lock the catalogue and return a replicaset. Raises an error if there is none of this name.
 create function topology.replicaset_named(name text) returns topology._pico_replicaset
 language plpgsql volatile as $$
 declare
@@ -53,15 +53,15 @@ begin
 end
 $$;
 comment on function topology.add_replicaset(text, text, text, double precision) is
-    'Add a replicaset, without instances and without a master; returns its uuid.';
+    'Add a replicaset without instances and without a master. Returns its uuid.';
 
--- Refuse an instance where another one is that is Online.
+-- Raise an error if another instance with the same address is Online.
 create function topology.check_alone(address text, raft_id bigint) returns void
 language plpgsql stable as $$
 declare
     other text;
 begin
-    -- A failover would take the one for the other, though that may be the master of another replicaset.
+    -- A failover would take the one instance for the other, which may be the master of another replicaset.
     select i.name into other
     from topology._pico_peer_address as a join topology._pico_instance as i using (raft_id)
     where a.address = check_alone.address and a.connection_type = 'pgproto'
@@ -76,7 +76,7 @@ begin
 end
 $$;
 
--- Refuse for an instance what nobody could connect to, and where another one is that is Online.
+-- Raise an error if an address is malformed, or if another instance with it is Online.
 create function topology.check_address(address text, raft_id bigint) returns void
 language plpgsql stable as $$
 begin
@@ -111,7 +111,7 @@ begin
         perform pgchange.refuse(
             format('there is an instance %L, or one of uuid %L or raft id %s', name, uuid, number), 'choose others');
     end if;
-    -- The address first, as the event of an instance that comes contains it.
+    -- The address first, because the event of the new instance contains it.
     insert into topology._pico_peer_address (raft_id, address, connection_type) values (number, add_instance.address, 'pgproto')
     on conflict on constraint _pico_peer_address_pkey do update set address = excluded.address;
     insert into topology._pico_instance (name, uuid, raft_id, replicaset_name, current_state, target_state, tier)
@@ -120,9 +120,9 @@ begin
 end
 $$;
 comment on function topology.add_instance(text, text, text, text, text, bigint) is
-    'Add an instance to a replicaset, with its address host:port; returns its uuid.';
+    'Add an instance to a replicaset, with its address host:port. Returns its uuid.';
 
--- Record where clients reach an instance, as host:port.
+-- Record the address of an instance for clients, as host:port.
 create function topology.set_address(instance text, address text) returns void
 language plpgsql volatile security definer as $$
 declare
@@ -135,7 +135,7 @@ begin
 end
 $$;
 
--- Refuse an instance that is a master.
+-- Raise an error if the instance is a master.
 create function topology.check_not_master(chosen topology._pico_instance) returns void
 language plpgsql stable as $$
 begin
@@ -147,7 +147,7 @@ begin
 end
 $$;
 
--- Refuse a replicaset that has buckets, or is to get some.
+-- Raise an error if the replicaset owns buckets or is the target of a move.
 create function topology.check_drained(replicaset text) returns void
 language plpgsql stable as $$
 begin
@@ -160,7 +160,8 @@ begin
 end
 $$;
 
--- Take an instance out of the catalogue; a master only as the last of a replicaset that has no buckets any more.
+-- Remove an instance from the catalogue. A master can be removed only if it is the last instance and its replicaset has no
+-- buckets.
 create function topology.remove_instance(instance text) returns void
 language plpgsql volatile security definer as $$
 declare
@@ -173,7 +174,7 @@ begin
         update topology._pico_replicaset as r set target_master_name = r.current_master_name
         where r.target_master_name = chosen.name;
     else
-        -- There is none that could be the master in its place.
+        -- The last instance: no other could become the master.
         perform topology.check_drained(chosen.replicaset_name);
         update topology._pico_replicaset as r set current_master_name = '', target_master_name = ''
         where r.current_master_name = chosen.name;
@@ -183,7 +184,7 @@ begin
 end
 $$;
 
--- Take a replicaset out of the catalogue that has neither instances nor buckets.
+-- Remove a replicaset from the catalogue. It must have neither instances nor buckets.
 create function topology.remove_replicaset(replicaset text) returns void
 language plpgsql volatile security definer as $$
 declare

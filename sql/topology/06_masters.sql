@@ -1,6 +1,7 @@
--- Who is the master of a replicaset, and who is to be it: a failover chooses before it promotes, so that none is forgotten.
+-- The master of a replicaset, and the instance that is chosen as the next one. A failover records its choice before it promotes,
+-- so that a crash in between cannot lead to a second promotion.
 
--- An instance that may be the master of a replicaset; refused where it is of another one, or not Online.
+-- Return an instance that may become the master. Raises an error if it belongs to another replicaset or is not Online.
 create function topology.candidate(home topology._pico_replicaset, instance text) returns topology._pico_instance
 language plpgsql volatile as $$
 declare
@@ -20,7 +21,7 @@ begin
 end
 $$;
 
--- Refuse an instance while another one of its replicaset may take writes: the master, or who was chosen to be it.
+-- Raise an error if another instance of the replicaset may take writes: its master or the chosen next master, if Online.
 create function topology.check_no_rival(home topology._pico_replicaset, chosen topology._pico_instance) returns void
 language plpgsql volatile as $$
 declare
@@ -39,7 +40,7 @@ begin
 end
 $$;
 
--- Record who is to be the master, before it is promoted: nobody else is chosen while it is Online.
+-- Record the next master before it is promoted. No other instance can be chosen while it is Online.
 create function topology.choose_master(replicaset text, instance text) returns void
 language plpgsql volatile security definer as $$
 declare
@@ -69,9 +70,10 @@ begin
 end
 $$;
 comment on function topology.set_master(text, text) is
-    'Record which instance of a replicaset is its master now, such as a standby that was promoted. Twice does nothing.';
+    'Record which instance of a replicaset is its master now, such as a standby that was promoted. Idempotent.';
 
--- What was chosen in place of a master that is Online again ends; refused while that may have been promoted.
+-- When a master is Online again, cancel the choice of another instance. Raises an error while that instance is Online, because it
+-- may have been promoted.
 create function topology.take_back(chosen topology._pico_instance) returns void
 language plpgsql volatile as $$
 declare
@@ -118,9 +120,10 @@ begin
 end
 $$;
 comment on function topology.set_state(text, text) is
-    'Record that an instance is Online, Offline or Expelled; the latter for ever, and never the master. Twice does nothing.';
+    'Record that an instance is Online, Offline or Expelled. Expelled is final, and a master cannot be expelled. Idempotent.';
 
--- Who is recorded as the master is to be it, too, where plain SQL says nothing else: who was the master before is not chosen.
+-- If plain SQL updates only current_master_name, set target_master_name to the same instance. Otherwise the previous master would
+-- still count as the chosen one.
 create function topology.end_choice() returns trigger
 language plpgsql as $$
 begin

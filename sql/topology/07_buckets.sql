@@ -1,7 +1,7 @@
--- Changing the catalogue: who owns which buckets. A range moves active -> copying -> copied -> active; a copy that is given up
--- goes copying -> aborting-copy -> active.
+-- Changing the catalogue: the owners of buckets. A range moves active -> copying -> copied -> active; an aborted copy goes
+-- copying -> aborting-copy -> active.
 
--- Refuse what is no range of buckets.
+-- Raise an error if the numbers are not a range of buckets.
 create function topology.check_range(from_bucket bigint, to_bucket bigint) returns void
 language plpgsql immutable as $$
 begin
@@ -41,10 +41,10 @@ begin
 end
 $$;
 comment on function topology.assign_buckets(text, bigint, bigint, text) is
-    'Give buckets that nobody has to a replicaset of their tier, inclusive of both ends. Clients hear of them with their next '
-    'snapshot.';
+    'Assign a range of buckets without an owner to a replicaset of their tier. Both ends are inclusive. Clients get the range '
+    'with their next snapshot.';
 
--- Make a range begin at a bucket, where one contains it.
+-- Split the range that contains a bucket, so that a range begins at this bucket.
 create function topology.split_at(tier text, bucket bigint) returns void
 language plpgsql volatile as $$
 declare
@@ -123,5 +123,5 @@ begin
 end
 $$;
 comment on function topology.move_buckets(text, bigint, bigint, text, text) is
-    'Bring a range of buckets, inclusive of both ends, to its next state: copying (with the replicaset that gets them), copied '
-    '(then clients hear of it), active; or aborting-copy, active. Ranges are split where needed. Returns the number of buckets.';
+    'Move a range of buckets to its next state: copying (with the target replicaset), copied (clients get this event), active; '
+    'or aborting-copy, active. Both ends are inclusive. Ranges are split as needed. Returns the number of buckets.';

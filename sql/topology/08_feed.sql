@@ -1,13 +1,13 @@
--- The log above a consumer's (term, index): lock, claim, read, ack. The lock, the position and the ack are where the results
--- are; the claim is where the catalogue is.
+-- The feed of the log: a consumer reads the events after its position (term, index). Lock, position and ack are in the database
+-- of the results; the claim is in the database of the catalogue.
 --
--- Events are committed in the order of their numbers, so here, unlike in the other feeds, a position may be a number.
+-- Events are committed in the order of their numbers, so a number is a safe position here, unlike in the other feeds.
 
--- mark() also takes the new place of a restored catalogue, and refuses a claim beyond its log.
+-- This schema has its own mark(): it also records that the catalogue was restored, and refuses a claim beyond the end of the log.
 select pgchange.offer(
     'topology', 'topology', 'consumer_id text', 'topology:%s', traits => '{position,recorded letters}', own => '{mark}');
 
--- Make a consumer, at the beginning of the log, if it is not there yet.
+-- Register a consumer at the beginning of the log. Returns true if it is new; null if it exists or its lock is taken.
 create function topology.register(consumer_id text) returns boolean
 language sql volatile security definer as $$
     insert into topology.consumer (consumer_id)
@@ -16,7 +16,7 @@ language sql volatile security definer as $$
     returning true
 $$;
 
--- How far a consumer has come, and the dead letter that it has before it; null for one that has not begun.
+-- The position of a consumer, with the next dead letter that it has to process; null if the consumer has not begun.
 create function topology.position(consumer_id text) returns jsonb
 language plpgsql stable security definer as $$
 begin
@@ -30,7 +30,7 @@ begin
 end
 $$;
 
--- Refuse a position whose batches this catalogue does not know, because it was restored or lost its latest transactions.
+-- Raise an error if this catalogue does not know the batches of a position: it was restored or lost its latest transactions.
 create function topology.check_position("position" jsonb) returns void
 language plpgsql stable security definer as $$
 begin
@@ -38,9 +38,9 @@ begin
 end
 $$;
 
--- How many events a consumer has to process, exact up to a number, and those of a dead letter on its way. Beyond the number it is an
--- estimate: as many on the way to the latest event as on the way so far, as indexes of transactions that failed are missing. None ever
--- waits.
+-- The lag of a consumer in events, with the events of a dead letter that is being sent again. Exact up to the limit upto. Beyond it
+-- an estimate, which assumes that the rest of the log has as many gaps as the counted part: failed transactions leave gaps in the
+-- index. Events of this feed are ready at once, so none is waiting.
 create function topology.lag("position" jsonb, upto integer) returns jsonb
 language plpgsql stable security definer as $$
 declare
@@ -74,19 +74,19 @@ begin
 end
 $$;
 
--- Where a position, or a point, is: [term, index].
+-- The place [term, index] of a position or of a point.
 create function topology.at("position" jsonb) returns jsonb
 language sql stable as $$
     select pg_catalog.jsonb_build_array(coalesce(("position" ->> 'term')::bigint, 0), coalesce(("position" ->> 'index')::bigint, 0))
 $$;
 
--- Whether a consumer at one place has passed another.
+-- Whether a consumer at the place at has processed everything up to the place upto.
 create function topology.covers(at jsonb, upto jsonb) returns boolean
 language sql immutable as $$
     select ((at ->> 0)::bigint, (at ->> 1)::bigint) >= ((upto ->> 0)::bigint, (upto ->> 1)::bigint)
 $$;
 
--- The next events behind one, as slices of ten thousand: {count, after, upto}; null where there are none.
+-- The next events after a position, as slices {count, after, upto} of at most 10,000 events; null if there are none.
 create function topology.slices(after_term bigint, after_index bigint, max_changes integer) returns jsonb
 language sql stable security definer as $$
     with chosen as (
@@ -110,7 +110,7 @@ language sql stable security definer as $$
     select jsonb_agg(r.run order by r.slice) from runs as r
 $$;
 
--- The events behind one, [term, index], up to another, in order.
+-- The events after one place [term, index] up to another, in order.
 create function topology.changes("after" jsonb, upto jsonb)
 returns table (id text, term bigint, index bigint, event jsonb, written_at timestamptz)
 language sql stable security definer as $$

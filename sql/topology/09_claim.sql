@@ -1,6 +1,6 @@
--- The batch of a consumer: claimed at the source, read there, acked with the results.
+-- The batch of a consumer: claimed and read in the database of the catalogue, acked in the database of the results.
 
--- What a consumer has to process next, null for nothing; refused where some of it was trimmed.
+-- Choose the next batch of a consumer; null if nothing is ready. Raises an error if events were trimmed before it processed them.
 create function topology.choose(consumer_id text, "position" jsonb, max_changes integer) returns jsonb
 language plpgsql stable security definer as $$
 declare
@@ -9,7 +9,7 @@ declare
     gone topology.trimmed := topology.trimmed_behind(at[1], at[2]);
     slices jsonb;
 begin
-    -- The beginning that it was moved to is what is left.
+    -- A consumer that was moved to the beginning starts with the oldest event that is left, so trimmed events are no error.
     if gone.term is not null and began_at > 0 and not (at = '{0,0}' and exists (
         select from pgchange.claim as c
         where c.kind = 'topology' and c.consumer = topology.name_of(choose.consumer_id) and c.batch is null
@@ -35,8 +35,8 @@ begin
 end
 $$;
 
--- Put a consumer at a place, if it is where it was, where that is said; whether it is there now.
--- Without a search_path of its own: an ack waits for this.
+-- Move a consumer to a place. If was or before is given, only if the consumer is at that version and place. Returns whether it moved.
+-- Has no search_path of its own, which would slow down every ack.
 create function topology.put(
     consumer_id text, at jsonb, version bigint, source text, was bigint, before jsonb
 ) returns boolean
@@ -51,14 +51,14 @@ begin
 end
 $$;
 
--- Everything that is committed now, as a goal.
+-- The point after everything that is committed now.
 create function topology.point() returns jsonb
 language sql stable security definer as $$
     select jsonb_build_object('term', n.term, 'index', n.index, 'source', topology.here())
     from topology.now_at() as n
 $$;
 
--- Whether a consumer has come to a point.
+-- Whether a consumer has reached a point.
 create function topology.passed("position" jsonb, goal jsonb) returns jsonb
 language plpgsql stable security definer as $$
 begin

@@ -1,13 +1,13 @@
--- What people ask and do: status, repair, move, drop, trim.
+-- Administration: status, repair, move, drop, trim.
 
--- The feed of every consumer whose progress is here.
+-- The addresses of all consumers whose progress is in this database.
 create function topology.consumers() returns setof jsonb
 language sql stable security definer as $$
     select jsonb_build_object('consumer_id', c.consumer_id) from topology.consumer as c order by c.consumer_id
 $$;
 
--- What this catalogue knows of a consumer: where the batch that it claimed last begins and ends. A restored catalogue takes its new
--- place with the first that is asked about.
+-- The catalogue's record of a consumer: the bounds of its last claimed batch. The first call after a restore also records the new
+-- place of the catalogue.
 create function topology.mark(consumer_id text) returns jsonb
 language plpgsql volatile security definer as $$
 declare
@@ -30,7 +30,7 @@ begin
 end
 $$;
 
--- Delete a consumer's progress; whether it was here.
+-- Delete a consumer's progress. Returns whether it was in this database.
 create function topology.forget(consumer_id text) returns boolean
 language plpgsql as $$
 begin
@@ -58,12 +58,12 @@ begin
         select (m.upto ->> 0)::bigint, (m.upto ->> 1)::bigint from pgchange.claim as m
         where m.kind = 'topology' and m.batch is null
         union all
-        -- A letter at rest holds nothing back; one that is on its way is to arrive.
+        -- A stored dead letter does not prevent trimming. A dead letter that is being sent again still needs its events.
         select (l.content -> 'slices' -> 0 -> 'after' ->> 0)::bigint, (l.content -> 'slices' -> 0 -> 'after' ->> 1)::bigint
         from pgchange.letter as l
         where l.kind = 'topology' and l.on_its_way
     ), old as (
-        -- Clocks are set back, and those of two servers differ: what comes before an old event is older, whatever it says.
+        -- Find the last old event by position. Timestamps are not monotonic: clocks are set back, and servers' clocks differ.
         select l.term, l.index from topology.log as l
         where l.written_at < now() - keep
         order by l.term desc, l.index desc
@@ -83,11 +83,12 @@ begin
 end
 $$;
 comment on function topology.trim_log(interval) is
-    'Remove events up to the last that is older than an age, as far as every consumer has processed them, one whose progress '
-    'is elsewhere by its last claim; says how many, null for none. A new consumer begins with what is left.';
+    'Delete events up to the last event older than keep, except those that a consumer still needs. For a consumer whose progress '
+    'is in another database, its last claim counts. Returns a text with the number of events, null if none was deleted. A new '
+    'consumer begins with the oldest event that is left.';
 
--- A transaction that changed the catalogue and has been open for so long; a prepared transaction, too. A warning if nobody lets this
--- role see when it began.
+-- Findings about transactions, also prepared ones, that changed the catalogue and have been open longer than long_wait. A warning
+-- if this role may not see when such a transaction began.
 create function topology.health(long_wait interval default '10 seconds') returns setof pgchange.finding
 language sql volatile security definer as $$
     select f.*

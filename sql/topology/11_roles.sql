@@ -1,4 +1,4 @@
--- Who may do what. PUBLIC may do nothing.
+-- The roles and their rights. PUBLIC has none.
 
 select pgchange.add_role(
     'topology', 'reader', told =>
