@@ -1,5 +1,5 @@
-"""Batches into an Iceberg table: executors beside ``df.write.parquet``, a small batch beside the same batch into
-PostgreSQL, and a mirror of few keys beside writing its files anew.
+"""Batches into an Iceberg and a Delta table: executors beside ``df.write.parquet``, a small batch beside the same batch
+into PostgreSQL, and into an Iceberg table a mirror of few keys beside writing its files anew.
 
 ``ROWS`` says how many rows executors write, ``ROUNDS`` how often all is measured.
 """
@@ -23,12 +23,14 @@ from pyspark.sql import DataFrame, SparkSession
 
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.lake import formats, write
+from airflow_pgchange.lake.tables import LakeTable
 from airflow_pgchange.results.merge import merge
 from airflow_pgchange.results.modes import Mode
 from airflow_pgchange.spark.lake_sink import lake_sink
 from airflow_pgchange.spark.table_sink import table_sink
 from tests.benchmarks.measure import Report, ratio, section, side_by_side, wall
 from tests.benchmarks.spark import movements, session
+from tests.deltas import DeltaLake, made
 from tests.lakes import TABLE, Lake
 from tests.staging import BATCH
 
@@ -39,7 +41,7 @@ FILES = 3
 ONE_PERCENT = 100
 """The mirror changes one of so many keys."""
 
-NUMBERS = count()
+NUMBERS = count(1)
 LIMIT = "spark.sql.execution.arrow.maxBytesPerBatch"
 """Spark from 4.1 on computes the size of a batch for Python after each row, to compare it with this limit."""
 NO_LIMIT = str(2**31 - 1)
@@ -60,26 +62,28 @@ def run(conninfo: str, report: Report) -> None:
 
 
 def another() -> Batch:
-    return replace(BATCH, id=f"batch {next(NUMBERS)}")
+    number = next(NUMBERS)
+    return replace(BATCH, id=f"batch {number}", version=number)
 
 
-def staged(lake: Lake, frame: DataFrame, *, on_driver: bool = False) -> None:
+def staged(conninfo: str, into: LakeTable, frame: DataFrame, *, on_driver: bool = False) -> None:
     batch = another()
-    sink = lake_sink(lake.conninfo, batch, TABLE, frame, key=(), mode=Mode.APPEND)
+    sink = lake_sink(conninfo, batch, into, frame, key=(), mode=Mode.APPEND)
     result = sink.stage_small(frame, SMALL) if on_driver else sink.stage(frame)
     assert result is not None
-    with psycopg.connect(lake.conninfo) as connection:
+    with psycopg.connect(conninfo) as connection:
         formats.commit(connection, batch, result)
 
 
 def executors(spark: SparkSession, lake: Lake, report: Report) -> None:
     frame = movements(spark, ROWS)
-    table = lake.table(frame.limit(1).toArrow().schema)
+    schema = frame.limit(1).toArrow().schema
+    table, delta = lake.table(schema), DeltaLake(Path(lake.folder)).table(schema)
 
-    def ours(limit: str) -> Callable[[], float]:
+    def ours(into: LakeTable, limit: str) -> Callable[[], float]:
         def timed() -> float:
             spark.conf.set(LIMIT, limit)
-            return wall(lambda: staged(lake, frame))
+            return wall(lambda: staged(lake.conninfo, into, frame))
 
         return timed
 
@@ -90,26 +94,35 @@ def executors(spark: SparkSession, lake: Lake, report: Report) -> None:
 
     usual = spark.conf.get(LIMIT)
     assert usual is not None
-    contenders = ours(usual), ours(NO_LIMIT), parquet("zstd"), parquet("snappy")
+    tables = (ours(into, limit) for into in (TABLE, delta) for limit in (usual, NO_LIMIT))
+    contenders = *tables, parquet("zstd"), parquet("snappy")
     for warm in contenders:
         warm()
-    lakes, unlimited, zstd, snappy = side_by_side(ROUNDS, *contenders)
-    report.say("appended to Iceberg", statistics.median(lakes), "s")
-    report.say("the same without a limit of bytes in a batch", statistics.median(unlimited), "s")
-    report.say("df.write.parquet with the same codec, zstd", statistics.median(zstd), "s")
-    report.say("df.write.parquet with Spark's own codec, snappy", statistics.median(snappy), "s")
-    report.say("speed, of df.write.parquet with zstd", ratio(zstd, lakes), "")
-    report.say("speed, of df.write.parquet with snappy", ratio(snappy, lakes), "")
-    report.say(
-        "speed without that limit, of df.write.parquet with zstd", ratio(zstd, unlimited), "", least=0.8
-    )
+    lakes, unlimited, deltas, unlimited_deltas, zstd, snappy = side_by_side(ROUNDS, *contenders)
+    report.say("df.write.parquet with zstd, Iceberg's codec", statistics.median(zstd), "s")
+    report.say("df.write.parquet with snappy, Spark's and Delta's codec", statistics.median(snappy), "s")
+    for name, usually, without, plain, codec in (
+        ("Iceberg", lakes, unlimited, zstd, "zstd"),
+        ("Delta", deltas, unlimited_deltas, snappy, "snappy"),
+    ):
+        report.say(f"appended to {name}", statistics.median(usually), "s")
+        report.say("the same without a limit of bytes in a batch", statistics.median(without), "s")
+        report.say(f"speed, of df.write.parquet with {codec}", ratio(plain, usually), "")
+        report.say(
+            f"speed without that limit, of df.write.parquet with {codec}",
+            ratio(plain, without),
+            "",
+            least=0.8,
+        )
     lake.catalog.drop_table(table.name())
 
 
 def small(spark: SparkSession, lake: Lake, report: Report) -> None:
     computed = movements(spark, SMALL)
     frame = spark.createDataFrame(computed.toArrow(), computed.schema)
-    lake.table(frame.toArrow().schema)
+    schema = frame.toArrow().schema
+    lake.table(schema)
+    delta = made(f"{lake.folder}/small", schema)
     with psycopg.connect(lake.conninfo, autocommit=True) as connection:
         connection.execute(
             "create table movement (id bigint, kind text, flight_date date, carrier text, flight int, origin text, "
@@ -127,17 +140,18 @@ def small(spark: SparkSession, lake: Lake, report: Report) -> None:
         with psycopg.connect(lake.conninfo) as connection:
             merge(connection, batch, [result])
 
-    def iceberg() -> None:
-        staged(lake, frame, on_driver=True)
+    def into_lake(into: LakeTable) -> None:
+        staged(lake.conninfo, into, frame, on_driver=True)
 
-    contenders = partial(wall, iceberg), partial(wall, postgres)
-    for warm in contenders:
+    writes = partial(into_lake, TABLE), partial(into_lake, delta), postgres
+    for warm in writes:
         warm()
-    lakes, tables = side_by_side(3 * ROUNDS, *contenders)
-    more = [ours - theirs for ours, theirs in zip(lakes, tables, strict=True)]
-    report.say("into Iceberg", statistics.median(lakes), "s")
+    lakes, deltas, tables = side_by_side(3 * ROUNDS, *(partial(wall, each) for each in writes))
     report.say("into PostgreSQL", statistics.median(tables), "s")
-    report.say("more for Iceberg", statistics.median(more), "s", most=0.3)
+    for name, took in (("Iceberg", lakes), ("Delta", deltas)):
+        more = [ours - theirs for ours, theirs in zip(took, tables, strict=True)]
+        report.say(f"into {name}", statistics.median(took), "s")
+        report.say(f"more for {name}", statistics.median(more), "s", most=0.3)
 
 
 def mirror(lake: Lake, report: Report) -> None:
