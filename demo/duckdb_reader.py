@@ -13,7 +13,7 @@ from demo.spark import clean_environment
 
 VERSION = "1.5.5"
 """The last DuckDB whose Iceberg extension is on PyPI."""
-ICEBERG, DELTA = ("avro", "httpfs", "iceberg"), ("delta",)
+ICEBERG, DELTA = ("avro", "httpfs", "iceberg"), ("httpfs", "delta")
 """Extensions of DuckDB."""
 READING = """
 import json, sys

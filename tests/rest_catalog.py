@@ -21,6 +21,8 @@ from urllib.parse import unquote, urlsplit
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
 from pyiceberg.table import CommitTableRequest, Table
 
+from tests import s3
+
 
 class Fault(Enum):
     """What happens to one commit."""
@@ -47,9 +49,11 @@ class _Server(ThreadingHTTPServer):
 class RestCatalog:
     """``faults`` are taken by the next commits, in order; ``fired`` are those that were. ``commits`` are all requests.
     ``conflicts`` counts those whose requirements were not met. Each commit waits for up to ``delay`` seconds first.
-    ``answers`` is the code of HTTP with which all other requests are refused, if there is one."""
+    ``answers`` is the code of HTTP with which all other requests are refused, if there is one. ``store`` has the files of
+    the tables, if they are on S3."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, store: s3.Server | None = None) -> None:
+        self.store = store
         self.faults: list[Fault] = []
         self.fired: list[Fault] = []
         self.commits: list[CommitTableRequest] = []
@@ -62,7 +66,10 @@ class RestCatalog:
         # It needs SQLAlchemy 2.
         from pyiceberg.catalog.sql import SqlCatalog
 
-        self.catalog = SqlCatalog("rest", uri=f"sqlite:///{folder / 'rest.db'}", warehouse=folder.as_uri())
+        place, settings = (
+            (folder.as_uri(), {}) if store is None else (f"s3://{store.bucket()}/rest", store.settings)
+        )
+        self.catalog = SqlCatalog("rest", uri=f"sqlite:///{folder / 'rest.db'}", warehouse=place, **settings)
         self._server = _Server(("127.0.0.1", 0), self._handler())
         threading.Thread(target=self._server.serve_forever, args=[0.01], daemon=True).start()
 
@@ -191,11 +198,13 @@ class RestCatalog:
 
 
 @contextmanager
-def running(folder: Path, monkeypatch: Any) -> Iterator[RestCatalog]:
-    """The catalog ``rest`` of PyIceberg's configuration, with a namespace."""
-    rest = RestCatalog(folder)
+def running(folder: Path, monkeypatch: Any, store: s3.Server | None = None) -> Iterator[RestCatalog]:
+    """The catalog ``rest`` of PyIceberg's configuration, with a namespace. ``store`` has the files of its tables."""
+    rest = RestCatalog(folder, store)
     try:
-        monkeypatch.setenv("PYICEBERG_CATALOG__REST__URI", rest.uri)
+        settings = {"uri": rest.uri, **({} if store is None else store.settings)}
+        for name, value in s3.environment(settings, "REST").items():
+            monkeypatch.setenv(name, value)
         rest.catalog.create_namespace("sales")
         yield rest
     finally:

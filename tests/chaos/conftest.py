@@ -9,6 +9,7 @@ from contextlib import ExitStack
 import pytest
 
 from demo.postgres import Cluster
+from tests import deltas, s3
 from tests.suite import clusters
 from tests.suite.servers import one_of
 
@@ -44,6 +45,17 @@ def new_cluster(empty_cluster: Callable[..., Cluster]) -> Callable[..., Cluster]
         return cluster
 
     return make
+
+
+@pytest.fixture
+def s3_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[s3.Server]:
+    """A server of S3, which all processes reach by their environment."""
+    with s3.server() as server:
+        catalogs = [s3.environment(server.settings, catalog) for catalog in ("LAKE", "REST")]
+        for settings in (*catalogs, deltas.environment(server)):
+            for name, value in settings.items():
+                monkeypatch.setenv(name, value)
+        yield server
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import random
 import sys
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from deltalake import DeltaTable
@@ -21,9 +20,11 @@ from tests.chaos.lake_worker import ONE_LOOK, Worker
 class DeltaWorker(Worker):
     """Its steps are those of a table of another catalog: the table's log is committed before PostgreSQL."""
 
+    location: str = ""
+
     @property
     def table(self) -> Delta:
-        return Delta(str(Path(self.folder) / "delta"))
+        return Delta(self.location)
 
     def command(self) -> list[str]:
         return [sys.executable, "-m", "tests.chaos.delta_worker", json.dumps(asdict(self))]

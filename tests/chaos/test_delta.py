@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import pytest
 
+from airflow_pgchange.lake import Delta
 from airflow_pgchange.lake.delta import store
-from demo.duckdb_reader import DELTA, read
+from demo.duckdb_reader import DELTA
 from tests.chaos.delta_worker import DeltaWorker
 from tests.chaos.harness import PROOF, SEED
 from tests.chaos.lake_worker import ONE_LOOK, REMOTE_STEPS, ROWS
-from tests.chaos.test_lake import CRASH, OVERTAKEN, Campaign, passed
+from tests.chaos.test_lake import CRASH, OVERTAKEN, Campaign, found, passed
 from tests.deltas import made
 
 LARGER = pytest.mark.release("every run has an attempt that its retry overtakes, in tests/integration/lake")
@@ -27,18 +29,25 @@ class DeltaCampaign(Campaign):
     def events(self) -> set[str]:
         return {*self.steps, CRASH, OVERTAKEN}
 
+    @cached_property
+    def location(self) -> str:
+        """The location of the table."""
+        return str(self.folder / "delta") if self.server is None else f"s3://{self.server.bucket()}/delta"
+
     def new_table(self) -> None:
-        made(self.worker(0).table.location, ROWS)
+        made(self.location, ROWS)
 
     def commits(self) -> int:
-        return store.opened(self.worker(0).table).version()
+        return store.opened(Delta(self.location)).version()
 
     def ids(self) -> list[int]:
-        found = read("select id from delta_scan(?)", self.worker(0).table.location, extensions=DELTA)
-        return [id_ for (id_,) in found]
+        return found("delta_scan", self.location, DELTA, self.server)
 
     def worker(self, number: int) -> DeltaWorker:
-        return DeltaWorker(number, self.source, str(self.folder), f"{SEED} {number}", fault=self.fault)
+        seed = f"{SEED} {number}"
+        return DeltaWorker(
+            number, self.source, str(self.folder), seed, fault=self.fault, location=self.location
+        )
 
 
 @LARGER
@@ -46,6 +55,13 @@ class DeltaCampaign(Campaign):
 def test_kills_lose_and_double_no_row_of_a_delta_table(new_cluster, tmp_path):
     """A minute at a release: workers are killed, and overtaken by a retry, before and after the commit to the table."""
     passed(DeltaCampaign(new_cluster(), tmp_path))
+
+
+@LARGER
+@pytest.mark.timeout(900)
+def test_kills_lose_and_double_no_row_of_a_delta_table_on_s3(new_cluster, tmp_path, s3_server):
+    """A minute at a release: the same, with log and files on S3."""
+    passed(DeltaCampaign(new_cluster(), tmp_path, server=s3_server))
 
 
 @PROOF

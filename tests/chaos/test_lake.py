@@ -16,7 +16,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from demo.duckdb_reader import read
+from demo.duckdb_reader import ICEBERG, read
 from demo.postgres import Cluster
 from tests import rest_catalog, s3
 from tests.chaos.crew import crew
@@ -38,8 +38,8 @@ FREE_LOCKS = (
 CRASH, OVERTAKEN = "crash of PostgreSQL", "overtaken by a retry"
 
 
-def ids(location: str, server: s3.Server | None = None) -> list[int]:
-    """The ids in an Iceberg table, as DuckDB finds them by its metadata file."""
+def found(scan: str, location: str, extensions: Sequence[str], server: s3.Server | None) -> list[int]:
+    """The ids in a table, as DuckDB finds them by its metadata file or its location."""
     secret = (
         "select 1"
         if server is None
@@ -48,7 +48,8 @@ def ids(location: str, server: s3.Server | None = None) -> list[int]:
             "region 'us-east-1', url_style 'path', use_ssl false)"
         )
     )
-    return [id_ for (id_,) in read("select id from iceberg_scan(?)", location, setup=secret)]
+    rows = read(f"select id from {scan}(?)", location, extensions=extensions, setup=secret)
+    return [id_ for (id_,) in rows]
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ class Campaign:
 
     def ids(self) -> list[int]:
         """The ids in the table, by a reader that shares no code with the writer."""
-        return ids(self.location, self.server)
+        return found("iceberg_scan", self.location, ICEBERG, self.server)
 
     def worker(self, number: int) -> Worker:
         remote = self.rest is not None
@@ -180,8 +181,10 @@ class Campaign:
 
 
 @pytest.fixture
-def rest(tmp_path, monkeypatch):
-    with rest_catalog.running(tmp_path, monkeypatch) as rest:
+def rest(request, tmp_path, monkeypatch):
+    """A REST catalog, with the files of its tables on S3 if the test says so."""
+    store = request.getfixturevalue("s3_server") if getattr(request, "param", None) == "S3" else None
+    with rest_catalog.running(tmp_path, monkeypatch, store) as rest:
         rest.delay = 0.1
         yield rest
 
@@ -203,20 +206,18 @@ def test_kills_of_workers_and_servers_lose_and_double_no_row(new_cluster, tmp_pa
 
 @LARGER
 @pytest.mark.timeout(900)
-def test_kills_lose_and_double_no_row_on_s3(new_cluster, tmp_path, monkeypatch):
+def test_kills_lose_and_double_no_row_on_s3(new_cluster, tmp_path, s3_server):
     """A minute at a release: the same, with the files on S3."""
-    with s3.server() as server:
-        for name, value in s3.environment(server.settings).items():
-            monkeypatch.setenv(name, value)
-        passed(Campaign(new_cluster(), tmp_path, server=server))
+    passed(Campaign(new_cluster(), tmp_path, server=s3_server))
 
 
 @LARGER
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("rest", ["local files", "S3"], indirect=True)
 def test_kills_lose_and_double_no_row_of_another_catalog(new_cluster, tmp_path, rest):
     """A minute at a release: workers are killed, and overtaken by a retry, before and after the catalog commits, and the
     catalog answers wrongly or not at all."""
-    passed(Campaign(new_cluster(), tmp_path, rest=rest))
+    passed(Campaign(new_cluster(), tmp_path, rest=rest, server=rest.store))
     print(
         f"{len(rest.commits)} commits, {rest.conflicts} conflicts, {Counter(fault.name for fault in rest.fired)}"
     )

@@ -24,19 +24,26 @@ VARIABLES = {
 }
 """How the names of the environment variables begin that say how to reach a store, by the scheme of its locations."""
 
+CONDITIONAL_PUT = "AWS_CONDITIONAL_PUT"
 PATIENCE = {"timeout": "30s", "connect_timeout": "5s", "max_retries": "2", "retry_timeout": "60s"}
 """How long a store that says nothing is waited for. By default, it would be asked eleven times in three minutes."""
 
 
 def options(lake: Delta) -> dict[str, str]:
-    """Return the settings of the table's object store in this process. They may have secrets."""
+    """Return the settings of the table's object store in this process. They may have secrets.
+
+    Raises InvalidArgument if they turn off conditional writes, without which two writers could commit one version.
+    """
     beginning = VARIABLES.get(urlsplit(lake.location).scheme)
     if beginning is None:
         return {}
-    return {
-        **PATIENCE,
-        **{name: value for name, value in os.environ.items() if name.startswith(beginning)},
-    }
+    given = {name: value for name, value in os.environ.items() if name.startswith(beginning)}
+    if given.get(CONDITIONAL_PUT, "").lower() == "disabled":
+        raise InvalidArgument(
+            f"{lake}: {CONDITIONAL_PUT} turns conditional writes off, and a commit to a Delta table needs them, so that "
+            "two writers cannot commit the same version: remove the variable, and use a store that has conditional writes"
+        )
+    return {**PATIENCE, **given}
 
 
 def opened(lake: Delta) -> DeltaTable:

@@ -379,6 +379,12 @@ def test_the_settings_of_the_object_store_travel_with_the_place_and_are_not_show
     assert store.options(Delta("/data/lake")) == {}
 
 
+def test_a_store_on_which_two_writers_could_commit_one_version_is_refused(connection, monkeypatch):
+    monkeypatch.setenv("AWS_CONDITIONAL_PUT", "disabled")
+    with pytest.raises(InvalidArgument, match="AWS_CONDITIONAL_PUT turns conditional writes off"):
+        written(connection, Delta("s3://lake/payment"), FIVE)
+
+
 def silent(proxy, call):
     """The call, before which the store falls silent."""
 
