@@ -20,11 +20,11 @@ from airflow_pgchange.triggers.standalone import ENDED, Driver
 
 
 class DriverTrigger(BaseTrigger):
-    """Fires when a driver has ended, with its state, or when another attempt on its batch has begun; then it kills the
-    driver.
+    """Fires once: when a driver has ended, with its state, or when another attempt on the driver's batch has begun.
 
-    Meanwhile it renews the lease of the batch, each time by a connection of its own that it closes at once. Neither a
-    master nor a database that cannot be reached ends the wait.
+    In the second case it kills the driver first, and the event has the reason as ``stale``. Until then it renews the
+    lease of the batch. Each renewal opens a connection and closes it at once. The wait goes on while the masters or the
+    database cannot be reached.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class DriverTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         handle, loop = Handle.from_text(self.handle), asyncio.get_running_loop()
-        every, renew_at = seconds("lease", handle.lease) / RENEWALS, loop.time()
+        renew_interval, renew_at = seconds("lease", handle.lease) / RENEWALS, loop.time()
         while True:
             if loop.time() >= renew_at:
-                renew_at = loop.time() + every
+                renew_at = loop.time() + renew_interval
                 try:
                     await self._ask(handle.feed.renew(handle.token, handle.lease))
                 except StaleClaim as error:
@@ -65,7 +65,7 @@ class DriverTrigger(BaseTrigger):
                     yield self._fired(stale=str(error))
                     return
                 except (PgChangeError, psycopg.Error) as error:
-                    self.log.warning("%s: the lease was not renewed now: %s", handle.feed.name, error)
+                    self.log.warning("%s: could not renew the lease, will retry: %s", handle.feed.name, error)
             state = await asyncio.to_thread(standalone.state_of, self.driver)
             if state in ENDED:
                 yield self._fired(state=state)
@@ -73,7 +73,8 @@ class DriverTrigger(BaseTrigger):
             await asyncio.sleep(self.poll_interval)
 
     async def on_kill(self) -> None:
-        """End the driver and the lease, as a person has cleared or marked the task. Airflow calls it from 3.3 on."""
+        """Kill the driver and end the lease, because a user has cleared or marked the task. Airflow calls this from
+        version 3.3 on."""
         await asyncio.to_thread(standalone.kill, self.driver)
         handle = Handle.from_text(self.handle)
         await self._ask(handle.feed.end_lease(handle.token))
@@ -83,6 +84,6 @@ class DriverTrigger(BaseTrigger):
         async with connection:
             await ask_all(connection, [query])
 
-    def _fired(self, **told: str | None) -> TriggerEvent:
-        # All that the task needs, because dag.test() keeps nothing else of a deferred task.
-        return TriggerEvent({"handle": self.handle, "driver": self.driver.id, **told})  # type: ignore[no-untyped-call]
+    def _fired(self, **outcome: str | None) -> TriggerEvent:
+        # The event has everything that the task needs, because dag.test() keeps nothing else of a deferred task.
+        return TriggerEvent({"handle": self.handle, "driver": self.driver.id, **outcome})  # type: ignore[no-untyped-call]

@@ -21,7 +21,7 @@ from airflow_pgchange.feeds.feed import CONDITIONS, Feed, Goal, Watched, identit
 from airflow_pgchange.feeds.queue import QueueFeed
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.triggers.poller import switchboard
-from airflow_pgchange.triggers.subscription import News, Recovered, Subscription, Trouble
+from airflow_pgchange.triggers.subscription import Failure, News, Recovered, Subscription
 from airflow_pgchange.triggers.watches import (
     BacklogWatch,
     IdleWatch,
@@ -44,17 +44,17 @@ class FeedTrigger(BaseEventTrigger):
     """Fires when ``min_changes`` changes of a feed are ready, or when a ready change is ``max_age`` old.
 
     An event wakes a consumer; it contains no batch. Its payload is the lag, as JSON. The trigger fires once for a
-    backlog, and again after growing pauses while changes are ready and no consumer is at work. It fires as soon as either
-    condition holds, so ``max_age`` needs no ``min_changes``.
+    backlog, and again after growing pauses while changes are ready and no consumer is at work. The conditions are
+    alternatives, so ``max_age`` needs no ``min_changes``.
 
     ``max_lag`` and ``max_backlog`` say how far behind the consumer may be before ``pgchange.health()`` reports it. They
     are the age of its oldest ready change (default: an hour), and the number of its changes (default: any). The trigger
-    records them in the database with what it sees, and needs no further right for that. They have no effect with
-    ``once``. A limit that was set by ``pgchange.limit_lag()`` comes before them.
+    records them in the database with its observations, and needs no further right for that. They have no effect with
+    ``once``. A limit that was set by ``pgchange.limit_lag()`` takes precedence.
 
-    Without ``once`` it runs until it is cancelled. With ``once`` it ends after the first event. An error then ends it
-    too, with the payload ``{"error": message}``, unless the error may be temporary: PostgreSQL cannot be reached, Airflow
-    is slow to return the connection, or a table is locked.
+    Without ``once`` the trigger runs until it is cancelled. With ``once`` it ends after the first event. An error then
+    ends it too, and the payload has the message as ``error``. Errors that may be temporary are retried: PostgreSQL cannot
+    be reached, Airflow is slow to return the connection, or a table is locked.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class FeedTrigger(BaseEventTrigger):
         self.once = once
         if self._limits != LagLimits() and not isinstance(self.feed, Feed):
             raise InvalidArgument(
-                f"{self.feed.name}: max_lag and max_backlog are limits of one consumer, and these are several: leave "
-                "them out, and set the limit of each with pgchange.limit_lag()"
+                f"{self.feed.name}: max_lag and max_backlog limit one consumer, and this feed has several: leave them "
+                "out, and set the limit of each consumer with pgchange.limit_lag()"
             )
 
     @property
@@ -92,9 +92,9 @@ class FeedTrigger(BaseEventTrigger):
 
     @property
     def conditions(self) -> dict[str, Any]:
-        """The conditions on which it fires, without those that have their default."""
-        given = {name: getattr(self, name) for name in CONDITIONS}
-        return {name: value for name, value in given.items() if value != DEFAULTS[name]}
+        """The conditions on which the trigger fires, if they differ from their defaults."""
+        conditions = {name: getattr(self, name) for name in CONDITIONS}
+        return {name: value for name, value in conditions.items() if value != DEFAULTS[name]}
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return f"{__name__}.FeedTrigger", {
@@ -110,7 +110,7 @@ class FeedTrigger(BaseEventTrigger):
         }
 
     def run(self) -> AsyncIterator[TriggerEvent]:
-        # A sensor waits beside the watcher of the asset, and has no say in its limits.
+        # The asset's watcher sets the limits. With once, a sensor waits, which must not overwrite them.
         watch = BacklogWatch(self.feed, self.min_changes, self.max_age, None if self.once else self._limits)
         source = self.source_conn_id or self.postgres_conn_id
         progress = progress_at(self.feed, self.postgres_conn_id, source)
@@ -159,7 +159,7 @@ class PointTrigger(BaseTrigger):
 
 
 class IdleTrigger(BaseTrigger):
-    """Fires once, when nobody works on a consumer: no transaction, and nobody who has a lease."""
+    """Fires once, when a consumer is idle: no transaction holds its lock, and no lease is running."""
 
     def __init__(
         self,
@@ -238,10 +238,13 @@ async def _events(
 
 
 def _event(trigger: BaseTrigger, name: str, news: News, once: bool) -> TriggerEvent | None:
-    """Log trouble with the connection and its end; return an event for other news."""
+    """Return the event for news of a subscription, or None if the news is only logged.
+
+    Failures and recoveries are logged. With ``once``, an error that no retry can fix is an event.
+    """
     if isinstance(news, Recovered):
         trigger.log.info("%s: answered again", name)
-    elif isinstance(news, Trouble):
+    elif isinstance(news, Failure):
         if once and not isinstance(news.error, AirflowUnavailable | ServerUnavailable | ConsumerBusy):
             permanent = isinstance(news.error, Permanent)
             return _fired({"feed": name, "error": str(news.error), "permanent": permanent})

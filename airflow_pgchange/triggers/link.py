@@ -14,7 +14,7 @@ Opener = Callable[[str, bool], Awaitable[Connection]]
 
 
 class Link:
-    """The shared connection to one database. It is opened when it is first needed, and again if it was lost."""
+    """The shared connection to one database. It is opened at the first use, and opened again after it was lost."""
 
     def __init__(self, conn_id: str, primary: bool, opener: Opener) -> None:
         self.conn_id = conn_id

@@ -22,7 +22,7 @@ from airflow_pgchange.triggers.loop_time import within
 LOOKED_UP_WITHIN = 30.0
 """Seconds that a caller waits for a lookup. The lookup itself goes on."""
 CONNECTED_WITHIN = 30.0
-"""Seconds for PostgreSQL to accept a connection, on any of the servers that it names."""
+"""Seconds for PostgreSQL to accept a connection, on any of the connection's hosts."""
 ASK_AGAIN_AFTER = (1.0, 2.0)
 """Pauses in seconds before a connection that Airflow reports as undefined is looked up again. Airflow's SDK also reports
 this if the lookup failed because the metadata database was locked."""
@@ -67,7 +67,7 @@ class Lookups:
         """
         lookup = self._lookups.get(conn_id)
         if lookup is None:
-            # An empty context, because the log lines of a lookup belong to no trigger.
+            # The context is empty so that the lookup's log lines are attributed to no trigger.
             lookup = self._lookups[conn_id] = asyncio.create_task(
                 self._look_up(conn_id), name="pgchange-lookup", context=Context()
             )
@@ -76,11 +76,11 @@ class Lookups:
                 return await asyncio.shield(lookup)
         except TimeoutError as error:
             raise AirflowUnavailable(
-                f"{conn_id}: Airflow did not return this connection within {LOOKED_UP_WITHIN:g} s, so PostgreSQL was "
-                "not asked: the triggerer's supervisor waits for the metadata database, or a secrets backend is slow"
+                f"{conn_id}: Airflow did not return this connection within {LOOKED_UP_WITHIN:g} s. PostgreSQL was not "
+                "asked. The triggerer's supervisor waits for the metadata database, or a secrets backend is slow"
             ) from error
         finally:
-            # Another caller may have taken the result, and a third one begun a new lookup.
+            # Remove only our own lookup: another caller may have removed it and begun a new lookup meanwhile.
             if lookup.done() and self._lookups.get(conn_id) is lookup:
                 del self._lookups[conn_id]
 
@@ -95,14 +95,14 @@ class Lookups:
     async def _look_up(self, conn_id: str) -> str:
         for pause in ASK_AGAIN_AFTER:
             with suppress(AirflowNotFoundException):
-                return await self._asked(conn_id)
+                return await self._ask_once(conn_id)
             await asyncio.sleep(pause)
         try:
-            return await self._asked(conn_id)
+            return await self._ask_once(conn_id)
         except AirflowNotFoundException as error:
             raise InvalidArgument(f"connection {conn_id}: {error}") from error
 
-    async def _asked(self, conn_id: str) -> str:
+    async def _ask_once(self, conn_id: str) -> str:
         try:
             return await self._ask(conn_id)
         except AirflowNotFoundException:

@@ -13,21 +13,21 @@ SLICES = 30
 
 @asynccontextmanager
 async def within(seconds: float) -> AsyncIterator[None]:
-    """Raise TimeoutError if the block takes longer than ``seconds``, not counting time in which the event loop was
+    """Raise TimeoutError if the block takes longer than ``seconds``, without the time during which the event loop was
     blocked.
 
     If other code blocks the loop, an answer that arrived in the meantime is read late. An ordinary timeout would then
     blame the server. Here a blocked loop uses up at most two slices of the timeout.
     """
-    loop, piece = asyncio.get_running_loop(), seconds / SLICES
+    loop, slice_length = asyncio.get_running_loop(), seconds / SLICES
     async with asyncio.timeout(None) as deadline:
 
         async def count() -> None:
             left = seconds
             while left > 0:
                 began = loop.time()
-                await asyncio.sleep(min(piece, left))
-                left -= min(loop.time() - began, 2 * piece)
+                await asyncio.sleep(min(slice_length, left))
+                left -= min(loop.time() - began, 2 * slice_length)
             deadline.reschedule(loop.time())
 
         counting = asyncio.create_task(count(), name="pgchange-within", context=Context())

@@ -1,10 +1,10 @@
 """Poll the databases for all triggers in this process, over one shared connection to each database.
 
-About ten times a second a ``Poller`` makes two pipelined round trips for all its subscribers. The first asks the database
-of the progress for the position of each consumer. The second asks the source the question of each subscriber, given that
-position; one query serves many feeds of a kind. A question that failed, for example because its table is locked, is asked
-alone from then on, after the others. Each pair of databases has a poller of its own, so that a server that does not
-answer delays no other.
+About ten times a second a ``Poller`` makes two pipelined round trips for all its subscribers. The first reads the
+position of each consumer from the database that holds the progress. The second sends the query of each subscriber, which
+needs that position, to the source. One query serves many feeds of a kind. A query that failed, for example because its
+table is locked, is from then on sent alone, after the others. Each pair of databases has its own poller, so that an
+unresponsive server delays no other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import psycopg
 
 from airflow_pgchange.errors import ConsumerBusy, PgChangeError, ServerUnavailable
 from airflow_pgchange.feeds.queries import ask_all
-from airflow_pgchange.triggers.last_seen import limits_of, note
+from airflow_pgchange.triggers.last_seen import limits_of, record
 from airflow_pgchange.triggers.link import Connection, Link, Opener
 from airflow_pgchange.triggers.lookups import Lookups
 from airflow_pgchange.triggers.loop_time import within
@@ -31,16 +31,16 @@ from airflow_pgchange.triggers.subscription import Subscription
 from airflow_pgchange.triggers.watches import Payload, Watch
 
 ANSWER_WITHIN = 30.0
-"""Seconds for the questions of all subscribers that are due, once the connections are open."""
-NOTED_WITHIN = 1.0
-"""Seconds for which the last subscriber of a poller, when it leaves, waits for the record of its observation."""
+"""Seconds for the queries of all subscribers that are due, once the connections are open."""
+RECORDED_WITHIN = 1.0
+"""Seconds for which the last subscriber that leaves a poller waits until its observation is recorded."""
 TICK = 0.1
-"""The longest time in seconds until the question of a new subscriber is asked."""
+"""The longest time in seconds until the first query of a new subscriber."""
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How many seconds a question may take, and how many of these it may wait for locks."""
+    """How many seconds a query may take, and how many of these it may wait for locks."""
 
     timeout: float
     busy_timeout: float
@@ -52,12 +52,12 @@ class Patience:
 
 
 PATIENCE = Patience(timeout=5.0, busy_timeout=0.1)
-"""The limits of one round trip. Questions that are asked one by one share ``busy_timeout``."""
+"""The limits of one round trip. Queries that are sent separately share ``busy_timeout``."""
 
 
 @dataclass(frozen=True)
 class Clock:
-    """The source of the time, and the function that waits. Tests use their own."""
+    """The functions that return the time and that wait. Tests pass their own."""
 
     now: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
@@ -70,16 +70,16 @@ class Poller:
         self.links = (progress, source)
         self.subscriptions: list[Subscription] = []
         self._clock = clock
-        self._asked, self._notes = progress, True
+        self._awaited, self._may_record = progress, True
         self._sharing = Sharing()
-        self.noting = asyncio.Lock()
+        self.recording = asyncio.Lock()
         """Held while observations are recorded."""
 
     async def run(self) -> None:
-        """Poll until cancelled. An unexpected error ends every subscription with this error."""
+        """Poll until cancelled. If an unexpected error occurs, every subscription raises it."""
         try:
             while True:
-                await self.look()
+                await self.poll()
                 now = self._clock.now()
                 next_due = min((s.due_at for s in self.subscriptions), default=now + TICK)
                 await self._clock.sleep(min(max(0.0, next_due - now), TICK))
@@ -88,44 +88,45 @@ class Poller:
                 subscription.queue.put_nowait(error)
             raise
 
-    async def look(self) -> None:
-        """Ask the questions of all subscribers that are due, once."""
+    async def poll(self) -> None:
+        """Send the queries of all subscribers that are due, once."""
         now = self._clock.now()
         active = [s for s in self.subscriptions if now >= s.due_at]
         if not active:
             return
-        for asked in ([s for s in active if not s.apart], [s for s in active if s.apart]):
-            if asked:
-                await self._look_at(asked)
-        await self._note(active)
+        for group in ([s for s in active if not s.apart], [s for s in active if s.apart]):
+            if group:
+                await self._poll(group)
+        await self._record(active)
 
-    async def _look_at(self, asked: Sequence[Subscription]) -> None:
+    async def _poll(self, group: Sequence[Subscription]) -> None:
         try:
             # Open the connections before the timeout starts, because Airflow may be slow to return them.
             opened = {link: await link.connection() for link in self.links}
             async with within(ANSWER_WITHIN):
-                await self._ask(asked, opened)
+                await self._ask(group, opened)
         except TimeoutError:
-            await self._asked.close()
+            await self._awaited.close()
             self._fail(
-                asked, ServerUnavailable(f"{self._asked.conn_id}: no answer within {ANSWER_WITHIN:g} s")
+                group, ServerUnavailable(f"{self._awaited.conn_id}: no answer within {ANSWER_WITHIN:g} s")
             )
         except (PgChangeError, psycopg.Error) as error:
-            self._fail(asked, _ours(error))
+            self._fail(group, _ours(error))
 
-    async def _note(self, active: Sequence[Subscription]) -> None:
-        """Record the observations. This is best effort: subscribers are told only if the connection was lost."""
+    async def _record(self, active: Sequence[Subscription]) -> None:
+        """Record the observations. Best effort: an error fails the subscriptions only if the connection is lost."""
         now = self._clock.now()
-        due = [s for s in active if s.watch.lasting and s.sight.is_due(now)]
-        # If several subscriptions watch one feed, record the one that has woken its subscriber.
-        told = {s.watch.feed: s.sight for s in sorted(due, key=lambda s: s.sight.woke_at is not None)}
-        if told and self._notes and (connection := self.links[0].opened) is not None:
+        due = [s for s in active if s.watch.lasting and s.observations.is_due(now)]
+        # If several subscriptions watch one feed, record the subscription that has woken its subscriber.
+        due.sort(key=lambda s: s.observations.woke_at is not None)
+        watchers = {s.watch.feed: s.observations for s in due}
+        if watchers and self._may_record and (connection := self.links[0].opened) is not None:
             try:
                 limits = limits_of(s.watch for s in self.subscriptions)
-                async with self.noting, within(ANSWER_WITHIN):
-                    self._notes = await note(connection, told, now, limits)
+                async with self.recording, within(ANSWER_WITHIN):
+                    self._may_record = await record(connection, watchers, now, limits)
             except TimeoutError:
-                # The next poll opens it again.
+                # The next poll opens the connection again.
                 await connection.close()
             except (PgChangeError, psycopg.Error) as error:
                 if connection.closed:
@@ -136,19 +137,18 @@ class Poller:
 
         async def each(
             link: Link,
-            asked: Sequence[Subscription],
+            subscriptions: Sequence[Subscription],
             question: Question,
             among: Among = lambda subscription: None,
         ) -> dict[Subscription, Any]:
-            self._asked = link
-            return await self._each(opened[link], asked, question, among)
+            self._awaited = link
+            return await self._each(opened[link], subscriptions, question, among)
 
         started = self._clock.now()
         positions = await each(progress, active, lambda s: s.watch.feed.position())
-        found = [s for s in active if s in positions]
         answers = await each(
             source,
-            found,
+            [s for s in active if s in positions],
             lambda s: s.watch.question(positions[s]),
             lambda s: s.watch.shared(positions[s]),
         )
@@ -164,26 +164,22 @@ class Poller:
         for subscription, news in due:
             if subscription in held and subscription.watch.unless_at_work(bool(held[subscription]), now):
                 subscription.queue.put_nowait(news)
-                subscription.sight.woke_at = now
+                subscription.observations.woke_at = now
 
     async def _each(
-        self,
-        connection: Connection,
-        asked: Sequence[Subscription],
-        question: Question,
-        among: Among,
+        self, connection: Connection, active: Sequence[Subscription], question: Question, among: Among
     ) -> dict[Subscription, Any]:
-        """Return the answers to all questions that could be answered. A question that fails must not affect the
-        others."""
-        if not any(s.apart for s in asked):
+        """Return the answers of all queries that succeed. If the queries fail together, send each alone, so that a query
+        that fails does not affect the others."""
+        if not any(s.apart for s in active):
             try:
-                return await self._together(connection, asked, question, among)
+                return await self._together(connection, active, question, among)
             except (PgChangeError, psycopg.Error):
                 if connection.closed:
                     raise
-        share = replace(PATIENCE, busy_timeout=PATIENCE.busy_timeout / max(len(asked), 1))
+        share = replace(PATIENCE, busy_timeout=PATIENCE.busy_timeout / max(len(active), 1))
         answers: dict[Subscription, Any] = {}
-        for subscription in asked:
+        for subscription in active:
             try:
                 [answers[subscription]] = await ask_all(
                     connection, [question(subscription)], **share.settings()
@@ -196,10 +192,10 @@ class Poller:
         return answers
 
     async def _together(
-        self, connection: Connection, asked: Sequence[Subscription], question: Question, among: Among
+        self, connection: Connection, active: Sequence[Subscription], question: Question, among: Among
     ) -> dict[Subscription, Any]:
-        """Return the answers to all questions, asked in one round trip. Raises if one of them fails."""
-        portions = self._sharing.portions(asked, question, among, self._clock.now())
+        """Return the answers of all queries, sent in one round trip. Raises if any query fails."""
+        portions = self._sharing.portions(active, question, among, self._clock.now())
         try:
             values = await ask_all(connection, [portion.query for portion in portions], **PATIENCE.settings())
         except psycopg.errors.QueryCanceled:
@@ -218,7 +214,7 @@ class Poller:
 
 
 class Switchboard:
-    """The pollers and links of one event loop. Each exists as long as it has subscribers."""
+    """The pollers and connections of one event loop. Each exists as long as it has subscribers."""
 
     def __init__(self, opener: Opener | None = None, clock: Clock | None = None) -> None:
         self._lookups = Lookups()
@@ -233,8 +229,8 @@ class Switchboard:
     ) -> AsyncIterator[Subscription]:
         """Yield a subscription to the news of ``watch``, which ends with the block.
 
-        ``progress`` and ``source`` are Airflow connections. With ``primary`` the source's primary is asked; otherwise
-        any of its servers may be.
+        ``progress`` and ``source`` are Airflow connections. With ``primary`` the queries go to the source's primary,
+        otherwise to any of its servers.
         """
         subscription = Subscription(watch, interval)
         at_progress = self._link(progress, True)
@@ -242,7 +238,7 @@ class Switchboard:
         key = (at_progress, at_source)
         if key not in self._pollers or self._pollers[key][1].done():
             poller = Poller(at_progress, at_source, self._clock)
-            # An empty context, because the log lines of the poller belong to no trigger.
+            # The context is empty so that the poller's log lines are attributed to no trigger.
             self._pollers[key] = (
                 poller,
                 asyncio.create_task(poller.run(), name="pgchange-poller", context=Context()),
@@ -270,9 +266,9 @@ class Switchboard:
     async def _end(self, key: tuple[Link, Link], poller: Poller, task: asyncio.Task[None]) -> None:
         if self._pollers[key][1] is task:
             del self._pollers[key]
-        # A subscriber leaves when it gets its news, which may be before the poller has recorded the observation.
+        # A subscriber may leave with its news before the poller has recorded the observation: wait for the record.
         with suppress(TimeoutError):
-            async with asyncio.timeout(NOTED_WITHIN), poller.noting:
+            async with asyncio.timeout(RECORDED_WITHIN), poller.recording:
                 pass
         task.cancel()
         with suppress(asyncio.CancelledError, Exception):

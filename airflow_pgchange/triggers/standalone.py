@@ -21,12 +21,12 @@ SUBMITTER = "org.apache.spark.deploy.SparkSubmit"
 """The main class of the driver. It runs Spark's Python applications, too."""
 FINISHED, LOST = "FINISHED", "LOST"
 ENDED = frozenset({FINISHED, LOST, "FAILED", "KILLED", "ERROR"})
-"""The states of a driver that has ended, and LOST if the masters do not know it, as after they were restarted."""
+"""The states of a driver that has ended. LOST is ours: no master knows the driver, for example after a restart."""
 
 
 @dataclass(frozen=True)
 class Driver:
-    """A driver in a cluster: its id, and the addresses of the REST API of the masters, such as http://spark:6066."""
+    """A driver in a cluster: its id, and the REST API address of each master, such as http://spark:6066."""
 
     id: str
     masters: tuple[str, ...]
@@ -38,9 +38,10 @@ def submit(
     properties: Mapping[str, str],
     environment: Mapping[str, str],
 ) -> Driver:
-    """Start a driver. ``arguments`` are those of spark-submit, with the application; its files must be on the workers.
+    """Start a driver on the first master that accepts it. Raises ServerUnavailable if none does.
 
-    ``properties`` are the Spark properties for the driver's own process, such as its memory. Raises ServerUnavailable.
+    ``arguments`` are those of spark-submit, with the application. Its files must be on the workers. ``properties`` are
+    the Spark properties of the driver's own process, such as its memory.
     """
     request = {
         "action": "CreateSubmissionRequest",
@@ -62,13 +63,13 @@ def submit(
             return Driver(str(answer["submissionId"]), tuple(masters))
         failures.append(f"{master}: {answer.get('message') or 'refused'}")
     raise ServerUnavailable(
-        f"no Spark master has started the driver ({'; '.join(failures)}): set spark.master.rest.enabled=true for the "
+        f"no Spark master has started the driver ({'; '.join(failures)}). Set spark.master.rest.enabled=true for the "
         "master, and the port of its REST API as the extra rest-port of the Spark connection"
     )
 
 
 def state_of(driver: Driver) -> str | None:
-    """Return the state of a driver; None if no master can tell it now, as while another takes over."""
+    """Return the state of a driver. None if no master can report it now, for example during a failover."""
     unknown = False
     for master in driver.masters:
         try:
@@ -77,13 +78,13 @@ def state_of(driver: Driver) -> str | None:
             continue
         if answer.get("success"):
             return str(answer["driverState"])
-        # A master that stands by, or recovers, gives a reason.
+        # A standby or recovering master gives a reason. An active master that does not know the driver gives none.
         unknown = unknown or not answer.get("message")
     return LOST if unknown else None
 
 
 def kill(driver: Driver) -> None:
-    """Kill a driver. Best effort: a driver that goes on can no longer have its results merged."""
+    """Kill a driver. Best effort: the results of a driver that survives are not merged any more."""
     for master in driver.masters:
         try:
             if _call(master, f"kill/{driver.id}", {}).get("success"):
@@ -103,7 +104,7 @@ def _call(master: str, action: str, body: Mapping[str, Any] | None = None) -> di
         with urllib.request.urlopen(request, timeout=ANSWER_WITHIN) as response:
             text = response.read()
     except urllib.error.HTTPError as error:
-        # The API answers a request that it refuses with JSON, too.
+        # If the API refuses a request, the body is JSON too.
         text = error.read()
     try:
         answer = json.loads(text)

@@ -1,4 +1,4 @@
-"""One subscriber of a poller: its news, and when its question is due again. This module has no I/O and no clock."""
+"""A subscriber of a poller: its news, and when its query is due again. This module has no I/O and no clock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from airflow_pgchange.errors import ConsumerBusy, PgChangeError
 from airflow_pgchange.feeds.error_text import without_secrets
-from airflow_pgchange.triggers.last_seen import Seen, Sight
+from airflow_pgchange.triggers.last_seen import Observation, Observations
 from airflow_pgchange.triggers.watches import Payload, Watch
 
 FIRST_RETRY = 1.0
@@ -18,13 +18,13 @@ REST = 2.0
 """After a query, the rest is this many times as long as the query took, up to the longest rest. So polling takes at most
 a third of a backend's time."""
 LONGEST_REST = 2.0
-"""The longest rest in seconds. If ``INTERVALS`` intervals of the subscription are longer, these are the longest rest."""
+"""The longest rest in seconds, or ``INTERVALS`` poll intervals of the subscription if that is longer."""
 INTERVALS = 10
 
 
 @dataclass(frozen=True)
-class Trouble:
-    """The question could not be answered, and is asked again in ``retry_in`` seconds."""
+class Failure:
+    """The query failed, and is retried in ``retry_in`` seconds."""
 
     error: PgChangeError
     retry_in: float
@@ -32,15 +32,15 @@ class Trouble:
 
 @dataclass(frozen=True)
 class Recovered:
-    """The first answer after trouble."""
+    """The query succeeded again after a failure."""
 
 
-News = Payload | Trouble | Recovered
+News = Payload | Failure | Recovered
 
 
 @dataclass(eq=False)
 class Subscription:
-    """One subscriber. Iterate over it for its news. ``apart``: its question failed among others, and is now asked
+    """A subscriber. Iterate over it for its news. ``apart``: its query failed together with others, so it is now sent
     alone."""
 
     watch: Watch
@@ -50,7 +50,7 @@ class Subscription:
     retry_in: float = FIRST_RETRY
     failing_since: float | None = None
     apart: bool = False
-    sight: Sight = field(default_factory=Sight)
+    observations: Observations = field(default_factory=Observations)
 
     def __aiter__(self) -> AsyncIterator[News]:
         return self._news()
@@ -64,23 +64,25 @@ class Subscription:
 
     @property
     def longest_rest(self) -> float:
-        """The longest pause in seconds until the next query, however long the last query took or a lock was held."""
+        """The longest pause in seconds until the next query, after a slow query or a lock."""
         return max(INTERVALS * self.interval, LONGEST_REST)
 
     def fail(self, error: PgChangeError, now: float) -> None:
         longest = self.longest_rest if isinstance(error, ConsumerBusy) else LONGEST_RETRY
         pause = min(self.retry_in, longest)
-        self.queue.put_nowait(Trouble(error, pause))
+        self.queue.put_nowait(Failure(error, pause))
         self.failing_since = now if self.failing_since is None else self.failing_since
-        # Most locks are held for a moment only, so report a failure to the watch only if one lasts.
+        # Most locks are held only briefly, so a lock counts as a failure of the watch only if it lasts.
         if not isinstance(error, ConsumerBusy) or now - self.failing_since >= LONGEST_RETRY:
             self.watch.failed()
-        self.sight.seen = Seen(error=without_secrets(str(error), ()))
+        self.observations.latest = Observation(error=without_secrets(str(error), ()))
         self.due_at = now + pause
         self.retry_in = min(2 * pause, LONGEST_RETRY)
 
     def answered(self, answer: Any, now: float, took: float) -> None:
-        self.sight.seen = Seen(ready=answer.get("ready") if isinstance(answer, dict) else None)
+        self.observations.latest = Observation(
+            ready=answer.get("ready") if isinstance(answer, dict) else None
+        )
         if self.failing_since is not None:
             self.queue.put_nowait(Recovered())
         self.failing_since, self.apart, self.retry_in = None, False, FIRST_RETRY

@@ -1,4 +1,4 @@
-"""The questions that a poller asks for its subscribers: about a consumer's lag, its progress, or a message."""
+"""The queries that a poller sends for its subscribers: for a consumer's lag, its progress, or a message."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from airflow_pgchange.utils import metrics
 N = TypeVar("N", int, float)
 Payload = dict[str, Any]
 Asked = tuple[Watched, Position, int]
-"""The arguments of a question about lag: the feed, the consumer's position, and the number up to which to count."""
+"""The arguments of a query for lag: the feed, the consumer's position, and the number up to which to count."""
 
 
 @dataclass(frozen=True)
 class LagLimits:
-    """The lag from which on health reports a consumer, as its DAG says: the age of its oldest ready change in seconds,
-    and the number of its changes. None: the DAG says nothing of it."""
+    """The lag from which on ``pgchange.health()`` reports a consumer, as set in its DAG; None if the DAG sets none.
+
+    ``max_lag`` is the age of its oldest ready change in seconds, ``max_backlog`` the number of its changes.
+    """
 
     max_lag: float | None = None
     max_backlog: int | None = None
@@ -33,12 +35,12 @@ class LagLimits:
         return LagLimits(_least(self.max_lag, other.max_lag), _least(self.max_backlog, other.max_backlog))
 
 
-def _least(one: N | None, other: N | None) -> N | None:
-    return min((each for each in (one, other) if each is not None), default=None)
+def _least(first: N | None, second: N | None) -> N | None:
+    return min((limit for limit in (first, second) if limit is not None), default=None)
 
 
 class Watch(Protocol):
-    """One question about one feed, which is asked again and again. ``lasting``: it goes on after its first news."""
+    """A query about one feed that is repeated. ``lasting``: it goes on after its first news."""
 
     lasting: ClassVar[bool]
 
@@ -47,20 +49,20 @@ class Watch(Protocol):
 
     @property
     def limits(self) -> LagLimits | None:
-        """The limits of the consumer's lag, for ``lasting`` watches; None if this subscriber has no say in them."""
+        """The limits of the consumer's lag that this subscriber sets; None if it sets none. For ``lasting`` watches."""
 
     def question(self, position: Position | None) -> sql.Composed:
         """Return the query for the source, given the consumer's position."""
 
     def shared(self, position: Position | None) -> Asked | None:
-        """Return the arguments for one query about many feeds of the kind (``lags``); None if the question is asked
-        alone."""
+        """Return the arguments for a query about many feeds of the kind (``lags``); None if the watch cannot share its
+        query."""
 
     def news(self, position: Position | None, answer: Any, now: float) -> Payload | None:
         """Return the news for the subscriber, as JSON; None if there is none."""
 
     def failed(self) -> None:
-        """Note that the question could not be answered."""
+        """Note that the query failed."""
 
     def given_up(self) -> None:
         """Note that the subscriber has left."""
@@ -131,10 +133,10 @@ class PointWatch:
         return {"feed": self.feed.name, "passed": True} if answer["passed"] else None
 
     def failed(self) -> None:
-        """No metric is reported for this question."""
+        """Do nothing: this watch reports no metric."""
 
     def given_up(self) -> None:
-        """No metric is reported for this question."""
+        """Do nothing: this watch reports no metric."""
 
     def unless_at_work(self, held: bool, now: float) -> bool:
         return True
@@ -142,7 +144,7 @@ class PointWatch:
 
 @dataclass
 class IdleWatch:
-    """Waits until nobody works on a consumer: no transaction, and nobody who has a lease."""
+    """Waits until a consumer is idle: no transaction holds its lock, and no lease is running."""
 
     lasting: ClassVar[bool] = False
     limits: ClassVar[None] = None
@@ -150,7 +152,7 @@ class IdleWatch:
     feed: Feed
 
     def question(self, position: Position | None) -> sql.Composed:
-        # The source has the leases, also if the lock is in another database.
+        # Ask the source, because it has the leases even if the lock is in another database.
         return self.feed.locked()
 
     def shared(self, position: Position | None) -> None:
@@ -160,10 +162,10 @@ class IdleWatch:
         return None if answer else {"feed": self.feed.name, "idle": True}
 
     def failed(self) -> None:
-        """No metric is reported for this question."""
+        """Do nothing: this watch reports no metric."""
 
     def given_up(self) -> None:
-        """No metric is reported for this question."""
+        """Do nothing: this watch reports no metric."""
 
     def unless_at_work(self, held: bool, now: float) -> bool:
         return not held
@@ -189,10 +191,10 @@ class ReplyWatch:
         return {"feed": self.feed.name, "iid": self.iid} if answer else None
 
     def failed(self) -> None:
-        """No metric is reported for this question."""
+        """Do nothing: this watch reports no metric."""
 
     def given_up(self) -> None:
-        """No metric is reported for this question."""
+        """Do nothing: this watch reports no metric."""
 
     def unless_at_work(self, held: bool, now: float) -> bool:
         return True

@@ -60,7 +60,7 @@ async def milliseconds_a_feed(conninfo: str, feeds: Sequence[Watched]) -> float:
         async def look() -> None:
             for subscription in poller.subscriptions:
                 subscription.due_at = float("-inf")
-            await poller.look()
+            await poller.poll()
 
         await look()
         connection = await poller.links[1].connection()
@@ -87,13 +87,13 @@ class Pace:
 async def pace(conninfo: str, feeds: Sequence[Watched]) -> Pace:
     """Of a poller that is left to itself."""
     async with watching(conninfo, feeds) as poller:
-        await poller.look()
+        await poller.poll()
         connection = await poller.links[1].connection()
         looks, before, began = 0, backend_cpu(connection), time.monotonic()
         while time.monotonic() < began + SECONDS:
             next_due = min(s.due_at for s in poller.subscriptions)
             await asyncio.sleep(max(0.0, next_due - time.monotonic()))
-            await poller.look()
+            await poller.poll()
             looks += 1
         seconds = time.monotonic() - began
         return Pace(looks / seconds, (backend_cpu(connection) - before) / seconds)

@@ -9,7 +9,7 @@ import pytest
 
 from airflow_pgchange.feeds import CommitFeed
 from airflow_pgchange.triggers import last_seen
-from airflow_pgchange.triggers.last_seen import NOTED_EVERY, Seen, Sight, note
+from airflow_pgchange.triggers.last_seen import RECORD_EVERY, Observation, Observations, record
 
 FEED = CommitFeed("delays", 0)
 
@@ -24,9 +24,9 @@ def lost(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(last_seen, "ask_all", ask_all)
 
 
-def noted(woke_at: float | None) -> Sight:
+def noted(woke_at: float | None) -> Observations:
     """What was noted at 10, by who woke somebody."""
-    return Sight(Seen(ready=1), woke_at, Seen(ready=0), 10.0)
+    return Observations(Observation(ready=1), woke_at, Observation(ready=0), 10.0)
 
 
 def test_that_somebody_was_woken_is_noted_at_once() -> None:
@@ -34,12 +34,12 @@ def test_that_somebody_was_woken_is_noted_at_once() -> None:
 
 
 def test_what_is_as_before_is_noted_now_and_then() -> None:
-    assert [noted(None).is_due(10.0 + later) for later in (0.1, NOTED_EVERY)] == [False, True]
+    assert [noted(None).is_due(10.0 + later) for later in (0.1, RECORD_EVERY)] == [False, True]
 
 
 async def test_a_wake_up_that_could_not_be_written_is_noted_later(lost: Any) -> None:
-    sight = noted(10.1)
+    watcher = noted(10.1)
     with pytest.raises(psycopg.OperationalError):
-        await note(lost, {FEED: sight}, 11.0)
-    assert sight.woke_at == 10.1
-    assert [sight.is_due(11.0 + later) for later in (0.1, NOTED_EVERY)] == [False, True]
+        await record(lost, {FEED: watcher}, 11.0)
+    assert watcher.woke_at == 10.1
+    assert [watcher.is_due(11.0 + later) for later in (0.1, RECORD_EVERY)] == [False, True]

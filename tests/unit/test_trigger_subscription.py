@@ -153,7 +153,7 @@ async def looked(
     link: Any = server
     watcher = Poller(link, link, Clock(lambda: time.now))
     watcher.subscriptions = [subscription(consumer=name) for name in names]
-    await watcher.look()
+    await watcher.poll()
     return watcher, time
 
 
@@ -171,7 +171,7 @@ async def test_what_was_locked_is_asked_by_itself_and_the_others_together(
     watcher, time = await looked(server, ["one", "locked", "two"], monkeypatch)
     time.now = 100.0
     server.asked.clear()
-    await watcher.look()
+    await watcher.poll()
     assert [count for count, _ in server.asked] == [2, 2, 1]
 
 
@@ -198,7 +198,7 @@ async def test_a_query_asks_about_fifty_at_most(monkeypatch: pytest.MonkeyPatch)
 
     watcher, _ = await looked(Heard(), [f"number {number}" for number in range(120)], monkeypatch)
     assert [size for size in sizes if size] == [50, 50, 20]
-    assert all(subscribed.sight.seen is not None for subscribed in watcher.subscriptions)
+    assert all(subscribed.observations.latest is not None for subscribed in watcher.subscriptions)
 
 
 async def test_what_takes_too_long_together_is_asked_one_by_one_for_a_minute(
@@ -216,7 +216,7 @@ async def test_what_takes_too_long_together_is_asked_one_by_one_for_a_minute(
     time = SimpleNamespace(now=0.0)
     watcher, time = await looked(Slow(), ["one", "two", "three"], monkeypatch)
     for time.now in (10.0, EACH_BY_ITSELF_FOR - 1.0, EACH_BY_ITSELF_FOR + 1.0):
-        await watcher.look()
+        await watcher.poll()
     assert cancelled == [0.0, EACH_BY_ITSELF_FOR + 1.0]
 
 
@@ -231,7 +231,7 @@ async def test_what_is_asked_one_by_one_has_one_round_trip(monkeypatch: pytest.M
     watcher, time = await looked(server, ["one", "two", "three"], monkeypatch)
     server.asked.clear()
     time.now = 10.0
-    await watcher.look()
+    await watcher.poll()
     assert [count for count, _ in server.asked] == [3, 3]
 
 
@@ -241,7 +241,7 @@ async def test_what_is_unlocked_is_asked_with_the_others_again(monkeypatch: pyte
     server.locked = ()
     for time.now in (100.0, 200.0):
         server.asked.clear()
-        await watcher.look()
+        await watcher.poll()
     assert [count for count, _ in server.asked] == [3, 3]
 
 
@@ -262,7 +262,7 @@ async def test_a_poller_rests_until_somebody_is_due_and_no_longer_than_a_tick(
     watcher.subscriptions = [subscription() for _ in due]
     for subscribed, at in zip(watcher.subscriptions, due, strict=True):
         subscribed.due_at = at
-    watcher.look = never  # type: ignore[method-assign]
+    watcher.poll = never  # type: ignore[method-assign]
     with pytest.raises(asyncio.CancelledError):
         await watcher.run()
     assert rests == [pytest.approx(rest)]
@@ -296,7 +296,7 @@ async def test_progress_is_asked_of_the_primary_and_changes_of_any_server_but_fo
         return False
 
     monkeypatch.setattr(poller, "ask_all", server.ask_all)
-    monkeypatch.setattr(poller, "note", noted)
+    monkeypatch.setattr(poller, "record", noted)
     monkeypatch.setattr(feed_triggers, "switchboard", lambda: Switchboard(opener))
     assert (await first(trigger))["error"] == "it has been asked"
     assert primaries == {"results": True, "changes": of_changes}

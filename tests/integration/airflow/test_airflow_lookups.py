@@ -28,7 +28,7 @@ from airflow_pgchange.triggers.feed import FeedTrigger
 from airflow_pgchange.triggers.lookups import Lookups
 from airflow_pgchange.triggers.loop_time import SLICES, within
 from airflow_pgchange.triggers.poller import Switchboard
-from airflow_pgchange.triggers.subscription import Recovered, Subscription, Trouble
+from airflow_pgchange.triggers.subscription import Recovered, Subscription, Failure
 from airflow_pgchange.triggers.watches import BacklogWatch
 from tests.ledger import Connect, make_ledger, writer
 from tests.watching import FEED, first
@@ -147,7 +147,7 @@ async def test_a_slow_supervisor_is_blamed_and_not_the_server(
         Switchboard().subscribe(BacklogWatch(FEED), SHOP, SHOP, 0.05) as subscription,
     ):
         troubles = []
-        while isinstance(news := await next_news(subscription), Trouble):
+        while isinstance(news := await next_news(subscription), Failure):
             troubles.append(news.error)
         assert isinstance(news, Recovered)
         assert (await next_news(subscription))["ready"] == 1

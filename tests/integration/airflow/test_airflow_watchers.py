@@ -25,7 +25,7 @@ from airflow_pgchange.triggers import poller
 from airflow_pgchange.triggers.alarm import FIRST_PAUSE
 from airflow_pgchange.triggers.feed import FeedTrigger, PointTrigger
 from airflow_pgchange.triggers.poller import Clock, Patience, Switchboard
-from airflow_pgchange.triggers.subscription import LONGEST_REST, Recovered, Subscription, Trouble
+from airflow_pgchange.triggers.subscription import LONGEST_REST, Recovered, Subscription, Failure
 from airflow_pgchange.triggers.watches import BacklogWatch, LagLimits
 from tests import tubes
 from tests.ledger import Connect, make_ledger, writer
@@ -148,7 +148,7 @@ async def test_a_lost_connection_is_said_and_opened_again(
             [NAME],
         )
         trouble = await next_news(subscription)
-        assert isinstance(trouble, Trouble)
+        assert isinstance(trouble, Failure)
         assert isinstance(trouble.error, ServerUnavailable)
         assert isinstance(await next_news(subscription), Recovered)
         write(1)
@@ -173,7 +173,7 @@ async def test_a_branch_that_comes_later_is_found(
             "insert into revision.branch (id, type) overriding system value values (5, 'stable')"
         )
         news = await next_news(subscription)
-        while isinstance(news, Trouble):
+        while isinstance(news, Failure):
             news = await next_news(subscription)
         assert isinstance(news, Recovered)
 
@@ -299,7 +299,7 @@ async def test_a_source_that_does_not_answer_takes_nothing_from_another(
         board.subscribe(Sleeping(FEED), "here", "there", 0.05) as stuck,
     ):
         trouble = await next_news(stuck)
-        assert isinstance(trouble, Trouble)
+        assert isinstance(trouble, Failure)
         assert "there: no answer" in str(trouble.error)
         assert healthy.queue.empty()
         write(1)
@@ -369,7 +369,7 @@ async def test_a_locked_table_blinds_nobody_but_who_watches_it(
         assert healthy.queue.empty()
         noted = dict(people.execute("select feed, error from pgchange.watchers()").fetchall())
         lock.execute("rollback")
-        while isinstance(news := await next_news(stuck), Trouble):
+        while isinstance(news := await next_news(stuck), Failure):
             troubles.append(news)
     assert isinstance(news, Recovered)
     assert all(isinstance(trouble.error, ConsumerBusy) for trouble in troubles)

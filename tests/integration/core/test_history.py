@@ -16,7 +16,7 @@ from airflow_pgchange.admin.maintenance import maintain
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, TubeFeed
 from airflow_pgchange.feeds.connections import connect_async
 from airflow_pgchange.feeds.feed import Watched
-from airflow_pgchange.triggers.last_seen import NOTED_EVERY, Seen, Sight, note
+from airflow_pgchange.triggers.last_seen import RECORD_EVERY, Observation, Observations, record
 from tests.commits import commits
 from tests.conftest import Role
 from tests.ledger import Connect
@@ -178,10 +178,10 @@ def test_watchers_that_are_left_to_the_next_time_are_told_of(connection: Connect
     assert forgotten == [1000 + 1, 1, 0]
 
 
-def noted(dsn: str, sights: dict[Watched, Sight], now: float = 0) -> bool:
+def noted(dsn: str, watchers: dict[Watched, Observations], now: float = 0) -> bool:
     async def once() -> bool:
         async with await connect_async(dsn) as connection:
-            return await note(connection, sights, now)
+            return await record(connection, watchers, now)
 
     return asyncio.run(once())
 
@@ -189,7 +189,10 @@ def noted(dsn: str, sights: dict[Watched, Sight], now: float = 0) -> bool:
 def test_a_feed_that_cannot_be_watched_is_a_finding_until_it_can_be_again(
     db: str, connection: Connection
 ) -> None:
-    blind, seeing = {FEED: Sight(Seen(error="no answer"))}, {FEED: Sight(Seen(ready=7))}
+    blind, seeing = (
+        {FEED: Observations(Observation(error="no answer"))},
+        {FEED: Observations(Observation(ready=7))},
+    )
     assert noted(db, blind)  # type: ignore[arg-type]
     (found,) = findings(connection, pytest.fail)
     assert (found.kind, found.severity, found.consumer) == ("commit", "error", "commits:test/0")
@@ -213,22 +216,22 @@ def test_watched_feeds_of_one_name_are_one_of_which_the_trouble_is_told(connecti
 
 
 def test_a_watcher_tells_when_it_last_woke_anybody(db: str, connection: Connection) -> None:
-    sight = Sight(Seen(ready=1))
+    watcher = Observations(Observation(ready=1))
     query = "select woke_at, looked_at - woke_at from pgchange.watchers()"
-    assert noted(db, {FEED: sight})
+    assert noted(db, {FEED: watcher})
     assert connection.execute(query).fetchall() == [(None, None)]
-    sight.woke_at = -60.0
-    assert noted(db, {FEED: sight})
+    watcher.woke_at = -60.0
+    assert noted(db, {FEED: watcher})
     ((woke_at, before),) = connection.execute(query).fetchall()
     assert before >= timedelta(seconds=60)
-    assert noted(db, {FEED: sight})
+    assert noted(db, {FEED: watcher})
     assert connection.execute(query).fetchall()[0][0] == woke_at
-    assert noted(db, {FEED: Sight(Seen(ready=1), woke_at=-3600.0)})
+    assert noted(db, {FEED: Observations(Observation(ready=1), woke_at=-3600.0)})
     assert connection.execute(query).fetchall()[0][0] == woke_at
 
 
 def test_a_watcher_that_looks_no_more_is_no_finding_and_is_forgotten(db: str, connection: Connection) -> None:
-    noted(db, {FEED: Sight(Seen(error="no answer"))})
+    noted(db, {FEED: Observations(Observation(error="no answer"))})
     connection.execute("update pgchange.watcher set looked_at = now() - interval '8 days'")
     assert findings(connection, pytest.fail) == []
     assert "forgot the watcher of commits:test/0" in maintain(connection).done
@@ -236,16 +239,16 @@ def test_a_watcher_that_looks_no_more_is_no_finding_and_is_forgotten(db: str, co
 
 
 def test_sight_is_noted_when_it_is_lost_or_found_and_else_from_time_to_time() -> None:
-    sight = Sight()
-    assert not sight.is_due(0)
-    sight.seen = Seen(ready=1)
-    assert sight.is_due(0)
-    sight.noted, sight.noted_at = sight.seen, 0
-    sight.seen = Seen(ready=2)
-    assert not sight.is_due(NOTED_EVERY - 1)
-    assert sight.is_due(NOTED_EVERY)
-    sight.seen = Seen(error="no answer")
-    assert sight.is_due(1)
+    watcher = Observations()
+    assert not watcher.is_due(0)
+    watcher.latest = Observation(ready=1)
+    assert watcher.is_due(0)
+    watcher.recorded, watcher.recorded_at = watcher.latest, 0
+    watcher.latest = Observation(ready=2)
+    assert not watcher.is_due(RECORD_EVERY - 1)
+    assert watcher.is_due(RECORD_EVERY)
+    watcher.latest = Observation(error="no answer")
+    assert watcher.is_due(1)
 
 
 def test_who_looks_after_no_feed_sees_what_he_noted_himself_and_no_batches(
@@ -255,8 +258,8 @@ def test_who_looks_after_no_feed_sees_what_he_noted_himself_and_no_batches(
     reader, keeper, stranger = role("reader"), role("keeper"), role("stranger")
     connection.execute("select pubsub.grant_consumer(%s::regrole)", [reader.name])
     connection.execute("select pubsub.grant_admin(%s::regrole)", [keeper.name])
-    assert noted(reader.conninfo, {FEED: Sight(Seen(ready=1))})
-    assert not noted(stranger.conninfo, {FEED: Sight(Seen(ready=1))})
+    assert noted(reader.conninfo, {FEED: Observations(Observation(ready=1))})
+    assert not noted(stranger.conninfo, {FEED: Observations(Observation(ready=1))})
     seen = {}
     for who in (reader, keeper):
         with psycopg.connect(who.conninfo) as session:
@@ -272,7 +275,7 @@ def test_who_works_some_tubes_sees_no_watchers_of_others(
     watcher, other = role("watcher"), role("other")
     for who in (watcher, other):
         connection.execute("select tube.grant_consumer(%s::regrole)", [who.name])
-    assert noted(watcher.conninfo, {TubeFeed("secret"): Sight(Seen(ready=1))})
+    assert noted(watcher.conninfo, {TubeFeed("secret"): Observations(Observation(ready=1))})
     with psycopg.connect(other.conninfo) as session:
         assert session.execute("select from pgchange.watchers()").fetchall() == []
 
@@ -301,9 +304,9 @@ def test_feeds_of_one_name_and_of_long_names_are_noted(db: str, connection: Conn
     assert noted(
         db,
         {
-            long: Sight(Seen(ready=1)),
-            same[0]: Sight(Seen(ready=2)),
-            same[1]: Sight(Seen(error="it has other workers")),
+            long: Observations(Observation(ready=1)),
+            same[0]: Observations(Observation(ready=2)),
+            same[1]: Observations(Observation(error="it has other workers")),
         },
     )
     seen = connection.execute("select left(feed, 13), error from pgchange.watchers()").fetchall()
