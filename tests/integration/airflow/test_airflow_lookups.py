@@ -28,7 +28,7 @@ from airflow_pgchange.triggers.feed import FeedTrigger
 from airflow_pgchange.triggers.lookups import Lookups
 from airflow_pgchange.triggers.loop_time import SLICES, within
 from airflow_pgchange.triggers.poller import Switchboard
-from airflow_pgchange.triggers.subscription import Recovered, Subscription, Failure
+from airflow_pgchange.triggers.subscription import Failure, Recovered, Subscription
 from airflow_pgchange.triggers.watches import BacklogWatch
 from tests.ledger import Connect, make_ledger, writer
 from tests.watching import FEED, first
@@ -153,7 +153,7 @@ async def test_a_slow_supervisor_is_blamed_and_not_the_server(
         assert (await next_news(subscription))["ready"] == 1
     assert troubles
     assert all(isinstance(error, AirflowUnavailable) for error in troubles)
-    assert "shop: Airflow did not return this connection within 0.5 s, so PostgreSQL was not asked" in str(
+    assert "shop: Airflow did not return this connection within 0.5 s. PostgreSQL was not asked" in str(
         troubles[0]
     )
     # The first lookup went on, and was the only one.

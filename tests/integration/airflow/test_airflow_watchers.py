@@ -25,7 +25,7 @@ from airflow_pgchange.triggers import poller
 from airflow_pgchange.triggers.alarm import FIRST_PAUSE
 from airflow_pgchange.triggers.feed import FeedTrigger, PointTrigger
 from airflow_pgchange.triggers.poller import Clock, Patience, Switchboard
-from airflow_pgchange.triggers.subscription import LONGEST_REST, Recovered, Subscription, Failure
+from airflow_pgchange.triggers.subscription import LONGEST_REST, Failure, Recovered, Subscription
 from airflow_pgchange.triggers.watches import BacklogWatch, LagLimits
 from tests import tubes
 from tests.ledger import Connect, make_ledger, writer
