@@ -17,29 +17,17 @@ import psycopg
 import pyarrow as pa
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.catalog.noop import NoopCatalog
-from pyiceberg.exceptions import (
-    BadRequestError,
-    ForbiddenError,
-    NoSuchTableError,
-    NotInstalledError,
-    OAuthError,
-    RESTError,
-    UnauthorizedError,
-)
 from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.update import TableRequirement, TableUpdate
 
 from airflow_pgchange.errors import (
-    ExtraMissing,
     InvalidArgument,
     MergeRefused,
-    PermissionDenied,
-    PgChangeError,
     ServerUnavailable,
 )
 from airflow_pgchange.feeds.batch import Batch
-from airflow_pgchange.feeds.error_text import without_secrets
 from airflow_pgchange.lake.iceberg import pointer
+from airflow_pgchange.lake.iceberg.answers import DENIED, answers, as_ours, text_of
 from airflow_pgchange.lake.iceberg.commits import add_snapshot, current_version
 from airflow_pgchange.lake.iceberg.deadline import within
 from airflow_pgchange.lake.iceberg.evolving import add_columns, lacking
@@ -54,11 +42,6 @@ PATIENCE = 60.0
 """Seconds that a catalog may take for an answer."""
 PAUSES = (0.1, 0.4, 1.6, 6.4, 0)
 """Seconds after each try of a commit, within a half more or less, so that two writers do not meet again."""
-DENIED = (UnauthorizedError, ForbiddenError, OAuthError)
-MISTAKES = (ValueError, NotImplementedError, BadRequestError)
-"""Errors by which a catalog, or PyIceberg, refuses its configuration. HTTP's errors of an address are ValueErrors."""
-MISTAKES_BY_NAME = {"ArgumentError", "ProgrammingError", "NoRegionError", "ProfileNotFound"}
-"""Such errors of SQLAlchemy and botocore, which may not be installed."""
 
 
 class Unconfirmed(ServerUnavailable):
@@ -84,9 +67,9 @@ class OneTry(NoopCatalog):
         try:
             return within(PATIENCE, lambda: self._catalog.commit_table(table, requirements, updates))
         except DENIED as error:
-            raise _as_ours(self._lake, error) from error
+            raise as_ours(self._lake, error) from error
         except Exception as error:
-            raise Unconfirmed(_text(error)) from error
+            raise Unconfirmed(text_of(error)) from error
 
 
 def place(
@@ -161,7 +144,7 @@ def _opened(lake: RemoteIceberg) -> Iterator[Catalog]:
             f"{lake}: PyIceberg's configuration has no catalog {lake.catalog}: write it into the section catalog of "
             f".pyiceberg.yaml, or set environment variables such as PYICEBERG_CATALOG__{lake.catalog.upper()}__URI"
         )
-    with _answers(lake):
+    with answers(lake):
         # A REST catalog may be set to leave out snapshots that no branch names.
         complete = {**settings, "snapshot-loading-mode": "all"}
         catalog = within(PATIENCE, lambda: load_catalog(lake.catalog, **complete))
@@ -171,60 +154,8 @@ def _opened(lake: RemoteIceberg) -> Iterator[Catalog]:
 
 def _table(catalog: Catalog, lake: RemoteIceberg) -> Table:
     """The table as it is now in the catalog."""
-    with _answers(lake):
+    with answers(lake):
         table = within(PATIENCE, lambda: catalog.load_table((*lake.namespace.split("."), lake.name)))
     pointer.check_runs_no_code(lake, table.metadata)
     table.catalog = OneTry(lake, catalog)
     return table
-
-
-@contextmanager
-def _answers(lake: RemoteIceberg) -> Iterator[None]:
-    """Turn what a catalog raises instead of a table into our errors."""
-    try:
-        yield
-    except PgChangeError:
-        raise
-    except Exception as error:  # noqa: BLE001
-        # The cause is left out, because its text may have the catalog's address with the password.
-        raise _as_ours(lake, error) from None
-
-
-def _as_ours(lake: RemoteIceberg, error: Exception) -> PgChangeError:
-    """Return our error for an error of a catalog, or of PyIceberg on its way there.
-
-    An error of the configuration needs a person. Any other error is taken for an outage, so a retry may help.
-    """
-    where = f"{lake}: the catalog {lake.catalog}"
-    match error:
-        case NoSuchTableError():
-            return InvalidArgument(f"{where} has no table {lake.table}: make it first, or correct its name")
-        case NotInstalledError() | ImportError():
-            return ExtraMissing(f"{where} cannot be opened: {_text(error)}")
-        case _ if isinstance(error, DENIED):
-            return PermissionDenied(
-                f"{where} refuses the user: {_text(error)}: correct the credentials in PyIceberg's configuration, or "
-                "give the user the rights to load the table and to commit to it"
-            )
-        case _ if _is_mistake(error):
-            return InvalidArgument(
-                f"{where} cannot be opened as PyIceberg's configuration says: {_text(error)}: correct its type, address, "
-                "warehouse or other settings"
-            )
-    return ServerUnavailable(
-        f"{where} has not answered: {_text(error)}: check the catalog's address in PyIceberg's configuration, and that "
-        "it is up, then try again"
-    )
-
-
-def _is_mistake(error: Exception) -> bool:
-    # RESTError itself stands for answers such as 404 and 422. Its subclasses are errors of the server, and those above.
-    return (
-        isinstance(error, MISTAKES)
-        or type(error) is RESTError
-        or any(kind.__name__ in MISTAKES_BY_NAME for kind in type(error).__mro__)
-    )
-
-
-def _text(error: Exception) -> str:
-    return without_secrets(f"{type(error).__name__}: {error}", ())
