@@ -314,12 +314,18 @@ class Job:
             )
         frame = rows()
         self._note("staging", str(into))
-        staged = sink.stage_small(frame, SMALL) if self._small else None
-        if staged is None:
-            session.ship(self.spark)
-            staged = sink.stage(frame)
+        staged = self._staged(sink, frame)
         self.staged.append(staged)
         self._note(f"staged {into}", f"{staged.rows:,} rows")
+
+    def _staged(self, sink: TableSink | LakeSink, frame: DataFrame) -> Result:
+        """Stage a small frame from the driver, through its memory, and any other from the executors."""
+        if self._small:
+            taken = frame.limit(SMALL + 1).toArrow()
+            if taken.num_rows <= SMALL:
+                return sink.stage_small(taken)
+        session.ship(self.spark)
+        return sink.stage(frame)
 
     def _source(self, table: str, frame: DataFrame) -> Source:
         """The columns of a table as its database declares them, as far as a frame has them."""

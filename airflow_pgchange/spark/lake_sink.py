@@ -1,4 +1,4 @@
-"""The sink for tables of a lake: a frame into data files, which a task names when it wins.
+"""The sink for tables of a lake: a frame into data files, which each task names in its result.
 
 Retries and speculation leave the files of losers behind. Spark keeps one result for each partition, and only the files in
 these results are committed.
@@ -32,7 +32,7 @@ class LakeSink:
 
     def stage(self, frame: DataFrame) -> StagedFiles:
         """Write the frame from the executors, whose Python needs the library of the format."""
-        # Spark reads a column's name as a path of names: of ours it can make one thing alone.
+        # Spark takes a dot in the name of a column for a path into a struct. These names have none.
         plain = frame.toDF(*(f"c{number}" for number in range(len(frame.columns))))
         writer = _writer(self.place, self.staged.key, frame.columns)
         written = [json.loads(row["files"]) for row in plain.mapInArrow(writer, "files string").collect()]
@@ -43,12 +43,9 @@ class LakeSink:
             )
         )
 
-    def stage_small(self, frame: DataFrame, limit: int) -> StagedFiles | None:
-        """Write the frame from the driver, through its memory; None, and nothing is written, for over ``limit`` rows."""
-        taken = frame.limit(limit + 1).toArrow()
-        if taken.num_rows > limit:
-            return None
-        return self.staged.of(write_marked(self.place, self.staged.key, taken.to_batches()))
+    def stage_small(self, rows: pa.Table) -> StagedFiles:
+        """Write the rows of a frame from the driver."""
+        return self.staged.of(write_marked(self.place, self.staged.key, rows.to_batches()))
 
 
 def lake_sink(

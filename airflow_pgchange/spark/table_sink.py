@@ -37,20 +37,15 @@ class TableSink:
 
     def stage(self, frame: DataFrame) -> Staged:
         """Write the frame from the executors."""
-        # Spark reads a column's name as a path of names: of ours it can make one thing alone.
+        # Spark takes a dot in the name of a column for a path into a struct. These names have none.
         plain = frame.toDF(*(f"c{place}" for place in range(len(frame.columns))))
         writer = _writer(self.results, self.staged.table, frame.columns, self._rows)
         written = plain.mapInArrow(writer, "attempt bigint, rows bigint").collect()
         return replace(self.staged, winners=tuple((row["attempt"], row["rows"]) for row in written))
 
-    def stage_small(self, frame: DataFrame, limit: int) -> Staged | None:
-        """Write the frame from the driver, through its memory; None, and nothing is written, for over ``limit`` rows."""
-        taken = frame.limit(limit + 1).toArrow()
-        if taken.num_rows > limit:
-            return None
-        count = arrow.write(
-            self.results, self.staged.table, DRIVER, iter(taken.to_batches()), rows=self._rows
-        )
+    def stage_small(self, rows: pa.Table) -> Staged:
+        """Write the rows of a frame from the driver."""
+        count = arrow.write(self.results, self.staged.table, DRIVER, iter(rows.to_batches()), rows=self._rows)
         return replace(self.staged, winners=((DRIVER, count),))
 
     @property

@@ -69,8 +69,7 @@ def another() -> Batch:
 def staged(conninfo: str, into: LakeTable, frame: DataFrame, *, on_driver: bool = False) -> None:
     batch = another()
     sink = lake_sink(conninfo, batch, into, frame, key=(), mode=Mode.APPEND)
-    result = sink.stage_small(frame, SMALL) if on_driver else sink.stage(frame)
-    assert result is not None
+    result = sink.stage_small(frame.toArrow()) if on_driver else sink.stage(frame)
     with psycopg.connect(conninfo) as connection:
         formats.commit(connection, batch, result)
 
@@ -135,8 +134,7 @@ def small(spark: SparkSession, lake: Lake, report: Report) -> None:
             lake.conninfo, batch, "movement", frame, key=(), mode=Mode.APPEND, copied=None, source=None,
             note=lambda step, how_far: None,
         )  # fmt: skip
-        result = sink.stage_small(frame, SMALL)
-        assert result is not None
+        result = sink.stage_small(frame.toArrow())
         with psycopg.connect(lake.conninfo) as connection:
             merge(connection, batch, [result])
 
