@@ -24,7 +24,7 @@ from tests.suite.parsing import syntax
 ROOT = Path(__file__).parents[1]
 SOURCES = ("airflow_pgchange", "dags", "demo", "scripts", "sql", "tests")
 CLEAN = (
-    "airflow_pgchange/plugins/page",
+    "airflow_pgchange/plugins",
     "airflow_pgchange/queues",
     "airflow_pgchange/triggers",
     "tests/sixth_feed",

@@ -1,4 +1,5 @@
-"""Who may: every route asks Airflow's auth manager, and what changes something comes from Airflow's own pages."""
+"""Access rights. Every route asks Airflow's auth manager. A request that changes something must come from Airflow's own
+pages."""
 
 from __future__ import annotations
 
@@ -23,21 +24,22 @@ from airflow_pgchange.plugins.places import ParsedDags, Place, Places
 from airflow_pgchange.plugins.room import room
 
 Source = Annotated[
-    str | None, Query(description="The connection of the database with the changes, where it is another.")
+    str | None,
+    Query(description="The connection of the database with the changes, if it is a different database."),
 ]
 
 Method = Literal["GET", "PUT"]
-"""To read, and to edit."""
+"""The right to read, and the right to edit."""
 
 VIEW = Depends(requires_access_view(AccessView.PLUGINS))
-"""Everybody who may see plugins."""
+"""Dependency: the user may see plugins."""
 
 LOOKING = [VIEW, room("looks")]
-"""What each route asks that waits for a database, to show what is there."""
+"""The dependencies of each route that reads from a database."""
 
 
 class Rights:
-    """What a user may see, read and edit of the connections that DAGs name."""
+    """The rights of a user to the connections that DAGs name: which the user may see, read and edit."""
 
     def __init__(self, user: GetUserDep, places: Places, session: Session) -> None:
         self._user = user
@@ -46,14 +48,17 @@ class Rights:
         self._dags = {connection: sorted(dags & readable) for connection, dags in places.dags.items()}
         self._teams = _teams(list(places.dags))
         self._readable = readable
-        self._told: dict[tuple[Method, str], bool] = {}
+        self._decided: dict[tuple[Method, str], bool] = {}
 
     def seen(self) -> list[str]:
-        """The connections whose lag and state the user may see: one of their DAGs, or they themselves, may be read."""
+        """The connections whose lag and state the user may see.
+
+        That needs the right to read the connection itself, or one of the DAGs that use it.
+        """
         return sorted(name for name, dags in self._dags.items() if dags or self.may("GET", [name]))
 
     def sees(self, connections: Collection[str]) -> bool:
-        """Whether lag and state of what is between these connections are for the user."""
+        """Whether the user may see the lag and state of consumers that use all these connections."""
         return set(connections) <= set(self.seen())
 
     def dags(self, connection: str) -> list[str]:
@@ -67,12 +72,12 @@ class Rights:
         return all(self._may_one(method, name) for name in connections)
 
     def _may_one(self, method: Method, name: str) -> bool:
-        if (method, name) not in self._told:
+        if (method, name) not in self._decided:
             details = ConnectionDetails(conn_id=name, team_name=self._teams.get(name))
-            self._told[method, name] = self._manager.is_authorized_connection(
+            self._decided[method, name] = self._manager.is_authorized_connection(
                 method=method, details=details, user=self._user
             )
-        return self._told[method, name]
+        return self._decided[method, name]
 
 
 def _teams(connections: list[str]) -> dict[str, str | None]:
@@ -82,7 +87,7 @@ def _teams(connections: list[str]) -> dict[str, str | None]:
 
 
 def source_allowed(method: Method) -> Any:
-    """The same right to the connection of the changes, where it is another."""
+    """Return a dependency: the user has the same right to the connection ``source``, if the request names it."""
 
     def check(user: GetUserDep, source: Source = None) -> None:
         if source is None:
@@ -95,33 +100,39 @@ def source_allowed(method: Method) -> Any:
 
 
 def check_named(places: Places, place: Place) -> None:
-    """Refuse a connection that no DAG names: whoever edits connections could have the API server connect anywhere."""
+    """Raise HTTPException 404 for a connection that no DAG names.
+
+    Otherwise a user who may edit connections could make the API server connect to any address.
+    """
     if not places.has(place):
         raise HTTPException(
             404,
-            "no DAG names this connection, or none with this source; [pgchange] connections may name it, too",
+            "no DAG names this connection, or none with this source: name it in a DAG, or in [pgchange] connections",
         )
 
 
 def _named(request: Request, connection_id: str, session: SessionDep, source: Source = None) -> None:
     dags: ParsedDags = request.app.state.dags
     places = dags.places(session)
-    # Whatever follows may be slow: it must not keep a connection to the metadata database.
+    # Release the metadata connection first, because the rest of the request may be slow.
     session.close()
     check_named(places, Place(connection_id, source))
 
 
 NAMED = Depends(_named)
-"""Only what DAGs name is connected to."""
+"""Dependency: a DAG names the connection. The API server connects to no other."""
 
 BEARER = HTTPBearer(auto_error=False)
-"""The token in a request's header, read as Airflow reads it. With any other header the cookie says who asks."""
+"""The token in a request's header, read as Airflow reads it. Without a token, the cookie identifies the user."""
 
 
 def from_our_pages(
     request: Request, token: Annotated[HTTPAuthorizationCredentials | None, Depends(BEARER)]
 ) -> None:
-    """Refuse what another site has a browser send. No form of another site knows a user's token."""
+    """Raise HTTPException 403 for a request that another site makes the browser send (CSRF).
+
+    A request with a token passes, because no other site knows the token.
+    """
     if token is not None:
         return
     site = request.headers.get("sec-fetch-site")
@@ -135,19 +146,22 @@ def from_our_pages(
 
 
 def _our_origins(request: Request) -> set[str]:
-    """What Airflow is told to be reached at; where it is told nothing, what the request was sent to."""
+    """The origin of ``[api] base_url``, or that of the request if the option is not set."""
     parts = urlsplit(conf.get("api", "base_url", fallback="") or str(request.base_url))
     return {f"{parts.scheme}://{parts.netloc}"}
 
 
 def reading() -> list[Any]:
-    """What a route asks that shows payloads and errors."""
+    """The dependencies of a route that shows payloads and errors."""
     return [*LOOKING, Depends(requires_access_connection("GET")), source_allowed("GET"), NAMED]
 
 
 def acting(event: str, body: type[BaseModel] | None = None) -> list[Any]:
-    """What a route asks that changes something. Who asked for what is noted in the audit log before it is done;
-    ``body`` is the model of the route's parameter ``asked``."""
+    """The dependencies of a route that changes something.
+
+    The user and the request are written to the audit log before the action. ``body`` is the model of the route's
+    parameter ``asked``.
+    """
     return [
         VIEW,
         Depends(from_our_pages),

@@ -1,4 +1,4 @@
-"""What a person does from the page: the functions that the command line calls, over a connection of the action's own."""
+"""The actions of the page. They call the same functions as the command line, each over its own connection."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ router = APIRouter(tags=["actions"])
 
 
 class One(BaseModel):
-    """A consumer, as status names it."""
+    """A consumer, by its name in status."""
 
     consumer: Name
 
 
 class Skip(One):
-    """Whose batch to give up, and why."""
+    """The consumer whose batch becomes a dead letter, and the reason."""
 
     reason: Reason
 
 
 class Move(One):
-    """Whom to move, and where to."""
+    """The consumer to move, and its new position."""
 
     to: Literal["beginning", "now"] | datetime
 
 
 class Numbers(BaseModel):
-    """Which letters, all or none."""
+    """The numbers of dead letters. The action applies to all or to none of them."""
 
     ids: list[Number] = Field(min_length=1, max_length=1000)
 
 
 class Key(BaseModel):
-    """What to erase from the letters of a consumer, or from all: an id, or the value of a field."""
+    """The key to erase from the dead letters of a consumer, or of all consumers: an id, or the value of a field."""
 
     key: Name
     field: Name | None = None
@@ -60,22 +60,25 @@ class Key(BaseModel):
 
 @contextmanager
 def both(connection_id: str, source: str | None) -> Iterator[tuple[psycopg.Connection[Any], ...]]:
-    """The database of the results, and that of the changes: the same one unless another is named."""
-    known = conninfos(Place(connection_id, source))
+    """Yield connections to the databases of the results and of the changes, which are the same without ``source``.
+
+    Errors are raised without the passwords of the connections.
+    """
+    addresses = conninfos(Place(connection_id, source))
     with ExitStack() as stack:
         try:
-            held = [stack.enter_context(opened(conninfo, **LIMITS)) for conninfo in known]
-            yield held[0], held[-1]
+            connections = [stack.enter_context(opened(conninfo, **LIMITS)) for conninfo in addresses]
+            yield connections[0], connections[-1]
         except Exception as error:
             error.args = tuple(
-                without_secrets(part, known) if isinstance(part, str) else part for part in error.args
+                without_secrets(part, addresses) if isinstance(part, str) else part for part in error.args
             )
             raise
 
 
 @router.post("/connections/{connection_id:path}/consumers/skip", dependencies=acting("pgchange_skip", Skip))
 def skip(connection_id: str, asked: Skip, source: Source = None) -> Done:
-    """Give up the batch that a consumer cannot finish: it becomes a dead letter."""
+    """Skip the batch that a consumer cannot finish. The batch becomes a dead letter."""
     feed = consumers.named(asked.consumer)
     with both(connection_id, source) as (results, changes):
         batch = by_hand.skip_batch(results, changes, feed(changes), asked.reason)
@@ -86,7 +89,7 @@ def skip(connection_id: str, asked: Skip, source: Source = None) -> Done:
     "/connections/{connection_id:path}/consumers/release", dependencies=acting("pgchange_release", One)
 )
 def release(connection_id: str, asked: One, source: Source = None) -> Done:
-    """End the leases of a consumer: its batches can be claimed again, and whoever processes them cannot ack them then."""
+    """End the leases of a consumer. Its batches can be claimed again, and the former holders can no longer ack them."""
     feed = consumers.named(asked.consumer)
     with both(connection_id, source) as (_, changes):
         ended = by_hand.end_leases(changes, feed(changes))
@@ -95,7 +98,7 @@ def release(connection_id: str, asked: One, source: Source = None) -> Done:
 
 @router.post("/connections/{connection_id:path}/consumers/move", dependencies=acting("pgchange_move", Move))
 def move(connection_id: str, asked: Move, source: Source = None) -> Done:
-    """Move a consumer to the beginning, to now or to a time: changes are left out, or come again."""
+    """Move a consumer to the beginning, to now or to a time. It then skips changes, or gets changes again."""
     feed = consumers.movable(asked.consumer)
     with both(connection_id, source) as (results, changes):
         by_hand.move_consumer(results, changes, feed, asked.to)
@@ -106,7 +109,7 @@ def move(connection_id: str, asked: Move, source: Source = None) -> Done:
     "/connections/{connection_id:path}/consumers/repair", dependencies=acting("pgchange_repair", One)
 )
 def repair(connection_id: str, asked: One, source: Source = None) -> Done:
-    """Go on after the source lost its tail, or was restored; batches may come again."""
+    """Let a consumer go on after its source lost its latest changes, or was restored. Batches may come again."""
     feed = consumers.movable(asked.consumer)
     with both(connection_id, source) as (results, changes):
         guarantee = by_hand.repair_consumer(results, changes, feed)
@@ -115,7 +118,7 @@ def repair(connection_id: str, asked: One, source: Source = None) -> Done:
 
 @router.post("/connections/{connection_id:path}/consumers/drop", dependencies=acting("pgchange_drop", One))
 def drop(connection_id: str, asked: One, source: Source = None) -> Done:
-    """Forget a consumer; under the same name it would begin anew."""
+    """Drop a consumer. A consumer of the same name would begin anew."""
     feed = consumers.movable(asked.consumer)
     with both(connection_id, source) as (results, changes):
         by_hand.drop_consumer(results, changes, feed)
@@ -127,7 +130,7 @@ def drop(connection_id: str, asked: One, source: Source = None) -> Done:
     dependencies=acting("pgchange_letters_redrive", Numbers),
 )
 def redrive(connection_id: str, asked: Numbers, source: Source = None) -> Done:
-    """Send letters again, to their consumers alone."""
+    """Send dead letters again, each to its own consumer only."""
     with both(connection_id, source) as (results, changes):
         sent = dead_letters.redrive(results, changes, ids=asked.ids)
     return Done(done=[f"letter {number} is sent again" for number in sent])
@@ -137,7 +140,7 @@ def redrive(connection_id: str, asked: Numbers, source: Source = None) -> Done:
     "/connections/{connection_id:path}/letters/drop", dependencies=acting("pgchange_letters_drop", Numbers)
 )
 def drop_letters(connection_id: str, asked: Numbers) -> Done:
-    """Forget letters: what they stand for is gone."""
+    """Delete dead letters. Their changes are lost."""
     with both(connection_id, None) as (results, _):
         dropped = dead_letters.drop_letters(results, ids=asked.ids)
     return Done(done=[f"letter {number} is dropped" for number in dropped])
@@ -147,16 +150,16 @@ def drop_letters(connection_id: str, asked: Numbers) -> Done:
     "/connections/{connection_id:path}/letters/erase", dependencies=acting("pgchange_letters_erase", Key)
 )
 def erase_letters(connection_id: str, asked: Key) -> Done:
-    """Erase from letters what they hold of one key, and keep the rest."""
+    """Erase the changes of one key from dead letters, and keep their other changes."""
     with both(connection_id, None) as (results, _):
-        found = dead_letters.erase_letters(results, asked.key, field=asked.field, consumer=asked.consumer)
-    erased = [f"letter {one.id}: changes erased: {one.erased}" for one in found]
+        letters = dead_letters.erase_letters(results, asked.key, field=asked.field, consumer=asked.consumer)
+    erased = [f"letter {letter.id}: changes erased: {letter.erased}" for letter in letters]
     return Done(done=erased or ["no letter held this key"])
 
 
 @router.post("/connections/{connection_id:path}/maintenance", dependencies=acting("pgchange_maintenance"))
 def maintenance(connection_id: str) -> Done:
-    """Look after a database, as the maintenance DAG does: nothing is trimmed."""
+    """Run maintenance on a database as the maintenance DAG does, but without trimming."""
     with both(connection_id, None) as (results, _):
         report = maintain(results)
     return Done(done=report.done + [f"failed: {line}" for line in report.failed])

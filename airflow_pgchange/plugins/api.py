@@ -1,4 +1,4 @@
-"""The API of the page, built in the API server alone. Nobody reaches a route of it whom the auth manager has not let."""
+"""The API of the page. Only the API server builds it. Every route checks the user's rights with the auth manager."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ OF_A_DATABASE: dict[str, View[Any]] = {
     "queues": queues.VIEW,
     "sagas": sagas.LATEST,
 }
-"""What is asked of one database, by the names of the routes."""
+"""The views of one database, by the names of their routes."""
 FOR_GOOD = {"Cache-Control": "private, max-age=31536000, immutable", "X-Content-Type-Options": "nosniff"}
 STATUS: dict[type[Exception], int] = {
     errors.InvalidArgument: 400,
@@ -53,14 +53,14 @@ STATUS: dict[type[Exception], int] = {
     errors.ServerUnavailable: 503,
     psycopg.errors.QueryCanceled: 504,
 }
-"""What an error of an action answers; any other that is told on purpose is a conflict with how things stand."""
+"""The HTTP status of each error. Other errors of this package, of PostgreSQL and of Airflow are a conflict (409)."""
 
 
 def build() -> FastAPI:
-    """The application that Airflow mounts."""
+    """Return the application that Airflow mounts."""
     app = FastAPI(
         title="PG feeds",
-        description="What the consumers of PostgreSQL's changes do, and what a person can do about it.",
+        description="State of the consumers of changes in PostgreSQL, and actions for people.",
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
@@ -68,7 +68,7 @@ def build() -> FastAPI:
     windows, dags = Windows(), ParsedDags()
     app.state.dags, app.state.rooms = dags, Rooms()
     for kind in (errors.PgChangeError, psycopg.Error, AirflowNotFoundException):
-        app.add_exception_handler(kind, _told)
+        app.add_exception_handler(kind, _error_response)
     app.add_exception_handler(RequestValidationError, unfit)
 
     def seeing(place: Place, user: Any, session: Session) -> tuple[Places, Rights]:
@@ -82,10 +82,10 @@ def build() -> FastAPI:
 
     @app.get("/overview", dependencies=LOOKING, tags=["looks"])
     def show_overview(user: GetUserDep, session: SessionDep) -> datamodels.Overview:
-        """Every consumer of every database that DAGs name, and what a person should look at."""
+        """Every consumer of every database that DAGs name, and the findings that need attention."""
         places = dags.places(session)
         rights = Rights(user, places, session)
-        # What the metadata database lends is given back before others are waited for.
+        # Release the metadata session before querying other databases, which may be slow.
         session.close()
         return overview(windows, places, rights)
 
@@ -106,12 +106,12 @@ def build() -> FastAPI:
 
     @app.get("/connections/{connection_id:path}/letters", dependencies=reading(), tags=["looks"])
     def show_letters(connection_id: str, source: Source = None) -> datamodels.Letters:
-        """The dead letters of a database, grouped by what they failed on; of each group the latest."""
+        """The dead letters of a database in groups of the same error, with the latest letters of each group."""
         return letters(windows, Place(connection_id, source))
 
     @app.get("/connections/{connection_id:path}/letters/{number}", dependencies=reading(), tags=["looks"])
     def show_letter(connection_id: str, number: Number) -> datamodels.Held:
-        """What a dead letter holds."""
+        """The content of a dead letter."""
         return letter(windows, Place(connection_id), number)
 
     def look(name: str, asked: View[Any]) -> None:
@@ -135,7 +135,7 @@ def build() -> FastAPI:
     def show_saga(
         connection_id: str, number: Number, *, user: GetUserDep, session: SessionDep, data: bool = True
     ) -> sagas.Steps:
-        """The steps of one of them, and what it was started with."""
+        """The steps of a saga, and the data with which it was started."""
         _, rights = seeing(Place(connection_id), user, session)
         return saga(windows, connection_id, rights, number, with_data=data)
 
@@ -157,6 +157,6 @@ def build() -> FastAPI:
     return app
 
 
-def _told(_: Request, error: Exception) -> AsciiResponse:
+def _error_response(_: Request, error: Exception) -> AsciiResponse:
     code = next((code for kind, code in STATUS.items() if isinstance(error, kind)), 409)
     return AsciiResponse({"detail": str(error).strip()}, status_code=code)

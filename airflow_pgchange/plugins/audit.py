@@ -1,4 +1,4 @@
-"""The note of an action in Airflow's audit log: what the API has understood of a request, and nothing else of it."""
+"""Write actions to Airflow's audit log. An entry has the fields that the API reads, and nothing else of a request."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from starlette.types import Message
 
 
 def noted(event: str, body: type[BaseModel] | None = None) -> Any:
-    """Note an action in the audit log before it is done. ``body`` is the model of the parameter ``asked`` of its route.
+    """Return a dependency that writes an action to the audit log before the action is done.
 
-    Airflow notes a body only if its content type is spelt in one way, and FastAPI accepts other spellings and types. It
-    also notes fields that no action reads, which could replace those that are read. So Airflow gets the request as the
-    action understands it.
+    ``body`` is the model of the parameter ``asked`` of the route. Airflow logs a body only if its content type is spelt
+    in one way, and FastAPI accepts other spellings and types. Airflow also logs fields that no action reads, which could
+    replace fields that are read. So Airflow gets a request that has only the fields of the model.
 
-    The note is committed before the action is done. Airflow 3.1 leaves that to the end of the request, and would roll
-    the note back if the action is refused. Later versions commit it themselves.
+    The entry is committed before the action is done. Airflow 3.1 commits at the end of the request, and would roll the
+    entry back if the action is refused. Later versions commit the entry at once.
     """
     log_action = action_logging(event)
 
@@ -44,7 +44,7 @@ def noted(event: str, body: type[BaseModel] | None = None) -> Any:
 
 
 def _understood(request: Request, fields: dict[str, Any]) -> Request:
-    """A request of the same path and source that has these fields."""
+    """Return a request with the same path and source, and with these fields."""
     content = json.dumps(fields).encode()
 
     async def receive() -> Message:

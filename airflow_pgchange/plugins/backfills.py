@@ -1,4 +1,4 @@
-"""Backfills of tubes: what a database tells of them, and what a person does with them."""
+"""Backfills of tubes: the view of a database's backfills, and the actions on them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from airflow_pgchange.plugins.views import View
 from airflow_pgchange.tubes import backfills as tubes
 
 SHOWN = 100
-"""So many backfills are shown: those at work first, then the latest."""
+"""The most backfills that are shown: first the running backfills, then the latest."""
 BACKFILLS = """
 select b.id, b.tube, b.tbl::text as "table", b.order_col::text as "order", b.state, b.looked_at, b.total,
        b.percent::float8, b.touched, b.rate, extract(epoch from b.remaining)::float8 as remaining_seconds, b.message,
@@ -33,25 +33,25 @@ router = APIRouter(tags=["actions"])
 
 
 class Wanted(BaseModel):
-    """Which table to backfill, and into which tube."""
+    """The table to backfill, and the tube."""
 
     tube: Name
     table: Name
 
 
 def backfills(connections: Sequence[psycopg.Connection[Any]]) -> datamodels.Backfills:
-    """What a database tells of its backfills, and of the tables that its tubes know."""
+    """Return the latest backfills of a database, and the tables that are attached to its tubes."""
     connection = connections[0]
-    found = datamodels.Backfills(backfills=[], tables=[], trouble=None)
+    answer = datamodels.Backfills(backfills=[], tables=[], trouble=None)
     if "tube" in versions.present(connection):
-        found.backfills = [datamodels.Backfill(**row) for row in records(connection, BACKFILLS, [SHOWN])]
-        found.tables = [datamodels.Table(**row) for row in records(connection, TABLES)]
-    return found
+        answer.backfills = [datamodels.Backfill(**row) for row in records(connection, BACKFILLS, [SHOWN])]
+        answer.tables = [datamodels.Table(**row) for row in records(connection, TABLES)]
+    return answer
 
 
 def state_only(said: datamodels.Backfills) -> datamodels.Backfills:
-    """For who may not read the connection: how far each is."""
-    shown = [one.model_copy(update={"message": None}) for one in said.backfills]
+    """Return the progress of backfills without messages and tables, for users who may not read the connection."""
+    shown = [backfill.model_copy(update={"message": None}) for backfill in said.backfills]
     return said.model_copy(update={"backfills": shown, "tables": []})
 
 
@@ -63,7 +63,7 @@ VIEW = View(backfills, datamodels.Backfills(backfills=[], tables=[], trouble=Non
     dependencies=acting("pgchange_backfill_start", Wanted),
 )
 def start(connection_id: str, asked: Wanted) -> Done:
-    """Ask the workers of a tube to bring all rows of a table; one that is not finished goes on where it stopped."""
+    """Ask the workers of a tube to backfill a table. An unfinished backfill of the table goes on where it stopped."""
     with both(connection_id, None) as (connection, _):
         number = tubes.ask_backfill(connection, asked.tube, asked.table)
     return Done(
@@ -76,8 +76,8 @@ def start(connection_id: str, asked: Wanted) -> Done:
     dependencies=acting("pgchange_backfill_pause"),
 )
 def pause(connection_id: str, number: Number) -> Done:
-    """Pause a backfill behind the chunk in work."""
-    return _brought(connection_id, number, "pause", "paused")
+    """Pause a backfill after its current chunk."""
+    return _change_state(connection_id, number, "pause", "paused")
 
 
 @router.post(
@@ -86,7 +86,7 @@ def pause(connection_id: str, number: Number) -> Done:
 )
 def resume(connection_id: str, number: Number) -> Done:
     """Let a paused backfill go on where it stopped."""
-    return _brought(connection_id, number, "resume", "no longer paused")
+    return _change_state(connection_id, number, "resume", "no longer paused")
 
 
 @router.post(
@@ -94,11 +94,11 @@ def resume(connection_id: str, number: Number) -> Done:
     dependencies=acting("pgchange_backfill_cancel"),
 )
 def cancel(connection_id: str, number: Number) -> Done:
-    """Give up a backfill: what it touched stays touched, and nothing is given up downstream."""
-    return _brought(connection_id, number, "cancel", "cancelled")
+    """Cancel a backfill. Rows that it has touched are still processed, and nothing is undone downstream."""
+    return _change_state(connection_id, number, "cancel", "cancelled")
 
 
-def _brought(
+def _change_state(
     connection_id: str, number: Number, verb: Literal["pause", "resume", "cancel"], state: str
 ) -> Done:
     with both(connection_id, None) as (connection, _):

@@ -1,4 +1,4 @@
-"""The topology: what a catalogue tells of its cluster."""
+"""The view of a topology: the cluster that a catalogue describes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from airflow_pgchange.feeds.queries import records
 from airflow_pgchange.plugins.views import View
 
 INSTANCES = 1000
-"""So many instances are shown."""
+"""The most instances that are shown, and the most replicasets."""
 RANGES = 1000
-"""So many ranges of buckets are shown, those of one owner that lie side by side as one."""
+"""The most ranges of buckets that are shown. Adjacent ranges of one owner are merged."""
 
 LOG = """
 select n.term, n.index, l.written_at as changed_at
@@ -39,7 +39,7 @@ order by i.tier, i.replicaset_name, i.name limit %s
 OWNED = """
 with known as (
     select b.tier_name as tier, b.bucket_id_start as first, b.bucket_id_end as last, b.state,
-           -- As a client hears of it.
+           -- The owner as the protocol reports it to clients.
            case when b.state = 'copied' then coalesce(b.target_replicaset_name, b.current_replicaset_name)
                 else b.current_replicaset_name end as replicaset,
            case when b.state in ('copying', 'aborting-copy') then b.target_replicaset_name
@@ -63,15 +63,15 @@ limit %s
 
 
 class Log(BaseModel):
-    """Where the catalogue's log is."""
+    """The end of the catalogue's log."""
 
     term: int
     index: int
-    changed_at: datetime | None = Field(description="When something happened last")
+    changed_at: datetime | None = Field(description="Time of the last entry")
 
 
 class Replicaset(BaseModel):
-    """Instances that hold the same data; ``chosen``: who is to be the master in place of the one that is."""
+    """Instances that hold the same data. ``chosen``: the instance that is to replace the current master."""
 
     name: str
     tier: str
@@ -86,12 +86,14 @@ class Instance(BaseModel):
     replicaset: str
     tier: str
     state: str
-    address: str | None = Field(description="For who may read the connection")
+    address: str | None = Field(description="For readers of the connection")
 
 
 class Range(BaseModel):
-    """Buckets side by side that one replicaset owns; ``other``: where they move to, or come from. The numbers are text,
-    as a browser's have fewer digits."""
+    """Adjacent buckets of one replicaset. ``other``: the replicaset to which they move, or from which they come.
+
+    The numbers are text, because numbers in a browser have too few digits.
+    """
 
     tier: str
     first: str
@@ -102,19 +104,19 @@ class Range(BaseModel):
 
 
 class Cluster(BaseModel):
-    """The cluster that a catalogue describes; ``installed`` is None until that is known."""
+    """The cluster that a catalogue describes. ``installed`` is None until the database has answered."""
 
     installed: bool | None = None
     log: Log | None = None
     replicasets: list[Replicaset] = []
     instances: list[Instance] = []
     ranges: list[Range] = []
-    cut: bool = Field(default=False, description="There are more than are shown")
+    cut: bool = Field(default=False, description="Some instances, replicasets or ranges are not shown")
     trouble: str | None = None
 
 
 def cluster(connections: Sequence[psycopg.Connection[Any]]) -> Cluster:
-    """What a database tells of its cluster."""
+    """Return the cluster that the catalogue of a database describes."""
     connection = connections[0]
     if "topology" not in versions.present(connection):
         return Cluster(installed=False)
@@ -133,8 +135,8 @@ def cluster(connections: Sequence[psycopg.Connection[Any]]) -> Cluster:
 
 
 def without_addresses(said: Cluster) -> Cluster:
-    """For who may not read the connection: where instances can be reached is told no one else."""
-    shown = [one.model_copy(update={"address": None}) for one in said.instances]
+    """Return the cluster without addresses, for users who may not read the connection."""
+    shown = [instance.model_copy(update={"address": None}) for instance in said.instances]
     return said.model_copy(update={"instances": shown})
 
 

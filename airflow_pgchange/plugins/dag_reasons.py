@@ -1,4 +1,5 @@
-"""Why DAGs do not process the changes of a consumer, for the page, ``status`` and ``health``: as Airflow knows it."""
+"""Reasons why DAGs do not process the changes of a consumer, from Airflow's metadata: for the page, ``status`` and
+``health``."""
 
 from __future__ import annotations
 
@@ -19,13 +20,13 @@ from airflow_pgchange.plugins.datamodels import Run
 from airflow_pgchange.plugins.places import Key, Place, Places
 
 MOST = 1000
-"""So many failed tasks are read: a mapped task can be many."""
+"""The most failed task instances that are read. A mapped task can have many."""
 Wanted = tuple[Place, Key]
 
 
 @dataclass(frozen=True)
 class DagReason:
-    """A DAG of a consumer that does not process its changes. ``run``: the try of a task that failed, with its log."""
+    """A DAG that does not process the changes of its consumer, with the reason. ``run``: the failed try of a task."""
 
     told: str
     dag_id: str
@@ -36,7 +37,7 @@ class DagReason:
 
 
 def log_url(run: Run) -> str:
-    """The address of Airflow's page of a try, where its log is."""
+    """Return the address of Airflow's page with the log of a try."""
     base = conf.get("api", "base_url", fallback="http://localhost:8080").rstrip("/")
     mapped = "" if run.map_index < 0 else f"/mapped/{run.map_index}"
     path = "/".join(
@@ -46,18 +47,21 @@ def log_url(run: Run) -> str:
 
 
 def dag_reasons(session: Session, places: Places, wanted: Iterable[Wanted]) -> dict[Wanted, list[DagReason]]:
-    """The reasons of each of these consumers that has any. A DAG whose task claims the batches counts; if none is known,
-    each DAG that names the consumer. Paused DAGs are a reason if all of them are paused."""
-    dags = {one: _dags(places, *one) for one in wanted}
+    """Return the reasons of each of these consumers that has any.
+
+    The DAGs whose tasks claim the consumer's batches are examined. If there are none, each DAG that names the consumer
+    is examined. Paused DAGs are a reason only if all these DAGs are paused.
+    """
+    dags = {consumer: _dags(places, *consumer) for consumer in wanted}
     failed = _failed(session, set().union(*dags.values()))
-    found = {}
+    reasons = {}
     for (place, key), of_consumer in dags.items():
         naming = places.consumers[place].get(key)
         tasks = set() if naming is None else naming.tasks
-        reasons = [*_paused(places, of_consumer), *last_runs(failed, of_consumer, tasks)]
-        if reasons:
-            found[place, key] = reasons
-    return found
+        of_key = [*_paused(places, of_consumer), *last_runs(failed, of_consumer, tasks)]
+        if of_key:
+            reasons[place, key] = of_key
+    return reasons
 
 
 def _dags(places: Places, place: Place, key: Key) -> set[str]:
@@ -75,8 +79,8 @@ def _paused(places: Places, dags: set[str]) -> list[DagReason]:
 def last_runs(
     failed: Mapping[str, list[tuple[Run, str]]], dags: set[str], tasks: set[tuple[str, str]]
 ) -> list[DagReason]:
-    """The failure of the last run of each DAG: of the task that claims, or of the task before it that failed."""
-    found = []
+    """Return the failure of the last run of each DAG: of the task that claims, or of a failed task upstream of it."""
+    reasons = []
     for dag_id in sorted(dags):
         own = {task_id for of_dag, task_id in tasks if of_dag == dag_id}
         of_dag = failed.get(dag_id, [])
@@ -84,14 +88,15 @@ def last_runs(
         failures = [run for run, state in of_dag if state == TaskInstanceState.FAILED]
         if concerns and failures:
             run = next((run for run in failures if run.task_id in own), failures[0])
-            found.append(
+            reasons.append(
                 DagReason(f"the last run of its DAG {dag_id} failed at task {run.task_id}", dag_id, run)
             )
-    return found
+    return reasons
 
 
 def _failed(session: Session, dags: set[str]) -> dict[str, list[tuple[Run, str]]]:
-    """The tries of the last run of each DAG that failed, or that were not begun because another failed."""
+    """Return the task instances of the last run of each DAG that failed, or that an upstream failure kept from
+    starting, each with its state."""
     latest: Any = (
         select(DagRun.id)
         .where(DagRun.dag_id == DagModel.dag_id)

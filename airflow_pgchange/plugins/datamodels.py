@@ -1,4 +1,4 @@
-"""What the API answers."""
+"""The models of the API's responses."""
 
 from __future__ import annotations
 
@@ -10,27 +10,25 @@ from pydantic import BaseModel, Field
 
 Answering = Literal["answers", "asked", "late", "down"]
 SHOWN = 20_000
-"""Characters of what a letter or a saga holds."""
+"""The most characters that are shown of the content of a dead letter or a saga."""
 Standing = Literal["failing", "held back", "working", "new", "ready", "idle", "unknown"]
 
 
 class Database(BaseModel):
-    """A database that DAGs name by its connection, and what the user may do there."""
+    """A database that DAGs name by its connection, and the user's rights to the connection."""
 
     connection: str
-    state: Answering = Field(
-        description="asked: for the first time, and has not answered yet; late: its latest answer is old"
-    )
+    state: Answering = Field(description="asked: it has not answered yet. late: its latest answer is old")
     age: float | None = Field(description="Seconds since its latest answer")
-    trouble: str | None = Field(description="Why it does not answer, for who may read the connection")
-    left_out: list[str] = Field(description="What it could not tell, for who may read the connection")
-    dags: list[str] = Field(description="Those that use it and that the user may read")
+    trouble: str | None = Field(description="Reason why it does not answer, for readers of the connection")
+    left_out: list[str] = Field(description="Missing parts of the answer, for readers of the connection")
+    dags: list[str] = Field(description="DAGs that use the connection and that the user may read")
     may_read: bool
     may_edit: bool
 
 
 class Run(BaseModel):
-    """A try of a task in Airflow. ``map_index``: -1 where the task is not mapped."""
+    """A try of a task in Airflow. ``map_index``: -1 if the task is not mapped."""
 
     dag_id: str
     run_id: str
@@ -40,20 +38,20 @@ class Run(BaseModel):
 
 
 class DagReason(BaseModel):
-    """Why a DAG of a consumer does not process its changes, for who may read the DAG."""
+    """The reason why a DAG does not process the changes of its consumer; visible to users who may read the DAG."""
 
     told: str
-    run: Run | None = Field(description="The try that failed: Airflow has its log")
+    run: Run | None = Field(description="The failed try. Airflow has its log")
 
 
 class Consumer(BaseModel):
-    """A row of ``pgchange.status()``, or of state ``new`` a consumer that DAGs name and that is not registered."""
+    """A row of ``pgchange.status()``, or a consumer of state ``new`` that DAGs name and that is not registered yet."""
 
     connection: str
-    source: str | None = Field(description="The connection of the changes, where these are elsewhere")
+    source: str | None = Field(description="The connection of the changes, if they are in another database")
     kind: str
     consumer: str
-    feed: dict[str, Any] = Field(description="What the consumer reads, and as whom, in the words of its kind")
+    feed: dict[str, Any] = Field(description="The fields of the consumer's feed, which depend on its kind")
     state: Standing
     ready: int | None
     ready_exact: bool | None
@@ -63,33 +61,36 @@ class Consumer(BaseModel):
     at_work: bool | None
     batch: str | None
     attempt: int | None
-    part_of: str | None = Field(description="The batch that was split, if its batch is a part of it")
-    error: str | None = Field(description="For who may read the connection")
+    part_of: str | None = Field(description="The split batch of which the consumer's batch is a part")
+    error: str | None = Field(description="For readers of the connection")
     claimed_at: datetime | None
     updated_at: datetime | None
-    leased_by: str | None = Field(
-        default=None, description="Who has a lease of its batch, for who may read the connection"
-    )
+    leased_by: str | None = Field(default=None, description="Lease holder, for readers of the connection")
     leased_until: datetime | None = None
     held_back_by: str | None
-    why: str | None = Field(default=None, description="Why it is behind, for who may read the connection")
-    new: str | None = Field(description="Where it starts, if DAGs name it and it has not claimed yet")
+    why: str | None = Field(
+        default=None,
+        description="Reason why the consumer is behind, for readers of the connection",
+    )
+    new: str | None = Field(
+        description="Position at which the consumer starts, if DAGs name it and it has not claimed yet"
+    )
     dag_reasons: list[DagReason]
     rate_in: float | None = Field(
-        description="Changes a second that came in the last minutes, where that is known"
+        description="Changes a second that were written in the last minutes, if known"
     )
     rate_out: float | None = Field(description="Changes a second that were processed in the last minutes")
-    trend: list[int | None] = Field(description="What was ready every two minutes of the last hour")
+    trend: list[int | None] = Field(description="Number of ready changes every two minutes of the last hour")
     movable: bool
     dags: list[str]
-    targets: list[str] = Field(description="What the tasks of these DAGs say that they write")
+    targets: list[str] = Field(description="Names of the outlets of these DAGs' tasks")
     may_edit: bool
 
 
 class Finding(BaseModel):
-    """A row of ``pgchange.health()``, or of kind ``asset`` an asset that DAGs give different watchers.
+    """A row of ``pgchange.health()``, or a finding of kind ``asset``: DAGs give an asset different watchers.
 
-    ``told`` and ``call`` are for who may read the connection.
+    ``told`` and ``call`` are visible to users who may read the connection.
     """
 
     connection: str
@@ -102,7 +103,7 @@ class Finding(BaseModel):
 
 
 class Watcher(BaseModel):
-    """A row of ``pgchange.watchers()``: since when it can look or, where it does not see, cannot."""
+    """A row of ``pgchange.watchers()``. ``since``: the time since which its queries succeed or, if not ``sees``, fail."""
 
     connection: str
     feed: str
@@ -110,15 +111,15 @@ class Watcher(BaseModel):
     watched_by: str
     since: datetime
     looked_at: datetime
-    ready: int | None = Field(description="How much was ready when it saw last")
-    woke_at: datetime | None = Field(description="When it last woke anybody")
+    ready: int | None = Field(description="Number of ready changes at its last successful query")
+    woke_at: datetime | None = Field(description="Time at which it last woke a subscriber")
     sees: bool
-    error: str | None = Field(description="Why it cannot look, for who may read the connection")
+    error: str | None = Field(description="Reason why its queries fail, for readers of the connection")
     dags: list[str]
 
 
 class Overview(BaseModel):
-    """Everything that the user may see; ``paused``: those of the DAGs that do not run."""
+    """Everything that the user may see. ``paused``: the paused DAGs among those that the user may read."""
 
     databases: list[Database]
     consumers: list[Consumer]
@@ -128,7 +129,7 @@ class Overview(BaseModel):
 
 
 class Sample(BaseModel):
-    """What ``pgchange.status()`` said of a consumer at a time."""
+    """A sample of ``pgchange.status()``: the lag of a consumer at a time."""
 
     at: datetime
     ready: int | None
@@ -147,7 +148,7 @@ class Output(BaseModel):
 
 
 class Attempt(BaseModel):
-    """An attempt on a batch, as ``pgchange.batches()`` tells of it."""
+    """An attempt on a batch, from ``pgchange.batches()``."""
 
     batch: str
     attempt: int
@@ -160,14 +161,12 @@ class Attempt(BaseModel):
     split_at: datetime | None
     seconds: dict[str, float]
     outputs: list[Output]
-    run: Run | None = Field(
-        description="Which task made it, where that is known and the user may read its DAG"
-    )
-    error: str | None = Field(description="For who may read the connection")
+    run: Run | None = Field(description="The try of a task, if known and the user may read its DAG")
+    error: str | None = Field(description="For readers of the connection")
 
 
 class History(BaseModel):
-    """The last hour of a consumer in samples, and the attempts on its batches in the last day, the last first."""
+    """Samples of a consumer in the last hour, and the attempts on its batches in the last day, the latest first."""
 
     samples: list[Sample]
     attempts: list[Attempt]
@@ -175,7 +174,7 @@ class History(BaseModel):
 
 
 class Letter(BaseModel):
-    """A batch, an event or a message that a consumer gave up."""
+    """A dead letter: a batch, an event or a message that a consumer gave up."""
 
     id: int
     kind: str
@@ -194,8 +193,8 @@ class Letter(BaseModel):
 
 
 class LetterGroup(BaseModel):
-    """Dead letters that failed on the same: the first line of their error without numbers and ids, or of the reason if no
-    error is known. ``error`` is that line of the latest of them."""
+    """Dead letters with the same error: the same first line without numbers and ids. The reason is used if no error is
+    known. ``error`` is the first line of the latest letter."""
 
     group: str
     letters: int
@@ -203,16 +202,16 @@ class LetterGroup(BaseModel):
     oldest: datetime
     newest: datetime
     error: str
-    consumers: list[str] = Field(description="The first of their consumers")
+    consumers: list[str] = Field(description="Some of their consumers")
     more_consumers: int
 
 
 POSITIONS = {"lsn", "bounds", "slices"}
-"""What no person reads first."""
+"""Fields of a letter that are of least interest to people, so they are shown last."""
 
 
 class Content(BaseModel):
-    """What a dead letter or a saga holds, as JSON for people; ``cut``: only its beginning."""
+    """The content of a dead letter or a saga, as formatted JSON. ``cut``: only its beginning is shown."""
 
     content: str
     cut: bool
@@ -226,7 +225,7 @@ class Content(BaseModel):
 
 
 class Held(BaseModel):
-    """What a dead letter holds; ``content`` is None until the database has answered."""
+    """The content of a dead letter. ``content`` is None until the database has answered."""
 
     content: str | None = None
     cut: bool = False
@@ -234,7 +233,8 @@ class Held(BaseModel):
 
 
 class Letters(BaseModel):
-    """The dead letters of a database: their groups, and the latest of each group. ``all``: how many there are."""
+    """The dead letters of a database: their groups, and the latest letters of each group. ``all``: the number of
+    letters."""
 
     letters: list[Letter]
     groups: list[LetterGroup]
@@ -243,7 +243,11 @@ class Letters(BaseModel):
 
 
 class Backfill(BaseModel):
-    """A row of ``tube.backfills()``: rows looked at of about how many, ids touched, rows a second."""
+    """A row of ``tube.backfills()``.
+
+    ``looked_at`` is the number of rows read so far, ``total`` an estimate of all rows. ``touched`` is the number of ids,
+    and ``rate`` is in rows a second.
+    """
 
     id: int
     tube: str
@@ -256,7 +260,7 @@ class Backfill(BaseModel):
     touched: int
     rate: float | None
     remaining_seconds: float | None
-    message: str | None = Field(description="For who may read the connection")
+    message: str | None = Field(description="For readers of the connection")
     started_by: str
     started_at: datetime
     updated_at: datetime
@@ -271,7 +275,8 @@ class Table(BaseModel):
 
 
 class Backfills(BaseModel):
-    """The latest backfills of a database; ``tables``, which can be backfilled, are for who may read the connection."""
+    """The latest backfills of a database. ``tables``: the tables that can be backfilled; visible to users who may read
+    the connection."""
 
     backfills: list[Backfill]
     tables: list[Table]
@@ -279,13 +284,13 @@ class Backfills(BaseModel):
 
 
 class Done(BaseModel):
-    """What was done, a line for each thing."""
+    """The result of an action, in lines of text."""
 
     done: list[str]
 
 
 def standing(row: dict[str, Any]) -> Standing:
-    """One word for how a consumer stands: what a person should look at comes first."""
+    """Return the state of a consumer in a word. If several apply, the state that needs most attention is returned."""
     if not row["registered"]:
         return "new"
     if row["error"] and not row["at_work"]:

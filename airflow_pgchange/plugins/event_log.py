@@ -1,4 +1,4 @@
-"""The event log: what a database tells of its groups and who reads them, of its partitions and who has not read them."""
+"""The view of the event log: its groups with their readers, and its partitions with the number of unread events."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from airflow_pgchange.feeds.queries import records
 from airflow_pgchange.plugins.views import View
 
 PARTITIONS = 50
-"""So many, of those that have begun, are shown: the current one and the oldest."""
+"""The most partitions that are shown, of those that have begun: the current partition and the oldest."""
 UPTO = 1000
-"""So many slices are looked at in a partition, shared among the groups; of each group at least one."""
+"""The most slices that are read in a partition, shared among the groups, and at least one slice of each group."""
 PATIENCE = "3s"
-"""So long may that take; the page calls an answer late that takes longer than 5 seconds."""
+"""The statement timeout for partitions. The page shows an answer as late after 5 seconds."""
 LEFT_OUT = (
-    "Partitions are left out: the database did not tell in time which groups have not read how much of them."
+    "Partitions are left out: the database did not count in time how much of them each group has not read."
 )
 
 GROUPS = """
@@ -56,27 +56,33 @@ left join pg_catalog.pg_stat_activity as a on a.pid = d.at_work
 
 
 class Log(BaseModel):
-    """Dispatching: when there was something to dispatch last, what waits, and who is at it."""
+    """Dispatching: the time of the last dispatched event, the events that wait, and the process that dispatches."""
 
     dispatched_at: datetime
-    events: int = Field(description="All that were ever dispatched")
-    waiting: int = Field(description="Not dispatched yet, those of the future too; up to about a thousand")
+    events: int = Field(description="Number of events that were ever dispatched")
+    waiting: int = Field(
+        description="Number of events that are not dispatched yet, with future events; up to about a thousand"
+    )
     oldest_seconds: float | None
     dispatcher: int | None = Field(description="The process that dispatches now")
     application: str | None
-    faults: int = Field(description="For so many events a condition failed, up to a thousand")
-    partitions: int = Field(description="Those that have begun, also where not all are shown")
-    ready_until: datetime | None = Field(description="Up to when partitions are made")
+    faults: int = Field(description="Number of events for which a condition failed, up to a thousand")
+    partitions: int = Field(description="Number of partitions that have begun, even if not all are shown")
+    ready_until: datetime | None = Field(description="Time up to which partitions exist")
 
 
 class Group(BaseModel):
-    """A group of subscriptions, and the process that reads it, as far as the connection's role may see that."""
+    """A group of subscriptions, and the process that reads it, as far as the connection's role may see the process."""
 
     name: str
     subscriptions: int = Field(description="Up to a thousand")
-    topics: list[str] = Field(description="That some of them choose, for who may read the connection")
-    parts: list[str] = Field(description="Likewise, as in `1 of 4`")
-    read_upto: datetime | None = Field(description="None: from the beginning")
+    topics: list[str] = Field(
+        description="Topics of some of its subscriptions, for readers of the connection"
+    )
+    parts: list[str] = Field(
+        description="Parts of some of its subscriptions, as in `1 of 4`, for readers of the connection"
+    )
+    read_upto: datetime | None = Field(description="None: the group reads from the beginning")
     moved_at: datetime
     reader: int | None
     application: str | None
@@ -85,7 +91,7 @@ class Group(BaseModel):
 
 
 class Unread(BaseModel):
-    """What a group has not read of what was dispatched in the time of a partition."""
+    """The number of events of a partition that a group has not read."""
 
     group: str
     events: int
@@ -93,38 +99,38 @@ class Unread(BaseModel):
 
 
 class Partition(BaseModel):
-    """A span of the log's time; ``begins`` is None where it is before all others, ``ends`` where it is behind them."""
+    """A partition of the log by time. ``begins`` is None for the first partition, ``ends`` for the last."""
 
     name: str
     begins: datetime | None
     ends: datetime | None
     bytes: int
-    state: str = Field(description="current, recent, or older than what is kept of what is read")
+    state: str = Field(description="current, recent, or past the retention of events that are read")
     unread: list[Unread]
 
 
 class EventLog(BaseModel):
-    """The event log of a database; ``installed`` is None until that is known."""
+    """The event log of a database. ``installed`` is None until the database has answered."""
 
     installed: bool | None = None
     log: Log | None = None
     groups: list[Group] = []
     partitions: list[Partition] = []
     left_out: str | None = Field(
-        default=None, description="Why partitions are not told of, though the rest is"
+        default=None, description="Reason why partitions are missing from the answer"
     )
     trouble: str | None = None
 
 
 def event_log(connections: Sequence[psycopg.Connection[Any]]) -> EventLog:
-    """What a database tells of its event log."""
+    """Return the state of the event log of a database."""
     connection = connections[0]
     if "pgmb" not in versions.present(connection):
         return EventLog(installed=False)
     (log,) = records(connection, LOG)
     groups = [Group(**row) for row in records(connection, GROUPS)]
     said = EventLog(installed=True, log=Log(**log), groups=groups)
-    # Last, as it costs most: without it the rest is still worth knowing.
+    # Partitions cost most, so they come last. If they time out, the rest of the answer is still shown.
     try:
         said.partitions = partitions(connection, upto=max(1, UPTO // max(1, len(groups))))
     except (psycopg.errors.QueryCanceled, ConsumerBusy):
@@ -133,14 +139,14 @@ def event_log(connections: Sequence[psycopg.Connection[Any]]) -> EventLog:
 
 
 def partitions(connection: psycopg.Connection[Any], upto: int) -> list[Partition]:
-    """The current partition and the oldest; of each group at most so many slices are looked at in each."""
+    """Return the current partition and the oldest. At most ``upto`` slices of each group are read in each partition."""
     with connection.transaction():
         connection.execute(sql.SQL("set local statement_timeout = {}").format(PATIENCE))
         return [Partition(**row) for row in records(connection, SPANS, {"upto": upto, "most": PARTITIONS})]
 
 
 def without_topics(said: EventLog) -> EventLog:
-    """For who may not read the connection: what people subscribe to can say what they do."""
+    """Return the log without topics and parts, for users who may not read the connection: topics can reveal content."""
     return said.model_copy(
         update={"groups": [group.model_copy(update={"topics": [], "parts": []}) for group in said.groups]}
     )

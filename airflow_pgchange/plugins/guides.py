@@ -1,4 +1,4 @@
-"""The guides, as text: beside the page, so that it leads to nothing elsewhere."""
+"""The guides, as text. The API serves them, so that the page links to no other site."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ router = APIRouter()
 
 @router.get("/guides/{name}", dependencies=[VIEW], include_in_schema=False)
 def guide(name: str) -> PlainTextResponse:
-    """A guide by its name."""
+    """Return a guide by its name."""
     if name not in GUIDES:
         raise HTTPException(404, "there is no such guide")
     text = (_folder() / f"{name}.md").read_text()
@@ -23,7 +23,7 @@ def guide(name: str) -> PlainTextResponse:
 
 
 def _folder() -> Path:
-    """Where the guides are: inside an installed package, or at the top of a checkout."""
+    """Return the folder of the guides: in an installed package, or at the top of a checkout."""
     package = Path(__file__).parents[1]
     inside = package / "guides"
     return inside if inside.is_dir() else package.parent / "docs"

@@ -1,4 +1,4 @@
-"""What databases remember of consumers: samples of the last hour, and attempts on batches of the last day."""
+"""The history of consumers: samples of the last hour, and attempts on batches of the last day."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from airflow_pgchange.feeds.queries import ask, records, select
 from airflow_pgchange.plugins import datamodels
 
 ATTEMPTS = 500
-"""So many, the latest, are shown of a consumer."""
+"""The most attempts that are shown of a consumer: the latest."""
 SAMPLED_EVERY = 5.0
-"""Seconds after which what a database says is noted there, and what became of it looked at."""
+"""Seconds after which the status of a database is recorded there, and its trends are read again."""
 REST = 20.0
-"""That takes at most so small a part of the time."""
+"""After reading trends, the pause is this many times as long as the read took, so that reads take at most 5 % of the
+time."""
 DAY = timedelta(days=1)
 SAMPLED = ("kind", "consumer", "ready", "ready_exact", "waiting", "oldest_seconds")
 
@@ -33,7 +34,10 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Trend:
-    """Changes a second, lately, and what was ready every two minutes of the last hour; None where that is not known."""
+    """The trend of a consumer: the latest rates in changes a second, and the ready changes at intervals of two minutes.
+
+    ``ready`` covers the last hour. None: the value is not known.
+    """
 
     rate_in: float | None = None
     rate_out: float | None = None
@@ -45,8 +49,10 @@ Trends = Mapping[tuple[str, str], Trend]
 
 @dataclass
 class LastHour:
-    """The samples of a database: what status says is noted, and what became of that is looked at, now and then.
-    ``left_out``: what the role may not."""
+    """Records samples of a database's status at intervals, and reads the trends of the last hour.
+
+    ``left_out``: the reason why trends are missing, such as a missing right.
+    """
 
     trends: Trends = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
@@ -54,13 +60,13 @@ class LastHour:
     _look_at: float = float("-inf")
 
     def goes_on(self, connection: psycopg.Connection[Any], rows: Iterable[Row]) -> None:
-        """Note what status has just said, and look at how that was in the last hour."""
+        """Record the rows of status, and read the trends of the last hour, if either is due."""
         self.left_out = []
         try:
             if time.monotonic() >= self._note_at:
                 self._note_at = time.monotonic() + SAMPLED_EVERY
-                seen = [{name: row[name] for name in SAMPLED} for row in rows if row["ready"] is not None]
-                ask(connection, select("pgchange.note_samples", Jsonb(seen)))
+                samples = [{name: row[name] for name in SAMPLED} for row in rows if row["ready"] is not None]
+                ask(connection, select("pgchange.note_samples", Jsonb(samples)))
             if time.monotonic() >= self._look_at:
                 began = time.monotonic()
                 self.trends = trends(connection)
@@ -72,22 +78,22 @@ class LastHour:
 
 
 def trends(connection: psycopg.Connection[Any]) -> Trends:
-    """How each consumer was in the last hour, as far as this role has noted it."""
-    found = records(connection, "select * from pgchange.trends()")
-    return {(row.pop("kind"), row.pop("consumer")): Trend(**row) for row in found}
+    """Return the trend of each consumer in the last hour, from the samples that this role has recorded."""
+    trend_rows = records(connection, "select * from pgchange.trends()")
+    return {(row.pop("kind"), row.pop("consumer")): Trend(**row) for row in trend_rows}
 
 
 def history(kind: str, consumer: str, connections: Connections) -> datamodels.History:
-    """What the database of the results, and that of the changes where it is another, remember of a consumer."""
+    """Return the history of a consumer from the database of the results, and from that of the changes if it differs."""
     samples = records(connections[0], "select * from pgchange.samples(%s, %s)", [kind, consumer])
     attempts: dict[tuple[Any, int], Row] = {}
     for connection in connections:
         query = "select * from pgchange.batches(%s, %s) where noted_at > now() - %s"
         for row in records(connection, query, [consumer, ATTEMPTS, DAY]):
             if row["kind"] == kind:
-                known = attempts.setdefault((row["batch_id"], row["attempt"]), row)
-                # Each database notes what happened there.
-                known.update({name: value for name, value in row.items() if known[name] is None})
+                attempt = attempts.setdefault((row["batch_id"], row["attempt"]), row)
+                # Each database records only its own part of an attempt, so merge the rows.
+                attempt.update({name: value for name, value in row.items() if attempt[name] is None})
     latest = sorted(attempts.values(), key=lambda row: row["noted_at"], reverse=True)
     return datamodels.History(
         samples=[datamodels.Sample(**row) for row in samples],
@@ -97,21 +103,21 @@ def history(kind: str, consumer: str, connections: Connections) -> datamodels.Hi
 
 
 def _attempt(row: Row) -> datamodels.Attempt:
-    known = {
+    converted = {
         "batch": str(row["batch_id"]),
         "changes": row["count"],
         "seconds": _seconds(row["seconds"]),
         "outputs": _outputs(row["outputs"]),
         "run": _run(row["run"]),
     }
-    names = datamodels.Attempt.model_fields.keys() - known.keys()
-    return datamodels.Attempt(**known, **{name: row[name] for name in names})
+    names = datamodels.Attempt.model_fields.keys() - converted.keys()
+    return datamodels.Attempt(**converted, **{name: row[name] for name in names})
 
 
-def _run(told: str | None) -> datamodels.Run | None:
-    """The try of a task, where whoever worked has told of one."""
+def _run(text: str | None) -> datamodels.Run | None:
+    """Return the try of a task that a worker has recorded. None if the text is missing or names no try."""
     names = datamodels.Run.model_fields.keys()
-    parts = [unquote(part) for part in (told or "").split("/")]
+    parts = [unquote(part) for part in (text or "").split("/")]
     if len(parts) != len(names):
         return None
     with suppress(ValueError):
@@ -119,22 +125,22 @@ def _run(told: str | None) -> datamodels.Run | None:
     return None
 
 
-def _outputs(noted: Any) -> list[datamodels.Output]:
-    """The targets of a batch. A worker can note anything, so anything else is left out."""
+def _outputs(recorded: Any) -> list[datamodels.Output]:
+    """Return the targets of a batch. A worker can record any JSON, so invalid elements are left out."""
     outputs = []
-    for each in noted if isinstance(noted, list) else []:
+    for each in recorded if isinstance(recorded, list) else []:
         with suppress(ValueError):
             outputs.append(datamodels.Output.model_validate(each))
     return outputs
 
 
-def _seconds(told: Any) -> dict[str, float]:
-    """How long each phase took: whoever worked may have told anything."""
-    if not isinstance(told, Mapping):
+def _seconds(recorded: Any) -> dict[str, float]:
+    """Return the seconds of each phase. A worker can record any JSON, so invalid values are left out."""
+    if not isinstance(recorded, Mapping):
         return {}
-    return {phase: float(each) for phase, each in told.items() if _is_span(each)}
+    return {phase: float(each) for phase, each in recorded.items() if _is_span(each)}
 
 
-def _is_span(told: Any) -> bool:
-    # A number of JSON has no bound, a float has, and True is an int.
-    return isinstance(told, int | float) and not isinstance(told, bool) and abs(told) <= sys.float_info.max
+def _is_span(value: Any) -> bool:
+    # A JSON number may be too large for a float, and True is an int in Python.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

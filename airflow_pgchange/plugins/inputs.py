@@ -1,4 +1,4 @@
-"""What a request may hold: text and numbers that PostgreSQL can take, of a length that fits what they are for."""
+"""Types of request fields: text and numbers that PostgreSQL can store, with limits on their length."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from fastapi.responses import JSONResponse
 from pydantic import AfterValidator, Field
 
 FIELDS = 20
-"""So many fields are named, of those that are unfit."""
+"""The most invalid fields that a response names."""
 SHOWN = 300
-"""Characters of what is wrong with a field."""
+"""The most characters of a message about a field."""
 
 
 def _storable(text: str) -> str:
@@ -25,22 +25,23 @@ def _storable(text: str) -> str:
 
 
 Name = Annotated[str, Field(min_length=1, max_length=2704), AfterValidator(_storable)]
-"""A name by which PostgreSQL finds something: an entry of an index has at most 2,704 bytes."""
+"""A name that PostgreSQL looks up in an index. An index entry has at most 2,704 bytes."""
 Reason = Annotated[str, Field(min_length=1, max_length=4000), AfterValidator(_storable)]
-"""As long as the database keeps it."""
+"""A reason. The database stores at most 4,000 characters."""
 Number = Annotated[int, Field(ge=1, le=2**63 - 1)]
 """The number of a letter, a saga or a backfill, which is a bigint."""
 
 
 class AsciiResponse(JSONResponse):
-    """JSON whose text can have any character, also one that UTF-8 has no bytes for."""
+    """JSON in ASCII, so that its text can have any character, even a lone surrogate, which UTF-8 cannot encode."""
 
     def render(self, content: Any) -> bytes:
         return json.dumps(content).encode()
 
 
 def unfit(_: Request, error: Exception) -> AsciiResponse:
-    """Tell which fields are unfit and why, without repeating them: they may be long, or may not be text."""
+    """Return a 422 response that names the invalid fields and the reasons. It does not repeat the values, which may be
+    long or unencodable."""
     assert isinstance(error, RequestValidationError)
     detail = [
         {"type": each["type"], "loc": each["loc"], "msg": str(each["msg"])[:SHOWN]}

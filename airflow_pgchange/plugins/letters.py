@@ -1,4 +1,4 @@
-"""The dead letters of a place, as the page shows them: grouped by what they failed on."""
+"""The dead letters of a place, in groups of the same error, as the page shows them."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from airflow_pgchange.plugins.places import Place
 from airflow_pgchange.plugins.questions import Windows
 
 LETTERS = 200
-"""So many letters are shown, and so many groups: the latest."""
+"""The most letters that are shown, and the most groups: the latest."""
 NAMED = 3
-"""So many consumers of a group are named."""
+"""The most consumers of a group that are named."""
 IDS = re.compile(
     r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}|\b(?=[0-9a-f]*[0-9])[0-9a-f]{8,}\b|[0-9]+(?:[.,:/-][0-9]+)*",
     re.I,
 )
-"""Ids and numbers, in which errors of one cause differ."""
+"""Ids and numbers. Errors with the same cause differ only in these."""
 LONGEST = 200
-"""Characters of an error by which letters are grouped."""
+"""The number of characters of an error by which letters are grouped."""
 
 Connections = Sequence[psycopg.Connection[Any]]
 
 
 def letters(windows: Windows, place: Place) -> datamodels.Letters:
-    """The dead letters of a place in their groups, those of the latest letter first."""
+    """Return the dead letters of a place in groups. The group with the latest letter comes first."""
     look = windows.asked(place, _letters)
     said = look.said or []
     groups = grouped(said)
@@ -49,7 +49,10 @@ def letters(windows: Windows, place: Place) -> datamodels.Letters:
 
 
 def letter(windows: Windows, place: Place, number: int) -> datamodels.Held:
-    """What a dead letter holds: nothing is kept for one that is made up."""
+    """Return the content of a dead letter. Raises HTTPException 404 if there is no such letter.
+
+    The query for a missing letter is dropped, so that made-up numbers do not fill the cache.
+    """
     look = windows.asked(place, _held, number)
     if look.said is not None and look.said.content is None:
         windows.forget(place, _held, number)
@@ -58,16 +61,17 @@ def letter(windows: Windows, place: Place, number: int) -> datamodels.Held:
 
 
 def grouped(found: Iterable[dead_letters.Letter]) -> dict[str, list[dead_letters.Letter]]:
-    """Letters by the first line of their error without ids and numbers; the latest first, and so the groups."""
+    """Return letters by the first line of their error without ids and numbers. Letters and groups are in descending
+    order of the letters' ids."""
     groups: dict[str, list[dead_letters.Letter]] = defaultdict(list)
-    for one in sorted(found, key=lambda one: one.id, reverse=True):
-        groups[IDS.sub("…", first_line(one))[:LONGEST]].append(one)
+    for dead in sorted(found, key=lambda dead: dead.id, reverse=True):
+        groups[IDS.sub("…", first_line(dead))[:LONGEST]].append(dead)
     return groups
 
 
-def first_line(one: dead_letters.Letter) -> str:
-    """The first line of the error of a letter, or of its reason if no error is known."""
-    return (one.error or one.reason).strip().partition("\n")[0]
+def first_line(dead: dead_letters.Letter) -> str:
+    """Return the first line of the error of a letter, or of its reason if no error is known."""
+    return (dead.error or dead.reason).strip().partition("\n")[0]
 
 
 def _letter(one: dead_letters.Letter, group: str) -> datamodels.Letter:

@@ -1,6 +1,8 @@
-"""Looking at databases: each is asked at most once a second however many people look, by a thread and over connections of
-its own, so that one that does not answer delays nobody who looks at others. However many questions are asked, one thread
-asks those of a line, and few wait for it."""
+"""Query databases for the page. Each database gets a query at most once a second, for any number of users.
+
+Each ``Line`` has its own thread and connections, so that an unresponsive database does not delay users of others. The
+thread sends the queries of the line in turn, and only a few queries may wait.
+"""
 
 from __future__ import annotations
 
@@ -24,23 +26,23 @@ from airflow_pgchange.feeds.error_text import without_secrets
 log = logging.getLogger(__name__)
 
 FRESH = 1.0
-"""Seconds that an answer serves all who look."""
+"""Seconds for which an answer serves all requests."""
 REST = 1.0
-"""An answer serves that many times as long as it took, at least: a slow database is not asked without a pause."""
+"""An answer also serves for at least this many times as long as its query took, so that a slow database gets pauses."""
 PAUSE = 5.0
-"""Seconds until one that did not answer is asked again."""
+"""Seconds until a failed query is sent again."""
 PATIENCE = 0.8
-"""Seconds from a question until nobody waits for its answer any longer."""
+"""Seconds after the start of a query for which requests wait for its answer. Then they get the previous answer."""
 LATE = 5.0
-"""Seconds from a question until the answer before is called old."""
+"""Seconds after the start of a query from which on the previous answer counts as late."""
 WAITING = 20
-"""So many questions wait for their turn on a line. One more is refused: whoever asks has it asked again in seconds."""
-CROWDED = "too many questions wait for an answer of this database: look again in some seconds"
+"""The most queries that wait on a line. More are refused, and the page repeats its request within seconds."""
+CROWDED = "too many queries wait for this database: look again in some seconds"
 SETTLED = 30.0
-"""Seconds that a connection of Airflow is used as it was read. After that, and once it fails, it is read again."""
+"""Seconds for which an Airflow connection is reused without reading it again. It is also read again after a failure."""
 REACH = {"connect_timeout": 3, "tcp_user_timeout": 5000}
 LIMITS = {"statement_timeout": "10s", "lock_timeout": "1s", "idle_session_timeout": "60s"}
-"""What nobody looks at any more the server closes."""
+"""The settings of each session. The server closes a session that is idle because no user looks any more."""
 
 Connection = psycopg.Connection[Any]
 T = TypeVar("T")
@@ -48,8 +50,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Look(Generic[T]):
-    """What a database said. ``trouble``: why it did not answer, for who may read its connection; ``late``: the latest
-    question is open for long; ``age``: seconds since it answered, None where it never did."""
+    """The latest answer of a database, with its state.
+
+    ``trouble`` is the reason why the last query failed, for users who may read the connection. ``late``: the running
+    query takes long. ``age``: seconds since the answer, or None if there never was an answer.
+    """
 
     said: T | None = None
     trouble: str | None = None
@@ -61,14 +66,13 @@ NO_ANSWER = "the database does not answer"
 
 
 def trouble_of(look: Look[Any]) -> str | None:
-    """Why a database did not answer, or that it does not."""
+    """Return the reason why a database did not answer. None if it answers in time."""
     return look.trouble or (NO_ANSWER if look.late else None)
 
 
 @dataclass
 class Line:
-    """The connections to one or two databases, kept, over which one thread asks one question after another. The thread
-    ends when no question waits."""
+    """The kept connections to one or two databases. A thread sends their queries in turn, and ends when none waits."""
 
     conninfos: Callable[[], Sequence[str]]
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -80,7 +84,7 @@ class Line:
     _known_until: float = 0.0
 
     def take_turn(self, turn: Callable[[], None]) -> bool:
-        """Have ``turn`` called after those that wait; False, and not, if too many wait."""
+        """Queue ``turn`` for the thread. Return False, without queuing it, if too many wait."""
         with self._queue:
             if len(self._turns) >= WAITING:
                 return False
@@ -101,15 +105,16 @@ class Line:
             try:
                 turn()
             except Exception:
-                log.warning("a database could not be asked", exc_info=True)
+                log.warning("the query of a database failed", exc_info=True)
 
     def ask(self, question: Callable[[Sequence[Connection]], T]) -> T:
-        """Ask once no other question is open."""
+        """Call ``question`` with the connections, once no other call is running."""
         with self._lock:
-            return self._tried_twice(question)
+            return self._try_twice(question)
 
-    def _tried_twice(self, question: Callable[[Sequence[Connection]], T]) -> T:
-        """Ask again over new connections if the kept ones fail. Airflow's connection may have been edited then."""
+    def _try_twice(self, question: Callable[[Sequence[Connection]], T]) -> T:
+        """Retry over new connections if the kept connections fail. The Airflow connection is read again, because it may
+        have been edited."""
         self._resolve()
         if self._open:
             try:
@@ -128,7 +133,7 @@ class Line:
             raise ServerUnavailable(self.without_secrets(str(error))) from error
 
     def without_secrets(self, text: str) -> str:
-        """A text without the passwords of the line's connections."""
+        """Return a text without the passwords of the line's connections."""
         return without_secrets(text, self._known)
 
     def _resolve(self) -> None:
@@ -147,7 +152,10 @@ class Line:
 
 @dataclass
 class Window(Generic[T]):
-    """One question, asked again and again while somebody looks, and what is done with an answer that is out."""
+    """A query that is repeated while users look, with its latest answer.
+
+    ``afterwards`` is called with each answer, once the requests that wait for it have it.
+    """
 
     line: Line
     question: Callable[[Sequence[Connection]], T]
@@ -162,17 +170,17 @@ class Window(Generic[T]):
 
     @property
     def asking(self) -> bool:
-        """Whether a question is open."""
+        """Whether the query is running or queued."""
         return self._answered is not None
 
     def ask(self) -> bool:
-        """Have the question asked, unless it just was or is. False where too many others wait for the same database."""
+        """Queue the query, unless its answer is fresh or it is queued already. Return False if too many wait."""
         with self._lock:
             now = time.monotonic()
             if self._answered is not None or now < self._until:
                 return True
             answered = threading.Event()
-            # Where no thread can be started this raises, and the question is not open.
+            # This raises if no thread can be started. Then the query does not count as queued.
             if not self.line.take_turn(partial(self._answer, now, answered)):
                 self._trouble = CROWDED
                 return False
@@ -180,11 +188,11 @@ class Window(Generic[T]):
             return True
 
     def look(self) -> Look[T]:
-        """The latest answer. A new one is waited for, but not where there was trouble before."""
+        """Return the latest answer. Wait shortly for a running query, unless the previous query failed."""
         with self._lock:
-            answered, known_trouble = self._answered, self._trouble is not None
+            answered, failed_before = self._answered, self._trouble is not None
             rest = self._asked + PATIENCE - time.monotonic()
-        if answered is not None and rest > 0 and not known_trouble:
+        if answered is not None and rest > 0 and not failed_before:
             answered.wait(rest)
         with self._lock:
             age = None if self._said_at is None else time.monotonic() - self._said_at
@@ -200,7 +208,7 @@ class Window(Generic[T]):
         except (PgChangeError, psycopg.Error) as error:
             trouble = self.line.without_secrets(str(error).strip()) or type(error).__name__
         except Exception as error:
-            log.warning("a database could not be asked", exc_info=True)
+            log.warning("the query of a database failed", exc_info=True)
             trouble = type(error).__name__
         with self._lock:
             now = time.monotonic()
@@ -214,11 +222,11 @@ class Window(Generic[T]):
             try:
                 self.line.ask(partial(self.afterwards, said))
             except (ServerUnavailable, AirflowNotFoundException):
-                log.warning("what follows an answer could not be done", exc_info=True)
+                log.warning("the samples of a database could not be recorded", exc_info=True)
 
 
 def opened(conninfo: str, **settings: str) -> Connection:
-    """A connection that is not waited for long, to a server that takes writes."""
+    """Open a connection to a server that accepts writes, with short timeouts (``REACH``)."""
     connection = connect(make_conninfo(conninfo, **REACH), primary=True)
     keep_open(connection, **settings)
     return connection

@@ -1,4 +1,4 @@
-"""What databases say of their consumers, as a user may see it."""
+"""The state of all consumers, reduced to the parts that a user may see."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ from airflow_pgchange.plugins.questions import NOTHING, Row, Said, Windows
 from airflow_pgchange.plugins.views import M, View
 
 OF_SOURCE = ("ready", "ready_exact", "waiting", "oldest_seconds", "faults", "held_back_by", "why", "new")
-"""The columns of a consumer's row that only the database of its changes knows."""
-
+"""The columns of a consumer's row that come from the database of its changes."""
 Reasons = Mapping[Wanted, Sequence[DagReason]]
 
 
 def overview(windows: Windows, places: Places, rights: Rights) -> datamodels.Overview:
-    """Everything that a user may see."""
+    """Return everything that a user may see."""
     seen = rights.seen()
     wanted = {name: [Place(name), *_seen_elsewhere(name, places, rights)] for name in seen}
     asked = {
@@ -56,7 +55,7 @@ def overview(windows: Windows, places: Places, rights: Rights) -> datamodels.Ove
 def consumer(
     windows: Windows, places: Places, place: Place, kind: str, name: str, *, rights: Rights
 ) -> datamodels.History:
-    """The last hour and day of a consumer that the place has: nothing is asked or kept for a made-up name."""
+    """Return the history of a consumer. Raises UnknownConsumer for an unknown name, before that fills the cache."""
     status = windows.status(place, places.consumers[place])
     status.ask()
     standing = status.look()
@@ -86,12 +85,12 @@ def consumer(
 
 
 def view(windows: Windows, connection: str, rights: Rights, asked: View[M], *arguments: Any) -> M:
-    """What a database answers to the question of a view, as a user may see it."""
+    """Return the answer of a database to a view, reduced to the parts that a user may see."""
     return _shown(windows.asked(Place(connection), asked.question, *arguments), connection, rights, asked)
 
 
 def saga(windows: Windows, connection: str, rights: Rights, number: int, *, with_data: bool) -> sagas.Steps:
-    """The steps of a saga: nothing is kept for one that is made up."""
+    """Return the steps of a saga. Raises HTTPException 404 for an unknown number, which is dropped from the cache."""
     asked = Place(connection), sagas.steps, number, with_data and rights.may("GET", [connection])
     look = windows.asked(*asked)
     if look.said is not None and not look.said.steps:
@@ -101,7 +100,7 @@ def saga(windows: Windows, connection: str, rights: Rights, number: int, *, with
 
 
 def _shown(look: Look[M], connection: str, rights: Rights, asked: View[M]) -> M:
-    """An answer to the question of a view, as a user may see it."""
+    """Return the answer of a view, reduced to the parts that a user may see."""
     said, trouble = look.said or asked.nothing, trouble_of(look)
     if rights.may("GET", [connection]):
         return said.model_copy(update={"trouble": trouble})
@@ -131,7 +130,7 @@ def _answering(look: Look[Said]) -> datamodels.Answering:
 
 
 def _reasons(looks: Mapping[Place, Look[Said]], places: Places) -> Reasons:
-    """Why DAGs do not process the changes of the consumers that are behind, and of those with findings."""
+    """Return the reasons of DAGs, for the consumers that are behind, are new or have findings."""
     wanted = set()
     for place, look in looks.items():
         said = look.said or NOTHING
@@ -161,7 +160,7 @@ def _consumers(
     *,
     reasons: Reasons,
 ) -> Iterator[datamodels.Consumer]:
-    """The rows of a database, those whose changes are elsewhere as that place completes them."""
+    """Yield the consumers of a database. If the changes are in another database, the place with both has the row."""
     said = look.said or NOTHING
     hidden = _hidden(name, places, rights)
     rows = {
@@ -196,12 +195,12 @@ def _consumers(
 
 
 def _seen_elsewhere(name: str, places: Places, rights: Rights) -> list[Place]:
-    """The places of consumers with their results here and their changes in another database that the user may see."""
+    """Return the places with their results here and their changes in another database that the user may see."""
     return [place for place in places.elsewhere(name) if rights.sees(place.connections)]
 
 
 def _hidden(name: str, places: Places, rights: Rights) -> dict[Key, Place]:
-    """The consumers with their results here whose changes are in a database that the user may not see."""
+    """Return the consumers with their results here whose changes are in a database that the user may not see."""
     seen = _seen_elsewhere(name, places, rights)
     others = [place for place in places.elsewhere(name) if place not in seen]
     hidden = {consumer: place for place in others for consumer in places.consumers[place]}
@@ -213,10 +212,10 @@ def _hidden(name: str, places: Places, rights: Rights) -> dict[Key, Place]:
 
 
 def _consumer(place: Place, row: Row, trend: Trend, rights: Rights, **by_dags: Any) -> datamodels.Consumer:
-    """A row of status. ``by_dags``: the fields that DAGs tell."""
+    """Return a consumer from a row of status. ``by_dags``: the fields that come from DAGs."""
     may_read, is_seen = rights.may("GET", place.connections), rights.sees(place.connections)
     if not is_seen:
-        # The last hour is noted with the results, and is the lag in the source, too.
+        # The samples of the last hour are stored with the results, but show the lag at the source: hide them too.
         row, trend = row | dict.fromkeys(OF_SOURCE), Trend()
     return datamodels.Consumer(
         connection=place.connection,
@@ -237,7 +236,7 @@ def _consumer(place: Place, row: Row, trend: Trend, rights: Rights, **by_dags: A
 
 @lru_cache(10_000)
 def _is_movable(consumer: str) -> bool:
-    """What a name says of it: that stays so, and is asked of every consumer every three seconds."""
+    """Whether a consumer can be moved, by its name. Cached, because the page asks for every consumer every 3 s."""
     with suppress(InvalidArgument, PgChangeError):
         consumers.movable(consumer)
         return True
@@ -262,7 +261,7 @@ def _findings(
 
 
 def _clashes(name: str, places: Places, rights: Rights) -> Iterator[datamodels.Finding]:
-    """The assets of a connection that DAGs give different watchers."""
+    """Yield a finding for each asset of a connection to which DAGs give different watchers."""
     may_read = rights.may("GET", [name])
     for clash in places.clashes:
         if clash.is_of(name):

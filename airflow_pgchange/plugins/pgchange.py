@@ -1,4 +1,4 @@
-"""The plugin: what Airflow's shell shows of us. Every component loads it, and only the API server builds the API."""
+"""The plugin: a page in Airflow's UI. Every component of Airflow loads it, and only the API server builds the API."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from airflow_pgchange.plugins.page import PREFIX, url
 TITLE = "PG feeds"
 ROUTE = "pgchange"
 TRIGGERER = "airflow.jobs.triggerer_job_runner"
-"""The module that a triggerer has imported, and no other component."""
+"""A module that only a triggerer imports."""
 
 
 class PgChangePlugin(AirflowPlugin):
-    """A page in the navigation, and the API that it asks."""
+    """A page in the navigation, and the API of the page."""
 
     name = "pgchange"
 
@@ -46,6 +46,6 @@ class PgChangePlugin(AirflowPlugin):
 
     @cached_property
     def fastapi_apps(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        from airflow_pgchange.plugins.api import build  # noqa: PLC0415 - FastAPI is the API server's
+        from airflow_pgchange.plugins.api import build  # noqa: PLC0415 - only the API server has FastAPI
 
         return [{"name": TITLE, "url_prefix": PREFIX, "app": build()}]

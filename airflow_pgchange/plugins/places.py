@@ -1,4 +1,4 @@
-"""Which databases the page shows: those that parsed DAGs name, and those of ``[pgchange] connections``."""
+"""The databases that the page shows: those that parsed DAGs name, and those of ``[pgchange] connections``."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ log = logging.getLogger(__name__)
 
 OURS = "airflow_pgchange."
 Key = tuple[str, str]
-"""A kind of feeds, and the name of one: of a consumer, or of what waits for many."""
+"""The kind and the name of a feed: of a consumer, or of a feed that stands for many consumers."""
 
 
 @dataclass(frozen=True, order=True)
 class Place:
-    """Where a consumer is: ``connection`` holds the results, ``source`` the changes where these are elsewhere."""
+    """The databases of a consumer: ``connection`` has the results. ``source`` has the changes, if it is a different
+    database."""
 
     connection: str
     source: str | None = None
@@ -44,10 +45,10 @@ class Place:
 
 @dataclass(frozen=True)
 class Named:
-    """A place that something in a DAG names, and the consumer if it names one, with its feed.
+    """A place that a task or an asset of a DAG names, and the consumer with its feed, if it names a consumer.
 
-    ``task_id`` is the task that claims the batches, and ``start`` where this task starts a new consumer; None if this is
-    no such task. ``targets``: the names of what the task says that it writes.
+    ``task_id`` is the task if it claims batches, and ``start`` the position at which it starts a new consumer. Both are
+    None for other tasks and for assets. ``targets`` are the names of the task's outlets.
     """
 
     place: Place
@@ -60,8 +61,11 @@ class Named:
 
 @dataclass
 class Naming:
-    """How DAGs name a consumer. ``starts``: where their tasks start it if it is new; ``tasks``: those that claim its
-    batches, and ``targets`` what these say that they write, each with the DAG."""
+    """The uses of a consumer by DAGs.
+
+    ``starts`` are the positions at which tasks start it if it is new. ``tasks`` claim its batches, and ``targets`` are
+    the names of their outlets, each with the id of the DAG.
+    """
 
     feed: Watched
     dags: set[str] = field(default_factory=set)
@@ -71,15 +75,18 @@ class Naming:
 
     @property
     def start(self) -> str:
-        """Where the consumer starts if it is new; one of them if tasks start it at different places."""
+        """The position at which a new consumer starts. If tasks name several, the first in alphabetical order."""
         return min(self.starts, default=BEGINNING)
 
 
 @dataclass
 class Places:
-    """``dags``: those that use a connection; ``consumers``: those that a place has, each with how DAGs name it;
-    ``kinds``: those of which DAGs wait for every consumer of a place; ``paused``: those of them that do not run;
-    ``clashes``: assets that DAGs give different watchers."""
+    """The databases and consumers that DAGs name.
+
+    ``dags`` has the DAGs that use each connection, and ``consumers`` the consumers of each place. ``kinds`` has the DAGs
+    that wait for every consumer of a kind at a place. ``paused`` are the paused DAGs among all these. ``clashes`` are the
+    assets to which DAGs give different watchers.
+    """
 
     dags: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     consumers: dict[Place, dict[Key, Naming]] = field(default_factory=lambda: defaultdict(dict))
@@ -104,21 +111,21 @@ class Places:
             self.kinds[named.place, named.feed.covers].add(dag_id)
 
     def naming(self, place: Place, kind: str, consumer: str) -> set[str]:
-        """The DAGs that name a consumer, or wait for all of its kind."""
+        """Return the DAGs that name a consumer, or wait for all consumers of its kind."""
         naming = self.consumers[place].get((kind, consumer))
         return (set() if naming is None else naming.dags) | self.kinds.get((place, kind), set())
 
     def home(self, connection: str, key: Key) -> Place:
-        """The place by which DAGs name a consumer whose results are at a connection."""
+        """Return the place by which DAGs name a consumer whose results are at a connection."""
         places = [Place(connection), *self.elsewhere(connection)]
         return next((place for place in places if key in self.consumers[place]), places[0])
 
     def has(self, place: Place) -> bool:
-        """Whether that is no made-up pair of connections."""
+        """Whether DAGs name this connection, and name it with this source."""
         return place.connection in self.dags and (place.source is None or place in self.consumers)
 
     def elsewhere(self, connection: str) -> list[Place]:
-        """The places of consumers whose results are here and whose changes are not."""
+        """Return the places with their results at a connection and their changes in another database."""
         return sorted(
             (
                 place
@@ -131,7 +138,7 @@ class Places:
 
 @dataclass(frozen=True)
 class ParsedDag:
-    """What a DAG names, the assets that it gives watchers, and what its tasks need of Spark."""
+    """The places that a DAG names, its assets with watchers, and the needs of its Spark tasks."""
 
     named: list[Named]
     assets: list[WatchedAsset]
@@ -147,7 +154,7 @@ class ParsedDag:
 
 
 class ParsedDags:
-    """What the parsed DAGs name; each is read again only when it has changed."""
+    """The contents of all parsed DAGs. A DAG is read again only when it has changed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -155,23 +162,23 @@ class ParsedDags:
         self._logged: set[str] = set()
 
     def places(self, session: Session) -> Places:
-        """Everything that is named now."""
-        found = Places()
-        # Airflow 3.1 makes a list of one empty text of an empty option.
+        """Return the databases and consumers that DAGs and the configuration name now."""
+        places = Places()
+        # Airflow 3.1 reads an empty option as a list with an empty text.
         for connection in filter(None, conf.getlist("pgchange", "connections", fallback=[])):
-            found.dags[connection] = set()
+            places.dags[connection] = set()
         parsed = self._read(session)
         for dag_id, (dag, is_paused) in parsed.items():
             for named in dag.named:
-                found.add(dag_id, named)
+                places.add(dag_id, named)
             if dag.named and is_paused:
-                found.paused.add(dag_id)
-        found.clashes = clashes({dag_id: dag.assets for dag_id, (dag, _) in parsed.items()})
-        self._log(found.clashes)
-        return found
+                places.paused.add(dag_id)
+        places.clashes = clashes({dag_id: dag.assets for dag_id, (dag, _) in parsed.items()})
+        self._log(places.clashes)
+        return places
 
     def parsed(self, session: Session) -> dict[str, ParsedDag]:
-        """What each DAG names now."""
+        """Return the present content of each DAG."""
         return {dag_id: dag for dag_id, (dag, _) in self._read(session).items()}
 
     def _log(self, found: list[Clash]) -> None:
@@ -183,7 +190,7 @@ class ParsedDags:
             log.warning("%s", told)
 
     def _read(self, session: Session) -> dict[str, tuple[ParsedDag, bool]]:
-        """What each DAG names now, and whether it is paused."""
+        """Return the present content of each DAG, and whether it is paused."""
         latest = {dag_id: row for dag_id, *row in session.execute(_latest())}
         with self._lock:
             for dag_id in self._known.keys() - latest.keys():
@@ -196,12 +203,12 @@ class ParsedDags:
 
 
 def each_once(found: Iterable[Named]) -> list[Named]:
-    """What is named, each once; two feeds may have the same name."""
+    """Remove duplicates. Two different feeds may have the same name, so the feed is compared, too."""
     return list({(one, one.feed): one for one in found}.values())
 
 
 def named_in(node: Any, ours: bool = False) -> Iterator[Named]:
-    """What a serialized DAG, or a part of it, names; templates name nothing yet."""
+    """Yield the places that a serialized DAG, or a part of it, names. Templates are skipped: their values are unknown."""
     if isinstance(node, Mapping):
         ours = ours or any(str(node.get(key)).startswith(OURS) for key in ("_task_module", "classpath"))
         if "postgres_conn_id" in node and (ours or "feed" in node):
@@ -221,7 +228,7 @@ def named_in(node: Any, ours: bool = False) -> Iterator[Named]:
 
 
 def _latest() -> Any:
-    """The newest version of each DAG comes last of its own."""
+    """Return the query for all serialized versions of DAGs. The rows of a DAG are in order, the newest version last."""
     return (
         select(
             SerializedDagModel.dag_id, SerializedDagModel.id, SerializedDagModel.dag_hash, DagModel.is_paused
@@ -241,14 +248,14 @@ def _place(connection: Any, source: Any) -> Place | None:
 
 
 def _claiming(node: Mapping[str, Any]) -> str | None:
-    """The task that a part of a serialized DAG is, if it claims batches: sensors only wait for them."""
+    """Return the id of a serialized task if the task claims batches, else None. Sensors only wait for batches."""
     module = node.get("_task_module")
     claims = module is not None and not str(module).startswith(f"{OURS}sensors.")
     return str(node.get("task_id")) if claims else None
 
 
 def _targets(node: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the assets that are the outlets of a task."""
+    """Return the names of the assets that are a task's outlets."""
     outlets = unwrapped(node.get("outlets") or [])
     return tuple(str(each["name"]) for each in outlets if isinstance(each, Mapping) and each.get("name"))
 
@@ -266,9 +273,9 @@ def _named(
 
 
 def _feed(given: Any) -> tuple[Watched | None, str | None]:
-    """Return the feed that a task has, and where it starts a new consumer. Return None for each that it has not.
+    """Return the feed of a task, and the position at which the task starts a new consumer. Each may be None.
 
-    A start that is a template is returned as its text, which a run fills in, and the feed is without it.
+    If the start is a template, its text is returned, and the feed has no start.
     """
     template = str(given.get("start")) if isinstance(given, Mapping) else ""
     if "{{" in template:

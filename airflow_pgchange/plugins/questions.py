@@ -1,4 +1,4 @@
-"""What is asked of databases, and who is asked already."""
+"""The queries that the page sends to databases, and the cache of their answers."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from airflow_pgchange.plugins.places import Key, Naming, Place
 log = logging.getLogger(__name__)
 
 LOOKED_LATELY = 3600.0
-"""Seconds for which a database is sampled after somebody has looked at it."""
+"""Seconds for which a database is sampled after a user has last looked at it."""
 OTHERS = 200
-"""So many answers to other questions are kept."""
+"""The most answers that are kept for queries other than status."""
 
 Connections = Sequence[psycopg.Connection[Any]]
 Row = dict[str, Any]
@@ -36,8 +36,10 @@ T = TypeVar("T")
 
 @dataclass
 class Said:
-    """What a database says: ``status()``, ``health()``, ``watchers()``, what became of that in the last hour, and what
-    it could not tell."""
+    """The state of a database: ``status()``, ``health()``, ``watchers()`` and the trends of the last hour.
+
+    ``left_out`` has a line for each part that is missing, with the reason.
+    """
 
     rows: list[Row]
     findings: list[health.Finding]
@@ -51,8 +53,11 @@ NOTHING = Said([], [], [], {}, [])
 
 @dataclass
 class Status:
-    """The question how a place is. ``consumers``: those of the place that DAGs name, which are all that are shown of a
-    place whose changes are elsewhere; ``looked``: when somebody wanted to know."""
+    """The query for the state of a place.
+
+    ``consumers`` are the consumers of the place that DAGs name. If the changes are in another database, only these are
+    shown. ``looked`` is the time of the last request.
+    """
 
     consumers: Mapping[Key, Naming] = field(default_factory=dict)
     looked: float = float("-inf")
@@ -74,20 +79,22 @@ class Status:
         except ServerUnavailable:
             raise
         except (psycopg.errors.QueryCanceled, PgChangeError) as error:
-            left_out.append(f"what a person should look at is left out: {error}")
+            left_out.append(f"findings and watchers are left out: {error}")
         rows = with_new(results, connections[-1], rows, self.consumers)
         left_out += self._last_hour.left_out
         return Said(rows, findings, watchers, self._last_hour.trends, left_out)
 
     def note(self, said: Said, connections: Connections) -> None:
-        """Once nobody waits for it any longer: what was said is noted, for the next answer."""
+        """Record samples of an answer. Called after the waiting requests have the answer, so that they do not wait."""
         self._last_hour.goes_on(connections[0], [row for row in said.rows if row["registered"]])
 
 
 @dataclass
 class Windows:
-    """What is looked at: how each place is, and what else somebody has asked about it lately. However much that is, it
-    goes over one line to a place, and how the place is over another."""
+    """The cache of the page: the status of each place, and the answers to other recent queries.
+
+    The status of a place has its own line, so that other queries never delay it.
+    """
 
     statuses: dict[Place, tuple[Status, Window[Said]]] = field(default_factory=dict)
     others: OrderedDict[tuple[Any, ...], Window[Any]] = field(default_factory=OrderedDict)
@@ -103,13 +110,13 @@ class Windows:
             status, window = self.statuses[place]
             status.consumers, status.looked = consumers, time.monotonic()
             if self._sampler is None or not self._sampler.is_alive():
-                sampler = threading.Thread(target=self._go_on, daemon=True)
+                sampler = threading.Thread(target=self._sample, daemon=True)
                 sampler.start()
                 self._sampler = sampler
         return window
 
-    def _go_on(self) -> None:
-        """Have what somebody looked at in the last hour sampled, until that is nothing any more."""
+    def _sample(self) -> None:
+        """Sample each database that a user looked at in the last hour. End when there is none."""
         while True:
             time.sleep(SAMPLED_EVERY)
             with self._lock:
@@ -125,7 +132,7 @@ class Windows:
                     log.warning("a database could not be sampled", exc_info=True)
 
     def asked(self, place: Place, question: Callable[..., T], *arguments: Any) -> Look[T]:
-        """What a place answers to another question; what nobody has asked for longest is forgotten."""
+        """Return the answer of a place to a query other than status. The least recently used answers are dropped."""
         with self._lock:
             key = (place, question, arguments)
             window = self.others.pop(key, None)
@@ -141,11 +148,11 @@ class Windows:
         return look
 
     def forget(self, place: Place, question: Callable[..., Any], *arguments: Any) -> None:
-        """Keep nothing of a question: it was about what is not there."""
+        """Drop a query from the cache, because its object does not exist."""
         with self._lock:
             self.others.pop((place, question, arguments), None)
 
 
 def conninfos(place: Place) -> list[str]:
-    """The databases of a place, for libpq."""
+    """Return libpq connection strings for the databases of a place."""
     return [PgChangeHook(connection).conninfo() for connection in place.connections]

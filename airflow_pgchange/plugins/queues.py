@@ -1,4 +1,4 @@
-"""Message queues: what a database tells of each, a row for each of its consumers."""
+"""The view of message queues: a row for each consumer of each queue."""
 
 from __future__ import annotations
 
@@ -16,21 +16,25 @@ QUEUES = "select q.qname as queue, q.* from mbus.queues() as q"
 
 
 class Queue(BaseModel):
-    """A row of ``mbus.queues()``: the messages that a consumer of a queue is still to receive."""
+    """A row of ``mbus.queues()``: the messages that a consumer of a queue has not received yet."""
 
     queue: str
     consumer: str
     parts: int
-    selector: str | None = Field(description="Which messages it gets, for who may read the connection")
+    selector: str | None = Field(
+        description="Condition that selects its messages, for readers of the connection"
+    )
     ready: int | None
     delayed: int | None
-    waiting: int | None = Field(description="For another message, which comes before")
-    in_work: int = Field(description="In batches that somebody is at work on")
-    exact: bool | None = Field(description="Whether these are so many, or at least so many")
+    waiting: int | None = Field(description="Messages that wait for an earlier message")
+    in_work: int = Field(description="Messages in claimed batches")
+    exact: bool | None = Field(description="Whether the counts are exact; otherwise they are minima")
     oldest_seconds: float | None
-    dead: int = Field(description="Messages of the queue among the dead letters, of all its consumers")
+    dead: int = Field(description="Dead letters of the queue, of all its consumers")
     dead_exact: bool
-    trouble: str | None = Field(description="Why that cannot be told, for who may read the connection")
+    trouble: str | None = Field(
+        description="Reason why the counts are unknown, for readers of the connection"
+    )
 
 
 class Queues(BaseModel):
@@ -41,17 +45,17 @@ class Queues(BaseModel):
 
 
 def queues(connections: Sequence[psycopg.Connection[Any]]) -> Queues:
-    """What a database tells of its queues."""
+    """Return the message queues of a database."""
     connection = connections[0]
-    found = Queues(queues=[], trouble=None)
+    answer = Queues(queues=[], trouble=None)
     if "mbus" in versions.present(connection):
-        found.queues = [Queue(**row) for row in records(connection, QUEUES)]
-    return found
+        answer.queues = [Queue(**row) for row in records(connection, QUEUES)]
+    return answer
 
 
 def counts_only(said: Queues) -> Queues:
-    """For who may not read the connection: how many there are."""
-    shown = [one.model_copy(update={"selector": None, "trouble": None}) for one in said.queues]
+    """Return the counts only, for users who may not read the connection."""
+    shown = [queue.model_copy(update={"selector": None, "trouble": None}) for queue in said.queues]
     return said.model_copy(update={"queues": shown})
 
 

@@ -1,4 +1,4 @@
-"""How many requests may hold a thread of Airflow's API server at once: all of its routes share those threads."""
+"""A limit on the requests that hold a thread of Airflow's API server, because all routes of the server share them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fastapi import HTTPException, Request
 from airflow_pgchange.utils.compat import left_before_the_answer
 
 WAITING = 100
-"""So many requests wait for their turn; one more is refused."""
+"""The most requests that wait. More are refused."""
 PATIENCE = 5.0
-"""Seconds that a request waits for its turn."""
+"""The most seconds for which a request waits."""
 
 
 @dataclass
 class Room:
-    """Lets so many requests in at once. The others wait without a thread, and not for long."""
+    """Admits at most ``places`` requests at once. Others wait at most ``PATIENCE`` seconds, and hold no thread."""
 
     places: int
     _slots: Semaphore = field(init=False)
@@ -31,7 +31,7 @@ class Room:
 
     @asynccontextmanager
     async def entered(self) -> AsyncIterator[None]:
-        """Hold a place. Raises HTTPException 503 if none is free in time."""
+        """Hold a place while the block runs. Raises HTTPException 503 if no place is free in time."""
         if self._waiting >= WAITING:
             raise _crowded()
         self._waiting += 1
@@ -50,14 +50,17 @@ class Room:
 
 @dataclass
 class Rooms:
-    """A look takes about a second at most, an action up to a minute. Both together leave Airflow 20 of its 40 threads."""
+    """The rooms for looks, which take at most about a second, and for actions, which take up to a minute.
+
+    Both together leave Airflow 20 of its 40 threads.
+    """
 
     looks: Room = field(default_factory=lambda: Room(14))
     actions: Room = field(default_factory=lambda: Room(6))
 
 
 def room(name: Literal["looks", "actions"]) -> Any:
-    """A dependency of a route, to be asked after who may: the route goes on once there is room for it."""
+    """Return a dependency that makes a route wait for a place. Put it after the dependencies that check rights."""
 
     async def enter(request: Request) -> AsyncIterator[None]:
         rooms: Rooms = request.app.state.rooms
@@ -69,5 +72,5 @@ def room(name: Literal["looks", "actions"]) -> Any:
 
 def _crowded() -> HTTPException:
     return HTTPException(
-        503, "too many requests of this page are under way: try again in some seconds", {"Retry-After": "5"}
+        503, "the page has too many requests in progress: try again in some seconds", {"Retry-After": "5"}
     )

@@ -1,4 +1,4 @@
-"""Sagas: where the latest are, and the steps of one."""
+"""The views of sagas: the latest sagas of a database, and the steps of a saga."""
 
 from __future__ import annotations
 
@@ -30,9 +30,11 @@ class Saga(BaseModel):
     steps: int
     done: int
     undone: int
-    at: list[str] = Field(description="The steps whose turn it is to be done, or to be undone")
-    reason: str | None = Field(description="Why it is undone, for who may read the connection")
-    stuck: str | None = Field(description="Why it does not get on, for who may read the connection")
+    at: list[str] = Field(description="The steps that are to be done or compensated next")
+    reason: str | None = Field(description="Reason of the rollback, for readers of the connection")
+    stuck: str | None = Field(
+        description="Reason why the saga makes no progress, for readers of the connection"
+    )
     is_stuck: bool
     started_at: datetime
     changed_at: datetime
@@ -40,7 +42,7 @@ class Saga(BaseModel):
 
 
 class Sagas(BaseModel):
-    """The latest sagas of a database, those that have not ended first."""
+    """The latest sagas of a database. Sagas that have not ended come first."""
 
     sagas: list[Saga]
     trouble: str | None
@@ -53,19 +55,19 @@ class Step(BaseModel):
     after: list[str]
     queue: str | None
     iid: str
-    compensation: str | None = Field(description="The message that undoes it")
+    compensation: str | None = Field(description="The message that compensates the step")
     state: str
     tries: int
-    error: str | None = Field(description="What its last try failed on, for who may read the connection")
+    error: str | None = Field(description="Error of its last try, for readers of the connection")
     changed_at: datetime
     retry_at: datetime | None = Field(
-        description="When its message, which was put back for another try, comes again; else it is null"
+        description="Time of the next try, if the step's message was put back for a retry"
     )
 
 
 class Steps(BaseModel):
-    """The steps of a saga. ``data``: what it was started with, if that is asked and as far as it is kept, for who may
-    read the connection."""
+    """The steps of a saga. ``data``: the data with which it was started, if requested and still kept; visible to users
+    who may read the connection."""
 
     steps: list[Step]
     data: Content | None
@@ -73,38 +75,38 @@ class Steps(BaseModel):
 
 
 def sagas(connections: Connections) -> Sagas:
-    """What a database tells of its latest sagas."""
+    """Return the latest sagas of a database."""
     connection = connections[0]
-    found = Sagas(sagas=[], trouble=None)
+    answer = Sagas(sagas=[], trouble=None)
     if "mbus" in versions.present(connection):
-        found.sagas = [Saga(**row) for row in records(connection, LATEST_SAGAS)]
-    return found
+        answer.sagas = [Saga(**row) for row in records(connection, LATEST_SAGAS)]
+    return answer
 
 
 def steps(number: int, with_data: bool, connections: Connections) -> Steps:
-    """What a database tells of the steps of a saga, none where there is no such saga, and of what it was started with."""
+    """Return the steps of a saga and the data with which it was started. There are no steps if there is no such saga."""
     connection = connections[0]
-    found = Steps(steps=[], data=None, trouble=None)
+    answer = Steps(steps=[], data=None, trouble=None)
     if "mbus" in versions.present(connection):
         retries = dict(rows(connection, SAGA_RETRIES, [number]))
-        found.steps = [
+        answer.steps = [
             Step(**row, retry_at=retries.get(row["step"]))
             for row in records(connection, SAGA_STEPS, [number])
         ]
-    data = ask(connection, select("mbus.saga_data", number)) if with_data and found.steps else None
-    found.data = None if data is None else Content.of(data)
-    return found
+    data = ask(connection, select("mbus.saga_data", number)) if with_data and answer.steps else None
+    answer.data = None if data is None else Content.of(data)
+    return answer
 
 
 def states_only(said: Sagas) -> Sagas:
-    """For who may not read the connection: where each is."""
-    shown = [one.model_copy(update={"reason": None, "stuck": None}) for one in said.sagas]
+    """Return the states of sagas without reasons, for users who may not read the connection."""
+    shown = [saga.model_copy(update={"reason": None, "stuck": None}) for saga in said.sagas]
     return said.model_copy(update={"sagas": shown})
 
 
 def steps_only(said: Steps) -> Steps:
-    """The same of one's steps."""
-    shown = [one.model_copy(update={"error": None}) for one in said.steps]
+    """Return the states of steps without errors and data, for users who may not read the connection."""
+    shown = [step.model_copy(update={"error": None}) for step in said.steps]
     return said.model_copy(update={"steps": shown, "data": None})
 
 

@@ -1,4 +1,4 @@
-"""The tasks of DAGs that run batches in Spark, and what each needs for that."""
+"""The tasks of DAGs that run batches in Spark, and the connection and settings that each needs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ DEFAULT_CONNECTION = "spark_default"
 class SparkNeeds:
     """The connection and the settings with which tasks submit to Spark.
 
-    ``binary`` is the program that submits, if the task names one. ``of_a_driver`` has the names of the task's arguments
-    that only a driver of its own can use. ``env_vars`` are the environment variables of the task, as JSON.
+    ``binary`` is the program that submits, if the task names a program. ``of_a_driver`` has the names of the task's
+    arguments that only a driver of its own can use. ``env_vars`` are the environment variables of the task, as JSON.
     """
 
     conn_id: str
@@ -28,15 +28,15 @@ class SparkNeeds:
 
     @property
     def environment(self) -> dict[str, str]:
-        found: dict[str, str] = json.loads(self.env_vars)
-        return found
+        variables: dict[str, str] = json.loads(self.env_vars)
+        return variables
 
 
 def spark_needs(node: Any) -> Iterator[SparkNeeds]:
     """Yield the needs of each Spark task in a serialized DAG, or in a part of it, without values that are templates."""
     if isinstance(node, Mapping):
-        if "_task_module" in node and (found := _needs(node)) is not None:
-            yield found
+        if "_task_module" in node and (needs := _needs(node)) is not None:
+            yield needs
         for value in node.values():
             yield from spark_needs(value)
     elif isinstance(node, list):
@@ -53,7 +53,7 @@ def _needs(task: Mapping[str, Any]) -> SparkNeeds | None:
     else:
         if not task.get("_is_mapped") or task["_task_module"] not in MODULES:
             return None
-        # A mapped task has only the arguments that are the same for all.
+        # A serialized mapped task has only the arguments that all its instances share.
         fixed = unwrapped(task.get("partial_kwargs") or {})
         given = {"conn_id": fixed.get("conn_id", DEFAULT_CONNECTION), "binary": fixed.get("spark_binary")}
     variables = unwrapped(task.get("env_vars"))

@@ -1,4 +1,4 @@
-"""What a view of one database is: a question to it, and what of the answer is for whom."""
+"""A view of one database on the page: a query, and the part of the answer that each user may see."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ M = TypeVar("M", bound=BaseModel)
 
 @dataclass(frozen=True)
 class View(Generic[M]):
-    """``question`` is asked of the database, with arguments before its connections if need be; ``nothing`` is shown
-    before it has answered; ``hidden`` makes of an answer what is for everybody who may see lag and state. An answer has a
-    field ``trouble``."""
+    """A view of one database.
+
+    ``question`` queries the database. It takes arguments, if any, and then the connections. ``nothing`` is shown until
+    the database has answered. ``hidden`` removes the parts of an answer that need the right to read the connection. An
+    answer has a field ``trouble``.
+    """
 
     question: Callable[..., M]
     nothing: M

@@ -1,4 +1,4 @@
-"""The assets that DAGs give watchers of feeds, and those that they give different watchers.
+"""Find the assets to which DAGs give watchers of feeds, and those to which they give different watchers.
 
 Each time that Airflow parses a DAG file, it replaces the watcher that another file has given the asset. Then it loses
 both until it parses one of the files again. So most of the time the asset has no watcher, and no DAG wakes.
@@ -29,12 +29,12 @@ SHOWN = (
 )
 """The arguments by which watchers of one feed may differ."""
 SAME_EVERYWHERE = {"source_conn_id", "poll_interval", "max_lag", "max_backlog"}
-"""Those of them that are not in the URI of the asset."""
+"""The arguments among them that are not in the URI of the asset."""
 
 
 @dataclass(frozen=True)
 class WatchedAsset:
-    """An asset as a DAG has it. ``asked`` is what its watcher asks, as JSON."""
+    """An asset with a watcher, from a DAG. ``asked`` has the arguments of the watcher's trigger, as JSON."""
 
     name: str
     uri: str
@@ -43,13 +43,13 @@ class WatchedAsset:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.asked)
-        return found
+        arguments: dict[str, Any] = json.loads(self.asked)
+        return arguments
 
 
 @dataclass(frozen=True)
 class Clash:
-    """An asset that DAGs give different watchers: each of them, with the DAGs that give it."""
+    """An asset to which DAGs give different watchers: each watcher, with the ids of its DAGs."""
 
     name: str
     watchers: Mapping[WatchedAsset, frozenset[str]]
@@ -59,14 +59,14 @@ class Clash:
         return {dag_id for dags in self.watchers.values() for dag_id in dags}
 
     def is_of(self, connection: str, feed: Watched | None = None) -> bool:
-        """Whether one of the watchers keeps its progress at a connection, and watches a feed if that is given."""
+        """Whether a watcher keeps its progress at this connection and, if ``feed`` is given, watches that feed."""
         return any(
             watcher.arguments.get("postgres_conn_id") == connection and feed in (None, watcher.feed)
             for watcher in self.watchers
         )
 
     def told(self, readable: Iterable[str] | None = None) -> str:
-        """What is wrong, and what mends it. Only DAGs that are ``readable`` are named; None: all."""
+        """Return the problem and its fix as text. Only DAGs in ``readable`` are named; None: all."""
         shown = self.dags if readable is None else self.dags & set(readable)
         differ = self._differ()
         each = "; ".join(
@@ -80,9 +80,9 @@ class Clash:
         )
 
     def _differ(self) -> list[str]:
-        """The arguments in which the watchers differ."""
-        all_given = [watcher.arguments for watcher in self.watchers]
-        differ = [name for name in SHOWN if len({json.dumps(given.get(name)) for given in all_given}) > 1]
+        """Return the names of the arguments in which the watchers differ."""
+        all_arguments = [watcher.arguments for watcher in self.watchers]
+        differ = [name for name in SHOWN if len({json.dumps(each.get(name)) for each in all_arguments}) > 1]
         return differ if len({watcher.feed for watcher in self.watchers}) == 1 else ["feed", *differ]
 
 
@@ -93,20 +93,23 @@ def _told(watcher: WatchedAsset, differ: list[str], dags: Iterable[str]) -> str:
 
 
 def clashes(given: Mapping[str, Iterable[WatchedAsset]]) -> list[Clash]:
-    """The assets to which DAGs, by their ids, give different watchers; in the order of their names."""
-    found: dict[str, dict[WatchedAsset, set[str]]] = defaultdict(lambda: defaultdict(set))
+    """Return the assets to which DAGs give different watchers, in the order of their names.
+
+    ``given`` has the assets of each DAG by its id.
+    """
+    by_name: dict[str, dict[WatchedAsset, set[str]]] = defaultdict(lambda: defaultdict(set))
     for dag_id, assets in given.items():
         for asset in assets:
-            found[asset.name][asset].add(dag_id)
+            by_name[asset.name][asset].add(dag_id)
     return [
         Clash(name, {watcher: frozenset(dags) for watcher, dags in watchers.items()})
-        for name, watchers in sorted(found.items())
+        for name, watchers in sorted(by_name.items())
         if len(watchers) > 1
     ]
 
 
 def watched_assets(node: Any) -> Iterator[WatchedAsset]:
-    """The assets with one watcher, that of a feed, in a serialized DAG or a part of it."""
+    """Yield the assets of a serialized DAG, or of a part of it, that have a single watcher, which watches a feed."""
     if isinstance(node, Mapping):
         watchers = node.get("watchers")
         if isinstance(watchers, list) and len(watchers) == 1 and "uri" in node:
@@ -121,13 +124,13 @@ def watched_assets(node: Any) -> Iterator[WatchedAsset]:
 
 def _of_feed(asset: Mapping[str, Any], trigger: Mapping[str, Any]) -> Iterator[WatchedAsset]:
     if trigger["classpath"] == TRIGGER:
-        given = unwrapped(trigger["kwargs"])
-        feed = watched_of(given.pop("feed"))
-        yield WatchedAsset(asset["name"], asset["uri"], feed, json.dumps(given, sort_keys=True))
+        arguments = unwrapped(trigger["kwargs"])
+        feed = watched_of(arguments.pop("feed"))
+        yield WatchedAsset(asset["name"], asset["uri"], feed, json.dumps(arguments, sort_keys=True))
 
 
 def unwrapped(value: Any) -> Any:
-    """A value as it was before Airflow serialized it."""
+    """Return a value as it was before Airflow serialized it."""
     if isinstance(value, Mapping) and value.keys() == {"__var", "__type"}:
         return unwrapped(value["__var"])
     if isinstance(value, Mapping):

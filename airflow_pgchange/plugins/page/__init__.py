@@ -1,4 +1,4 @@
-"""The page's own files, as the browser gets them: plain modules, under the version of them all, kept for good."""
+"""The files of the page: plain modules without a build. Their path has their version, so that browsers cache them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ TYPES = {".js": "text/javascript", ".svg": "image/svg+xml"}
 
 @cache
 def files() -> dict[str, bytes]:
-    """Each file by its name."""
+    """Return the content of each file by its name."""
     return {path.name: path.read_bytes() for path in sorted(FOLDER.iterdir()) if path.suffix in TYPES}
 
 
 @cache
 def version() -> str:
-    """Another one where a file is another."""
+    """Return a digest of all files. It changes if a file changes."""
     digest = hashlib.sha256()
     for name, content in files().items():
         digest.update(name.encode() + b"\0" + content + b"\0")

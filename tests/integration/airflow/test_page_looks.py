@@ -179,7 +179,7 @@ def test_what_could_not_be_looked_at_is_told_beside_the_rest(
 
     monkeypatch.setattr(health, "findings", refused)
     said = questions.Status()([connect()])
-    assert said.left_out == ["what a person should look at is left out: it is not yours"]
+    assert said.left_out == ["findings and watchers are left out: it is not yours"]
 
 
 def test_trouble_is_told_without_the_password() -> None:
