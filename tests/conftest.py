@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 from collections.abc import Callable, Iterator
@@ -22,6 +23,8 @@ from tests.suite.clusters import TEMPLATE
 
 room.take()
 java.start_soon()
+# Imports and collection make objects that stay: a quarter of their CPU time would be spent on looks for garbage.
+gc.disable()
 
 pytest_plugins = [
     "pytester",
@@ -32,17 +35,23 @@ pytest_plugins = [
 _numbers = itertools.count()
 
 
+def pytest_collection_finish() -> None:
+    """Look for garbage from now on, and never among what has been imported and collected."""
+    gc.freeze()
+    gc.enable()
+
+
 def database(cluster: Cluster, template: str) -> Iterator[str]:
     """A copy of a database, as long as it is needed; its connection string."""
     name = f"test_{os.getpid()}_{next(_numbers)}"
-    with psycopg.connect(cluster.conninfo(), autocommit=True) as connection:
-        connection.execute(
-            sql.SQL("create database {} template {} strategy file_copy").format(
-                sql.Identifier(name), sql.Identifier(template)
-            )
+    connection = clusters.maintenance_connection(cluster)
+    connection.execute(
+        sql.SQL("create database {} template {} strategy file_copy").format(
+            sql.Identifier(name), sql.Identifier(template)
         )
-        yield cluster.conninfo(name)
-        connection.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
+    )
+    yield cluster.conninfo(name)
+    connection.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
 
 
 @pytest.fixture
@@ -134,16 +143,17 @@ def role(db: str, cluster: Cluster) -> Iterator[Callable[[str], Role]]:
 
     def make(purpose: str) -> Role:
         name = f"{purpose}_{os.getpid()}_{next(_numbers)}"
-        with psycopg.connect(cluster.conninfo(), autocommit=True) as connection:
-            connection.execute(sql.SQL("create role {} login").format(sql.Identifier(name)))
+        connection = clusters.maintenance_connection(cluster)
+        connection.execute(sql.SQL("create role {} login").format(sql.Identifier(name)))
         made.append(name)
         return Role(name, make_conninfo(db, user=name))
 
     yield make
-    for name in made:
+    if made:
         with psycopg.connect(db, autocommit=True) as connection:
-            connection.execute(sql.SQL("drop owned by {} cascade").format(sql.Identifier(name)))
-            connection.execute(sql.SQL("drop role {}").format(sql.Identifier(name)))
+            for name in made:
+                connection.execute(sql.SQL("drop owned by {} cascade").format(sql.Identifier(name)))
+                connection.execute(sql.SQL("drop role {}").format(sql.Identifier(name)))
 
 
 @pytest.fixture
