@@ -1,14 +1,16 @@
 """Test files split among the workers of a run before they are collected.
 
 With ``--dist each`` every worker of pytest-xdist runs all that it collects. Here each worker gets a share of the files,
-so that it imports and collects those alone. The shares are made by greedy scheduling, the longest file first, by the
-seconds that the budget has for a file (R. L. Graham, Bounds on multiprocessing timing anomalies, 1969).
+so that it imports and collects those alone. The shares are made by greedy scheduling, the longest first, by the
+seconds that the budget has for a file (R. L. Graham, Bounds on multiprocessing timing anomalies, 1969). All files that
+use Spark go to one worker, because each worker would start a session of its own; so do those that use Airflow's API.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ import pytest
 from tests.suite import budget
 
 SHARE = "share"
+STARTED_ONCE = ("from tests.spark_session import", "airflow: FastAPI")
+"""In a file's text: it uses what each process starts once, in seconds."""
 COLLECTED = pytest.StashKey[int]()
 
 
@@ -27,7 +31,8 @@ def pytest_configure_node(node: Any) -> None:
         return
     workers = len(config.getoption("tx"))
     number = int(node.gateway.id.removeprefix("gw"))
-    node.workerinput[SHARE] = shares(arguments(config), workers, budget.durations(config.rootpath))[number]
+    duration = budget.durations(config.rootpath)
+    node.workerinput[SHARE] = shares(arguments(config), workers, duration, start_of(config.rootpath))[number]
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -61,18 +66,46 @@ def arguments(config: pytest.Config) -> list[str]:
     return found
 
 
-def shares(asked: Iterable[str], workers: int, duration: Callable[[str], float]) -> list[list[str]]:
-    """Split files and tests (``path`` or ``path::name``) into one list for each worker; a file's tests stay together."""
-    together: dict[str, list[str]] = {}
+def start_of(root: Path) -> Callable[[str], str]:
+    """Return a function that tells what a test file starts once in a process; of another file, its own path."""
+
+    def start(path: str) -> str:
+        text = (root / path).read_text()
+        return next((start for start in STARTED_ONCE if start in text), path)
+
+    return start
+
+
+def shares(
+    asked: Iterable[str], workers: int, duration: Callable[[str], float], start: Callable[[str], str]
+) -> list[list[str]]:
+    """Split files and tests (``path`` or ``path::name``) into one list for each worker.
+
+    A file's tests stay together, and so do files of one start, unless they take longer than an equal share.
+    """
+    files: dict[str, list[str]] = {}
     for argument in asked:
-        together.setdefault(argument.partition("::")[0], []).append(argument)
-    measured = sorted(
-        ((sum(map(duration, ids)), ids) for ids in together.values()), key=lambda file: -file[0]
-    )
+        files.setdefault(argument.partition("::")[0], []).append(argument)
+    seconds = {path: sum(map(duration, ids)) for path, ids in files.items()}
     loads: list[tuple[float, int]] = [(0.0, worker) for worker in range(workers)]
     split: list[list[str]] = [[] for _ in range(workers)]
-    for seconds, ids in measured:
+    measured = [(sum(seconds[path] for path in piece), piece) for piece in _pieces(seconds, workers, start)]
+    for length, piece in sorted(measured, key=lambda one: -one[0]):
         load, worker = heapq.heappop(loads)
-        split[worker] += ids
-        heapq.heappush(loads, (load + seconds, worker))
+        for path in piece:
+            split[worker] += files[path]
+        heapq.heappush(loads, (load + length, worker))
     return split
+
+
+def _pieces(seconds: Mapping[str, float], workers: int, start: Callable[[str], str]) -> Iterable[list[str]]:
+    """The lists of files that one worker gets as a whole."""
+    together: dict[str, list[str]] = {}
+    for path in seconds:
+        together.setdefault(start(path), []).append(path)
+    equal = sum(seconds.values()) / workers
+    for paths in together.values():
+        if sum(seconds[path] for path in paths) <= equal:
+            yield paths
+        else:
+            yield from ([path] for path in paths)

@@ -76,7 +76,31 @@ def test_recording_a_file_keeps_the_others_and_what_is_allowed_and_drops_deleted
 
 def test_workers_get_shares_of_equal_price_and_each_file_whole():
     price = {"a": 5.0, "b": 3.0, "c": 2.0, "d::x": 1.0, "d::y": 1.0}.__getitem__
-    assert shares.shares(["d::x", "c", "a", "b", "d::y"], 2, price) == [["a", "c"], ["b", "d::x", "d::y"]]
+    assert shares.shares(["d::x", "c", "a", "b", "d::y"], 2, price, str) == [
+        ["a", "c"],
+        ["b", "d::x", "d::y"],
+    ]
+
+
+def test_files_that_start_the_same_go_to_one_worker_unless_they_take_longer_than_its_share():
+    price = {"a": 3.0, "b": 1.0, "c": 1.0, "d": 1.0, "e": 2.0}.__getitem__
+    start = {"b": "JVM", "c": "JVM", "d": "JVM"}
+    assert shares.shares("abcde", 2, price, lambda path: start.get(path, path)) == [
+        ["a", "e"],
+        ["b", "c", "d"],
+    ]
+    assert shares.shares("bcda", 3, price, lambda path: start.get(path, path)) == [["a"], ["b", "d"], ["c"]]
+
+
+def test_all_files_that_use_a_spark_session_start_the_same():
+    start = shares.start_of(ROOT)
+    jvm = start("tests/integration/spark/test_spark_job.py")
+    assert start("tests/integration/tubes/test_docs_tubes.py") == jvm
+    assert start("tests/integration/airflow/test_page_api.py") not in (
+        jvm,
+        "tests/integration/airflow/test_page_api.py",
+    )
+    assert start("tests/unit/test_suite.py") == "tests/unit/test_suite.py"
 
 
 SPEND = "import time\nwhile time.process_time() < 0.3: pass\n"
