@@ -2,7 +2,7 @@
 
 -- A table with its partitions and inheritance children: a statement trigger fires only on the one that a statement names.
 create function pgchange.descendants(tbl regclass) returns setof regclass
-language plpgsql stable
+language plpgsql stable rows 4
 set plan_cache_mode = force_generic_plan
 as $$
 begin

@@ -1,11 +1,30 @@
 -- What every capture of a table begins with.
 
+-- The triggers that call a function. pg_depend has an index by which they are found, and pg_trigger has none.
+create function pgchange.triggers_of(function oid) returns setof pg_trigger
+language plpgsql stable rows 4
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    return query
+        select t.*
+        from pg_depend as d
+        join pg_trigger as t on t.oid = d.objid and t.tgfoid = d.refobjid
+        where d.refclassid = 'pg_proc'::regclass and d.refobjid = triggers_of.function;
+end
+$$;
+
 -- A foreign table that is a partition or a child of a table, or null. PostgreSQL refuses to write through the table into the foreign
 -- one where a trigger with a transition table captures the write.
 create function pgchange.foreign_child(tbl regclass) returns regclass
-language sql stable as $$
-    select d.relid from pgchange.descendants(tbl) as d(relid) join pg_class as c on c.oid = d.relid where c.relkind = 'f'
-    order by d.relid limit 1
+language plpgsql stable
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    return (
+        select d.relid from pgchange.descendants(tbl) as d(relid) join pg_class as c on c.oid = d.relid where c.relkind = 'f'
+        order by d.relid limit 1);
+end
 $$;
 
 -- Refuse, with the reason, a table of which nothing can be captured: the caller cannot do that deed to it, or it is in one of the

@@ -37,7 +37,7 @@ returns table (relid regclass, op text, function oid, enabled boolean)
 language sql stable as $$
     select t.tgrelid::regclass, split_part(t.tgname, '_', 3), t.tgfoid, t.tgenabled in ('O', 'A')
     from pg_trigger as own
-    join pg_trigger as t on t.tgname = own.tgname and t.tgfoid = own.tgfoid
+    join pgchange.triggers_of(own.tgfoid) as t on t.tgname = own.tgname
     where own.tgrelid = pushes.tbl and own.tgname in ('pgmb_push_insert', 'pgmb_push_update', 'pgmb_push_delete')
       and own.tgnargs = 0
       -- Any role that may create triggers on a table can have put one of this name there.
@@ -68,8 +68,7 @@ create function pgmb.pushed_by(relid oid, trigger name) returns oid
 language sql stable as $$
     select own.tgrelid
     from pg_trigger as t
-    join pg_depend as d on d.refclassid = 'pg_proc'::regclass and d.refobjid = t.tgfoid and d.classid = 'pg_trigger'::regclass
-    join pg_trigger as own on own.oid = d.objid and own.tgname = t.tgname and own.tgnargs = 0
+    join pgchange.triggers_of(t.tgfoid) as own on own.tgname = t.tgname and own.tgnargs = 0
     where t.tgrelid = relid and t.tgname = trigger
     limit 1
 $$;

@@ -98,7 +98,7 @@ begin
         perform pgmb.drop_alone(tbl, pgmb.push_bar(tbl));
     end if;
     foreach function in array functions loop
-        if not exists (select from pg_trigger as t where t.tgfoid = function) then
+        if not exists (select from pgchange.triggers_of(function)) then
             execute format('drop function %s', function::regprocedure);
         end if;
     end loop;

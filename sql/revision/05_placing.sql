@@ -120,8 +120,7 @@ declare
     known revision.tracked := (select t from revision.tracked as t where t.tbl = place_triggers.tbl);
     -- The function of a former owner has captured what was written up to now.
     captured constant regclass[] := array(
-        select t.tgrelid from pg_trigger as t
-        where t.tgname = 'pgchange_capture' and t.tgfoid = to_regprocedure(known.function || '()'));
+        select t.tgrelid from pgchange.triggers_of(to_regprocedure(known.function || '()')) as t where t.tgname = 'pgchange_capture');
     part regclass;
     placed regclass[] := '{}';
 begin

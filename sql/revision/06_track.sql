@@ -115,8 +115,9 @@ declare
 begin
     -- Also on what was a partition once.
     for placed in
-        select t.tgname as name, t.tgrelid::regclass as relid from pg_trigger as t
-        where t.tgfoid = to_regprocedure(function || '()') and not t.tgisinternal and t.tgparentid = 0
+        select t.tgname as name, t.tgrelid::regclass as relid
+        from pgchange.triggers_of(to_regprocedure(function || '()')) as t
+        where not t.tgisinternal and t.tgparentid = 0
     loop
         perform pgchange.lock_family(placed.relid, 'share row exclusive');
         execute format('drop trigger %I on %s', placed.name, placed.relid);

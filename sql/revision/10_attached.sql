@@ -1,7 +1,6 @@
 -- The capture on partitions that came later, and what was in them.
 
--- The tables that have the trigger of a tracked table and are no partitions of it any more. pg_depend has an index by which the triggers
--- of a function are found, and pg_trigger has none.
+-- The tables that have the trigger of a tracked table and are no partitions of it any more.
 create function revision.departed(known revision.tracked) returns setof regclass
 language plpgsql stable
 set plan_cache_mode = force_generic_plan
@@ -10,9 +9,8 @@ begin
     return query
         select g.tgrelid::regclass
         from pg_trigger as own
-        join pg_depend as d on d.refclassid = 'pg_proc'::regclass and d.refobjid = own.tgfoid
-        join pg_trigger as g on g.oid = d.objid and g.tgfoid = own.tgfoid and g.tgname = own.tgname
-        where own.tgrelid = known.tbl and own.tgname = 'pgchange_capture'
+        cross join lateral pgchange.triggers_of(own.tgfoid) as g
+        where own.tgrelid = known.tbl and own.tgname = 'pgchange_capture' and g.tgname = own.tgname
           and g.tgrelid not in (select d.relid from pgchange.descendants(known.tbl) as d(relid))
         order by g.tgrelid;
 end

@@ -8,8 +8,13 @@ $$;
 
 -- Today's name of a relation with its schema, whatever search_path it will be read under; null where it is gone.
 create function tube.full_name(rel oid) returns text
-language sql stable as $$
-    select format('%I.%I', n.nspname, c.relname) from pg_class as c join pg_namespace as n on n.oid = c.relnamespace where c.oid = rel
+language plpgsql stable
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    return (
+        select format('%I.%I', n.nspname, c.relname) from pg_class as c join pg_namespace as n on n.oid = c.relnamespace where c.oid = rel);
+end
 $$;
 
 -- A table by the name in a control pod; null for what is none.
@@ -36,8 +41,11 @@ $$;
 
 -- What the functions of an attachment are called: those of its triggers, and the one that applies its predicate.
 create function tube.function_name(token text, kind text) returns name
-language sql immutable as $$
-    select case when kind = 'judge' then 'pgchange_judge_' || token else format('pgchange_touch_%s_%s', kind, token) end::name
+language plpgsql immutable as $$
+begin
+    return (
+        select case when kind = 'judge' then 'pgchange_judge_' || token else format('pgchange_touch_%s_%s', kind, token) end::name);
+end
 $$;
 
 -- The name of a trigger: <table>_<tube>_after_<op>_trigger, shortened where it would not fit.

@@ -109,7 +109,9 @@ $$;
 -- it is the one in a unique index: that took the place of the other. If both are or neither is, it is the one with the number, whatever
 -- it is called now; in a restored table, where numbers are others, the one with the name.
 create function tube.key_attribute(attached tube.attachment, place integer) returns pg_attribute
-language plpgsql stable as $$
+language plpgsql stable
+set plan_cache_mode = force_generic_plan
+as $$
 begin
     return (
         select c
@@ -129,27 +131,32 @@ $$;
 
 -- What is wrong today with the columns from which the ids of an attached table are taken; null if every row has an id in them.
 create function tube.id_trouble(attached tube.attachment) returns text
-language sql stable as $$
-    with key as materialized (
-        select p.place, attached.key[p.place] as name, attached.key_types[p.place] as type, k.*
-        from generate_subscripts(attached.key, 1) as p(place)
-        cross join lateral (select (tube.key_attribute(attached, p.place)).*) as k
-    )
-    select coalesce(
-        (select case
-             when k.attname is null then format('its column of ids, %I, was dropped, and its changes are lost', k.name)
-             when pgchange.key_type(k.atttypid) <> k.type
-                 then format('its column of ids, %I, is %s now, and has to be %s', k.attname, format_type(k.atttypid, k.atttypmod),
-                             case when k.type = 'bigint'::regtype then 'bigint, integer or smallint' else k.type::text end)
-             when t.reason is not null then format('its column of ids, %I: %s', k.attname, t.reason)
-             else format('its column of ids, %I, may be null: a row without an id touches nothing, and is in no copy', k.attname) end
-         from key as k cross join lateral pgchange.key_type_trouble(k.atttypid, k.attcollation) as t(reason)
-         where k.attname is null or pgchange.key_type(k.atttypid) <> k.type or t.reason is not null or not k.attnotnull
-         order by k.place limit 1),
-        (select format('no unique index names its rows by %s: several rows can have one id', string_agg(quote_ident(k.attname), ', ' order by k.place))
-         from key as k
-         where not attached.is_grouped
-         having pgchange.key_order(attached.tbl, array_agg(k.attname order by k.place)) is null and count(*) > 0))
+language plpgsql stable
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    return (
+        with key as materialized (
+            select p.place, attached.key[p.place] as name, attached.key_types[p.place] as type, k.*
+            from generate_subscripts(attached.key, 1) as p(place)
+            cross join lateral tube.key_attribute(attached, p.place) as k
+        )
+        select coalesce(
+            (select case
+                 when k.attname is null then format('its column of ids, %I, was dropped, and its changes are lost', k.name)
+                 when pgchange.key_type(k.atttypid) <> k.type
+                     then format('its column of ids, %I, is %s now, and has to be %s', k.attname, format_type(k.atttypid, k.atttypmod),
+                                 case when k.type = 'bigint'::regtype then 'bigint, integer or smallint' else k.type::text end)
+                 when t.reason is not null then format('its column of ids, %I: %s', k.attname, t.reason)
+                 else format('its column of ids, %I, may be null: a row without an id touches nothing, and is in no copy', k.attname) end
+             from key as k cross join lateral pgchange.key_type_trouble(k.atttypid, k.attcollation) as t(reason)
+             where k.attname is null or pgchange.key_type(k.atttypid) <> k.type or t.reason is not null or not k.attnotnull
+             order by k.place limit 1),
+            (select format('no unique index names its rows by %s: several rows can have one id', string_agg(quote_ident(k.attname), ', ' order by k.place))
+             from key as k
+             where not attached.is_grouped
+             having pgchange.key_order(attached.tbl, array_agg(k.attname order by k.place)) is null and count(*) > 0)));
+end
 $$;
 
 -- Today's names of the columns of ids of an attached table or of a partition of it; null if one of them is gone.
@@ -158,7 +165,7 @@ language sql stable as $$
     select case when bool_and(n.name is not null) then array_agg(n.name order by p.place) end
     from (select (tube.attachment_of(rel, tube)).*) as a
     cross join lateral generate_subscripts(a.key, 1) as p(place)
-    cross join lateral (select (tube.key_attribute(a::tube.attachment, p.place)).*) as k
+    cross join lateral tube.key_attribute(a::tube.attachment, p.place) as k
     cross join lateral pgchange.key_now(
         a.tbl, k.attname, k.attnum, a.key[p.place], case when a.number_of = a.tbl::oid then a.key_numbers[p.place] end) as n(name)
 $$;
@@ -176,7 +183,9 @@ $$;
 -- was renamed; guards and bars, which call nothing of ours, by their names.
 create function tube.captures(tbl regclass, tube text)
 returns table (relid regclass, trigger name, op text, function oid, enabled boolean)
-language plpgsql stable rows 4 as $$
+language plpgsql stable rows 4
+set plan_cache_mode = force_generic_plan
+as $$
 declare
     token text := (select a.token from tube.attachment as a where a.tbl = captures.tbl and a.tube = captures.tube);
     names name[] := array(select tube.function_name(token, k) from unnest(array['insert', 'update', 'delete', 'truncate']) as k);
@@ -191,10 +200,9 @@ begin
     functions := array(select distinct t.tgfoid from pg_trigger as t where t.tgrelid = any (tree) and t.tgfoid = any (functions));
     return query
         select t.tgrelid::regclass, t.tgname, split_part(p.proname, '_', 3), p.oid, t.tgenabled in ('O', 'A')
-        from pg_proc as p
-        join pg_depend as d on d.refclassid = 'pg_proc'::regclass and d.refobjid = p.oid and d.classid = 'pg_trigger'::regclass
-        join pg_trigger as t on t.oid = d.objid
-        where p.oid = any (functions)
+        from unnest(functions) as f(oid)
+        join pg_proc as p on p.oid = f.oid
+        cross join lateral pgchange.triggers_of(p.oid) as t
         union all
         select t.tgrelid::regclass, t.tgname, k.kind, t.tgfoid, t.tgenabled in ('O', 'A')
         from unnest(array['guard', 'bar']) as k(kind)

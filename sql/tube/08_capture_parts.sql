@@ -3,22 +3,26 @@
 -- The expression of the ids in a transition table, without those that are null: up to ten million, as an array may not pass a
 -- gigabyte.
 create function tube.ids_of(rows text, attached tube.attachment) returns text
-language sql stable as $$
-    select format(
-        'array(select %1$s from %2$I as %3$I where %4$s%5$s limit 10000001)',
-        case when attached.key_types = '{bigint}' then format('%I::bigint', attached.key[1])
-             else pgchange.key_text(attached.key_types, attached.key, c.relname::text) end,
-        rows, c.relname,
-        (select string_agg(format('%I.%I is not null', c.relname, k.name), ' and ' order by k.place)
-         from unnest(attached.key) with ordinality as k(name, place)),
-        E' and (' || attached.predicate || E'\n)')
-    from pg_class as c where c.oid = attached.tbl
+language plpgsql stable as $$
+begin
+    return (
+        select format(
+            'array(select %1$s from %2$I as %3$I where %4$s%5$s limit 10000001)',
+            case when attached.key_types = '{bigint}' then format('%I::bigint', attached.key[1])
+                 else pgchange.key_text(attached.key_types, attached.key, c.relname::text) end,
+            rows, c.relname,
+            (select string_agg(format('%I.%I is not null', c.relname, k.name), ' and ' order by k.place)
+             from unnest(attached.key) with ordinality as k(name, place)),
+            E' and (' || attached.predicate || E'\n)')
+        from pg_class as c where c.oid = attached.tbl);
+end
 $$;
 
 -- The part of a trigger function that puts the ids that it found into pods. The numbers are those of the ids that fit into one.
 create function tube.put_body(attached tube.attachment, pods text, kind text) returns text
-language sql stable as $$
-    select case when attached.key_types = '{bigint}' then format($body$
+language plpgsql stable as $$
+begin
+    return case when attached.key_types = '{bigint}' then format($body$
     if pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.>) 0
         and pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.<=) 900
     then
@@ -41,7 +45,8 @@ $body$, pods, kind, attached.shard)
         and pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.<=) 10000000
     then
         insert into %1$s (op, shard, ids) select %2$s, %3$s, c.ids from (%5$s) as c;
-$body$, pods, kind, attached.shard, tube.bytes_a_pod(), tube.cut_sql('pgchange_touched', '900')) end
+$body$, pods, kind, attached.shard, tube.bytes_a_pod(), tube.cut_sql('pgchange_touched', '900')) end;
+end
 $$;
 
 -- Today's name, with its schema, of the table of a tube's pods: a body that was written before it changed asks for it. Null where it
@@ -86,8 +91,9 @@ $$;
 -- The part of a trigger function that takes each row by itself: where the capture of all of them failed, or where there are more than
 -- ten million. The pods it finds whatever they are called now.
 create function tube.row_by_row_body(attached tube.attachment, rows text, kind text) returns text
-language sql stable as $$
-    select format($body$
+language plpgsql stable as $$
+begin
+    return format($body$
         declare
             pgchange_pods pg_catalog.text;
             pgchange_open boolean := false;
@@ -189,5 +195,6 @@ $body$,
                     end if;' end,
         case when attached.key_types = '{bigint}' then 'pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.=) 900'
              else format('pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.=) 900
-                    or pg_catalog.pg_column_size(pgchange_touched) operator(pg_catalog.>) %s', tube.bytes_a_pod()) end)
+                    or pg_catalog.pg_column_size(pgchange_touched) operator(pg_catalog.>) %s', tube.bytes_a_pod()) end);
+end
 $$;

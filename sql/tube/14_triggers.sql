@@ -111,14 +111,19 @@ $$;
 
 -- Of a table and its partitions those that are not captured, or only in part.
 create function tube.uncaptured(attached tube.attachment) returns regclass[]
-language sql stable as $$
-    select array(
-        select d.relid from pgchange.descendants(attached.tbl) as d(relid)
-        left join (
-            select c.relid from tube.captures(attached.tbl, attached.tube) as c
-            group by 1 having count(distinct c.op) = cardinality(tube.capture_ops(attached.tbl))
-        ) as whole on whole.relid = d.relid
-        where whole.relid is null order by d.relid)
+language plpgsql stable
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    return (
+        select array(
+            select d.relid from pgchange.descendants(attached.tbl) as d(relid)
+            left join (
+                select c.relid from tube.captures(attached.tbl, attached.tube) as c
+                group by 1 having count(distinct c.op) = cardinality(tube.capture_ops(attached.tbl))
+            ) as whole on whole.relid = d.relid
+            where whole.relid is null order by d.relid));
+end
 $$;
 
 -- Put the capture of a table on it and on every partition that lacks it, and take off that of a table that it has left.
@@ -214,7 +219,7 @@ begin
     for function in
         select p.oid from unnest(array['insert', 'update', 'delete', 'truncate', 'judge']) as k(kind)
         join pg_proc as p on p.proname = tube.function_name(attached.token, k.kind)
-        where not exists (select from pg_trigger as t where t.tgfoid = p.oid) and pg_has_role(current_user, p.proowner, 'usage')
+        where not exists (select from pgchange.triggers_of(p.oid)) and pg_has_role(current_user, p.proowner, 'usage')
     loop
         execute format('drop function %s', function);
     end loop;
