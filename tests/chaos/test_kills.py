@@ -11,10 +11,11 @@ from demo.spark import StandaloneSpark
 from tests.chaos import kills
 from tests.chaos.harness import FULL, PROOF
 
-NASTIEST = (("operator", "staging"), ("operator", "acked"), ("PostgreSQL", "merged"))
+NASTIEST = (("operator", "staging"), ("PostgreSQL", "acked"))
 """While a driver is at work, and right before a commit."""
 OTHERS = pytest.mark.release(
-    "every run kills an operator at two steps and PostgreSQL at another; Spark tries the tasks of an executor again"
+    "every run kills an operator while its driver stages and PostgreSQL right before the commit; "
+    "Spark tries the tasks of an executor again"
 )
 CASES = [
     pytest.param(victim, step, apart, marks=[] if (victim, step) in NASTIEST and not apart else [OTHERS])
