@@ -68,17 +68,10 @@ class Consumer(BaseModel):
     leased_by: str | None = Field(default=None, description="Lease holder, for readers of the connection")
     leased_until: datetime | None = None
     held_back_by: str | None
-    why: str | None = Field(
-        default=None,
-        description="Reason why the consumer is behind, for readers of the connection",
-    )
-    new: str | None = Field(
-        description="Position at which the consumer starts, if DAGs name it and it has not claimed yet"
-    )
+    why: str | None = Field(default=None, description="Reason of its lag, for readers of the connection")
+    new: str | None = Field(description="Its start, if DAGs name it and it has not claimed a batch yet")
     dag_reasons: list[DagReason]
-    rate_in: float | None = Field(
-        description="Changes a second that were written in the last minutes, if known"
-    )
+    rate_in: float | None = Field(description="Changes a second that were written in the last minutes")
     rate_out: float | None = Field(description="Changes a second that were processed in the last minutes")
     trend: list[int | None] = Field(description="Number of ready changes every two minutes of the last hour")
     movable: bool

@@ -1,4 +1,4 @@
-"""A sensor for a consumer that has come far enough."""
+"""A sensor that waits until a consumer has processed everything up to a point."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 POINT = "pgchange_point"
-"""The key of the point in the task's state, which outlives reschedules, deferrals and retries; XComs do not."""
+"""The key of the point in the task's state. The state survives reschedules, deferrals and retries; XComs do not."""
 
 
 class ConsumerSensor(CheckedArguments, BaseSensorOperator):
     """Waits until a consumer has processed everything that was committed when this sensor first ran.
 
-    So another DAG waits for it. The point is taken once, and outlives reschedules, deferrals, retries and
-    restarts of the triggerer; a commit in a transaction that was open at that moment is not waited for. What
-    the consumer processed is as the guarantee of its operator says.
+    Use it to make a DAG wait for a consumer of another DAG. The point is taken once. It survives reschedules, deferrals,
+    retries and restarts of the triggerer. The sensor does not wait for transactions that were open at that moment. The
+    guarantee of the processing is that of the consumer's operator.
 
     :param feed: the consumer's feed, or its JSON (templated)
     :param postgres_conn_id: the database that holds the consumer's progress
-    :param source_conn_id: the database that holds the changes; default: the same. Its primary is asked
-    :param deferrable: wait in the triggerer; default: what ``[operators] default_deferrable`` says
-    :param poll_interval: between two questions of the triggerer (templated); ``poke_interval`` is the one of a worker
+    :param source_conn_id: the database that holds the changes; default: the same. The sensor connects to its primary
+    :param deferrable: wait in the triggerer; default: the option ``[operators] default_deferrable``
+    :param poll_interval: pause between two queries of the triggerer (templated). A worker uses ``poke_interval``
     """
 
     arguments = checks("feed", "postgres_conn_id", "source_conn_id", "poll_interval")
@@ -83,8 +83,8 @@ class ConsumerSensor(CheckedArguments, BaseSensorOperator):
             passed, goal, begun = points.has_passed(results, source, feed, goal)
         self._remember(context, goal)
         if passed or begun:
-            said = "has" if passed else "has not yet"
-            self.log.info("%s %s processed what was committed until %s", feed.name, said, goal.get("until"))
+            state = "has" if passed else "has not yet"
+            self.log.info("%s %s processed all commits until %s", feed.name, state, goal.get("until"))
         else:
             self.log.info("%s has not begun; `airflow-pgchange status` lists the consumers", feed.name)
         return passed
@@ -112,7 +112,7 @@ class ConsumerSensor(CheckedArguments, BaseSensorOperator):
         self._point = goal
 
     def _forget(self, context: Context) -> None:
-        """A task that succeeded and is cleared waits for a new point."""
+        """Delete the point, so that a task that succeeded waits for a new point after it is cleared."""
         state: Any = context.get("task_state_store")
         if state is not None:
             state.delete(POINT)

@@ -1,4 +1,4 @@
-"""A sensor for changes of a feed that are ready."""
+"""A sensor that waits for ready changes of a feed."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 
 
 class FeedSensor(CheckedArguments, BaseSensorOperator):
-    """Waits until changes are ready that nobody works on.
+    """Waits until changes of a feed are ready and no consumer is at work on the feed.
 
-    It guarantees nothing about them: an operator claims its batch from PostgreSQL, exactly once whatever woke
-    it.
+    The sensor guarantees nothing about these changes, because another consumer may claim them first. An operator claims
+    its batch from PostgreSQL, and its guarantee does not depend on the sensor.
 
     :param feed: the feed, or its JSON (templated)
     :param postgres_conn_id: the database that holds the consumer's progress
     :param source_conn_id: the database that holds the changes; default: the same
-    :param min_changes: as many must be ready (templated)
-    :param max_age: or one that is this old (templated)
-    :param deferrable: wait in the triggerer; default: what ``[operators] default_deferrable`` says
-    :param poll_interval: between two questions of the triggerer (templated); ``poke_interval`` is the one of a worker
+    :param min_changes: wait until this many changes are ready (templated)
+    :param max_age: or until a ready change is this old (templated)
+    :param deferrable: wait in the triggerer; default: the option ``[operators] default_deferrable``
+    :param poll_interval: pause between two queries of the triggerer (templated). A worker uses ``poke_interval``
     """
 
     arguments = checks(
@@ -72,13 +72,13 @@ class FeedSensor(CheckedArguments, BaseSensorOperator):
         self.poll_interval = poll_interval
 
     def execute(self, context: Context) -> Any:
-        """Returns the lag that ended the wait, as plain JSON."""
+        """Return the lag that ended the wait, as plain JSON."""
         if not self.deferrable:
             return super().execute(context)
-        found = self.poke(context)
-        if not found:
+        result = self.poke(context)
+        if not result:
             self._defer()
-        return found.xcom_value
+        return result.xcom_value
 
     def _defer(self) -> NoReturn:
         self.defer(
@@ -98,23 +98,26 @@ class FeedSensor(CheckedArguments, BaseSensorOperator):
     def poke(self, context: Context) -> PokeReturnValue:
         feed = watched_of(self.feed)
         with both(self.postgres_conn_id, self.source_conn_id, primary=False) as (results, source):
-            found = lag(results, source, feed, self.min_changes)
-            enough = Alarm(self.min_changes, self.max_age).due(None, found, 0.0)
+            current = lag(results, source, feed, self.min_changes)
+            enough = Alarm(self.min_changes, self.max_age).due(None, current, 0.0)
             ready = enough and not ask(progress_at(feed, results, source), feed.locked())
-        self.log.info("%s: %d ready, %d waiting", feed.name, found.ready, found.waiting)
-        return PokeReturnValue(ready, {"feed": feed.name, **asdict(found)} if ready else None)
+        self.log.info("%s: %d ready, %d waiting", feed.name, current.ready, current.waiting)
+        return PokeReturnValue(ready, {"feed": feed.name, **asdict(current)} if ready else None)
 
     def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
         return unless_error(event)
 
 
 def whole_wait(sensor: BaseSensorOperator) -> timedelta:
-    """How long a deferred sensor waits altogether."""
+    """Return the timeout of a deferred sensor."""
     return timedelta(seconds=sensor.timeout)
 
 
 def unless_error(event: dict[str, Any]) -> dict[str, Any]:
-    """The event of a trigger; raises AirflowException for one that tells an error, or what ends all tries."""
+    """Return the event of a trigger, unless it reports an error.
+
+    Raises AirflowFailException, which ends all retries, for a permanent error, and AirflowException for any other error.
+    """
     if "error" in event:
         raise (AirflowFailException if event.get("permanent") else AirflowException)(event["error"])
     return event

@@ -1,4 +1,4 @@
-"""A sensor for the end of a saga."""
+"""A sensor that waits for the end of a saga."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ if TYPE_CHECKING:
 NUMBER = re.compile("[0-9]{1,18}")
 
 
-def _number(name: str, given: Any) -> int:
-    # An XCom is a number, a template gives a text; a truth or a fraction is neither.
-    digits = str(given).strip() if type(given) in (int, str) else ""
+def _number(name: str, value: Any) -> int:
+    # Accept an int (from XCom) or its text (from a template); reject bool and float.
+    digits = str(value).strip() if type(value) in (int, str) else ""
     if not NUMBER.fullmatch(digits):
         raise InvalidArgument(
-            f"{name} must be the number of one, as StartSagaOperator returns it, not {given!r:.300}"
+            f"{name} must be the number of a saga, as StartSagaOperator returns it, not {value!r:.300}"
         )
     return int(digits)
 
 
 class SagaSensor(CheckedArguments, BaseSensorOperator):
-    """Waits until a saga is complete, and fails, without retries, once it is rolled back.
+    """Waits until a saga is complete. Fails without retries if the saga is rolled back.
 
-    Whose steps are not all done at its deadline is rolled back, by its handlers or by maintenance. But there are sagas
-    without one (``Saga(timeout=None)``), and a compensation that fails is tried again for good: give a ``timeout`` as to
-    any sensor. Where a saga is stuck this is logged.
+    The handlers or maintenance roll a saga back if its steps are not all done at its deadline. Give the sensor a
+    ``timeout`` anyway: a saga may have no deadline (``Saga(timeout=None)``), and a compensation that fails is retried
+    without end. The sensor logs a warning while the saga is stuck.
 
-    :param saga: its number, such as the XCom of StartSagaOperator (templated)
+    :param saga: the number of the saga, such as the XCom of StartSagaOperator (templated)
     :param postgres_conn_id: the database of the queues
-    :param kwargs: ``poke_interval``, ``timeout`` and so on, as any sensor has them; it reschedules by default
+    :param kwargs: the arguments of any sensor, such as ``poke_interval`` and ``timeout``; the default mode is reschedule
     """
 
     arguments = checks("postgres_conn_id", saga=_number)
@@ -59,15 +59,15 @@ class SagaSensor(CheckedArguments, BaseSensorOperator):
 
     def poke(self, context: Context) -> PokeReturnValue:
         with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as connection:
-            found = ask(connection, select("mbus.saga_state", self.saga))
-        if found is None:
+            saga = ask(connection, select("mbus.saga_state", self.saga))
+        if saga is None:
             raise AirflowFailException(
-                f"there is no saga {self.saga}: it was forgotten, or is another database's"
+                f"there is no saga {self.saga}: maintenance has deleted it, or it is in another database"
             )
-        name = f"saga {found['name']} {found['id']}"
-        if found["state"] == "rolled back":
-            raise AirflowFailException(f"{name} was rolled back: {found['reason']}")
-        if found["stuck"] is not None:
-            self.log.warning("%s is stuck: %s", name, found["stuck"])
-        self.log.info("%s: %s; to do: %s", name, found["state"], ", ".join(found["to_do"]) or "nothing")
-        return PokeReturnValue(found["state"] == "complete", found["done"])
+        name = f"saga {saga['name']} {saga['id']}"
+        if saga["state"] == "rolled back":
+            raise AirflowFailException(f"{name} was rolled back: {saga['reason']}")
+        if saga["stuck"] is not None:
+            self.log.warning("%s is stuck: %s", name, saga["stuck"])
+        self.log.info("%s: %s; to do: %s", name, saga["state"], ", ".join(saga["to_do"]) or "nothing")
+        return PokeReturnValue(saga["state"] == "complete", saga["done"])

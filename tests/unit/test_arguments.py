@@ -163,7 +163,7 @@ def test_what_another_task_gives_is_checked_when_it_is_there() -> None:
         first = StartSagaOperator(task_id="start", saga=SAGA, data={})
         sensor = SagaSensor(task_id="end", saga=first.output)
     assert sensor.upstream_task_ids == {"start"}
-    with pytest.raises(InvalidArgument, match="saga must be the number of one"):
+    with pytest.raises(InvalidArgument, match="saga must be the number of a saga"):
         sensor.saga = "tour"
 
 

@@ -339,7 +339,7 @@ def test_a_sensor_fails_for_a_saga_that_was_rolled_back_or_is_none(saga, connect
         ends(saga)
     with pytest.raises(AirflowFailException, match="there is no saga 7"):
         ends(7)
-    with pytest.raises(InvalidArgument, match="saga must be the number of one"):
+    with pytest.raises(InvalidArgument, match="saga must be the number of a saga"):
         ends("a tour")
 
 
