@@ -17,12 +17,11 @@ if TYPE_CHECKING:
 
 
 class BatchDecoratedOperator(Given, DecoratedOperator, BatchOperator):
-    """BatchOperator around a decorated function, which takes any of ``batch``, ``changes`` and
-    ``connection``.
+    """BatchOperator with a decorated function, which takes any of ``batch``, ``changes`` and ``connection``.
 
-    It may take arguments of its own and those of Airflow's context too. Its return value is not kept: a run
-    can process several batches. The guarantee is BatchOperator's: exactly once for what is written through
-    ``connection``, at least once elsewhere, with ``batch.id`` as the key.
+    The function may also take arguments of its own and those of Airflow's context. Its return value is not kept, because
+    a run can process several batches. The guarantee is that of BatchOperator: writes through ``connection`` happen
+    exactly once. Other effects happen at least once, and ``batch.id`` is their idempotency key.
     """
 
     given: ClassVar[Sequence[str]] = ("batch", "changes", "connection")

@@ -1,4 +1,4 @@
-"""What the decorators have in common: a function that is given something, and takes arguments of its own."""
+"""The base of the decorators: it passes arguments to a function, which may also take arguments of its own."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ if TYPE_CHECKING:
 
 
 class Given:
-    """An operator around a decorated function, which takes any of ``given``, arguments of its own, and those of Airflow's
-    context. It comes before DecoratedOperator."""
+    """A mixin for an operator with a decorated function. List it before DecoratedOperator.
+
+    The function takes any of the arguments in ``given``, whose values exist only when the task runs. It may also take
+    arguments of its own and those of Airflow's context.
+    """
 
     given: ClassVar[Sequence[str]]
     python_callable: Callable[..., Any]
@@ -28,23 +31,28 @@ class Given:
         op_kwargs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        taken = inspect.signature(python_callable).parameters
-        self._taken = tuple(name for name in self.given if name in taken)
+        parameters = inspect.signature(python_callable).parameters
+        self._taken = tuple(name for name in self.given if name in parameters)
         free = [
-            one for one in taken.values() if one.name not in self.given and one.kind is not one.VAR_POSITIONAL
+            parameter
+            for parameter in parameters.values()
+            if parameter.name not in self.given and parameter.kind is not parameter.VAR_POSITIONAL
         ]
         op_args, op_kwargs = op_args or (), op_kwargs or {}
-        # The base class sees keywords only: arguments that are too many, or given twice, are found here.
+        # The base class gets keywords only, so check here for too many arguments and for duplicates.
         inspect.Signature(free).bind_partial(*op_args, **op_kwargs)
-        own = {**{one.name: value for one, value in zip(free, op_args, strict=False)}, **op_kwargs}
-        # Stand-ins: the base class binds the function's arguments before there is anything to give.
+        own = {
+            **{parameter.name: value for parameter, value in zip(free, op_args, strict=False)},
+            **op_kwargs,
+        }
+        # The base class binds the function's arguments now, so None stands in for values that exist only at run time.
         bound = {**dict.fromkeys(self._taken), **own}
         super().__init__(**{"python_callable": python_callable, "op_kwargs": bound, **kwargs})
         self.op_kwargs = own
 
     def call_with(self, context: Context, **values: Any) -> Any:
-        """Call the function with what it takes of ``values``."""
-        known = {**context, **self.op_kwargs, **{name: values[name] for name in self._taken}}
+        """Call the function with those of ``values`` that it takes, its own arguments, and Airflow's context."""
+        arguments = {**context, **self.op_kwargs, **{name: values[name] for name in self._taken}}
         return self.python_callable(
-            **KeywordParameters.determine(self.python_callable, (), known).unpacking()
+            **KeywordParameters.determine(self.python_callable, (), arguments).unpacking()
         )

@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 
 
 class HandlerDecoratedOperator(Given, DecoratedOperator, EventHandlersOperator):
-    """EventHandlersOperator with one handler: a decorated function, ``def`` or ``async def``, which takes ``delivery``,
-    arguments of its own, and those of Airflow's context. The guarantee is EventHandlersOperator's.
+    """EventHandlersOperator with one handler: a decorated function, ``def`` or ``async def``, which takes ``delivery``.
 
-    :param handler: what else Handler takes, such as ``{"reliable": False}``; its name is the function's unless that says
+    The function may also take arguments of its own and those of Airflow's context. The guarantee is that of
+    EventHandlersOperator.
+
+    :param handler: further arguments of Handler, such as ``{"reliable": False}``; ``name`` defaults to the function's
     """
 
     given: ClassVar[Sequence[str]] = ("delivery",)
@@ -38,12 +40,12 @@ class HandlerDecoratedOperator(Given, DecoratedOperator, EventHandlersOperator):
         handler: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        made = Handler(**{"name": python_callable.__name__, **(handler or {}), "run": python_callable})
-        super().__init__(python_callable=python_callable, kwargs_to_upstream={"handlers": [made]}, **kwargs)
+        only = Handler(**{"name": python_callable.__name__, **(handler or {}), "run": python_callable})
+        super().__init__(python_callable=python_callable, kwargs_to_upstream={"handlers": [only]}, **kwargs)
 
     def bound(self, context: Context) -> Sequence[Handler]:
-        (made,) = self.handlers
-        return [replace(made, run=lambda delivery: self.call_with(context, delivery=delivery))]
+        (handler,) = self.handlers
+        return [replace(handler, run=lambda delivery: self.call_with(context, delivery=delivery))]
 
     def execute(self, context: Context) -> dict[str, int]:
         return EventHandlersOperator.execute(self, context)

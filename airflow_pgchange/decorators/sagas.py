@@ -1,4 +1,4 @@
-"""``@task.pgchange_saga``: a function that does steps of sagas, or undoes them."""
+"""``@task.pgchange_saga``: a function that does or compensates steps of sagas."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 
 
 class SagaDecoratedOperator(Given, DecoratedOperator, SagaHandlerOperator):
-    """SagaHandlerOperator around a decorated function, which takes any of ``work`` and ``connection``, arguments of its
-    own, and those of Airflow's context. What it answers, and the guarantee, are SagaHandlerOperator's."""
+    """SagaHandlerOperator with a decorated function, which takes any of ``work`` and ``connection``.
+
+    The function may also take arguments of its own and those of Airflow's context. Its return values and the guarantee
+    are those of SagaHandlerOperator.
+    """
 
     given: ClassVar[Sequence[str]] = ("work", "connection")
     template_fields: Sequence[str] = (
@@ -46,7 +49,7 @@ class SagaDecoratedOperator(Given, DecoratedOperator, SagaHandlerOperator):
 def pgchange_saga_task(
     python_callable: Callable[..., Any] | None = None, multiple_outputs: bool | None = None, **kwargs: Any
 ) -> TaskDecorator:
-    """Turn a function into a task that works off a queue of sagas; ``kwargs`` go to SagaHandlerOperator."""
+    """Turn a function into a task that processes a queue of sagas; ``kwargs`` go to SagaHandlerOperator."""
     return task_decorator_factory(
         python_callable=python_callable,
         multiple_outputs=multiple_outputs,

@@ -17,12 +17,13 @@ JOB = "job"
 
 
 class SparkDecoratedOperator(DecoratedOperator, SparkBatchOperator):
-    """SparkBatchOperator around a decorated function, which is called as ``function(job)`` where an application's
-    ``batch_job()`` block would be: in another process, so that it sees nothing of this task.
+    """SparkBatchOperator with a decorated function, which takes the place of an application.
 
-    It may take arguments of its own, which are pickled with it; those of Airflow's context are given as templates, such
-    as ``totals(day="{{ ds }}")``. What it uses of its own file goes along; what it imports must be there, too. Its return
-    value is not kept. The guarantee is SparkBatchOperator's: exactly once for what it merges, at least once elsewhere.
+    The function is called as ``function(job)`` in another process, inside a ``batch_job()`` block, and has no access to
+    this task. It may take arguments of its own, which are pickled with it. Pass values of Airflow's context as templates,
+    such as ``totals(day="{{ ds }}")``. Names that the function uses from its own file are sent with it. Modules that it
+    imports must be installed where it runs. Its return value is not kept. The guarantee is that of SparkBatchOperator:
+    merged results are exactly once, other effects at least once.
     """
 
     template_fields: Sequence[str] = (*DecoratedOperator.template_fields, *SparkBatchOperator.template_fields)
@@ -43,21 +44,23 @@ class SparkDecoratedOperator(DecoratedOperator, SparkBatchOperator):
     ) -> None:
         if {"application", "application_args"} & kwargs.keys():
             raise InvalidArgument(
-                "the function is the application: leave out application and application_args"
+                "the function is the application: remove the arguments application and application_args"
             )
         if kwargs.get("detached"):
             raise InvalidArgument(
-                "a function cannot be detached, as its file is not on the cluster: use SparkBatchOperator with an "
-                "application that is there"
+                "a function cannot run detached, because its file is not on the cluster: use SparkBatchOperator with an "
+                "application that is on the cluster"
             )
         signature = inspect.signature(python_callable)
         if JOB not in signature.parameters:
             raise InvalidArgument(
                 f"{python_callable.__name__}: let it take the argument `{JOB}`, which is its batch"
             )
-        free = signature.replace(parameters=[one for one in signature.parameters.values() if one.name != JOB])
-        own = dict(free.bind(*(op_args or ()), **(op_kwargs or {})).arguments)
-        # A stand-in: the base class binds the function's arguments before there is a batch.
+        parameters = [parameter for parameter in signature.parameters.values() if parameter.name != JOB]
+        own = dict(
+            signature.replace(parameters=parameters).bind(*(op_args or ()), **(op_kwargs or {})).arguments
+        )
+        # The base class binds the function's arguments now, so None stands in for the batch.
         super().__init__(python_callable=python_callable, op_kwargs={JOB: None, **own}, **kwargs)
         self.op_kwargs = own
 

@@ -1,4 +1,4 @@
-"""``@task.pgchange_collect``: a function that names what is gone downstream of a tube."""
+"""``@task.pgchange_collect``: a function that returns the downstream ids that may be gone at the source of a tube."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ if TYPE_CHECKING:
 
 
 class CollectDecoratedOperator(Given, DecoratedOperator, TubeGarbageCollectOperator):
-    """TubeGarbageCollectOperator around a decorated function, its ``downstream``, which takes ``control``, arguments of
-    its own, and those of Airflow's context, and returns ids. The guarantee is TubeGarbageCollectOperator's."""
+    """TubeGarbageCollectOperator with a decorated function as ``downstream``, which takes ``control`` and returns ids.
+
+    The function may also take arguments of its own and those of Airflow's context. The guarantee is that of
+    TubeGarbageCollectOperator.
+    """
 
     given: ClassVar[Sequence[str]] = ("control",)
     template_fields: Sequence[str] = (
@@ -43,7 +46,7 @@ class CollectDecoratedOperator(Given, DecoratedOperator, TubeGarbageCollectOpera
 def pgchange_collect_task(
     python_callable: Callable[..., Any] | None = None, multiple_outputs: bool | None = None, **kwargs: Any
 ) -> TaskDecorator:
-    """Turn a function into a task that works off control pods; ``kwargs`` go to TubeGarbageCollectOperator."""
+    """Turn a function into a task that processes control pods; ``kwargs`` go to TubeGarbageCollectOperator."""
     return task_decorator_factory(
         python_callable=python_callable,
         multiple_outputs=multiple_outputs,
