@@ -1,4 +1,4 @@
-"""A feed as an asset: DAGs are scheduled on it, and it brings its own watcher."""
+"""A feed as an asset with its own watcher, so that DAGs can be scheduled on it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_given: dict[str, tuple[str, dict[str, Any]]] = {}
-"""The assets that this process has made, by name: the URI, and what the watcher's trigger was given."""
+_watched: dict[str, tuple[str, dict[str, Any]]] = {}
+"""The assets that this process has made, by name: the URI, and the arguments of the watcher's trigger."""
 
 
 def feed_asset(
@@ -40,18 +40,20 @@ def feed_asset(
     name: str | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> Asset:
-    """An asset that is updated when the feed has changes that nobody works on.
+    """Return an asset that is updated when the feed has ready changes and no consumer is at work on them.
 
-    ``postgres_conn_id`` holds the consumer's progress, ``source_conn_id`` the changes (default: the same). An
-    update comes when ``min_changes`` are ready or the oldest ready one waits for ``max_age``,
-    whichever is first. It is a wake-up, not a batch: the task takes its batch from PostgreSQL. One asset for
-    a feed and its conditions: DAGs that share a consumer share its changes, and each wakes by its own conditions.
-    Conditions that are not the defaults are in the URI of the asset, and in its name unless ``name`` is given.
-    ``poll_interval`` is in neither: Airflow keeps one watcher for an asset, so all DAGs must give the same one.
+    ``postgres_conn_id`` holds the consumer's progress, ``source_conn_id`` the changes (default: the same). The asset is
+    updated when ``min_changes`` changes are ready, or when the oldest ready change is ``max_age`` old. An update is a
+    wake-up, not a batch: the task claims its batch from PostgreSQL.
+
+    There is an asset for each combination of feed and conditions. DAGs that share a consumer share its changes, and each
+    wakes by its own conditions. Conditions that differ from the defaults are in the URI of the asset, and in its name
+    unless ``name`` is given. ``poll_interval`` is in neither. Airflow keeps a single watcher for an asset, so all DAGs
+    must give the same ``poll_interval``.
 
     ``max_lag`` and ``max_backlog`` say how far behind the consumer may be before ``airflow-pgchange health`` reports it.
     They are the age of its oldest ready change (default: an hour), and the number of its changes (default: any). They too
-    are in neither the name nor the URI. They hold as long as the watcher gives them. If the asset is gone, they hold
+    are in neither the name nor the URI. They apply as long as the watcher sets them. If the asset is removed, they apply
     until maintenance forgets its watcher, after seven days.
     """
     feed = watched_of(feed)
@@ -65,7 +67,7 @@ def feed_asset(
         max_lag=max_lag,
         max_backlog=max_backlog,
     )
-    name = name or f"{postgres_conn_id}/{_called(feed)}{_told(trigger.conditions)}"
+    name = name or f"{postgres_conn_id}/{_feed_name(feed)}{_suffix(trigger.conditions)}"
     asset = Asset(
         name=name,
         uri=to_uri(feed, postgres_conn_id, trigger.conditions),
@@ -77,30 +79,34 @@ def feed_asset(
     return asset
 
 
-def _told(conditions: Mapping[str, Any]) -> str:
-    """The end of an asset's name that says when it is updated: nothing by default."""
+def _suffix(conditions: Mapping[str, Any]) -> str:
+    """Return the end of an asset's name, with its conditions. Empty if all conditions are the defaults."""
     if not conditions:
         return ""
     return " ({})".format(", ".join(f"{name}={json.dumps(value)}" for name, value in conditions.items()))
 
 
 def _warn_of_clash(name: str, uri: str, trigger: FeedTrigger) -> None:
-    """Warn if this process, such as that which parses a DAG file, has given an asset of the name another watcher."""
+    """Warn if this process, for example while it parses a DAG file, has made an asset of this name with a different
+    watcher."""
     now = (uri, trigger.serialize()[1])
-    before = _given.get(name, now)
-    _given[name] = now
+    before = _watched.get(name, now)
+    _watched[name] = now
     if before != now:
         log.warning(
-            "asset %r cannot have two watchers, %s and %s: Airflow would keep none of them; give each its own name, or "
-            "the same conditions, poll_interval and limits to both",
+            "asset %r cannot have two watchers, %s and %s: Airflow would keep neither. Give each asset its own name, or "
+            "give both the same conditions, poll_interval and limits",
             name,
             *(json.dumps(kwargs) for _, kwargs in (before, now)),
         )
 
 
-def _called(feed: Watched) -> str:
-    """The name of the feed, of a commit queue without its prefix: assets were called so before it had one. A consumer
-    keeps the prefix if its name would be that of another kind without it."""
+def _feed_name(feed: Watched) -> str:
+    """Return the name of the feed in the name of its asset.
+
+    A commit queue's prefix is left out, because existing assets have names from before the prefix was introduced. The
+    prefix stays if the rest would begin with the prefix of another kind.
+    """
     bare = feed.name.removeprefix(CommitFeed.names.prefix)
     if not isinstance(feed, CommitFeed) or is_prefix(prefix_of(bare)):
         return feed.name
@@ -108,9 +114,7 @@ def _called(feed: Watched) -> str:
 
 
 def sanitize_uri(uri: SplitResult) -> SplitResult:
-    """Check an asset URI ``pgchange://<connection>/<kind>?<fields as JSON>``; raises ValueError with the
-    reason.
-    """
+    """Check an asset URI ``pgchange://<connection>/<kind>?<fields as JSON>``. Raises ValueError if it is invalid."""
     if not uri.netloc:
         raise ValueError(
             "a pgchange:// URI names a connection: pgchange://<connection>/<kind of feed>?<fields>"
@@ -120,7 +124,7 @@ def sanitize_uri(uri: SplitResult) -> SplitResult:
 
 
 def to_openlineage(asset: Asset, lineage_context: object) -> Dataset:
-    """What an asset of a feed is to OpenLineage: in the namespace ``pgchange://<connection>``, the name of the feed."""
+    """Return the OpenLineage dataset of a feed's asset: the feed's name in the namespace ``pgchange://<connection>``."""
     from airflow_pgchange.utils import openlineage  # noqa: PLC0415
 
     return openlineage.dataset_of(*from_uri(asset.uri))

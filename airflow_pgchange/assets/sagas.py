@@ -1,4 +1,4 @@
-"""When the handlers of sagas have something to do."""
+"""The schedule of DAGs that handle sagas."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ def saga_schedule(
     *,
     consumers: Mapping[str, str] | None = None,
 ) -> AssetAny:
-    """The schedule of a DAG that works off all queues of a saga: it runs whenever a message of one of them is due that
-    nobody is at, also one that is tried again later, or whose handler died. So its sagas go on until they end.
+    """Return the schedule of a DAG that processes all queues of a saga.
 
-    ``consumers`` names those by whom its handlers receive, by queue; default: ``default``. Raises InvalidArgument for a
-    queue from which the saga's handlers receive nothing.
+    The DAG runs when a message in one of these queues is due and no handler is at work on it. That includes messages that
+    are retried later, and messages whose handler died. So the sagas go on until they end.
+
+    ``consumers`` has the name of the handlers' consumer for each queue; default: ``default``. Raises InvalidArgument for
+    a queue from which the saga's handlers receive nothing.
     """
-    named = dict(consumers or {})
-    if strange := set(named) - set(saga.worked):
+    by_queue = dict(consumers or {})
+    if unknown := set(by_queue) - set(saga.worked):
         raise InvalidArgument(
-            f"saga {saga.name}: no handler of it receives from {', '.join(sorted(strange))}: "
+            f"saga {saga.name}: no handler of it receives from {', '.join(sorted(unknown))}: "
             f"name consumers of {', '.join(saga.worked)}"
         )
-    feeds = [QueueFeed(queue, named.get(queue, "default")) for queue in saga.worked]
+    feeds = [QueueFeed(queue, by_queue.get(queue, "default")) for queue in saga.worked]
     return AssetAny(*(feed_asset(feed, postgres_conn_id) for feed in feeds))

@@ -1,4 +1,4 @@
-"""The tables that batches write, as assets: other DAGs are scheduled on them."""
+"""The tables that batches write, as assets, so that other DAGs can be scheduled on them."""
 
 from __future__ import annotations
 
@@ -21,24 +21,25 @@ GROUP = "pgchange"
 log = logging.getLogger(__name__)
 
 BREAKS_A_URI = r"[/?#\t\n\r]"
-"""What ends a part of a path, and what a URI loses."""
+"""Characters that would end a part of a URI's path, or that a URI drops."""
 
 
 def target_tables(name: str) -> AssetAlias:
-    """An outlet that stands for all tables that a task's batches write: ``outlets=[target_tables("balances")]``.
+    """Return an outlet that stands for all tables that a task's batches write: ``outlets=[target_tables("balances")]``.
 
-    The operator of the batches finds out which these are. Each is an asset by its URI alone,
-    ``postgres://<host>:<port>/<database>/<schema>/<table>``, and has an event once the task that wrote it has succeeded.
-    A table of a lake is an asset by its location, such as ``s3://bucket/sales/payment``. The extra of its event has the
+    The operator finds out which tables its batches write. Each table is an asset with the URI
+    ``postgres://<host>:<port>/<database>/<schema>/<table>``. It gets an event when the task that wrote it succeeds. A
+    table of a lake is an asset by its location, such as ``s3://bucket/sales/payment``. The extra of its event has the
     table's name as ``table`` and its snapshot as ``version``.
-    A DAG can be scheduled on one of them, or, by the outlet's ``name``, on all that it stands for.
+
+    A DAG can be scheduled on the asset of a table, or on the outlet's ``name``, which stands for all tables.
     """
     return AssetAlias(name, group=GROUP)
 
 
 def aliases(outlets: Sequence[Any]) -> list[AssetAlias]:
-    """Those of a task's outlets that ``target_tables`` made."""
-    return [each for each in outlets if isinstance(each, AssetAlias) and each.group == GROUP]
+    """Return the outlets of a task that ``target_tables`` has made."""
+    return [outlet for outlet in outlets if isinstance(outlet, AssetAlias) and outlet.group == GROUP]
 
 
 def add_events(context: Context, outlets: Sequence[AssetAlias], conninfo: str, outcome: Outcome) -> None:
@@ -59,16 +60,18 @@ def add_events(context: Context, outlets: Sequence[AssetAlias], conninfo: str, o
         try:
             asset = _asset(uri)
         except ValueError as error:
-            log.warning("%s has no event, so DAGs that wait for it do not run: no asset: %s", uri, error)
+            log.warning(
+                "%s has no event, so DAGs that wait for it do not run: not a valid asset: %s", uri, error
+            )
             continue
         for outlet in outlets:
             context["outlet_events"][outlet].add(asset, extra)
 
 
 def table_asset(conninfo: str, database: str, schema: str, table: str) -> Asset:
-    """A table in a database of the server of a connection string, as Airflow's own asset of a PostgreSQL table.
+    """Return the asset of a table, with the URI that Airflow's PostgreSQL provider uses. ``conninfo`` gives the server.
 
-    Names stand in its URI as they are, as in what ``create_asset`` makes, but for what would break it: that is escaped.
+    Names are not escaped, as in the provider's ``create_asset``, except characters that would break the URI.
     """
     return _asset(_table_uri(conninfo, database, schema, table))
 
@@ -82,9 +85,9 @@ def _asset(uri: str) -> Asset:
     try:
         return Asset(uri)
     except ValueError:
-        # Airflow on MySQL takes ASCII alone.
+        # Airflow accepts only ASCII if its metadata database is MySQL.
         return Asset(_escaped(r"[^\x00-\x7f]", uri))
 
 
 def _escaped(pattern: str, text: str) -> str:
-    return re.sub(pattern, lambda found: quote(found[0], safe=""), text)
+    return re.sub(pattern, lambda match: quote(match[0], safe=""), text)
