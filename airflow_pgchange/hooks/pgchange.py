@@ -1,4 +1,4 @@
-"""From an Airflow connection to a connection of ours."""
+"""The hook: open PostgreSQL connections from Airflow connections."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from airflow_pgchange.feeds.connections import connect, connect_async
 from airflow_pgchange.feeds.tokens import SignIn, sign_in
 
 SIGN_IN = "iam"
-"""The extra by which Airflow's own PostgreSQL hook signs in with a cloud's token in place of a password."""
+"""The extra by which Airflow's own PostgreSQL hook signs in with a token of a cloud instead of a password."""
 NOT_LIBPQ = {
     SIGN_IN,
     "redshift",
@@ -32,15 +32,15 @@ NOT_LIBPQ = {
     "cluster-identifier",
     "workgroup-name",
 }
-"""Extras of that hook that are not options of libpq."""
+"""Extras of Airflow's own PostgreSQL hook that are not options of libpq."""
 
 
 class PgChangeHook(BaseHook):
     """A PostgreSQL connection for feeds, from any Airflow connection of type ``postgres``.
 
-    Host may list several servers (``db1,db2`` or ``db1:5432,db2:5433``); every extra goes to libpq
-    (``sslmode``, ``sslrootcert``, ``target_session_attrs``, ``options``, ``service``, ...). A string that
-    ``conninfo`` returns holds the password: it is for libpq, never for a log.
+    The host may list several servers (``db1,db2`` or ``db1:5432,db2:5433``). Every extra goes to libpq (``sslmode``,
+    ``sslrootcert``, ``target_session_attrs``, ``options``, ``service``, ...). Never log the result of ``conninfo``: it
+    has the password.
     """
 
     default_conn_name: ClassVar[str] = "postgres_default"
@@ -50,54 +50,65 @@ class PgChangeHook(BaseHook):
         self.postgres_conn_id = postgres_conn_id
 
     def conninfo(self) -> str:
-        """The connection as a libpq string. Raises InvalidArgument for a connection of another type, and for an extra
-        that is not an option of libpq."""
+        """Return the connection as a libpq string.
+
+        Raises InvalidArgument for a connection of another type, and for an extra that is not an option of libpq.
+        """
         connection = self.get_connection(self.postgres_conn_id)
         extra = connection.extra_dejson
         return conninfo_of(connection, extra, _signed_in(connection) if extra.get(SIGN_IN) else {})
 
     async def aconninfo(self) -> str:
-        """The same for the event loop."""
+        """Return the connection as a libpq string, without blocking the event loop. Raises as ``conninfo`` does."""
         connection = await self.aget_connection(self.postgres_conn_id)
-        # Secrets backends may hand over the server's connection class, which has no such method.
+        # Secrets backends may return the connection class of Airflow's server, which lacks this method.
         extra = (
             await connection.aextra_dejson()
             if hasattr(connection, "aextra_dejson")
             else connection.extra_dejson
         )
-        # Getting a token may ask a server of the cloud, and reads another Airflow connection.
+        # Use a thread: getting a token reads another Airflow connection, and may query a server of the cloud.
         signed_in = await sync_to_async(_signed_in)(connection) if extra.get(SIGN_IN) else {}
         return conninfo_of(connection, extra, signed_in)
 
     def get_conn(self, *, primary: bool = False) -> psycopg.Connection[Any]:
-        """An open connection in autocommit; ``primary`` asks for a server that takes writes. Raises
-        ServerUnavailable.
+        """Open a connection in autocommit mode. With ``primary``, to a server that accepts writes.
+
+        Raises ServerUnavailable.
         """
         return connect(self.conninfo(), primary=primary)
 
     async def aget_conn(self, *, primary: bool = False) -> psycopg.AsyncConnection[Any]:
-        """The same for the event loop."""
+        """Open an asynchronous connection in autocommit mode. With ``primary``, to a server that accepts writes.
+
+        Raises ServerUnavailable.
+        """
         return await connect_async(await self.aconninfo(), primary=primary)
 
 
 def both(
     postgres_conn_id: str, source_conn_id: str | None, *, primary: bool = True
 ) -> AbstractContextManager[tuple[psycopg.Connection[Any], psycopg.Connection[Any]]]:
-    """Connections to the database of the results and to that of the changes, by the names of Airflow's."""
+    """Connect to the databases of the results and of the changes, by Airflow connections.
+
+    Without ``source_conn_id`` they are the same database.
+    """
     source = PgChangeHook(source_conn_id).conninfo() if source_conn_id else None
     return both_databases(PgChangeHook(postgres_conn_id).conninfo(), source, primary=primary)
 
 
 def conninfo_of(connection: Connection, extra: Mapping[str, Any], signed_in: SignIn | None = None) -> str:
-    """An Airflow connection as a libpq string. ``signed_in``: the user, the password and the port by which to sign in
-    with a cloud's token."""
+    """Return an Airflow connection as a libpq string. ``signed_in``: the user, the token and the port for a cloud.
+
+    Raises InvalidArgument for a connection of another type, and for an extra that is not an option of libpq.
+    """
     name = connection.conn_id
     if connection.conn_type != "postgres":
         raise InvalidArgument(
             f"connection {name} is of type {connection.conn_type}: give one of type postgres"
         )
     hosts, ports = _servers(connection.host, connection.port)
-    given = {
+    fields = {
         "host": hosts,
         "port": ports,
         "user": connection.login,
@@ -109,8 +120,8 @@ def conninfo_of(connection: Connection, extra: Mapping[str, Any], signed_in: Sig
         key: _text(value) for key, value in extra.items() if key not in NOT_LIBPQ and value not in (None, "")
     }
     try:
-        known = {key: value for key, value in given.items() if value not in (None, "")}
-        return make_conninfo("", **{**known, **options})
+        set_fields = {key: value for key, value in fields.items() if value not in (None, "")}
+        return make_conninfo("", **{**set_fields, **options})
     except psycopg.ProgrammingError as error:
         raise InvalidArgument(
             f"connection {name}: {str(error).strip()}; "
@@ -119,14 +130,17 @@ def conninfo_of(connection: Connection, extra: Mapping[str, Any], signed_in: Sig
 
 
 def _signed_in(connection: Connection) -> SignIn:
-    """The user, the token as a password, and the port, as Airflow's own PostgreSQL hook gets them from the cloud."""
-    # Imported here, because few connections need it, and it imports SQLAlchemy.
+    """Return the user, the token as the password, and the port. Airflow's own PostgreSQL hook gets them from the cloud.
+
+    Raises InvalidArgument if the connection has several hosts.
+    """
+    # Import it only here: few connections need it, and it imports SQLAlchemy.
     from airflow.providers.postgres.hooks.postgres import PostgresHook  # noqa: PLC0415
 
     if "," in (connection.host or ""):
         raise InvalidArgument(
-            f"connection {connection.conn_id}: a token is for one server, and the connection has several hosts: "
-            f"name one, such as the address of the cluster's writer, or take the extra {SIGN_IN} away"
+            f"connection {connection.conn_id}: a token is for one server, and the connection has several hosts. "
+            f"Give one host, such as the address of the cluster's writer, or remove the extra {SIGN_IN}"
         )
     hook = PostgresHook(postgres_conn_id=connection.conn_id)
 
@@ -135,15 +149,15 @@ def _signed_in(connection: Connection) -> SignIn:
         mask_secret(token)
         return {"user": login, "password": token, "port": port}
 
-    # A token is good for one user of one server, which a person may change in the connection.
-    known_by = repr(
+    # A token is valid for one user of one server, so the cached token must not be used after an edit of these fields.
+    cache_key = repr(
         (connection.conn_id, connection.host, connection.port, connection.login, connection.extra)
     )
-    return sign_in(known_by, ask)
+    return sign_in(cache_key, ask)
 
 
 def _servers(host: str | None, port: int | None) -> tuple[str | None, str | None]:
-    """``a:1,b:2`` as libpq's two lists; a part with more than one colon is an IPv6 address."""
+    """Return ``a:1,b:2`` as the two lists of libpq, hosts and ports. A part with several colons is an IPv6 address."""
     fallback = None if port is None else str(port)
     parts = [part.strip() for part in (host or "").split(",")]
     if not any(part.count(":") == 1 for part in parts):
