@@ -1,1 +1,1 @@
-"""What Airflow's face shares: arguments, metrics, and asking a task to stop."""
+"""Code that operators, sensors, triggers and assets share: arguments, metrics, lineage, and Airflow's versions."""

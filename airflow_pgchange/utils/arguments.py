@@ -1,4 +1,4 @@
-"""Arguments of operators and sensors: what each may be, checked where it is written and again once it is rendered."""
+"""Check the arguments of operators and sensors: when the DAG is parsed, and again after templates are rendered."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ FeedLike = Watched | Mapping[str, Any] | str
 """A feed, its JSON as a mapping or as text, or its asset URI."""
 
 Number = float | str
-"""A whole number, also as the text or the 20000.0 that a form makes of it."""
+"""A whole number, also as text or as a float such as 20000.0, which forms of Airflow produce."""
 
 Check = Callable[[str, Any], Any]
-"""What an argument of a name and a value means; raises InvalidArgument, with the name, where it means nothing."""
+"""A check of an argument, by its name and value: returns the value to use, or raises InvalidArgument with the name."""
 
 TEMPLATES = ("{{", "{%")
 
 
 class CheckedArguments:
-    """An operator or a sensor that says what its arguments may be, and is only ever given such.
+    """The base of operators and sensors that check their arguments.
 
-    ``arguments`` has a check for each that can be templated. What is written out is checked when the task is made, what a
-    template or another task gives when it is there; both become what the check returns. Unless the task has a
-    ``retry_policy`` of its own it is not tried again on an error that no other try mends.
+    ``arguments`` has a check for each argument that can be templated. A literal value is checked when the task is made.
+    The value of a template or of another task is checked before the task runs. The result of the check replaces the
+    value. Unless the task has its own ``retry_policy``, Airflow does not retry it after a permanent error.
     """
 
     arguments: ClassVar[Mapping[str, Check]] = {}
@@ -50,19 +50,19 @@ class CheckedArguments:
             self.retry_policy = UnlessPermanent()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Airflow assigns what it has rendered, too.
+        # Airflow assigns rendered values too, so this checks them as well.
         check = self.arguments.get(name)
         super().__setattr__(name, value if check is None or is_template(value) else check(name, value))
 
     def pre_execute(self, context: Any) -> None:
-        """Nothing is a template any more, whatever it looks like."""
+        """Check all arguments. Now every value is rendered, even if it still looks like a template."""
         for name, check in self.arguments.items():
             super().__setattr__(name, check(name, getattr(self, name)))
         super().pre_execute(context)  # type: ignore[misc]
 
 
 def is_template(value: Any) -> bool:
-    """Whether a value is, or has within it, what is known only when the task runs."""
+    """Whether a value is or contains a template or a result of another task, which is known only when the task runs."""
     if isinstance(value, str):
         return any(mark in value for mark in TEMPLATES)
     if isinstance(value, Mapping):
@@ -73,12 +73,12 @@ def is_template(value: Any) -> bool:
 
 
 def maybe(check: Check) -> Check:
-    """The same, or nothing: None, or the empty text that a template makes of it."""
+    """Return a check that also accepts None, or the empty text that a template renders for None."""
     return lambda name, value: None if value is None or value == "" else check(name, value)
 
 
 def one_of(words: Any) -> Check:
-    """A word of a ``Literal``."""
+    """Return a check that accepts the words of a ``Literal``."""
 
     def check(name: str, value: Any) -> Any:
         check_word(name, value, words)
@@ -88,19 +88,19 @@ def one_of(words: Any) -> Check:
 
 
 def anything(name: str, value: Any) -> Any:
-    """Whatever it is: who takes it checks it."""
+    """Accept any value. The operator checks it when it uses it."""
     return value
 
 
 def text(name: str, value: Any) -> str:
-    """A text that is not empty."""
+    """Accept a text that is not empty."""
     if not isinstance(value, str) or not value:
         raise InvalidArgument(f"{name} must be a text that is not empty, not {value!r:.300}")
     return value
 
 
 def function(name: str, value: Any) -> Any:
-    """A callable, not its name."""
+    """Accept a callable, but not the name of a callable."""
     if not callable(value):
         raise InvalidArgument(
             f"{name} must be a function, not {value!r:.300} of type {type(value).__name__}: import the function, and "
@@ -110,7 +110,7 @@ def function(name: str, value: Any) -> Any:
 
 
 def count(name: str, value: Any) -> int:
-    """A whole number from 1 on."""
+    """Accept a whole number from 1 on."""
     number = whole(name, value)
     if number < 1:
         raise InvalidArgument(f"{name} must be a number from 1 to {2**31 - 1}, not {value!r:.300}")
@@ -118,7 +118,7 @@ def count(name: str, value: Any) -> int:
 
 
 def whole(name: str, value: Any) -> int:
-    """A whole number that PostgreSQL takes for an integer."""
+    """Accept a whole number in the range of PostgreSQL's type integer."""
     try:
         number = math.nan if isinstance(value, bool) else float(value)
     except (OverflowError, TypeError, ValueError):
@@ -131,32 +131,34 @@ def whole(name: str, value: Any) -> int:
 
 
 def names(name: str, value: Any) -> list[str]:
-    """Names: those of a list as they stand, or those of a text with commas between; at least one."""
-    given = [one.strip() for one in value.split(",")] if isinstance(value, str) else value
-    found = list(given) if isinstance(given, list | tuple | set | frozenset) else []
-    if not all(isinstance(one, str) for one in found):
+    """Accept a list of names, or a text of names separated by commas; at least one name."""
+    parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+    candidates = list(parts) if isinstance(parts, list | tuple | set | frozenset) else []
+    if not all(isinstance(candidate, str) for candidate in candidates):
         raise InvalidArgument(f"{name} must be names, not {value!r:.300}")
-    found = [one for one in found if one.strip()]
-    if not found:
+    result = [candidate for candidate in candidates if candidate.strip()]
+    if not result:
         raise InvalidArgument(f"{name}: name at least one, not {value!r:.300}")
-    return found
+    return result
 
 
 def columns(name: str, value: Any) -> str | list[str]:
-    """The name of a column, or a list of such names."""
+    """Accept the name of a column, or a list of names."""
     return text(name, value) if isinstance(value, str) else names(name, value)
 
 
 def flag(name: str, value: Any) -> bool:
-    """True or False, also as the text that a template makes of it."""
+    """Accept True or False, also as text, which a template renders."""
     if str(value).lower() not in ("true", "false"):
         raise InvalidArgument(f"{name} must be True or False, not {value!r:.300}")
     return str(value).lower() == "true"
 
 
 def lake_table(name: str, value: Any) -> Mapping[str, Any]:
-    """A table of a lake, as something that Airflow can render, show and store. A text is the catalog and the table of an
-    ``Iceberg``, as in ``lake.sales.payment``."""
+    """Accept a table of a lake, and return it as a mapping, which Airflow can render, show and store.
+
+    A text is the catalog and the table of an ``Iceberg``, as in ``lake.sales.payment``.
+    """
     if isinstance(value, str) and value.count(".") > 1:
         catalog, _, table = value.partition(".")
         value = Iceberg(table, catalog)
@@ -171,22 +173,22 @@ def lake_table(name: str, value: Any) -> Mapping[str, Any]:
 
 
 def texts(name: str, value: Any) -> Mapping[str, str | None]:
-    """Texts or None by name."""
+    """Accept a mapping from names to texts or None."""
     if not isinstance(value, Mapping):
         raise InvalidArgument(
-            f"{name} must be texts by name, not {value!r:.300}: with render_template_as_native_obj a template can be a "
-            "mapping"
+            f"{name} must be a mapping from names to texts, not {value!r:.300}: use render_template_as_native_obj if "
+            "a template renders it"
         )
     return value
 
 
 def feed(name: str, value: Any) -> Mapping[str, Any]:
-    """A feed, as something that Airflow can render, show and store."""
+    """Accept a feed, and return it as a mapping, which Airflow can render, show and store."""
     return feeds.to_json(feed_of(value))
 
 
 def watched(name: str, value: Any) -> Mapping[str, Any]:
-    """What to wait for, likewise: a feed, or several at once."""
+    """Accept a feed, or a feed that stands for several consumers, and return it as a mapping."""
     return feeds.to_json(watched_of(value))
 
 
@@ -243,26 +245,27 @@ CHECKS: Mapping[str, Check] = {
     "systems": maybe(names),
     "without": maybe(names),
 }
-"""Of every word what it may be, wherever an operator or a sensor has it."""
+"""The check of each argument name. An argument has the same check in every operator and sensor."""
 
 
 def checks(*words: str, **own: Check) -> dict[str, Check]:
-    """The checks of arguments: of those that are words of all, and of those that mean something of their own here."""
+    """Return the checks of arguments: of ``words`` from ``CHECKS``, and ``own`` checks of the operator."""
     return {**{word: CHECKS[word] for word in words}, **own}
 
 
 def feed_of(value: FeedLike) -> Feed:
-    """The feed that an argument means. Raises InvalidArgument where it means none."""
-    found = watched_of(value)
-    if not isinstance(found, Feed):
+    """Return the feed that an argument names. Raises InvalidArgument if it names none, or several consumers."""
+    result = watched_of(value)
+    if not isinstance(result, Feed):
         raise InvalidArgument(
-            f"{found.name} can be waited for, but gives no batches: name the feed of one worker"
+            f"{result.name} can be waited for, but gives no batches: name the feed of one worker"
         )
-    return found
+    return result
 
 
 def watched_of(value: FeedLike) -> Watched:
-    """What an argument says to wait for: a feed, or several at once. Raises InvalidArgument where it says nothing."""
+    """Return the feed that an argument names, which may stand for several consumers. Raises InvalidArgument if it names
+    none."""
     if isinstance(value, Watched):
         return value
     if isinstance(value, str):

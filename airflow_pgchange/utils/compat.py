@@ -1,4 +1,4 @@
-"""What differs between the versions of Airflow that this package supports, and that the provider common.compat lacks.
+"""Differences between the supported versions of Airflow that the provider common.compat does not cover.
 
 Every other module imports names that moved from ``airflow.providers.common.compat.sdk`` or from here, and checks no
 version.
@@ -51,7 +51,7 @@ def supported(function: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
 
 
 def dag_bag(folder: Path, bundle: Path) -> Any:
-    """Return the DagBag of a file or a folder, whose DAGs may import what lies in ``bundle``."""
+    """Return the DagBag of a file or a folder, whose DAGs may import modules from the folder ``bundle``."""
     bag = moved("DagBag", "airflow.dag_processing.dagbag", "airflow.models.dagbag")
     if str(bundle) not in sys.path:
         sys.path.append(str(bundle))
@@ -59,7 +59,7 @@ def dag_bag(folder: Path, bundle: Path) -> Any:
 
 
 def dag_serialization() -> Any:
-    """Return the class by which Airflow stores a DAG as a dict, and makes a DAG of it."""
+    """Return the class with which Airflow converts a DAG to a dict and back."""
     module = "airflow.serialization.serialized_objects"
     try:
         return moved("DagSerialization", module)
@@ -68,10 +68,9 @@ def dag_serialization() -> Any:
 
 
 def left_before_the_answer(dependency: Callable[..., Any]) -> Any:
-    """A dependency of a FastAPI route that ends before the answer is sent, so that a client that reads slowly holds
-    nothing."""
-    # Imported here, because FastAPI belongs to the API server. That of Airflow 3.1 lacks the argument, and ends every
-    # dependency so.
+    """Return a dependency of a FastAPI route that ends before the response is sent. So a slow client holds nothing."""
+    # Import it only here: only the API server has FastAPI. The version of Airflow 3.1 lacks the argument, and ends every
+    # dependency before the response.
     from fastapi import Depends  # noqa: PLC0415
 
     return Depends(dependency, **supported(Depends, scope="function"))
@@ -94,7 +93,7 @@ except ImportError:  # before Airflow 3.3
 
     @dataclass(frozen=True)
     class RetryDecision:  # type: ignore[no-redef]
-        """Why a task fails at once; None to retry as often as its ``retries`` say."""
+        """The reason why a task fails without retries. None: retry as often as the task's ``retries`` allow."""
 
         reason: str | None = None
 
@@ -116,7 +115,7 @@ except ImportError:  # before Airflow 3.3
         """
         for name in ("execute", "resume_execution"):
             method = getattr(operator, name, None)
-            # A copy of the abstract execute would hide that of a class behind this one, if a third class inherits both.
+            # Skip the abstract execute: a copy would hide the execute of another base class, if a subclass has both.
             if method not in (None, BaseOperator.execute):
                 setattr(operator, name, _evaluated(method))
 

@@ -1,4 +1,4 @@
-"""What OpenLineage is to be told of, where somebody listens; ``openlineage.py`` says it in its words."""
+"""Collect the data for OpenLineage, if it is enabled. ``openlineage.py`` converts them to OpenLineage's classes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from airflow_pgchange.utils.outcome import Table, resolved
 
 @dataclass(frozen=True)
 class Backfilled:
-    """Tables of which each row was touched for the workers of a tube."""
+    """The tables that a backfill touched, and the workers of its tube."""
 
     conninfo: str = field(repr=False)
     tables: Sequence[Table]
@@ -27,7 +27,7 @@ class Backfilled:
 
 
 def is_on() -> bool:
-    """Whether OpenLineage's provider is installed, and has somewhere to send what it is told."""
+    """Whether OpenLineage's provider is installed, is enabled, and has a transport for its events."""
     try:
         from airflow.providers.openlineage import conf  # noqa: PLC0415
     except ImportError:
@@ -36,7 +36,7 @@ def is_on() -> bool:
 
 
 def sources(feed: Feed, conninfo: str) -> list[Table]:
-    """The tables whose changes a feed hands out; none where it is not of tables, or the role may not see which."""
+    """Return the tables whose changes a feed reads. Empty if the feed has no tables, or if the role may not see them."""
     if not isinstance(feed, OfTables):
         return []
     try:
@@ -49,9 +49,12 @@ def sources(feed: Feed, conninfo: str) -> list[Table]:
 def backfilled(
     conninfo: str, connection: psycopg.Connection[Any], tube: str, tables: Iterable[str]
 ) -> Backfilled | None:
-    """What was touched for whom; None where that cannot be seen, such as of a table that was renamed: it was touched."""
+    """Return the tables of a finished backfill, and the workers of its tube.
+
+    None if they cannot be read, for example because a table was renamed meanwhile. Lineage must not fail the task.
+    """
     try:
-        found = [resolved(connection, table) for table in tables]
-        return Backfilled(conninfo, found, tubes.workers(connection, tube))
+        touched = [resolved(connection, table) for table in tables]
+        return Backfilled(conninfo, touched, tubes.workers(connection, tube))
     except (PgChangeError, psycopg.Error):
         return None

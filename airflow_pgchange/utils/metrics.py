@@ -1,10 +1,13 @@
 """Gauges and counters of feeds, through Airflow's metrics.
 
-``pgchange.ready``, ``pgchange.waiting``, ``pgchange.ready_age``, ``pgchange.waiting_age`` (seconds) and
-``pgchange.faults`` are gauges, and so is ``pgchange.blind``, 1 while a watcher cannot look at the feed and 0 while it
-can, and once it is gone; ``pgchange.batches`` and ``pgchange.changes`` count what was processed, and
-``pgchange.batch_seconds`` times it, and ``pgchange.phase_seconds`` each phase of it, by the tag ``phase``. Each carries
-the feed's name as the tag ``feed``.
+Gauges: ``pgchange.ready``, ``pgchange.waiting``, ``pgchange.ready_age`` and ``pgchange.waiting_age`` (seconds),
+``pgchange.faults``, and ``pgchange.blind``. The last is 1 while the queries of a watcher fail, and otherwise 0.
+
+Counters: ``pgchange.batches`` and ``pgchange.changes`` count the processed batches and changes.
+
+Timers: ``pgchange.batch_seconds`` for a batch, and ``pgchange.phase_seconds`` for a phase, which is the tag ``phase``.
+
+Each metric has the feed's name as the tag ``feed``.
 """
 
 from __future__ import annotations
@@ -34,31 +37,31 @@ class Meter:
             return
         self._next = now + EVERY
         report_lag(self._feed, lag)
-        self._report_sight(blind=False)
+        self._report_blind(blind=False)
 
     def blind(self) -> None:
-        """It cannot be looked at; the next lag is reported at once."""
+        """Report that the queries of the watcher fail. The next lag is then reported at once."""
         self._next = float("-inf")
-        self._report_sight(blind=True)
+        self._report_blind(blind=True)
 
     def given_up(self) -> None:
-        """Nobody looks any longer: a gauge keeps what it was set to last."""
+        """Set ``pgchange.blind`` to 0 because the watcher has left. A gauge would keep its last value for ever."""
         if self._blind:
-            self._report_sight(blind=False)
+            self._report_blind(blind=False)
 
-    def _report_sight(self, *, blind: bool) -> None:
+    def _report_blind(self, *, blind: bool) -> None:
         self._blind = blind
         report_sight(self._feed, blind=blind)
 
 
 def are_on() -> bool:
-    """Whether anybody collects metrics; asking for a lag only to report it is worth nothing otherwise."""
+    """Whether Airflow sends metrics to a collector. If not, skip queries whose results are only reported."""
     switches = ("statsd_on", "statsd_datadog_enabled", "otel_on")
     return any(conf.getboolean("metrics", switch) for switch in switches)
 
 
 def report_lag(feed: str, lag: Lag) -> None:
-    """Set the gauges of one feed."""
+    """Set the gauges of a feed's lag."""
     gauges = {
         "ready": lag.ready,
         "waiting": lag.waiting,
@@ -72,13 +75,13 @@ def report_lag(feed: str, lag: Lag) -> None:
 
 
 def report_sight(feed: str, *, blind: bool) -> None:
-    """Set whether a watcher cannot look at one feed."""
+    """Set the gauge ``pgchange.blind`` of a feed."""
     _prepare()
     Stats.gauge("pgchange.blind", int(blind), tags={"feed": feed})
 
 
 def report_batch(feed: str, changes: int, seconds: float, phases: Mapping[str, float]) -> None:
-    """Count one batch that was processed and committed."""
+    """Count a committed batch and its changes, and report its times in seconds."""
     _prepare()
     tags = {"feed": feed}
     Stats.incr("pgchange.batches", 1, tags=tags)
@@ -90,5 +93,5 @@ def report_batch(feed: str, changes: int, seconds: float, phases: Mapping[str, f
 
 @cache
 def _prepare() -> None:
-    """Connect ``Stats`` once a process: the triggerer connects its own statistics, but not those of the SDK."""
+    """Connect ``Stats`` to its collector, once in a process. The triggerer connects only its own statistics."""
     prepare_stats()

@@ -1,4 +1,4 @@
-"""What became of batches and backfills, in the words of OpenLineage. Needs the extra ``openlineage``."""
+"""Convert the outcome of batches and backfills to OpenLineage. Needs the extra ``openlineage``."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ AS_IT_IS = Transformation(type="DIRECT", subtype="IDENTITY")
 
 @attr.define
 class BatchesRunFacet(RunFacet):
-    """How many changes a run processed, and in which batches: the latest twenty ids."""
+    """The number of batches and changes that a run processed, and the ids of the latest twenty batches."""
 
     feed: str
     batches: int
@@ -50,9 +50,10 @@ class BatchesRunFacet(RunFacet):
 
 
 def of_batches(outcome: Outcome, postgres_conn_id: str, source: str, results: str) -> Lineage:
-    """The feed of an Airflow connection and its tables at ``source`` went into those that were written at ``results``.
+    """Return the lineage of batches: from the feed and its tables to the tables that the batches wrote.
 
-    Which column came of which is told of copies; else only the callable or the application knows.
+    ``source`` and ``results`` are libpq strings. Only copied tables have lineage of columns, because only the callable or
+    the application knows the origin of other columns.
     """
     feed = dataset_of(outcome.feed, postgres_conn_id)
     counted = InputStatisticsInputDatasetFacet(rowCount=outcome.changes)
@@ -70,7 +71,7 @@ def of_batches(outcome: Outcome, postgres_conn_id: str, source: str, results: st
 
 
 def _output(outcome: Outcome, target: Table, source: str, results: str) -> Dataset:
-    """A table that was written, with where its columns came from as far as that is known."""
+    """Return the dataset of a written table, with the origins of its columns if they are known."""
     fields: dict[str, list[InputField]] = defaultdict(list)
     for copied in sorted(outcome.copied.get(target, ()), key=astuple):
         for table in outcome.sources:
@@ -86,7 +87,7 @@ def _output(outcome: Outcome, target: Table, source: str, results: str) -> Datas
 
 
 def _lake_table(location: str, output: Output) -> Dataset:
-    """A table of a lake by its location, as OpenLineage names files, with the version that was written."""
+    """Return the dataset of a lake table, named by its location as OpenLineage names files, with the written version."""
     parts = urlsplit(location)
     namespace, path = (f"{parts.scheme}://{parts.netloc}", parts.path.strip("/"))
     if parts.scheme in ("", "file"):
@@ -97,7 +98,7 @@ def _lake_table(location: str, output: Output) -> Dataset:
 
 
 def of_backfills(done: Backfilled, postgres_conn_id: str) -> Lineage:
-    """Tables went into what the workers of a tube are to replay."""
+    """Return the lineage of a backfill: from its tables to the feeds of the tube's workers."""
     return OperatorLineage(
         inputs=datasets(done.conninfo, done.tables),
         outputs=[dataset_of(worker, postgres_conn_id) for worker in done.workers],
@@ -105,10 +106,10 @@ def of_backfills(done: Backfilled, postgres_conn_id: str) -> Lineage:
 
 
 def datasets(conninfo: str, tables: Iterable[Table]) -> list[Dataset]:
-    """Tables of a server, as OpenLineage names those of PostgreSQL."""
+    """Return the datasets of tables, as OpenLineage names tables of PostgreSQL."""
     return [Dataset(server_uri(conninfo), ".".join(table)) for table in sorted(tables)]
 
 
 def dataset_of(feed: Watched, postgres_conn_id: str) -> Dataset:
-    """A feed: the namespace is that of its Airflow connection, as in the URI of its asset."""
+    """Return the dataset of a feed. The namespace has its Airflow connection, as in the URI of its asset."""
     return Dataset(f"pgchange://{postgres_conn_id}", feed.name)

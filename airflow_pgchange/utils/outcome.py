@@ -1,4 +1,4 @@
-"""What became of a task's batches, for whoever hears of it: assets and lineage."""
+"""The outcome of a task's batches, for events of assets and for lineage."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ Table = tuple[str, str, str]
 
 @dataclass
 class Outcome:
-    """How many batches of ``feed`` were committed, the latest ids, and the tables that they wrote besides those of feeds.
+    """The committed batches of a task: their number, their latest ids, and the tables that they wrote.
 
-    ``lake`` has the last output of each lake table, by the table's location. ``sources`` are the tables whose changes
-    these were, where somebody asked.
+    ``targets`` leaves out tables of this package's schemas. ``lake`` has the last output of each lake table, by the
+    table's location. ``sources`` are the tables whose changes the batches had, if lineage is on.
     """
 
     feed: Feed
@@ -48,34 +48,38 @@ class Outcome:
 
     @property
     def copied(self) -> dict[Table, set[Copied]]:
-        """Which tables' columns a target has as they are: nothing of one into which a callable or an application wrote
-        what only it knows."""
+        """The tables from which each target has unchanged columns. A target is left out if a callable or an application
+        wrote into it, because the origin of those columns is unknown."""
         return {
-            target: {one for one in merged if one is not None}
+            target: {source for source in merged if source is not None}
             for target, merged in self._merged.items()
             if None not in merged
         }
 
     def acked(self, connection: psycopg.Connection[Any], staged: Sequence[Result] = ()) -> None:
-        """Note what a batch wrote whose transaction is about to commit, and what was merged of it. ``connection`` is that
-        of the results."""
+        """Note the tables that a batch wrote and the results that were merged, before its transaction commits.
+
+        ``connection`` is the connection to the results.
+        """
         ours = {STAGING, *(system.schema for system in SYSTEMS)}
         if isinstance(self.feed, OfferedFeed):
             ours.add(self.feed.schema)
         database = connection.info.dbname
-        noted = outputs.noted(connection)
-        self._writing_lake = {output.location: output for output in noted if output.location is not None}
+        self._writing_lake = {
+            output.location: output for output in outputs.noted(connection) if output.location is not None
+        }
         self._writing = {
             (database, schema, name)
             for schema, name in written(connection, ours)
             if not (name == POINTERS and self._writing_lake)
         }
         self._merging = defaultdict(set)
-        for one in staged:
-            if isinstance(one, Staged):
-                self._merging[resolved(connection, one.target)].add(one.copied)
+        for result in staged:
+            if isinstance(result, Staged):
+                self._merging[resolved(connection, result.target)].add(result.copied)
 
     def committed(self, batch: Batch) -> None:
+        """Add a batch whose transaction has committed, with the tables of the last ``acked``."""
         self.batches += 1
         self.changes += batch.count
         self.batch_ids.append(batch.id)
@@ -85,12 +89,12 @@ class Outcome:
             self._merged[target] |= self._merging.get(target, {None})
 
     def summary(self) -> dict[str, Any]:
-        """Small, plain JSON."""
+        """Return the feed, the number of changes and the latest batch ids, as plain JSON."""
         return {"feed": self.feed.name, "changes": self.changes, "batch_ids": list(self.batch_ids)}
 
 
 def resolved(connection: psycopg.Connection[Any], table: str) -> Table:
-    """The table that a name means on a connection."""
+    """Return the table to which a name resolves on a connection."""
     query = """
         select n.nspname, c.relname
         from pg_catalog.pg_class as c join pg_catalog.pg_namespace as n on n.oid = c.relnamespace

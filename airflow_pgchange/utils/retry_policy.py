@@ -1,4 +1,4 @@
-"""When a task is tried again."""
+"""The retry policy of the package's operators and sensors."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 class UnlessPermanent(RetryPolicy):
-    """Try again as ``retries`` say, but not what a person has to mend first."""
+    """Retry as often as the task's ``retries`` allow, but not after a permanent error, which a person has to fix."""
 
     def evaluate(
         self, exception: BaseException, try_number: int, max_tries: int, context: Context | None = None
     ) -> RetryDecision:
         if isinstance(exception, Permanent):
-            return RetryDecision.fail("no other try mends it: see what the error says")
+            return RetryDecision.fail("a retry cannot fix this error: do what the error says")
         return RetryDecision.default()
 
     def serialize(self) -> dict[str, Any]:
