@@ -101,7 +101,7 @@ def test_a_limit_of_nothing_is_refused(given: dict[str, Any]) -> None:
 
 
 def test_limits_are_of_one_consumer() -> None:
-    with pytest.raises(InvalidArgument, match=r"these are several: .* pgchange\.limit_lag"):
+    with pytest.raises(InvalidArgument, match=r"this feed has several: .* pgchange\.limit_lag"):
         feed_asset(AllTubes(), "airline", max_lag="1 day")
 
 
