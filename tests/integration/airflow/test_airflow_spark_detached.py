@@ -232,7 +232,7 @@ def test_a_batch_whose_driver_cannot_be_started_is_released_as_after_an_outage(
     write(1)
     nobody = {"conn_type": "spark", "host": "spark://127.0.0.1", "extra": {"rest-port": 1}}
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(nobody))
-    with pytest.raises(ServerUnavailable, match="set spark.master.rest.enabled=true"):
+    with pytest.raises(ServerUnavailable, match="Set spark.master.rest.enabled=true"):
         operator().execute(context())  # type: ignore[arg-type]
     assert connect().execute("select failures, outages from pgchange.claim").fetchall() == [(0, 1)]
     assert claimed_by_another(db) is not None

@@ -245,7 +245,7 @@ def test_however_many_questions_wait_for_a_database_one_thread_asks_some_of_them
     assert threading.active_count() <= before + 1
     refused = [answer for answer in answers if answer.trouble is not None]
     assert len(refused) == 999 - looks.WAITING
-    assert "wait for an answer of this database" in str(refused[0].trouble)
+    assert "wait for this database" in str(refused[0].trouble)
     assert len(windows.others) == looks.WAITING + 1
     go_on.set()
     deadline = time.monotonic() + 30
