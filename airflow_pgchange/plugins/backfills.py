@@ -49,10 +49,10 @@ def backfills(connections: Sequence[psycopg.Connection[Any]]) -> datamodels.Back
     return answer
 
 
-def state_only(said: datamodels.Backfills) -> datamodels.Backfills:
+def state_only(answer: datamodels.Backfills) -> datamodels.Backfills:
     """Return the progress of backfills without messages and tables, for users who may not read the connection."""
-    shown = [backfill.model_copy(update={"message": None}) for backfill in said.backfills]
-    return said.model_copy(update={"backfills": shown, "tables": []})
+    shown = [backfill.model_copy(update={"message": None}) for backfill in answer.backfills]
+    return answer.model_copy(update={"backfills": shown, "tables": []})
 
 
 VIEW = View(backfills, datamodels.Backfills(backfills=[], tables=[], trouble=None), state_only)

@@ -134,10 +134,10 @@ def cluster(connections: Sequence[psycopg.Connection[Any]]) -> Cluster:
     )
 
 
-def without_addresses(said: Cluster) -> Cluster:
+def without_addresses(answer: Cluster) -> Cluster:
     """Return the cluster without addresses, for users who may not read the connection."""
-    shown = [instance.model_copy(update={"address": None}) for instance in said.instances]
-    return said.model_copy(update={"instances": shown})
+    shown = [instance.model_copy(update={"address": None}) for instance in answer.instances]
+    return answer.model_copy(update={"instances": shown})
 
 
 VIEW = View(cluster, Cluster(), without_addresses)

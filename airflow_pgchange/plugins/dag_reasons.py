@@ -21,7 +21,8 @@ from airflow_pgchange.plugins.places import Key, Place, Places
 
 MOST = 1000
 """The most failed task instances that are read. A mapped task can have many."""
-Wanted = tuple[Place, Key]
+ConsumerAt = tuple[Place, Key]
+"""A consumer, by its place and its key."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,15 @@ def log_url(run: Run) -> str:
     return f"{base}/{path}{mapped}?try_number={run.try_number}"
 
 
-def dag_reasons(session: Session, places: Places, wanted: Iterable[Wanted]) -> dict[Wanted, list[DagReason]]:
+def dag_reasons(
+    session: Session, places: Places, consumers: Iterable[ConsumerAt]
+) -> dict[ConsumerAt, list[DagReason]]:
     """Return the reasons of each of these consumers that has any.
 
     The DAGs whose tasks claim the consumer's batches are examined. If there are none, each DAG that names the consumer
     is examined. Paused DAGs are a reason only if all these DAGs are paused.
     """
-    dags = {consumer: _dags(places, *consumer) for consumer in wanted}
+    dags = {consumer: _dags(places, *consumer) for consumer in consumers}
     failed = _failed(session, set().union(*dags.values()))
     reasons = {}
     for (place, key), of_consumer in dags.items():
@@ -115,8 +118,8 @@ def _failed(session: Session, dags: set[str]) -> dict[str, list[tuple[Run, str]]
         .order_by(ti.dag_id, ti.task_id, ti.map_index)
         .limit(MOST)
     )
-    found: dict[str, list[tuple[Run, str]]] = {}
+    tries: dict[str, list[tuple[Run, str]]] = {}
     for *parts, state in session.execute(query) if dags else ():
         run = Run.model_validate(dict(zip(Run.model_fields, parts, strict=True)))
-        found.setdefault(run.dag_id, []).append((run, str(state)))
-    return found
+        tries.setdefault(run.dag_id, []).append((run, str(state)))
+    return tries

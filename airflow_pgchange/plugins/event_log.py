@@ -129,13 +129,13 @@ def event_log(connections: Sequence[psycopg.Connection[Any]]) -> EventLog:
         return EventLog(installed=False)
     (log,) = records(connection, LOG)
     groups = [Group(**row) for row in records(connection, GROUPS)]
-    said = EventLog(installed=True, log=Log(**log), groups=groups)
+    answer = EventLog(installed=True, log=Log(**log), groups=groups)
     # Partitions cost most, so they come last. If they time out, the rest of the answer is still shown.
     try:
-        said.partitions = partitions(connection, upto=max(1, UPTO // max(1, len(groups))))
+        answer.partitions = partitions(connection, upto=max(1, UPTO // max(1, len(groups))))
     except (psycopg.errors.QueryCanceled, ConsumerBusy):
-        said.left_out = LEFT_OUT
-    return said
+        answer.left_out = LEFT_OUT
+    return answer
 
 
 def partitions(connection: psycopg.Connection[Any], upto: int) -> list[Partition]:
@@ -145,10 +145,10 @@ def partitions(connection: psycopg.Connection[Any], upto: int) -> list[Partition
         return [Partition(**row) for row in records(connection, SPANS, {"upto": upto, "most": PARTITIONS})]
 
 
-def without_topics(said: EventLog) -> EventLog:
+def without_topics(answer: EventLog) -> EventLog:
     """Return the log without topics and parts, for users who may not read the connection: topics can reveal content."""
-    return said.model_copy(
-        update={"groups": [group.model_copy(update={"topics": [], "parts": []}) for group in said.groups]}
+    return answer.model_copy(
+        update={"groups": [group.model_copy(update={"topics": [], "parts": []}) for group in answer.groups]}
     )
 
 

@@ -41,8 +41,8 @@ def letters(windows: Windows, place: Place) -> datamodels.Letters:
     shown = list(groups.items())[:LETTERS]
     each = max(1, LETTERS // max(1, len(shown)))
     return datamodels.Letters(
-        letters=[_letter(one, group) for group, held in shown for one in held[:each]],
-        groups=[_group(group, held) for group, held in shown],
+        letters=[_letter(dead, group) for group, in_group in shown for dead in in_group[:each]],
+        groups=[_group(group, in_group) for group, in_group in shown],
         all=len(said),
         trouble=trouble_of(look),
     )
@@ -74,20 +74,20 @@ def first_line(dead: dead_letters.Letter) -> str:
     return (dead.error or dead.reason).strip().partition("\n")[0]
 
 
-def _letter(one: dead_letters.Letter, group: str) -> datamodels.Letter:
-    batch = None if one.batch_id is None else str(one.batch_id)
-    return datamodels.Letter(**{**asdict(one), "batch": batch, "group": group})
+def _letter(dead: dead_letters.Letter, group: str) -> datamodels.Letter:
+    batch = None if dead.batch_id is None else str(dead.batch_id)
+    return datamodels.Letter(**{**asdict(dead), "batch": batch, "group": group})
 
 
-def _group(group: str, held: Sequence[dead_letters.Letter]) -> datamodels.LetterGroup:
-    consumers = list(dict.fromkeys(one.consumer for one in held))
+def _group(group: str, in_group: Sequence[dead_letters.Letter]) -> datamodels.LetterGroup:
+    consumers = list(dict.fromkeys(dead.consumer for dead in in_group))
     return datamodels.LetterGroup(
         group=group,
-        letters=len(held),
-        changes=sum(one.changes for one in held),
-        oldest=min(one.given_up_at for one in held),
-        newest=max(one.given_up_at for one in held),
-        error=first_line(held[0]),
+        letters=len(in_group),
+        changes=sum(dead.changes for dead in in_group),
+        oldest=min(dead.given_up_at for dead in in_group),
+        newest=max(dead.given_up_at for dead in in_group),
+        error=first_line(in_group[0]),
         consumers=consumers[:NAMED],
         more_consumers=len(consumers[NAMED:]),
     )

@@ -1,4 +1,4 @@
-"""Query databases for the page. Each database gets a query at most once a second, for any number of users.
+"""Query databases for the page. Each query is sent at most once a second, for any number of users.
 
 Each ``Line`` has its own thread and connections, so that an unresponsive database does not delay users of others. The
 thread sends the queries of the line in turn, and only a few queries may wait.
@@ -80,8 +80,8 @@ class Line:
     _queue: threading.Lock = field(default_factory=threading.Lock)
     _worker: threading.Thread | None = None
     _open: list[Connection] = field(default_factory=list)
-    _known: Sequence[str] = ()
-    _known_until: float = 0.0
+    _resolved: Sequence[str] = ()
+    _resolved_until: float = 0.0
 
     def take_turn(self, turn: Callable[[], None]) -> bool:
         """Queue ``turn`` for the thread. Return False, without queuing it, if too many wait."""
@@ -120,29 +120,29 @@ class Line:
             try:
                 return question(self._open)
             except (ServerUnavailable, psycopg.OperationalError):
-                self._known_until = 0.0
+                self._resolved_until = 0.0
                 self._resolve()
                 self._close()
         try:
-            for conninfo in self._known:
+            for conninfo in self._resolved:
                 self._open.append(opened(conninfo, **LIMITS))
             return question(self._open)
         except Exception as error:
-            self._known_until = 0.0
+            self._resolved_until = 0.0
             self._close()
             raise ServerUnavailable(self.without_secrets(str(error))) from error
 
     def without_secrets(self, text: str) -> str:
         """Return a text without the passwords of the line's connections."""
-        return without_secrets(text, self._known)
+        return without_secrets(text, self._resolved)
 
     def _resolve(self) -> None:
-        if time.monotonic() < self._known_until:
+        if time.monotonic() < self._resolved_until:
             return
         conninfos = self.conninfos()
-        if conninfos != self._known:
+        if conninfos != self._resolved:
             self._close()
-        self._known, self._known_until = conninfos, time.monotonic() + SETTLED
+        self._resolved, self._resolved_until = conninfos, time.monotonic() + SETTLED
 
     def _close(self) -> None:
         for connection in self._open:
@@ -204,7 +204,7 @@ class Window(Generic[T]):
         try:
             said = self.line.ask(self.question)
         except AirflowNotFoundException as error:
-            trouble = f"{error}: make it, or name another one in the DAG"
+            trouble = f"{error}: create the connection, or name another connection in the DAG"
         except (PgChangeError, psycopg.Error) as error:
             trouble = self.line.without_secrets(str(error).strip()) or type(error).__name__
         except Exception as error:

@@ -14,7 +14,7 @@ from airflow_pgchange.admin import consumers
 from airflow_pgchange.errors import InvalidArgument, PgChangeError, UnknownConsumer
 from airflow_pgchange.plugins import datamodels, sagas
 from airflow_pgchange.plugins.access import Rights
-from airflow_pgchange.plugins.dag_reasons import DagReason, Wanted, dag_reasons
+from airflow_pgchange.plugins.dag_reasons import ConsumerAt, DagReason, dag_reasons
 from airflow_pgchange.plugins.history import Trend, history
 from airflow_pgchange.plugins.looks import NO_ANSWER, Look, trouble_of
 from airflow_pgchange.plugins.places import Key, Place, Places
@@ -23,33 +23,33 @@ from airflow_pgchange.plugins.views import M, View
 
 OF_SOURCE = ("ready", "ready_exact", "waiting", "oldest_seconds", "faults", "held_back_by", "why", "new")
 """The columns of a consumer's row that come from the database of its changes."""
-Reasons = Mapping[Wanted, Sequence[DagReason]]
+Reasons = Mapping[ConsumerAt, Sequence[DagReason]]
 
 
 def overview(windows: Windows, places: Places, rights: Rights) -> datamodels.Overview:
     """Return everything that a user may see."""
     seen = rights.seen()
-    wanted = {name: [Place(name), *_seen_elsewhere(name, places, rights)] for name in seen}
-    asked = {
-        place: windows.status(place, places.consumers[place]) for each in wanted.values() for place in each
+    shown = {name: [Place(name), *_seen_elsewhere(name, places, rights)] for name in seen}
+    statuses = {
+        place: windows.status(place, places.consumers[place]) for each in shown.values() for place in each
     }
-    for window in asked.values():
+    for window in statuses.values():
         window.ask()
-    looks = {place: window.look() for place, window in asked.items()}
+    looks = {place: window.look() for place, window in statuses.items()}
     reasons = _reasons(looks, places)
-    found = datamodels.Overview(
+    result = datamodels.Overview(
         databases=[], consumers=[], findings=[], watchers=[], paused=rights.readable(places.paused)
     )
     for name in seen:
         look = looks[Place(name)]
-        found.databases.append(_database(name, look, rights))
-        others = {place: looks[place] for place in wanted[name] if place.source is not None}
-        found.consumers += _consumers(name, look, others, places, rights, reasons=reasons)
-        found.findings += _clashes(name, places, rights)
+        result.databases.append(_database(name, look, rights))
+        others = {place: looks[place] for place in shown[name] if place.source is not None}
+        result.consumers += _consumers(name, look, others, places, rights, reasons=reasons)
+        result.findings += _clashes(name, places, rights)
         if look.said is not None:
-            found.findings += _findings(name, look.said, places, rights, reasons)
-            found.watchers += _watchers(name, look.said, places, rights)
-    return found
+            result.findings += _findings(name, look.said, places, rights, reasons)
+            result.watchers += _watchers(name, look.said, places, rights)
+    return result
 
 
 def consumer(
@@ -69,15 +69,15 @@ def consumer(
     if place.source is None and (kind, name) in _hidden(place.connection, places, rights):
         said = said.model_copy(update={"samples": []})
     may_read = rights.may("GET", place.connections)
-    dags = rights.readable({one.run.dag_id for one in said.attempts if one.run is not None})
+    dags = rights.readable({attempt.run.dag_id for attempt in said.attempts if attempt.run is not None})
     attempts = [
-        one.model_copy(
+        attempt.model_copy(
             update={
-                "error": one.error if may_read else None,
-                "run": one.run if one.run is not None and one.run.dag_id in dags else None,
+                "error": attempt.error if may_read else None,
+                "run": attempt.run if attempt.run is not None and attempt.run.dag_id in dags else None,
             }
         )
-        for one in said.attempts
+        for attempt in said.attempts
     ]
     return datamodels.History(
         samples=said.samples, attempts=attempts, trouble=trouble if may_read else trouble and NO_ANSWER
@@ -131,24 +131,25 @@ def _answering(look: Look[Said]) -> datamodels.Answering:
 
 def _reasons(looks: Mapping[Place, Look[Said]], places: Places) -> Reasons:
     """Return the reasons of DAGs, for the consumers that are behind, are new or have findings."""
-    wanted = set()
+    examined = set()
     for place, look in looks.items():
         said = look.said or NOTHING
-        wanted |= {
+        examined |= {
             (place, (row["kind"], row["consumer"])) for row in said.rows if row.get("why") or row["new"]
         }
-        found = [(one.kind, one.consumer) for one in said.findings if one.consumer is not None]
-        wanted |= {(places.home(place.connection, key), key) for key in found}
-    if not wanted:
+        keys = [(finding.kind, finding.consumer) for finding in said.findings if finding.consumer is not None]
+        examined |= {(places.home(place.connection, key), key) for key in keys}
+    if not examined:
         return {}
     with create_session() as session:
-        return dag_reasons(session, places, wanted)
+        return dag_reasons(session, places, examined)
 
 
 def _told_reasons(place: Place, key: Key, rights: Rights, reasons: Reasons) -> list[datamodels.DagReason]:
     of_key = reasons.get((place, key), [])
-    readable = rights.readable({one.dag_id for one in of_key})
-    return [datamodels.DagReason(told=one.told, run=one.run) for one in of_key if one.dag_id in readable]
+    readable = rights.readable({reason.dag_id for reason in of_key})
+    shown = [reason for reason in of_key if reason.dag_id in readable]
+    return [datamodels.DagReason(told=reason.told, run=reason.run) for reason in shown]
 
 
 def _consumers(
@@ -247,15 +248,15 @@ def _findings(
     name: str, said: Said, places: Places, rights: Rights, reasons: Reasons
 ) -> Iterator[datamodels.Finding]:
     may_read = rights.may("GET", [name])
-    for one in said.findings:
-        key = one.kind, one.consumer or ""
+    for finding in said.findings:
+        key = finding.kind, finding.consumer or ""
         yield datamodels.Finding(
             connection=name,
-            kind=one.kind,
-            severity=one.severity,
-            consumer=one.consumer,
-            told=one.told if may_read else None,
-            call=one.call if may_read else None,
+            kind=finding.kind,
+            severity=finding.severity,
+            consumer=finding.consumer,
+            told=finding.told if may_read else None,
+            call=finding.call if may_read else None,
             dag_reasons=_told_reasons(places.home(name, key), key, rights, reasons),
         )
 

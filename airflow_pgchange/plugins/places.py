@@ -158,7 +158,7 @@ class ParsedDags:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: dict[str, tuple[str, ParsedDag]] = {}
+        self._parsed: dict[str, tuple[str, ParsedDag]] = {}
         self._logged: set[str] = set()
 
     def places(self, session: Session) -> Places:
@@ -181,30 +181,32 @@ class ParsedDags:
         """Return the present content of each DAG."""
         return {dag_id: dag for dag_id, (dag, _) in self._read(session).items()}
 
-    def _log(self, found: list[Clash]) -> None:
+    def _log(self, current: list[Clash]) -> None:
         """Log each clash once, and again if it comes back."""
-        now = {clash.told() for clash in found}
+        messages = {clash.told() for clash in current}
         with self._lock:
-            new, self._logged = now - self._logged, now
-        for told in sorted(new):
-            log.warning("%s", told)
+            new, self._logged = messages - self._logged, messages
+        for message in sorted(new):
+            log.warning("%s", message)
 
     def _read(self, session: Session) -> dict[str, tuple[ParsedDag, bool]]:
         """Return the present content of each DAG, and whether it is paused."""
         latest = {dag_id: row for dag_id, *row in session.execute(_latest())}
         with self._lock:
-            for dag_id in self._known.keys() - latest.keys():
-                del self._known[dag_id]
+            for dag_id in self._parsed.keys() - latest.keys():
+                del self._parsed[dag_id]
             for dag_id, (number, digest, _) in latest.items():
-                if self._known.get(dag_id, ("",))[0] != digest:
+                if self._parsed.get(dag_id, ("",))[0] != digest:
                     row = session.get(SerializedDagModel, number)
-                    self._known[dag_id] = (digest, ParsedDag.of(None if row is None else row.data))
-            return {dag_id: (self._known[dag_id][1], is_paused) for dag_id, (*_, is_paused) in latest.items()}
+                    self._parsed[dag_id] = (digest, ParsedDag.of(None if row is None else row.data))
+            return {
+                dag_id: (self._parsed[dag_id][1], is_paused) for dag_id, (*_, is_paused) in latest.items()
+            }
 
 
-def each_once(found: Iterable[Named]) -> list[Named]:
+def each_once(named: Iterable[Named]) -> list[Named]:
     """Remove duplicates. Two different feeds may have the same name, so the feed is compared, too."""
-    return list({(one, one.feed): one for one in found}.values())
+    return list({(each, each.feed): each for each in named}.values())
 
 
 def named_in(node: Any, ours: bool = False) -> Iterator[Named]:
@@ -272,18 +274,18 @@ def _named(
     return Named(place, feed.name, None if task_id is None else start, task_id, feed, targets)
 
 
-def _feed(given: Any) -> tuple[Watched | None, str | None]:
+def _feed(value: Any) -> tuple[Watched | None, str | None]:
     """Return the feed of a task, and the position at which the task starts a new consumer. Each may be None.
 
     If the start is a template, its text is returned, and the feed has no start.
     """
-    template = str(given.get("start")) if isinstance(given, Mapping) else ""
+    template = str(value.get("start")) if isinstance(value, Mapping) else ""
     if "{{" in template:
-        given = {name: value for name, value in given.items() if name != "start"}
+        value = {name: field for name, field in value.items() if name != "start"}
     else:
         template = ""
     try:
-        feed = watched_of(given)
+        feed = watched_of(value)
     except (PgChangeError, TypeError):
         return None, None
     return feed, (template or str(feed.start)) if isinstance(feed, Movable) else None

@@ -53,10 +53,10 @@ def queues(connections: Sequence[psycopg.Connection[Any]]) -> Queues:
     return answer
 
 
-def counts_only(said: Queues) -> Queues:
+def counts_only(answer: Queues) -> Queues:
     """Return the counts only, for users who may not read the connection."""
-    shown = [queue.model_copy(update={"selector": None, "trouble": None}) for queue in said.queues]
-    return said.model_copy(update={"queues": shown})
+    shown = [queue.model_copy(update={"selector": None, "trouble": None}) for queue in answer.queues]
+    return answer.model_copy(update={"queues": shown})
 
 
 VIEW = View(queues, Queues(queues=[], trouble=None), counts_only)

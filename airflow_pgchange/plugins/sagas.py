@@ -98,16 +98,16 @@ def steps(number: int, with_data: bool, connections: Connections) -> Steps:
     return answer
 
 
-def states_only(said: Sagas) -> Sagas:
+def states_only(answer: Sagas) -> Sagas:
     """Return the states of sagas without reasons, for users who may not read the connection."""
-    shown = [saga.model_copy(update={"reason": None, "stuck": None}) for saga in said.sagas]
-    return said.model_copy(update={"sagas": shown})
+    shown = [saga.model_copy(update={"reason": None, "stuck": None}) for saga in answer.sagas]
+    return answer.model_copy(update={"sagas": shown})
 
 
-def steps_only(said: Steps) -> Steps:
+def steps_only(answer: Steps) -> Steps:
     """Return the states of steps without errors and data, for users who may not read the connection."""
-    shown = [step.model_copy(update={"error": None}) for step in said.steps]
-    return said.model_copy(update={"steps": shown, "data": None})
+    shown = [step.model_copy(update={"error": None}) for step in answer.steps]
+    return answer.model_copy(update={"steps": shown, "data": None})
 
 
 LATEST = View(sagas, Sagas(sagas=[], trouble=None), states_only)

@@ -83,8 +83,8 @@ def prepare_stats() -> None:
     except ImportError:
         return
     legacy = {"export_legacy_names": conf.getboolean("metrics", "legacy_names_on", fallback=False)}
-    made = factory(**supported(factory, stats_cls=Stats))
-    Stats.initialize(factory=made, **supported(Stats.initialize, **legacy))
+    configured = factory(**supported(factory, stats_cls=Stats))
+    Stats.initialize(factory=configured, **supported(Stats.initialize, **legacy))
 
 
 try:
