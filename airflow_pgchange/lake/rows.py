@@ -77,21 +77,25 @@ def _size(batch: pa.RecordBatch) -> int:
         return int(batch.get_total_buffer_size())
 
 
-def in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The same instants with the zone UTC, which is the only zone of lake tables."""
-    return batch.cast(schema_in_utc(batch.schema))
+def normalised(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the same values in the types of ``normalised_schema``."""
+    return batch.cast(normalised_schema(batch.schema))
 
 
-def schema_in_utc(schema: pa.Schema) -> pa.Schema:
-    """Return the schema of ``in_utc``."""
-    return pa.schema(
-        [
-            field.with_type(pa.timestamp(field.type.unit, "UTC"))
-            if getattr(field.type, "tz", None)
-            else field
-            for field in schema
-        ]
-    )
+def normalised_schema(schema: pa.Schema) -> pa.Schema:
+    """Give instants the zone UTC, which is the only zone of lake tables, and texts and bytes a type other than a view.
+
+    PyIceberg asks for the size of rows, which Arrow 18 cannot tell if there is a view.
+    """
+    return pa.schema([field.with_type(_normalised(field.type)) for field in schema])
+
+
+def _normalised(kind: pa.DataType) -> pa.DataType:
+    if getattr(kind, "tz", None):
+        return pa.timestamp(kind.unit, "UTC")
+    if pa.types.is_string_view(kind):
+        return pa.large_string()
+    return pa.large_binary() if pa.types.is_binary_view(kind) else kind
 
 
 def _kept(

@@ -10,7 +10,7 @@ from pyiceberg.table import Table
 from airflow_pgchange.errors import ConsumerBusy
 from airflow_pgchange.lake.iceberg import fitting
 from airflow_pgchange.lake.iceberg.refusals import refusals
-from airflow_pgchange.lake.rows import schema_in_utc
+from airflow_pgchange.lake.rows import normalised_schema
 from airflow_pgchange.lake.tables import LakeTable
 from airflow_pgchange.results.modes import Mode
 
@@ -28,7 +28,7 @@ def add_columns(
 
     Raises MergeRefused, and the table stays as it is, if the rows would still not fit it.
     """
-    names, given = lacking(table, rows), schema_in_utc(rows)
+    names, given = lacking(table, rows), normalised_schema(rows)
     transaction = table.transaction()
     with refusals(lake), transaction.update_schema() as update:
         added = pa.schema([given.field(name) for name in names])

@@ -19,7 +19,7 @@ from airflow_pgchange.lake.iceberg.evolving import add_columns, lacking
 from airflow_pgchange.lake.iceberg.names import FileId
 from airflow_pgchange.lake.iceberg.refusals import refusals
 from airflow_pgchange.lake.names import Attempt
-from airflow_pgchange.lake.rows import in_utc, schema_in_utc
+from airflow_pgchange.lake.rows import normalised, normalised_schema
 from airflow_pgchange.lake.staged import Files
 from airflow_pgchange.lake.tables import Iceberg, LakeTable
 from airflow_pgchange.results.modes import Mode
@@ -42,7 +42,7 @@ class Place:
         with refusals(self.lake):
             files = tuple(
                 data_files.to_json(metadata, file)
-                for file in data_files.written(metadata, io, self.attempt, map(in_utc, rows))
+                for file in data_files.written(metadata, io, self.attempt, map(normalised, rows))
             )
             keys = [batch for batch in gone if batch.num_rows]
         if not keys:
@@ -86,7 +86,7 @@ def place_in(
     table: Table, batch: Batch, lake: LakeTable, rows: pa.Schema, *, key: tuple[str, ...], mode: Mode
 ) -> Place:
     """Return the place in a table, if the rows fit it."""
-    fitting.check(lake, table.metadata, schema_in_utc(rows), key, mode)
+    fitting.check(lake, table.metadata, normalised_schema(rows), key, mode)
     return Place(
         lake,
         Attempt.of(batch.id, batch.attempt),
