@@ -43,6 +43,15 @@ begin
 end
 $$;
 
+-- Whether the position of a consumer in a part went past a message.
+create function mbus.went_past(c integer, part integer, id bigint, xid xid8) returns boolean
+language plpgsql stable as $$
+begin
+    return exists (
+        select from mbus.stands_at(c, part) as p where mbus.passed(went_past.id, went_past.xid, p.done, p.late_xids, p.late_ids));
+end
+$$;
+
 create type mbus.standing as (
     parts integer[], whole bigint, versions bigint[], dones bigint[], low bigint, high bigint,
     late_xids xid8[], late_parts integer[], late_ids bigint[]
@@ -147,8 +156,14 @@ begin
         left join mbus.position as p
             on p.consumer = c and p.part = case when g.version = s.whole then -1 else g.part end and p.version = g.version
     ), gone as (
-        delete from mbus.position as p using unnest(s.parts, s.versions) as g(part, version)
-        where p.consumer = c and p.part = g.part and p.version <= g.version
+        -- One look for each part: a join reads the positions of all parts.
+        delete from mbus.position as p
+        where p.ctid = any (array(
+            select x.place from unnest(s.parts, s.versions) as g(part, version)
+            cross join lateral (
+                select y.ctid as place from mbus.position as y
+                where y.consumer = c and y.part = g.part and y.version <= g.version offset 0
+            ) as x))
     )
     insert into mbus.position (consumer, part, version, done, late_xids, late_ids, began, began_xids, began_ids)
     select c, p.part, p.version + 1,

@@ -5,17 +5,18 @@
 --                          part              turn        message            slot             rows of mbus.apart
 --   a claim of many        exclusive                                                         for update, skips
 --   a claim of one         shared            exclusive   exclusive                           for update, skips
---   ... by a receipt       shared                        exclusive
---   a fold of receipts     shared, all       exclusive, all
 --   ... of the 65th on     exclusive                                                         for update, skips
+--   a claim by receipts    shared                        exclusive
+--   a fold of receipts     shared, all       exclusive, all
 --   take, take_from        shared, waits                 exclusive, waits   shared, waits    for update, waits
 --   a worker of a feed                                                      exclusive        deletes them at its ack
 --   drop_consumer          exclusive, waits                                                  deletes them
 --
 -- But for a claim of one, which has the row of a message apart before it asks for the message: it waits for neither.
 --
--- A single message that is received by a receipt keeps nobody from the other messages of its part: its transaction moves no position. A
--- claim of one that moves a position has the turn of the part, so the next one goes to another part. A fold moves all positions.
+-- A message that is received by a receipt keeps no single message and no batch of up to 64 from the other messages of its part: its
+-- transaction moves no position. A claim of one that moves a position has the turn of the part, so the next one goes to another part. A fold
+-- moves all positions.
 
 -- Lock a part for a consumer, whole or for a single message of it, unless another transaction holds it. Nobody is waited for.
 create function mbus.take_part(c integer, part integer, whole boolean) returns boolean
@@ -162,7 +163,7 @@ language plpgsql as $$
 declare
     prospect record;
     remaining integer[] := known.parts;
-    parts integer[];
+    parts integer[] := '{}';
     ids bigint[];
     aside bigint[];
 begin
@@ -171,18 +172,16 @@ begin
     end if;
     perform pgchange.check_isolation();
     perform mbus.check_origin(known);
-    if amt = 1 then
+    while amt > 1 and parts = '{}' and remaining <> '{}' loop
+        prospect := mbus.parts_at(known, c, remaining, amt, 2 * known.consumers_cnt, random() < 0.1);
+        exit when prospect.parts = '{}';
+        parts := array(select p from unnest(prospect.parts) as p where pg_try_advisory_xact_lock(mbus.part_key(c, p)));
+        remaining := array(select p from unnest(remaining) as p where p <> all (prospect.parts));
+    end loop;
+    if parts = '{}' then
+        -- Others may hold single messages of every part for as long as there are any: then this is a batch of one.
         execute format('select array_remove(array[mbus.%I()], null)', 'single$' || c) into ids;
     else
-        loop
-            prospect := mbus.parts_at(known, c, remaining, amt, 2 * known.consumers_cnt, random() < 0.1);
-            parts := array(select p from unnest(prospect.parts) as p where pg_try_advisory_xact_lock(mbus.part_key(c, p)));
-            exit when parts <> '{}';
-            remaining := array(select p from unnest(remaining) as p where p <> all (prospect.parts));
-            if prospect.parts = '{}' or remaining = '{}' then
-                return '{}';
-            end if;
-        end loop;
         aside := mbus.from_apart(
             known, c, parts, amt, coalesce(prospect.free, mbus.set_free(c, parts, greatest(amt, 1000), random() < 0.1)));
         if aside = '{}' then

@@ -1,4 +1,4 @@
--- Single messages: found along one index in the order of all parts, and received from their part.
+-- Single messages and small batches: found along one index in the order of all parts, and received by receipts, or from their part.
 --
 -- A level says from where on to look, so that neither what was received nor the number of parts is paid for at every message. It only
 -- repeats what follows from the positions: whoever raises one looks at what is between the last and the first message that is not
@@ -23,10 +23,6 @@ comment on type mbus.head is
 
 create type mbus.found as (now pg_snapshot, heads mbus.head[]);
 comment on type mbus.found is 'The messages that a consumer may have next, in order, and the snapshot by which they were seen.';
-
-create type mbus.quick as (id bigint, xid xid8, is_special boolean, message mbus.qt_model);
-comment on type mbus.quick is
-    'The next message for a consumer, which the transaction has locked unless it is special, and the transaction that posted it.';
 
 -- From where on the next single message of a consumer is looked for.
 create function mbus.starts_at(c integer) returns setof mbus.start

@@ -47,19 +47,21 @@ create function mbus.raise_level(
 language plpgsql as $$
 declare
     reached bigint := coalesce(next.heads[1].id - 1, horizon);
-    froms bigint[];
+    froms bigint[] := '{}';
     late xid8[];
 begin
     -- What is late, or was left in a part that others were at, and can be had now, is had first.
     if reached < start.done or cardinality(busy) > 64 then
         return;
     end if;
-    select coalesce(array_agg(least(coalesce(p.done, 0), f.above)), '{}'), mbus.open_in(next.now, bound)
-    into froms, late
-    from unnest(busy) as b(part)
-    left join lateral mbus.stands_at(c, b.part) as p on true
-    left join unnest(start.busy, start.froms) as f(part, above) on f.part = b.part;
+    late := mbus.open_in(next.now, bound);
     if busy <> '{}' then
+        froms := array(
+            select least(coalesce(p.done, 0), f.above)
+            from unnest(busy) with ordinality as b(part, n)
+            left join lateral mbus.stands_at(c, b.part) as p on true
+            left join unnest(start.busy, start.froms) as f(part, above) on f.part = b.part
+            order by b.n);
         late := array(
             select unnest(late)
             union select x from unnest(busy) as b(part) cross join mbus.stands_at(c, b.part) as p cross join unnest(p.late_xids) as x);
@@ -80,44 +82,44 @@ begin
 end
 $$;
 
--- The text of the part of a function that receives the next single message by a receipt, and returns. message has its columns, and
--- then_do is what is run after that. The rest of the function is run if a message apart is due or waits, if the next message has to be looked
--- at by itself or was received in a batch, if a part was busy, or if so many messages are received or held that the level has to be raised
+-- The text of the part of a function that receives the next amt messages by receipts, at most 64, and returns them. columns are those of l, a
+-- message of the log, and then_do is what is run after that. The rest of the function is run if a message apart is due or waits, if the next
+-- message has to be looked at by itself, if a part was busy, or if so many messages are received or held that the level has to be raised
 -- first. Null if this consumer has a selector, which may fail, or if its queue is ordered.
-create function mbus.quick_text(known mbus.queue, c mbus.consumer, message text, then_do text) returns text
+create function mbus.quick_text(known mbus.queue, c mbus.consumer, columns text, then_do text) returns text
 language plpgsql immutable as $function$
 declare
-    -- Whether %%1$s is for this consumer and free. The locks come last: of a message that is passed over there is none, or that of its
-    -- part, which its holder has too.
-    made text := format($sql$
-                (%%1$s.expires is null or %%1$s.expires > clock_timestamp()) and (%%1$s.not_for is null or %2$s <> all (%%1$s.not_for))
+    -- Whether i, a message, has a receipt.
+    has_receipt text := format($sql$exists (
+                    select from mbus.receipt as r
+                    where r.queue = %1$s and coalesce(r.consumer, 0) = any (array[0, %2$s]) and r.id = i.id offset 0)$sql$, known.id, c.id);
+    -- Whether l, a message of the log, is for this consumer and free. The locks come last: of a message that is passed over there is none,
+    -- or that of its part, which its holder has too.
+    is_free text := format($sql$
+                (l.expires is null or l.expires > clock_timestamp()) and (l.not_for is null or %2$s <> all (l.not_for))
                 and case
-                    when exists (
-                        select from mbus.receipt as r
-                        where r.queue = %1$s and coalesce(r.consumer, 0) = any (array[0, %2$s]) and r.id = %%1$s.id offset 0) then false
-                    when %%1$s.special then true
-                    else pg_try_advisory_xact_lock_shared(mbus.part_key(%2$s, mod(%%1$s.id, %3$s)::integer))
-                         and pg_try_advisory_xact_lock(mbus.message_key(%1$s, %%1$s.id)) end$sql$,
+                    when %%s then false
+                    when l.special then true
+                    else pg_try_advisory_xact_lock_shared(mbus.part_key(%2$s, mod(l.id, %3$s)::integer))
+                         and pg_try_advisory_xact_lock(mbus.message_key(%1$s, l.id)) end$sql$,
         known.id, c.id, known.consumers_cnt);
+    went_past text := format('mbus.went_past(%s, mod(l.id, %s)::integer, l.id, l.txid)', c.id, known.consumers_cnt);
 begin
     if c.selector is not null or known.ordered_by is not null then
         return null;
     end if;
     return format($body$
-    -- Others may receive a message between the statement that finds it and the statement that inserts the receipt.
+    -- Others may receive the messages between the statement that finds them and the statement that inserts the receipts. Mostly no part has
+    -- a younger position than all parts have: only if the first attempt fails, the position of each message's part is looked up.
     for attempt in 1..4 loop
-        exit when current_setting('transaction_isolation') <> 'read committed';
+        exit when (amt between 1 and 64 and current_setting('transaction_isolation') = 'read committed') is not true;
         horizon := coalesce(pg_sequence_last_value(%3$L), 0);
         select s.* into start from mbus.starts_at(%2$s) as s;
         -- Mostly nobody has posted anything since.
         if horizon <= start.done and start.late_xids = '{}' and start.busy = '{}' and not start.has_apart then
             return;
         end if;
-        -- The query of mbus.is_native(), and whether messages of any consumer wait for this one.
-        select bool_and(pgchange.is_native(o.cluster, o.written_in, o.xmin, o.written_as, o.tableoid)),
-               exists (select from mbus.apart as a where a.wait_consumer = %2$s)
-        into is_native, is_awaited from mbus.origin as o;
-        exit when is_native is not true or start.busy <> '{}';
+        exit when start.busy <> '{}';
         if start.has_apart then
             moment := clock_timestamp();
             exit when exists (
@@ -126,74 +128,98 @@ begin
                 or (select true from mbus.apart as a where a.consumer = %2$s and a.wait_consumer is not null
                     order by a.wait_consumer, a.wait_part, a.wait_id limit 1);
         end if;
-        -- Of a transaction that has written nothing yet this is the first message.
+        -- Of a transaction that has written nothing yet these are the first messages.
         is_first := pg_current_xact_id_if_assigned() is null;
+        held := 0;
         if not is_first then
             held := coalesce(nullif(current_setting('mbus.held', true), ''), '0');
-            exit when held >= 64;
+            exit when held + amt > 64;
         end if;
-        head := null;
+        -- Negative where a message has to be looked at by itself.
+        ids := '{}';
         if start.late_xids <> '{}' then
-            select l.id, l.txid, l.special, row(%5$s)::mbus.qt_model into head
-            from unnest(start.late_xids) as e(xid)
-            cross join lateral (
-                select t.* from mbus.%6$I as t
-                where t.txid = e.xid and t.id + 0 <= start.done and %7$s
-                order by t.txid, t.id + 0
-                limit 1
-            ) as l
-            where pg_visible_in_snapshot(e.xid, pg_current_snapshot()) or e.xid = pg_current_xact_id_if_assigned()
-            limit 1;
+            ids := array(
+                select case when l.special then -l.id else l.id end
+                from unnest(start.late_xids) as e(xid)
+                cross join lateral (
+                    select l.id, l.special from mbus.%4$I as l
+                    where l.txid = e.xid and l.id + 0 <= start.done and %6$s
+                    order by l.txid, l.id + 0
+                    limit amt
+                ) as l
+                where pg_visible_in_snapshot(e.xid, pg_current_snapshot()) or e.xid = pg_current_xact_id_if_assigned()
+                limit amt);
         end if;
-        if head.id is null then
-            select l.id, l.txid, l.special, row(%5$s)::mbus.qt_model into head
-            from mbus.%6$I as l
-            where l.id > start.done and l.id <= least(horizon, start.done + 256) and %8$s
-            order by l.id
-            limit 1;
+        -- The messages, the query of mbus.is_native(), and whether messages of any consumer wait for this one.
+        select ids || array(
+                   select case when l.special then -l.id else l.id end
+                   from mbus.%4$I as l
+                   where l.id > start.done and l.id <= least(horizon, start.done + 256) and %5$s
+                   order by l.id
+                   limit amt - cardinality(ids)),
+               bool_and(pgchange.is_native(o.cluster, o.written_in, o.xmin, o.written_as, o.tableoid)),
+               exists (select from mbus.apart as a where a.wait_consumer = %2$s)
+        into ids, is_native, is_awaited from mbus.origin as o;
+        exit when is_native is not true;
+        if ids <> '{}' and (attempt > 1 or start.late_xids <> '{}') then
+            -- Once more, now that they are locked.
+            ids := array(
+                select i.id from unnest(ids) as i(id) cross join lateral (select x.* from mbus.%4$I as x where x.id = abs(i.id) offset 0) as l
+                where not %9$s);
+            continue when ids = '{}';
         end if;
-        exit when head.is_special or head.id is null and horizon > start.done + 256;
+        exit when ids[1] < 0 or ids = '{}' and horizon > start.done + 256;
+        if amt > 1 and 0 > any (ids) then
+            -- The next call begins with the first of these.
+            ids := array(select i from unnest(ids) as i where i > 0);
+        end if;
         -- What was passed over once need not be again.
-        is_raised := (head.id > start.done + 8
-            or head.id is null and (horizon > start.done or not start.late_xids <@ mbus.open_in(pg_current_snapshot(), 0)))
-            and random() < 0.25;
+        is_raised := (ids[1] > start.done + 8
+            or ids = '{}' and (horizon > start.done or not start.late_xids <@ mbus.open_in(pg_current_snapshot(), 0)))
+            and random() * 4 < greatest(1, cardinality(ids));
         if is_raised then
-            -- Before the receipt: the id of this transaction is such a bound if it is new.
+            -- Before the receipts: the id of this transaction is such a bound if it is new.
             bound := mbus.bound_now();
         end if;
-        if head.id is not null then
-            -- Mostly no position has changed.
-            insert into mbus.receipt (queue, id, consumer)
-            select %4$s, head.id, %2$s
-            where head.id > start.done
-              and not exists (select from mbus.position as p where p.consumer = %2$s and p.version > start.version)
-              and not exists (%9$s);
-            if not found then
-                exit when exists (
-                    select from mbus.stands_at(%2$s, mod(head.id, %10$s)::integer) as p
-                    where mbus.passed(head.id, head.xid, p.done, p.late_xids, p.late_ids));
-                insert into mbus.receipt (queue, id, consumer) select %4$s, head.id, %2$s where not exists (%9$s);
-                continue when not found;
-            end if;
-            if not is_first then
-                perform set_config('mbus.held', (held + 1)::text, true);
+        counted := 0;
+        if ids <> '{}' then
+            return query
+            with received as (
+                insert into mbus.receipt (queue, id, consumer)
+                select %7$s, i.id, %2$s from unnest(ids) as i(id)
+                where not %10$s and (
+                    attempt > 1
+                    or not exists (select from mbus.position as p where p.consumer = %2$s and p.version > start.version))
+                returning id
+            )
+            select %8$s
+            from received as r
+            cross join lateral (select x.* from mbus.%4$I as x where x.id = r.id offset 0) as l
+            order by l.id;
+            get diagnostics counted = row_count;
+            continue when counted = 0;
+            if not is_first or counted > 1 then
+                perform set_config('mbus.held', (held + counted)::text, true);
             end if;
             if is_awaited then
-                perform mbus.wake_up(array[%2$s], array[head.id]);
+                perform mbus.wake_up(array[%2$s], ids);
             end if;
         end if;
         if is_raised then
-            perform mbus.raise_level(%2$s, start, horizon, bound, mbus.find$%2$s(start, horizon, '{}', 1), '{}', head.id is not null);
+            perform mbus.raise_level(%2$s, start, horizon, bound, mbus.find$%2$s(start, horizon, '{}', 1), '{}', counted > 0);
         end if;
-        if head.id is not null then
-            return next head.message;%1$s
+        if counted > 0 then%1$s
         end if;
         return;
     end loop;$body$,
-        then_do, c.id, format('mbus.%I', 'seq$' || known.qname), known.id, message, 'log$' || known.qname,
-        format(made, 't'), format(made, 'l'),
-        format('select from mbus.receipt as r where r.queue = %1$s and coalesce(r.consumer, 0) = any (array[0, %2$s]) and r.id = head.id', known.id, c.id),
-        known.consumers_cnt);
+        then_do, c.id, format('mbus.%I', 'seq$' || known.qname), 'log$' || known.qname,
+        format(is_free, format($sql$
+                    l.id = any (array(
+                        select r.id from mbus.receipt as r
+                        where r.queue = %1$s and coalesce(r.consumer, 0) = any (array[0, %2$s])
+                          and r.id > start.done and r.id <= start.done + 256))
+                    or attempt > 1 and %3$s$sql$, known.id, c.id, went_past)),
+        format(is_free, replace(has_receipt, 'i.id', 'l.id') || ' or ' || went_past), known.id, columns, went_past, has_receipt);
 end
 $function$;
 

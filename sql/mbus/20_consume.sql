@@ -107,22 +107,11 @@ declare
         select %1$s
         from mbus.%2$I as l$sql$, columns, 'log$' || known.qname);
     trimming text := format($body$
-        if random() * 1000 < 1 then
-            perform mbus.trim_sometimes(mbus.queue_named(%L), 1);
+        if random() * 1000 < counted then
+            perform mbus.trim_sometimes(mbus.queue_named(%L), counted);
         end if;$body$, known.qname);
     quick text := mbus.quick_text(known, c, columns, trimming);
-    single text := format($body$
-declare
-    number bigint;%6$s
-begin
-    %4$s%5$s
-    number := mbus.single$%2$s();
-    if number is not null then
-        return query%3$s
-        where l.id = number;%1$s
-    end if;
-end
-$body$, trimming, c.id, message, guard, quick, case when quick is not null then '
+    variables text := case when quick is not null then '
     start mbus.start;
     horizon bigint;
     is_native boolean;
@@ -130,43 +119,46 @@ $body$, trimming, c.id, message, guard, quick, case when quick is not null then 
     moment timestamptz;
     is_first boolean;
     held integer;
-    head mbus.quick;
     is_raised boolean;
-    bound bigint;' end);
-    body text := format($body$
+    bound bigint;' end;
+    single text := format($body$
 declare
-    known mbus.queue := mbus.queue_named(%1$L);
+    amt constant integer := 1;
     ids bigint[];
-    lowest bigint;
-    highest bigint;
+    counted integer := 1;%6$s
 begin
     %4$s%5$s
-    ids := mbus.claim_ids(known, %2$s, amt);
-    if ids = '{}' then
+    ids := array[mbus.single$%2$s()];
+    if ids[1] is not null then
+        return query%3$s
+        where l.id = ids[1];%1$s
+    end if;
+end
+$body$, trimming, c.id, message, guard, quick, variables);
+    many text := format($body$
+declare
+    ids bigint[];
+    counted integer;%6$s
+begin
+    %4$s%5$s
+    ids := mbus.claim_ids(mbus.queue_named(%7$L), %2$s, amt);
+    counted := cardinality(ids);
+    if counted = 0 then
         return;
     end if;
-    lowest := ids[1];
-    highest := ids[cardinality(ids)];
-    if highest - lowest + 1 = cardinality(ids) then
+    if ids[counted] - ids[1] + 1 = counted then
         return query%3$s
-        where l.id >= lowest and l.id <= highest
+        where l.id >= ids[1] and l.id <= ids[counted]
         order by l.id;
     else
         return query%3$s
         where l.id = any (ids)
         order by l.id;
-    end if;
-    if random() * 1000 < cardinality(ids) then
-        perform mbus.trim_sometimes(known, cardinality(ids));
-    end if;
+    end if;%1$s
 end
-$body$, known.qname, c.id, message, guard, case when quick is not null then format('
-    if amt = 1 then
-        return query select r.* from mbus.%I() as r;
-        return;
-    end if;', 'receive$' || c.id) end);
+$body$, trimming, c.id, message, guard, quick, variables, known.qname);
 begin
-    perform mbus.place_asking(asks, mbus.function_name('consumen', known.qname, c.name), 'amt integer', 'setof mbus.qt_model', options, body,
+    perform mbus.place_asking(asks, mbus.function_name('consumen', known.qname, c.name), 'amt integer', 'setof mbus.qt_model', options, many,
         format('Receive up to amt messages of queue %s for consumer %s.', known.qname, c.name));
     perform mbus.place_asking(asks, mbus.function_name('consume', known.qname, c.name), '', 'setof mbus.qt_model', options, single,
         format('Receive a message of queue %s for consumer %s.', known.qname, c.name));

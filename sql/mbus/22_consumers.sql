@@ -93,11 +93,13 @@ begin
         perform mbus.make_roles(known.qname, cname);
     end if;
     -- What the others have received by now is not for the new one: it begins where the first of them is, and what that
-    -- one went past and is still there is noted apart.
+    -- one went past and is still there is noted apart. The first consumer has one position for all parts.
     insert into mbus.consumer (name, qname, selector, temporary) values (cname, known.qname, selector, temporary) returning * into c;
     insert into mbus.position (consumer, part, version, done, late_xids, late_ids)
     select c.id, g.part, 1, coalesce(p.done, known.began), coalesce(p.late_xids, '{}'), coalesce(p.late_ids, '{}')
-    from unnest(known.parts) as g(part)
+    from unnest(
+        case when exists (select from mbus.consumer as x where x.qname = known.qname and x.id <> c.id) then known.parts
+             else '{-1}' end) as g(part)
     left join lateral (
         select p.*
         from mbus.consumer as x

@@ -26,7 +26,7 @@ select pgchange.close_schema('mbus', types => 'qt_model picked obstacle', unpinn
         hold_queues keep keep_apart keep_joined keep_together lock_key look matches message_key message_of number_in numbered open_in part_key
         parts_at passed qname_of queue_named queue_of queue_to_change queues_key raise_level receive_apart reception role_mark
         role_name role_of set_free settle stand stands_at starts_at take_part temporary_key trim_sometimes turn_key turn_of
-        waits was_taken xid_bound
+        waits was_taken went_past xid_bound
     $$);
 
 do $$

@@ -185,7 +185,7 @@ def test_nothing_is_received_from_an_empty_queue_or_where_all_parts_are_held(q, 
     assert consume(q) is None
     fill(q, range(100))
     holder = connect(autocommit=False)
-    assert len(consumen(holder, 50)) == 50
+    assert len(consumen(holder, 70)) == 70
     assert consumen(q, 50) == []
     assert consume(q) is None
     assert one(q, "select mbus.peek_q()") is True

@@ -10,7 +10,7 @@ import pytest
 from airflow_pgchange.feeds import QueueFeed
 from tests.batches import taken
 from tests.limits import shorten
-from tests.queues import consume, consumer, drain, fill, make, one, post, take, there
+from tests.queues import consume, consumen, consumer, drain, fill, make, one, post, take, there
 from tests.waiting import locks, until, waits
 
 pytestmark = pytest.mark.hstore
@@ -169,8 +169,8 @@ def test_a_message_that_another_receives_while_it_is_found_comes_once(connect, s
     if stands == "together":
         fold(q)
         assert one(q, POSITIONS) == [[-1, 0]]
-    lock = "pg_try_advisory_xact_lock(mbus.message_key(1, l.id))"
-    shorten(q, "mbus.consume_q_by_default", lock, f"length(pg_advisory_xact_lock(1)::text) = 0 and {lock}")
+    limit = "limit amt - cardinality(ids)"
+    shorten(q, "mbus.consume_q_by_default", limit, f"{limit} + length(pg_advisory_xact_lock(1)::text)")
     pausing.execute("select pg_advisory_lock(1)")
     with ThreadPoolExecutor() as threads:
         received = threads.submit(consume, finding)
@@ -205,7 +205,7 @@ def test_messages_that_are_delayed_or_expired_or_taken_keep_the_others_from_noth
     q.execute(RAISE)
     found |= {consume(q), consume(q)}
     assert found == {"0", "1", "2"}
-    assert one(q, RECEIPTS) == [4]
+    assert one(q, RECEIPTS) == [4, 6]
     fold(q)
     q.execute("update mbus.apart set due = clock_timestamp()")
     assert [consume(q), consume(q)] == ["late", None]
@@ -239,3 +239,73 @@ def test_a_feed_that_claims_one_and_single_messages_share_a_queue(q, db):
     assert found == ["0", "2", "4"]
     assert drain(q) == ["5"]
     assert there(q) == []
+
+
+def test_a_small_batch_comes_while_others_hold_messages_of_each_part(q, connect):
+    holder, batch = connect(autocommit=False), connect(autocommit=False)
+    fill(q, range(40))
+    assert consumen(holder, 5) == ["0", "1", "2", "3", "4"]
+    assert consumen(batch, 10) == [str(n) for n in range(5, 15)]
+    assert consumen(q, 64) == [str(n) for n in range(15, 40)]
+    holder.rollback()
+    batch.execute("savepoint s")
+    assert consumen(batch, 3) == ["0", "1", "2"]
+    batch.execute("rollback to s")
+    batch.commit()
+    fold(q)
+    assert consumen(q, 64) == ["0", "1", "2", "3", "4"]
+    assert there(q) == drain(q) == []
+
+
+def test_a_small_batch_has_neither_what_is_delayed_nor_expired_nor_taken_and_puts_back(q):
+    fill(q, range(3))
+    late = post(q, "late", delay="1h")
+    post(q, "gone", expires="-1s")
+    taken_iid = post(q, "taken")
+    fill(q, range(3, 6))
+    assert take(q, taken_iid) == "taken"
+    with q.transaction():
+        assert consumen(q, 64) == [str(n) for n in range(6)]
+        assert one(q, "select mbus.try_again('q.2', '0')") == 2
+    assert consumen(q, 64) == ["1"]
+    assert there(q) == ["late", "gone"]
+    assert take(q, late) == "late"
+
+
+def test_a_small_batch_has_what_commits_late_and_what_stands_apart(q, connect):
+    late, holder = connect(autocommit=False), connect(autocommit=False)
+    fill(late, ["a", "b"])
+    fill(q, range(30))
+    assert consume(holder) == "0"
+    # More than 64 are received by whole parts, without that of the message that is held.
+    assert len(consumen(q, 100)) == 22
+    late.commit()
+    holder.rollback()
+    fill(q, [30])
+    assert consumen(q, 3) == ["a", "b", "0"]
+    assert consumen(q, 64) == ["4", "8", "12", "16", "20", "24", "28", "30"]
+    assert there(q) == drain(q) == []
+
+
+def test_a_small_batch_does_not_have_what_waits_for_another_before_that(q):
+    first = post(q, 1)
+    post(q, 2, after=[first])
+    post(q, 3)
+    assert [consumen(q, 64) for _ in range(3)] == [["1", "3"], ["2"], []]
+
+
+def test_small_batches_hold_no_more_locks_than_single_messages(q, connect):
+    reader = connect(autocommit=False)
+    fill(q, range(1000))
+    found = [n for _ in range(40) for n in consumen(reader, 10)]
+    assert sorted(map(int, found)) == list(range(400))
+    assert [lock.kind for lock in locks(q, reader)].count("advisory") <= 64 + 3 * 4 + 1
+    reader.rollback()
+    assert drain(q, most=50) == [str(n) for n in range(1000)]
+
+
+def test_a_batch_by_parts_gets_on_though_others_hold_messages_of_each_part(q, connect):
+    holder = connect(autocommit=False)
+    fill(q, range(20))
+    assert len([consume(holder) for _ in range(4)]) == 4
+    assert consumen(q, 100) == ["4"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,11 @@ EACH = 12
 """Messages, or times that some messages are posted at once, of each producer."""
 FEW = (8, 6)
 """Producers, and consumers: each of them is killed once and rolls back once, so each moment is met many times."""
+ONE_BY_ONE = pytest.mark.release("the crowd of the mixed test, all in one way")
+SIZES = [(1, 10, 100), pytest.param((1,), marks=ONE_BY_ONE), pytest.param((10, 64), marks=ONE_BY_ONE)]
+"""How many messages the consumers receive at once: one, a small batch by receipts, a large one by whole parts."""
+SOON = 10
+"""Seconds in which all is received once everything was posted: on an idle machine it takes less than one."""
 CROWDS = [FEW, pytest.param((20, 7), marks=pytest.mark.release("many more sessions that do the same"))]
 TIED = "select mbus.post_r(hstore('n', %s), hstore('consume_after', mbus.post_q(hstore('n', %s))))"
 UNTIED = "select mbus.post_r(hstore('n', %s)), mbus.post_q(hstore('n', %s))"
@@ -107,7 +113,8 @@ def run(
     *,
     pairs: bool = False,
     apart: str | None = None,
-) -> None:
+) -> float:
+    """Return how many seconds after the last post everything was received."""
     ended = threading.Event()
     producers = [Session(conninfo, n) for n in range(crowd[0])]
     consumers = [Session(conninfo, crowd[0] + n) for n in range(crowd[1])]
@@ -122,12 +129,15 @@ def run(
                 task.result()
         finally:
             ended.set()
+        began = time.monotonic()
         for task in receiving:
             task.result()
+        took = time.monotonic() - began
     for sessions in (producers, consumers):
         assert sum((session.faults for session in sessions), Counter()).keys() == {"killed", "rolled back"}
         for session in sessions:
             session.connection.close()
+    return took
 
 
 def wrong(connection: psycopg.Connection, *consumers: str) -> dict[str, int]:
@@ -159,9 +169,10 @@ def connection(connect):
     return connection
 
 
+@pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("crowd", CROWDS)
-def test_every_message_is_received_once(connection, db, crowd):
-    run(db, [("q", "default", most) for most in (1, 10, 50)], crowd)
+def test_every_message_is_received_once_and_soon(connection, db, crowd, sizes):
+    assert run(db, [("q", "default", most) for most in sizes], crowd) < SOON
     assert one(connection, "select count(*) from posted") > crowd[0]
     assert wrong(connection, "q/default") == {}
     assert there(connection) == []
