@@ -130,7 +130,6 @@ begin
         end if;
         -- Of a transaction that has written nothing yet these are the first messages.
         is_first := pg_current_xact_id_if_assigned() is null;
-        held := 0;
         if not is_first then
             held := coalesce(nullif(current_setting('mbus.held', true), ''), '0');
             exit when held + amt > 64;
@@ -150,17 +149,17 @@ begin
                 where pg_visible_in_snapshot(e.xid, pg_current_snapshot()) or e.xid = pg_current_xact_id_if_assigned()
                 limit amt);
         end if;
-        -- The messages, the query of mbus.is_native(), and whether messages of any consumer wait for this one.
+        -- The messages, whether mbus.is_native() says so, and whether messages of any consumer wait for this one. An aggregate would cost more
+        -- than the rest of the query.
         select ids || array(
                    select case when l.special then -l.id else l.id end
                    from mbus.%4$I as l
                    where l.id > start.done and l.id <= least(horizon, start.done + 256) and %5$s
                    order by l.id
                    limit amt - cardinality(ids)),
-               bool_and(pgchange.is_native(o.cluster, o.written_in, o.xmin, o.written_as, o.tableoid)),
+               array(select pgchange.is_native(o.cluster, o.written_in, o.xmin, o.written_as, o.tableoid) from mbus.origin as o) = '{t}',
                exists (select from mbus.apart as a where a.wait_consumer = %2$s)
-        into ids, is_native, is_awaited from mbus.origin as o;
-        exit when is_native is not true;
+        into ids, is_native, is_awaited;
         if ids <> '{}' and (attempt > 1 or start.late_xids <> '{}') then
             -- Once more, now that they are locked.
             ids := array(
@@ -168,7 +167,7 @@ begin
                 where not %9$s);
             continue when ids = '{}';
         end if;
-        exit when ids[1] < 0 or ids = '{}' and horizon > start.done + 256;
+        exit when not is_native or ids[1] < 0 or ids = '{}' and horizon > start.done + 256;
         if amt > 1 and 0 > any (ids) then
             -- The next call begins with the first of these.
             ids := array(select i from unnest(ids) as i where i > 0);
@@ -181,7 +180,6 @@ begin
             -- Before the receipts: the id of this transaction is such a bound if it is new.
             bound := mbus.bound_now();
         end if;
-        counted := 0;
         if ids <> '{}' then
             return query
             with received as (
@@ -199,16 +197,14 @@ begin
             get diagnostics counted = row_count;
             continue when counted = 0;
             if not is_first or counted > 1 then
-                perform set_config('mbus.held', (held + counted)::text, true);
+                perform set_config('mbus.held', (coalesce(held, 0) + counted)::text, true);
             end if;
             if is_awaited then
                 perform mbus.wake_up(array[%2$s], ids);
-            end if;
+            end if;%1$s
         end if;
         if is_raised then
-            perform mbus.raise_level(%2$s, start, horizon, bound, mbus.find$%2$s(start, horizon, '{}', 1), '{}', counted > 0);
-        end if;
-        if counted > 0 then%1$s
+            perform mbus.raise_level(%2$s, start, horizon, bound, mbus.find$%2$s(start, horizon, '{}', 1), '{}', ids <> '{}');
         end if;
         return;
     end loop;$body$,
