@@ -109,8 +109,8 @@ begin
         return null;
     end if;
     return format($body$
-    -- Others may receive the messages between the statement that finds them and the statement that inserts the receipts. Mostly no part has
-    -- a younger position than all parts have: only if the first attempt fails, the position of each message's part is looked up.
+    -- Other transactions may receive the messages between the statement that finds them and the statement that inserts the receipts.
+    -- Mostly all parts stand together. If they do not, the first attempt inserts nothing, and the second asks the position of each part.
     for attempt in 1..4 loop
         exit when (amt between 1 and 64 and current_setting('transaction_isolation') = 'read committed') is not true;
         horizon := coalesce(pg_sequence_last_value(%3$L), 0);
@@ -134,7 +134,7 @@ begin
             held := coalesce(nullif(current_setting('mbus.held', true), ''), '0');
             exit when held + amt > 64;
         end if;
-        -- Negative where a message has to be looked at by itself.
+        -- The id of a message that has to be looked at by itself is negative.
         ids := '{}';
         if start.late_xids <> '{}' then
             ids := array(
@@ -161,7 +161,7 @@ begin
                exists (select from mbus.apart as a where a.wait_consumer = %2$s)
         into ids, is_native, is_awaited;
         if ids <> '{}' and (attempt > 1 or start.late_xids <> '{}') then
-            -- Once more, now that they are locked.
+            -- Ask the positions once more now that the messages are locked.
             ids := array(
                 select i.id from unnest(ids) as i(id) cross join lateral (select x.* from mbus.%4$I as x where x.id = abs(i.id) offset 0) as l
                 where not %9$s);
@@ -169,7 +169,7 @@ begin
         end if;
         exit when not is_native or ids[1] < 0 or ids = '{}' and horizon > start.done + 256;
         if amt > 1 and 0 > any (ids) then
-            -- The next call begins with the first of these.
+            -- The next call begins with the first message that has to be looked at by itself.
             ids := array(select i from unnest(ids) as i where i > 0);
         end if;
         -- What was passed over once need not be again.
