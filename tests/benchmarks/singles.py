@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import accumulate, cycle
 
 import psycopg
 
@@ -17,6 +18,9 @@ CALLS = 40
 WORKERS = 6
 EACH = 250
 """Messages that each of the producers posts."""
+BATCH = 10
+WARMING = 10
+"""Calls of each connection of a crowd before the clock starts: PostgreSQL keeps a plan from the sixth on."""
 
 
 def run(conninfo: str, report: Report) -> None:
@@ -77,43 +81,78 @@ def looks(connection: psycopg.Connection, report: Report, queue: str, when: str)
 
 
 def workers(connection: psycopg.Connection, conninfo: str, report: Report) -> None:
-    """Producers and consumers at once, each message in a transaction of its own, until all are received."""
+    """Producers and consumers at once, each call in a transaction of its own, until all are received."""
     connection.execute("create table plain (id bigserial primary key, data hstore)")
     connection.execute("select mbus.create_queue('crowd', 16)")
-    plain = (
-        "insert into plain (data) values ('a=>1')",
-        "delete from plain where id = (select id from plain order by id limit 1 for update skip locked) returning id",
+    rows = "insert into plain (data) select 'a=>1' from generate_series(1, {})"
+    taken = (
+        "delete from plain where id = any (array(select id from plain order by id limit {} for update skip locked)) "
+        "returning id"
     )
-    ours = ("select mbus.post_crowd('a=>1')", "select id from mbus.consume_crowd_by_default()")
-    with section(f"{WORKERS} producers and {WORKERS} consumers of one message each / FOR UPDATE SKIP LOCKED"):
-        mine, bare = side_by_side(5, partial(crowd, conninfo, ours), partial(crowd, conninfo, plain))
-        report.say("messages a second", WORKERS * EACH / sorted(mine)[2], "/s")
-        report.say("rate", 1 / ratio(mine, bare), "x", least=1)
+    ours = {
+        1: ("select mbus.post_crowd('a=>1')", "select id from mbus.consume_crowd_by_default()"),
+        BATCH: (
+            f"select mbus.postn_crowd(array_fill('a=>1'::hstore, array[{BATCH}]))",
+            f"select id from mbus.consumen_crowd_by_default({BATCH})",
+        ),
+    }
+    plain = {size: (rows.format(size), taken.format(size)) for size in ours}
+    for title, sizes, goal in (
+        ("one message each", [1], 1),
+        (f"one message or {BATCH}, by turns", [1, BATCH], None),
+    ):
+        with section(f"{WORKERS} producers and {WORKERS} consumers of {title} / FOR UPDATE SKIP LOCKED"):
+            mine, bare = side_by_side(
+                5,
+                *(
+                    partial(crowd, conninfo, [calls[size] for size in sizes], sizes)
+                    for calls in (ours, plain)
+                ),
+            )
+            report.say("messages a second", WORKERS * EACH / sorted(mine)[2], "/s")
+            report.say("rate", 1 / ratio(mine, bare), "x", least=goal)
 
 
-def crowd(conninfo: str, queries: Sequence[str]) -> float:
-    """Seconds until all that producers post was received."""
+def crowd(conninfo: str, queries: Sequence[tuple[str, str]], sizes: Sequence[int]) -> float:
+    """Seconds until all that producers post was received, by connections that have planned their queries.
+
+    ``queries``: how to post and how to consume so many messages as ``sizes`` says, by turns.
+    """
     received = 0
     counted = threading.Lock()
 
     def produce(connection: psycopg.Connection) -> None:
-        for _ in range(EACH):
-            connection.execute(queries[0], prepare=True)
+        posted = 0
+        for (post, _), size in cycle(zip(queries, sizes, strict=True)):
+            connection.execute(post, prepare=True)
+            posted += size
+            if posted >= EACH:
+                return
 
     def consume(connection: psycopg.Connection) -> None:
         nonlocal received
-        while received < WORKERS * EACH:
-            if connection.execute(queries[1], prepare=True).fetchone():
-                with counted:
-                    received += 1
+        for _, take in cycle(queries):
+            found = len(connection.execute(take, prepare=True).fetchall())
+            with counted:
+                received += found
+            if received >= wanted:
+                return
 
+    wanted = WORKERS * next(posted for posted in accumulate(cycle(sizes)) if posted >= EACH)
+    producers, consumers = (
+        [psycopg.connect(conninfo, autocommit=True) for _ in range(WORKERS)] for _ in range(2)
+    )
+    for _ in range(WARMING):
+        for producer, consumer in zip(producers, consumers, strict=True):
+            for post, take in queries:
+                producer.execute(post, prepare=True)
+                consumer.execute(take, prepare=True)
     crew: list[tuple[Callable[[psycopg.Connection], None], psycopg.Connection]] = [
-        (work, psycopg.connect(conninfo, autocommit=True))
-        for work in (produce, consume)
-        for _ in range(WORKERS)
+        *((produce, connection) for connection in producers),
+        *((consume, connection) for connection in consumers),
     ]
     with ThreadPoolExecutor(len(crew)) as pool:
-        spent = wall(lambda: [each.result() for each in [pool.submit(work, by) for work, by in crew]])
+        spent = wall(lambda: [task.result() for task in [pool.submit(work, by) for work, by in crew]])
     for _, connection in crew:
         connection.close()
     return spent
