@@ -46,6 +46,20 @@ def ask(
     return found[0][0] if found else None
 
 
+def ask_each(connection: psycopg.Connection[Any], *queries: Query) -> list[Any]:
+    """Execute statements in one round trip, and return the value of each; None for one without a row."""
+    with _explained(connection), connection.cursor(row_factory=tuple_row) as cursor:
+        cursor.execute(
+            sql.SQL("; ").join([q if isinstance(q, sql.Composable) else sql.SQL(q) for q in queries])
+        )
+        values = []
+        for _ in queries:
+            row = cursor.fetchone() if cursor.description else None
+            values.append(None if row is None else row[0])
+            cursor.nextset()
+    return values
+
+
 async def ask_all(
     connection: psycopg.AsyncConnection[Any], queries: Sequence[sql.Composed], **settings: str
 ) -> list[Any]:

@@ -87,15 +87,6 @@ begin
 end
 $$;
 
--- The place in which the transaction ids of a schema are valid: the id and the cluster in its table origin, and the oid of this
--- database. A renamed database and a promoted standby are still the same place. A copy of a database is another place.
-create function pgchange.place(id uuid, cluster bigint) returns text
-language plpgsql stable as $$
-begin
-    return (select concat_ws('/', id, cluster, d.oid) from pg_database as d where d.datname = current_database());
-end
-$$;
-
 -- Whether a recorded place is this database, or the database that this one was copied from together with the record.
 create function pgchange.came_along(place text, here text) returns boolean
 language plpgsql immutable as $$
@@ -133,11 +124,14 @@ begin
         begin
             -- A row that a restore brought comes first, if there is one.
             return (
-                select pgchange.place(o.id, o.cluster) from %1$I.origin as o
+                select concat_ws('/', o.id, o.cluster, (select d.oid from pg_database as d where d.datname = current_database()))
+                from %1$I.origin as o
                 order by o.written_as = o.tableoid, o.written_in = o.xmin limit 1);
         end
         $body$;
-        comment on function %1$I.here() is 'The place in which the transaction ids in this schema are valid.';
+        comment on function %1$I.here() is
+            'The place in which the transaction ids in this schema are valid: the id and the cluster in its table origin, and the oid of '
+            'this database. A renamed database and a promoted standby are still the same place. A copy of a database is another place.';
 
         create function %1$I.is_native() returns boolean
         language plpgsql stable security definer

@@ -24,6 +24,10 @@ $$;
 create function pgchange.snapshot_union(a pg_snapshot, b pg_snapshot) returns pg_snapshot
 language plpgsql immutable as $$
 begin
+    if pg_snapshot_xmin(a) = pg_snapshot_xmax(a) and pg_snapshot_xmin(b) = pg_snapshot_xmax(b) then
+        -- Neither has open transactions.
+        return case when pg_snapshot_xmax(a) > pg_snapshot_xmax(b) then a else b end;
+    end if;
     return (
         select pgchange.snapshot_of(
             array(

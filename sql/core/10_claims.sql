@@ -146,16 +146,31 @@ begin
 end
 $$;
 
+-- The last claim of a consumer, if there is one.
+create function pgchange.last_claim(kind text, consumer text) returns pgchange.claim
+language plpgsql stable as $$
+begin
+    return (select c from pgchange.claim as c where c.kind = last_claim.kind and c.consumer = last_claim.consumer);
+end
+$$;
+
+-- A claim if a consumer at a version and position has not acked it yet, else null; that of a dead letter while the letter is to be sent.
+create function pgchange.unacked(mark pgchange.claim, version bigint, after jsonb, letter jsonb) returns pgchange.claim
+language plpgsql immutable as $$
+begin
+    return case when mark.from_version = unacked.version and mark.version > mark.from_version and mark.batch is not null
+                     and mark.after = unacked.after
+                     and (mark.batch -> 'bounds' -> 'letter' is null or mark.batch -> 'bounds' -> 'letter' = unacked.letter)
+                then mark end;
+end
+$$;
+
 -- The claim that a consumer at a version and position has not acked yet, if there is one; that of a dead letter while the letter is
 -- to be sent.
 create function pgchange.pending(kind text, consumer text, version bigint, after jsonb, letter jsonb default null) returns pgchange.claim
 language plpgsql stable as $$
 begin
-    return (
-        select c from pgchange.claim as c
-        where c.kind = pending.kind and c.consumer = pending.consumer and c.from_version = pending.version
-          and c.version > c.from_version and c.batch is not null and c.after = pending.after
-          and (c.batch -> 'bounds' -> 'letter' is null or c.batch -> 'bounds' -> 'letter' = pending.letter));
+    return pgchange.unacked(pgchange.last_claim(kind, consumer), version, after, letter);
 end
 $$;
 

@@ -57,22 +57,16 @@ begin
 end
 $$;
 
--- The parts of a split batch that a consumer at a version has still to process, as parts_behind() returns them; null if there are none.
+-- The parts of a split batch that a consumer at a version has still to process, as parts_behind() returns them, given its last claim;
+-- null if there are none.
 -- A consumer that was moved since is at another version, so its split is over.
 -- Without a search_path of its own, because each claim calls it.
-create function pgchange.parts_left(kind text, consumer text, version bigint) returns jsonb
-language plpgsql stable as $$
-declare
-    mark pgchange.claim;
+create function pgchange.parts_left(mark pgchange.claim, version bigint) returns jsonb
+language plpgsql immutable as $$
 begin
-    select c.* into mark
-    from pgchange.claim as c
-    where c.kind = parts_left.kind and c.consumer = parts_left.consumer and c.version = parts_left.version
-      and c.batch -> 'bounds' -> 'split' -> 'rest' <> '[]' and c.batch -> 'bounds' -> 'letter' is null;
-    if not found then
-        return null;
-    end if;
-    return pgchange.parts_behind(mark);
+    return case when mark.version = parts_left.version and mark.batch -> 'bounds' -> 'split' -> 'rest' <> '[]'
+                     and mark.batch -> 'bounds' -> 'letter' is null
+                then pgchange.parts_behind(mark) end;
 end
 $$;
 

@@ -187,6 +187,8 @@ $$, 'The recorded batch of a consumer, as a retry gets it.');
 declare
     here constant text := %1$I.check_position(%2$s, "position");
     consumer_name constant text := %1$I.name_of(%2$s);
+    version constant bigint := coalesce(("position" ->> 'version')::bigint, 0);
+    last pgchange.claim;
     mark pgchange.claim;
     split jsonb;
     batch jsonb;
@@ -195,9 +197,10 @@ begin
     if on_give_up is not null then
         perform pgchange.check_on_give_up(on_give_up);
     end if;
-    mark := %1$I.pending(%2$s, "position");
+    last := pgchange.last_claim(%3$L, consumer_name);
+    mark := pgchange.unacked(last, version, %1$I.at("position"), "position" -> 'letter' -> 'id');
     if mark.version is null then
-        split := pgchange.parts_left(%3$L, consumer_name, ("position" ->> 'version')::bigint);
+        split := pgchange.parts_left(last, version);
     else
         perform pgchange.check_lease(mark);
         if on_give_up = 'bisect' then

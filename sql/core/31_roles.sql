@@ -72,6 +72,7 @@ alter table pgchange.lag_limit enable row level security;
 create policy kept on pgchange.lag_limit using (pgchange.has_letter_right('keep', kind, address));
 
 select pgchange.close_schema('pgchange', types => 'consumer_status finding', unpinned => $$
-        check_again check_attempt check_attempts check_lease check_claimed check_known check_position check_version close_schema fits
-        in_work is_named is_native lock_briefly next_number note_claim note_end note_failed parts_left refuse_stale settings
+        check_again check_attempt check_attempts check_claim check_lease check_claimed check_known check_on_give_up check_position
+        check_version close_schema fits in_work is_named is_native last_claim lock_briefly next_number next_version note_claim note_end
+        note_failed parts_left record refuse_stale settings unacked
     $$);

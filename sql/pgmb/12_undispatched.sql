@@ -9,15 +9,18 @@ end
 $$;
 
 -- Put a new row, with the next version, in the place of the one that at was read from. For the holder of pgmb.dispatch_key().
-create function pgmb.move_dispatcher(at pgmb.dispatcher) returns void
+create function pgmb.move_dispatcher(inout at pgmb.dispatcher)
 language plpgsql as $$
 begin
+    at.version := at.version + 1;
+    with gone as (
+        delete from pgmb.dispatcher as d where d.version = at.version - 1
+    )
     insert into pgmb.dispatcher (
         version, snapshot, partial_txid, partial_seq, last_id, scheduled_upto, total, restored, restored_at)
     values (
-        at.version + 1, at.snapshot, at.partial_txid, at.partial_seq, at.last_id, at.scheduled_upto, at.total,
+        at.version, at.snapshot, at.partial_txid, at.partial_seq, at.last_id, at.scheduled_upto, at.total,
         at.restored, at.restored_at);
-    delete from pgmb.dispatcher as d where d.version = at.version;
 end
 $$;
 
@@ -121,8 +124,9 @@ begin
 end
 $$;
 
--- Whether there is something to dispatch, or to see that is to be dispatched later.
-create function pgmb.has_work(at pgmb.dispatcher, upto pg_snapshot) returns boolean
+-- What there is for a poll to do: whether published events wait, whether scheduled ones are due, and whether transactions published
+-- only for later: once the dispatcher has seen these, no poll looks there for late events.
+create function pgmb.work_of_poll(at pgmb.dispatcher, upto pg_snapshot, out published boolean, out due boolean, out later boolean)
 language plpgsql
 set plan_cache_mode = force_generic_plan
 set jit = off
@@ -131,12 +135,14 @@ set enable_seqscan = off
 set enable_bitmapscan = off
 as $$
 begin
-    return at.partial_txid is not null
-        or exists (select from pgmb.undispatched(at.snapshot, at.partial_txid, at.partial_seq, upto))
-        or pgmb.due_by(at, pgmb.due_before())
-        -- Transactions that published only for later: once the dispatcher has seen them, no poll looks there for late events.
-        or exists (
-            select from pgmb.scheduled as s
-            where s.txid >= pg_snapshot_xmax(at.snapshot) and pg_visible_in_snapshot(s.txid, upto));
+    select at.partial_txid is not null
+               or exists (select from pgmb.undispatched(at.snapshot, at.partial_txid, at.partial_seq, upto)),
+           exists (select from pgmb.scheduled as s where s.event_id > at.scheduled_upto and s.event_id < d.now_id)
+               or exists (select from pgmb.late(at.snapshot, at.scheduled_upto, d.now_id)),
+           exists (
+               select from pgmb.scheduled as s
+               where s.txid >= pg_snapshot_xmax(at.snapshot) and pg_visible_in_snapshot(s.txid, upto))
+    into published, due, later
+    from (select pgmb.due_before() offset 0) as d(now_id);
 end
 $$;

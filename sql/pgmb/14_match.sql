@@ -18,28 +18,28 @@ $$;
 -- The SQL of the matches of a condition; addressed: some events are for one subscription alone. $4 are the subscriptions to ask, null
 -- for all.
 create function pgmb.match_sql(condition pgmb.condition, addressed boolean) returns text
-language sql immutable as $$
-    with subscribed(query) as (
-        -- The planner takes one index for the other where a table has no statistics yet: we say which.
-        select format(
-            'cross join lateral (select s.id, s.group_id from pgmb.subscriptions as s where s.condition_id %s = %s '
-            'and ($4 is null or s.id = any ($4)) and (%s' || chr(10) || ')%s offset 0) as s',
-            case when condition.by_params then '+ 0' else '' end, condition.id, condition.conditions_sql,
-            -- What does not look at e would be evaluated once for all events, random() too.
-            case when condition.of_event and condition.conditions_sql !~* '[[:<:]]e[[:>:]]' then ' and e.id <> '''' ' end)
-    )
-    select case when condition.by_topic then format(
+language plpgsql immutable as $$
+declare
+    -- The planner takes one index for the other where a table has no statistics yet: we say which.
+    subscribed constant text := format(
+        'cross join lateral (select s.id, s.group_id from pgmb.subscriptions as s where s.condition_id %s = %s '
+        'and ($4 is null or s.id = any ($4)) and (%s' || chr(10) || ')%s offset 0) as s',
+        case when condition.by_params then '+ 0' else '' end, condition.id, condition.conditions_sql,
+        -- What does not look at e would be evaluated once for all events, random() too.
+        case when condition.of_event and condition.conditions_sql !~* '[[:<:]]e[[:>:]]' then ' and e.id <> '''' ' end);
+begin
+    return case when condition.by_topic then format(
         'select s.group_id, s.id as subscription_id, e.ids '
         'from (select e.topic, array_agg(e.id::text) as ids from %s group by e.topic) as e %s',
-        pgmb.chunk_sql(skip_addressed => addressed), query)
+        pgmb.chunk_sql(skip_addressed => addressed), subscribed)
     when not (condition.of_event or addressed) then format(
-        'select s.group_id, s.id as subscription_id, $1 as ids from (select) as e %s where $2 <= $3', query)
+        'select s.group_id, s.id as subscription_id, $1 as ids from (select) as e %s where $2 <= $3', subscribed)
     else format(
         'select s.group_id, s.id as subscription_id, array_agg(e.id::text) as ids '
         'from (select e.* from %s offset 0) as e %s group by s.group_id, s.id',
-        pgmb.chunk_sql(skip_addressed => addressed), query)
-    end
-    from subscribed
+        pgmb.chunk_sql(skip_addressed => addressed), subscribed)
+    end;
+end
 $$;
 
 -- Say at which condition dispatching was cancelled, by a statement_timeout or by a person, and up to five groups that have it.
@@ -68,10 +68,10 @@ $$;
 
 -- The matches of a condition. Where it fails, the pairs of event and subscription for which it does are left out as faults; after
 -- budget of them, a subscription that fails has all the events as one fault, without a search for which. Of more than most_pairs that
--- match nothing is returned: pgmb.too_many() is raised.
+-- match nothing is returned: pgmb.too_many() is raised. budget and most_pairs come back less what was found.
 create function pgmb.evaluate(
     condition pgmb.condition, query text, ids text[], subscriptions text[], inout budget integer default 1000,
-    most_pairs bigint default null, out matches pgmb.match[], out faults pgmb.fault[]
+    inout most_pairs bigint default null, out matches pgmb.match[], out faults pgmb.fault[]
 )
 language plpgsql stable
 set enable_hashjoin = off
@@ -90,10 +90,10 @@ declare
     part record;
 begin
     begin
-        execute 'select array_agg(row(m.group_id, m.subscription_id, m.ids)::pgmb.match) from ('
+        execute 'select array_agg(row(m.group_id, m.subscription_id, m.ids)::pgmb.match), $5 - coalesce(max(m.pairs), 0) from ('
                 'select q.*, sum(cardinality(q.ids)) over (rows unbounded preceding) as pairs from (' || query || ') as q) as m '
                 'where $5 is null or m.pairs <= $5 or pgmb.too_many()'
-        into matches using ids, ids[1], ids[cardinality(ids)], subscriptions, most_pairs;
+        into matches, most_pairs using ids, ids[1], ids[cardinality(ids)], subscriptions, most_pairs;
         return;
     exception
         when query_canceled then
@@ -123,10 +123,11 @@ begin
     faults := part.faults;
     part := pgmb.evaluate(
         condition, query, case when by_subscription then ids else ids[half + 1:] end,
-        case when by_subscription then subscriptions[half + 1:] else subscriptions end, part.budget, most_pairs);
+        case when by_subscription then subscriptions[half + 1:] else subscriptions end, part.budget, part.most_pairs);
     matches := matches || part.matches;
     faults := faults || part.faults;
     budget := part.budget;
+    most_pairs := part.most_pairs;
 end
 $$;
 
@@ -179,7 +180,7 @@ begin
     matches := '{}';
     for condition in select c.* from pgmb.used_conditions() as c loop
         part := pgmb.evaluate(condition, pgmb.match_sql(condition, addressed), ids, null, most_pairs => most_pairs);
-        most_pairs := most_pairs - (select coalesce(sum(cardinality(m.ids)), 0) from unnest(part.matches) as m);
+        most_pairs := part.most_pairs;
         matches := matches || part.matches;
         faults := faults || part.faults;
     end loop;

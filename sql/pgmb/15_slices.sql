@@ -1,26 +1,26 @@
 -- What was matched, written in slices of a subscription's events, from which its group reads.
 
--- Write the slices of the groups of which one subscription matched; returns how many events were dispatched.
-create function pgmb.write_alone(matches pgmb.match[], base bigint, total bigint) returns bigint
+-- Write the slices of the groups of which one subscription matched; returns how many events were dispatched, and whether there are
+-- other groups.
+create function pgmb.write_alone(matches pgmb.match[], base bigint, total bigint, out pairs bigint, out has_shared boolean)
 language plpgsql
 set plan_cache_mode = force_generic_plan
 set jit = off
 as $$
-declare
-    written_events bigint;
 begin
-    with matched as (
-        select m.group_id, m.subscription_id, m.ids, count(*) over (partition by m.group_id) as parts
+    with matched as materialized (
+        select m.group_id, m.subscription_id, m.ids, count(*) over of_group as parts,
+               min(m.subscription_id) over of_group <> max(m.subscription_id) over of_group as is_shared
         from unnest(matches) as m
+        window of_group as (partition by m.group_id)
     ), whole as (
         select m.group_id, m.subscription_id, m.ids from matched as m where m.parts = 1
         union all
         -- One subscription with several topics.
         select m.group_id, min(m.subscription_id), array_agg(i.id order by i.id collate "C")
         from matched as m cross join lateral unnest(m.ids) as i(id)
-        where m.parts > 1
+        where m.parts > 1 and not m.is_shared
         group by m.group_id
-        having min(m.subscription_id) = max(m.subscription_id)
     ), written as (
         insert into pgmb.dispatched (id, group_id, subscription_id, event_ids, alone, total)
         select pgmb.cursor_at(base, least(g.first + 279, cardinality(w.ids))), w.group_id, w.subscription_id,
@@ -28,8 +28,8 @@ begin
         from whole as w cross join lateral generate_series(1, cardinality(w.ids), 280) as g(first)
         returning cardinality(event_ids) as n
     )
-    select coalesce(sum(w.n), 0) into written_events from written as w;
-    return written_events;
+    select coalesce(sum(w.n), 0), (select coalesce(bool_or(m.is_shared), false) from matched as m) into pairs, has_shared
+    from written as w;
 end
 $$;
 
@@ -83,17 +83,15 @@ create function pgmb.write_matches(inout at pgmb.dispatcher, ids text[], matches
 language plpgsql as $$
 declare
     base bigint := greatest(pgmb.now_micros(), pgmb.micros(at.last_id) + 1);
-    cuts text[] := pgmb.cuts(ids);
+    has_shared boolean;
 begin
     pairs := 0;
     if cardinality(matches) > 0 then
-        pairs := pgmb.write_alone(matches, base, at.total);
+        select w.* into pairs, has_shared from pgmb.write_alone(matches, base, at.total) as w;
+        if has_shared then
+            pairs := pairs + pgmb.write_shared(matches, base, at.total, pgmb.cuts(ids));
+        end if;
     end if;
-    if exists (
-        select from unnest(matches) as m group by m.group_id having min(m.subscription_id) <> max(m.subscription_id))
-    then
-        pairs := pairs + pgmb.write_shared(matches, base, at.total, cuts);
-    end if;
-    at.last_id := pgmb.cursor_at(base + cardinality(cuts), 0);
+    at.last_id := pgmb.cursor_at(base + coalesce(cardinality(ids) - 1, 0) / 1000, 0);
 end
 $$;

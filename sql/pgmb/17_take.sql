@@ -65,41 +65,36 @@ as $$
 declare
     -- The transaction that was dispatched in part is finished first.
     only_txid xid8 := at.partial_txid;
-    high_txid xid8 := coalesce(only_txid, '18446744073709551615');
-    taken bigint := 0;
-    last_txid xid8;
-    last_seq bigint;
-    slice record;
+    last bigint[];
+    next_txid xid8;
 begin
-    more := false;
-    for slice in
-        select u.txid, u.seq, cardinality(u.ids) as n
-        from pgmb.undispatched(at.snapshot, at.partial_txid, at.partial_seq, upto, high_txid => high_txid) as u
+    -- A slice is taken if there are fewer events before it. Of those that are left, the first event of the first one is looked at: a
+    -- slice has up to 280.
+    select array_agg(q.id order by q.id collate "C") filter (where q.before < most),
+           bool_or(q.addressed) filter (where q.before < most),
+           max(array[q.txid::text::bigint, q.seq]) filter (where q.before < most and q.n = 1),
+           min(q.txid) filter (where q.before >= most)
+    into ids, addressed, last, next_txid
+    from (
+        select u.txid, u.seq, u.addressed, i.id, i.n, row_number() over () - i.n as before
+        from pgmb.undispatched(
+            at.snapshot, at.partial_txid, at.partial_seq, upto, high_txid => coalesce(only_txid, '18446744073709551615')) as u
+        cross join lateral unnest(u.ids) with ordinality as i(id, n)
         where only_txid is null or u.txid = only_txid
-    loop
-        more := taken >= most;
-        exit when more;
-        taken := taken + slice.n;
-        last_txid := slice.txid;
-        last_seq := slice.seq;
-    end loop;
-    if taken > 0 then
-        select array_agg(i.id order by i.id collate "C"), bool_or(u.addressed) into ids, addressed
-        from pgmb.undispatched(at.snapshot, at.partial_txid, at.partial_seq, upto, last_txid, last_seq) as u
-        cross join lateral unnest(u.ids) as i(id)
-        where only_txid is null or u.txid = only_txid;
-    end if;
-    if more and slice.txid = last_txid then
+        limit most + 280
+    ) as q;
+    more := next_txid is not null;
+    if next_txid::text::bigint = last[1] then
         at.snapshot := case when only_txid is null
-            then pgchange.snapshot_union(at.snapshot, pgchange.snapshot_below(upto, last_txid)) else at.snapshot end;
-        at.partial_txid := last_txid;
-        at.partial_seq := last_seq;
+            then pgchange.snapshot_union(at.snapshot, pgchange.snapshot_below(upto, next_txid)) else at.snapshot end;
+        at.partial_txid := next_txid;
+        at.partial_seq := last[2];
         return;
     end if;
     at.snapshot := case
         when only_txid is not null then pgchange.snapshot_with(at.snapshot, only_txid)
         when more then pgchange.snapshot_union(
-            at.snapshot, pgchange.snapshot_below(upto, (last_txid::text::bigint + 1)::text::xid8))
+            at.snapshot, pgchange.snapshot_below(upto, (last[1] + 1)::text::xid8))
         else pgchange.snapshot_union(at.snapshot, upto) end;
     more := more or only_txid is not null;
     at.partial_txid := null;

@@ -9,15 +9,25 @@ $$;
 -- How many events a poll takes: poll_chunk_size, and fewer where there are more than a thousand subscriptions whose conditions do not
 -- look at their params.
 create function pgmb.chunk_size() returns integer
-language plpgsql stable as $$
+language plpgsql stable
+set enable_seqscan = off
+as $$
 declare
-    -- Each is evaluated for every event.
-    wide bigint := (
-        select count(*) from (
-            select from pgmb.used_conditions() as c join pgmb.subscriptions as s on s.condition_id = c.id
-            where not c.by_params limit 1000000) as found_wide);
+    size bigint;
+    wide bigint;
 begin
-    return greatest(10, pgmb.get_config_value('poll_chunk_size')::bigint * 1000 / greatest(1000, wide));
+    select c.value, count(*) into size, wide
+    from pgmb.config as c left join (select from pgmb.subscriptions limit 1001) as s on true
+    where c.id = 'poll_chunk_size'
+    group by c.value;
+    if wide > 1000 then
+        -- Each is evaluated for every event.
+        wide := (
+            select count(*) from (
+                select from pgmb.used_conditions() as c join pgmb.subscriptions as s on s.condition_id = c.id
+                where not c.by_params limit 1000000) as found_wide);
+    end if;
+    return greatest(10, size * 1000 / greatest(1000, wide));
 end
 $$;
 
@@ -31,62 +41,76 @@ $$;
 -- Take a chunk of what is due and a chunk of what was published, write which groups get them, and move the dispatcher past them. Of
 -- more than most_pairs, if not null, pgmb.too_many() is raised.
 create function pgmb.dispatch_some(
-    at pgmb.dispatcher, upto pg_snapshot, chunk integer, most_pairs bigint, out events bigint, out pairs bigint,
+    inout at pgmb.dispatcher, upto pg_snapshot, chunk integer, is_due boolean, most_pairs bigint, out events bigint, out pairs bigint,
     out more boolean
 )
 language plpgsql as $$
 declare
     due record;
     fresh record;
-    ids text[];
-    addressed boolean;
-    found_pairs record;
-    matches pgmb.match[] := '{}';
+    ids text[] := '{}';
+    addressed boolean := false;
+    late boolean := false;
+    part record;
+    found_matches pgmb.match[];
     written record;
 begin
-    due := pgmb.take_due(at, chunk);
-    at := due.at;
-    ids := due.ids;
-    more := due.more;
-    addressed := cardinality(ids) > 0;
-    if not due.late then
-        -- Also while more events are due: the dispatcher knows those that are left by their ids.
+    more := false;
+    if is_due then
+        due := pgmb.take_due(at, chunk);
+        at := due.at;
+        ids := due.ids;
+        more := due.more;
+        addressed := cardinality(ids) > 0;
+        late := due.late;
+    end if;
+    -- Unless events are left that were committed too late. Also while more events are due: the dispatcher knows those by their ids.
+    if not late then
         fresh := pgmb.take_published(at, upto, chunk);
         at := fresh.at;
-        ids := case when cardinality(ids) = 0 then fresh.ids
-                    else array(select i.id from unnest(ids || fresh.ids) as i(id) order by i.id collate "C") end;
+        ids := ids || fresh.ids;
         more := more or fresh.more;
-        addressed := addressed or coalesce(fresh.addressed, true);
-    else
+        addressed := addressed or coalesce(fresh.addressed, false);
+    end if;
+    if is_due then
         ids := array(select i.id from unnest(ids) as i(id) order by i.id collate "C");
     end if;
-    events := coalesce(cardinality(ids), 0);
+    events := cardinality(ids);
     if events > 0 then
-        found_pairs := pgmb.matches(ids, addressed, most_pairs);
-        perform pgmb.note_faults(found_pairs.faults);
-        matches := found_pairs.matches;
+        part := pgmb.matches(ids, addressed, most_pairs);
+        if cardinality(part.faults) > 0 then
+            perform pgmb.note_faults(part.faults);
+        end if;
+        found_matches := part.matches;
     end if;
     -- Without a match too: the dispatcher is to know the time that it has come to.
-    written := pgmb.write_matches(at, ids, matches);
+    written := pgmb.write_matches(at, ids, found_matches);
     at := written.at;
     pairs := written.pairs;
     at.total := at.total + events;
-    perform pgmb.move_dispatcher(at);
+    at := pgmb.move_dispatcher(at);
 end
 $$;
 
--- Dispatch up to so many events, a piece after the other, until there are enough pairs of event and subscription.
+-- Dispatch up to so many events, or chunk_size(), a piece after the other, until there are enough pairs of event and subscription.
 create function pgmb.dispatch_pieces(
-    upto pg_snapshot, most integer, piece integer, most_pairs bigint, out events bigint, out pairs bigint, out more boolean
+    at pgmb.dispatcher, upto pg_snapshot, most integer, piece integer, most_pairs bigint, out events bigint, out pairs bigint,
+    out more boolean
 )
 language plpgsql as $$
 declare
+    work record;
     part record;
 begin
     events := 0;
     pairs := 0;
     loop
-        part := pgmb.dispatch_some(pgmb.dispatcher_now(), upto, least(piece, (most - events)::integer), most_pairs);
+        work := pgmb.work_of_poll(at, upto);
+        more := work.published or work.due or work.later;
+        exit when not more;
+        most := coalesce(most, pgmb.chunk_size());
+        part := pgmb.dispatch_some(at, upto, least(piece, (most - events)::integer), work.due, most_pairs);
+        at := part.at;
         events := events + part.events;
         pairs := pairs + part.pairs;
         more := part.more;
@@ -102,6 +126,7 @@ language plpgsql volatile security definer as $$
 declare
     at pgmb.dispatcher;
     upto pg_snapshot;
+    now_id constant text := pgmb.create_event_id(clock_timestamp(), 0);
 begin
     events := 0;
     pairs := 0;
@@ -121,7 +146,7 @@ begin
         more := true;
         return;
     end if;
-    if pgmb.publish_later(pgmb.create_event_id(clock_timestamp(), 0), 10000) > 0 then
+    if pgmb.aside(now_id) and pgmb.publish_later(now_id, 10000) > 0 then
         -- The log was not maintained for long. This transaction publishes now, and the next one dispatches it.
         more := true;
         return;
@@ -131,17 +156,13 @@ begin
         -- This transaction has an older id, so it cannot finish a younger one that was dispatched in part. Another poll does.
         return;
     end if;
-    if not pgmb.has_work(at, upto) then
-        return;
-    end if;
-    most := coalesce(most, pgmb.chunk_size());
     begin
         begin
             select d.* into events, pairs, more
-            from pgmb.dispatch_pieces(upto, most, most, pgmb.most_pairs()) as d;
+            from pgmb.dispatch_pieces(at, upto, most, null, pgmb.most_pairs()) as d;
         exception when sqlstate 'PC014' then
             select d.* into events, pairs, more
-            from pgmb.dispatch_pieces(upto, most, pgmb.piece_size(), null) as d;
+            from pgmb.dispatch_pieces(at, upto, most, pgmb.piece_size(), null) as d;
         end;
     exception when query_canceled then
         raise exception using errcode = 'PC013',

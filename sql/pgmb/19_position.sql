@@ -34,12 +34,16 @@ declare
     cursor text := "position" ->> 'cursor';
     known record;
 begin
-    perform pgmb.check_group(gid);
+    select c.version, c.from_version into known
+    from pgmb.subscription_groups as g
+    left join pgmb.claims as c on c.consumer = pgmb.name_of(check_position.gid)
+    where g.id = check_position.gid;
+    if not found then
+        perform pgmb.check_group(gid);
+    end if;
     if coalesce(at, 0) = 0 or pg_is_in_recovery() then
         return here;
     end if;
-    select coalesce(max(c.version), 0) as version, max(c.from_version) as from_version into known
-    from pgmb.claims as c where c.consumer = pgmb.name_of(gid);
     perform pgchange.check_position(pgmb.name_of(gid), "position", here, known.version);
     -- Retention kept only what comes after a later position: where the dispatch that was read last is gone, some after it are
     -- gone too. A cursor that was moved to a time need not follow any dispatch.
@@ -82,7 +86,7 @@ set jit = off
 as $$
 declare
     -- Partitions of the future, however many, are not looked into.
-    before text := left((pgmb.dispatcher_now()).last_id, 15) || 'g';
+    before text := (select left(d.last_id, 15) || 'g' from pgmb.dispatcher as d order by d.version desc limit 1);
     slice record;
     seen text;
     begun bigint;

@@ -133,9 +133,10 @@ create policy noted on pgmb.push_fault for insert with check (
         where p.relid = tbl and pg_has_role(f.proowner, 'usage')));
 
 select pgchange.close_schema('pgmb', types => 'match', unpinned => $$
-        address again at choose cursor_at cursor_hint cursors dispatch_key due_before events_alone events_shared
-        extract_date_from_event_id late micros needs needs_after_dispatch now_micros partitions put rank_of retries
-        serialise_record_for_event serialised set_group_cursor(text,text,boolean) slices undispatched unread_dispatches upkeep_key
+        address again at choose cursor_at cursor_hint cursors dispatch_key dispatch_pieces dispatch_some dispatched_batch due_before
+        events_alone events_shared extract_date_from_event_id late micros move_dispatcher needs needs_after_dispatch
+        now_micros partitions put rank_of retries serialise_record_for_event serialised
+        set_group_cursor(text,text,boolean) slices undispatched unread_dispatches upkeep_key write_matches
     $$);
 
 -- A role of the whole cluster: it stays when this schema goes.
