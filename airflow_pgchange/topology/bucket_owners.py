@@ -40,8 +40,8 @@ OWNED = """
     where b.tier_name = {tier}
     group by 1
 """
-"""The buckets of each replicaset, with the same rule as in the events: a range in the state copied already belongs to its
-target, because the target's copy is complete."""
+"""The buckets of each replicaset, by the same rule as in the events. A copied range already belongs to its target,
+because the target's copy is complete."""
 
 SHARES = """
     with asked as (select {asked}::pg_catalog.int8multirange as buckets), owned as ({owned}), here as (

@@ -88,7 +88,7 @@ def parse_startup(body: bytes) -> Asked | Startup:
         return Asked(version)
     major, minor = version >> 16, version & 0xFFFF
     if major != MAJOR:
-        raise ClientRefused("0A000", f"protocol {major}.{minor} is not spoken here: use {MAJOR}.0")
+        raise ClientRefused("0A000", f"protocol {major}.{minor} is not supported: use {MAJOR}.0")
     if body[4:] == b"\0":
         return Startup(minor, {})
     if not body.endswith(b"\0\0"):

@@ -76,8 +76,8 @@ class Relay:
     async def serve(self, host: str, port: int, stop: asyncio.Event) -> None:
         """Serve clients until ``stop`` is set. If the catalogue cannot be reached, retry until it can.
 
-        Raises OSError if the address cannot be listened on, and SchemaMissing or PermissionDenied if the database has no
-        catalogue or the role may not read it.
+        Raises OSError if the relay cannot listen on the address. Raises SchemaMissing if the database has no catalogue,
+        and PermissionDenied if the role may not read it.
         """
         sockets = await listen(host, port)
         log.info("listening on %s", ", ".join("{}:{}".format(*sock.getsockname()) for sock in sockets))

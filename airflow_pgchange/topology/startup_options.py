@@ -25,7 +25,7 @@ def check_word(parameters: Mapping[str, str]) -> None:
     if not any(settings[word] in WORDS[word] for word in words):
         supported = ", ".join(f"{word} = {version}" for word in WORDS for version in WORDS[word])
         raise ClientRefused(
-            "0A000", f"{words[0]} = {settings[words[0]]} is not spoken here", f"what is: {supported}"
+            "0A000", f"{words[0]} = {settings[words[0]]} is not supported", f"use one of: {supported}"
         )
 
 

@@ -22,8 +22,7 @@ class Topology:
     """The current topology. Applies each event once, even if it arrives several times. No I/O.
 
     One thread loads, applies and rebuilds; any thread may read. Bucket changes are gathered, so that a burst costs
-    little: the bucket map shows them once there are ``gather_count``, or once the first is older than
-    ``gather_interval``.
+    little. The bucket map shows them once there are ``gather_count``, or once the first is ``gather_interval`` old.
     """
 
     def __init__(

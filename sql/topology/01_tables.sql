@@ -77,8 +77,8 @@ create table topology.term (
 );
 comment on table topology.term is
     'Terms of the catalogue, each with the server and the file of the log. A new term begins after a promotion, a restore or a '
-    'restart of the server, and after the log was restored into another database or file: each of these may have lost events '
-    'that clients already have. Events are ordered by term first, then by index.';
+    'restart of the server. It also begins after a restore of the log into another database or file. Each of these may have lost '
+    'events that clients already have. Events are ordered by term first, then by index.';
 
 create sequence topology.event_index;
 comment on sequence topology.event_index is 'The index of the next event. Only one transaction writes at a time. Gaps are normal.';

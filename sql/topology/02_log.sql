@@ -15,8 +15,8 @@ begin
 end
 $$;
 
--- Serialize the transactions that write the catalogue: the log's order is then the order of commit, and each transaction sees
--- the changes of the previous one.
+-- Serialize the transactions that write the catalogue. The log's order is then the order of commit, and each transaction sees
+-- all earlier changes.
 create function topology.take_turn() returns trigger
 language plpgsql security definer as $$
 begin
@@ -31,8 +31,8 @@ begin
 end
 $$;
 
--- Return the current term of this catalogue, on a primary. Begin a new term if the server was promoted, restored or restarted
--- since the last one, or if the log is in another database or file.
+-- Return the current term of this catalogue, on a primary. A new term begins after a promotion, a restore or a restart of the
+-- server. It also begins if the log is in another database or file.
 -- While another transaction writes the catalogue, a new term is returned but not stored: that transaction or the next call
 -- stores it. In PL/pgSQL, which caches its plans, because relays call this many times a second.
 create function topology.begin_term() returns topology.term

@@ -62,10 +62,9 @@ as $$
     ) as u
 $$;
 
--- The progress of the buckets that a client's snapshot did not contain. Takes them with the position (term, index) up to which
--- the log was searched, and returns:
--- buckets: those without an event so far, null if there are none; term, index: the position up to which this was found;
--- arrived: whether some of them have settled, so that only a new snapshot contains them; settled: whether no bucket moves now.
+-- The progress of the buckets that a client's snapshot did not contain. Searches the log after the position (term, index).
+-- buckets: returns those without an event so far, null if there are none. term, index: returns the last position searched.
+-- arrived: some of the remaining buckets have settled, so only a new snapshot contains them. settled: no bucket moves now.
 create function topology.lacking(
     inout buckets jsonb, inout term bigint, inout index bigint, out arrived boolean, out settled boolean
 )

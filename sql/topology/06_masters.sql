@@ -1,4 +1,4 @@
--- The master of a replicaset, and the instance that is chosen as the next one. A failover records its choice before it promotes,
+-- The master of a replicaset, and the instance that is chosen as the next master. A failover records its choice before it promotes,
 -- so that a crash in between cannot lead to a second promotion.
 
 -- Return an instance that may become the master. Raises an error if it belongs to another replicaset or is not Online.
@@ -123,7 +123,7 @@ comment on function topology.set_state(text, text) is
     'Record that an instance is Online, Offline or Expelled. Expelled is final, and a master cannot be expelled. Idempotent.';
 
 -- If plain SQL updates only current_master_name, set target_master_name to the same instance. Otherwise the previous master would
--- still count as the chosen one.
+-- still count as the chosen next master.
 create function topology.end_choice() returns trigger
 language plpgsql as $$
 begin

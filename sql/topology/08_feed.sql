@@ -39,8 +39,8 @@ end
 $$;
 
 -- The lag of a consumer in events, with the events of a dead letter that is being sent again. Exact up to the limit upto. Beyond it
--- an estimate, which assumes that the rest of the log has as many gaps as the counted part: failed transactions leave gaps in the
--- index. Events of this feed are ready at once, so none is waiting.
+-- an estimate, which assumes that the rest of the log has as many gaps as the counted part. Failed transactions leave gaps in
+-- the index. Events of this feed are ready at once, so none is waiting.
 create function topology.lag("position" jsonb, upto integer) returns jsonb
 language plpgsql stable security definer as $$
 declare

@@ -18,7 +18,7 @@ begin
         raise exception using errcode = 'PC005',
             message = format('events up to (%s, %s) were trimmed, which %s has not processed', gone.term, gone.index,
                              topology.name_of(consumer_id)),
-            hint = format('move it to now: airflow-pgchange move %s --to now, or drop it: then it begins with what is left',
+            hint = format('move it to now: airflow-pgchange move %s --to now, or drop it: then it begins with the oldest event left',
                           pgchange.shell_quoted(topology.name_of(consumer_id)));
     end if;
     slices := topology.slices(at[1], at[2], max_changes);

@@ -21,7 +21,7 @@ begin
         where ((known -> 'upto' ->> 0)::bigint, (known -> 'upto' ->> 1)::bigint) > (n.term, n.index))
     then
         raise exception using errcode = 'PC004',
-            message = format('what this catalogue knows of consumer %s is beyond the log: it was restored without it',
+            message = format('the last batch of consumer %s is beyond the log: the log was restored without it',
                              topology.name_of(consumer_id)),
             hint = format('restore the whole dump; or choose a point: airflow-pgchange move %s',
                           pgchange.shell_quoted(topology.name_of(consumer_id)));

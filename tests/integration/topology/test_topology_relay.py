@@ -72,7 +72,7 @@ def test_psql_shows_what_happened_with_its_next_query(relay, catalogue):
     ("query", "reason"),
     [
         ("", "this server sends changes of a cluster's topology"),
-        ("?options=smart_connector%3D0.7", "what is: smart_connector = 0.1, picodata_catalog_cdc = 1"),
+        ("?options=smart_connector%3D0.7", "use one of: smart_connector = 0.1, picodata_catalog_cdc = 1"),
     ],
 )
 def test_an_ordinary_client_and_an_unknown_version_are_told_what_to_do(relay, query, reason):
