@@ -1,4 +1,4 @@
-"""Publishing to the event log, subscribing to it, and handling what comes: psycopg only, no Airflow and no Spark.
+"""Publish events to the event log, subscribe to them and handle them. Needs psycopg only, no Airflow and no Spark.
 
 ``event_router`` and ``webhook`` need the extra ``http``.
 """

@@ -1,4 +1,4 @@
-"""Dispatching: what was published goes to the groups that subscribe to it."""
+"""Dispatching: match published events with the subscriptions of groups."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ from airflow_pgchange.feeds.errors import translated
 from airflow_pgchange.feeds.queries import rows
 
 WITHIN = 60.0
-"""Seconds that a chunk of events may take: with one more a condition is too slow, or does not end."""
+"""Timeout of one chunk in seconds. A chunk that takes longer has a condition that is too slow or never ends."""
 LONGEST_STATEMENT = timedelta(days=24)
-"""PostgreSQL counts the milliseconds in an integer."""
+"""Maximum timeout: PostgreSQL stores ``statement_timeout`` as a 32-bit integer of milliseconds."""
 
 
 @dataclass(frozen=True)
 class Dispatched:
-    """A chunk: ``events`` were looked at, which went to a subscription ``pairs`` times; ``more`` wait."""
+    """The result of one chunk.
+
+    ``events``: how many were checked. ``pairs``: how many matches of an event and a subscription were stored. ``more``:
+    whether more events wait.
+    """
 
     events: int
     pairs: int
@@ -30,10 +34,9 @@ class Dispatched:
 
 
 def dispatch(connection: psycopg.Connection[Any], timeout: Seconds = WITHIN) -> Dispatched:
-    """Dispatch the next chunk, in a transaction of its own; nothing while somebody else dispatches.
+    """Dispatch the next chunk in its own transaction. Does nothing while another session dispatches.
 
-    Raises DispatchEnded where it takes longer than ``timeout``, and names the condition that it was at, or says that
-    it was at none.
+    Raises DispatchEnded after ``timeout``. The error names the condition that was running, if there was one.
     """
     limit = sql.SQL("set local statement_timeout = {}").format(
         max(1, round(1000 * seconds("timeout", timeout, most=LONGEST_STATEMENT)))

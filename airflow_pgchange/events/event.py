@@ -1,4 +1,4 @@
-"""An event, and the ids by which events are ordered and scheduled."""
+"""An event, and the event ids, which contain a time and so order and schedule events."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from airflow_pgchange.feeds.event import EPOCH
 
 MICROSECOND = timedelta(microseconds=1)
 LATEST = EPOCH + (2**52 - 1) * MICROSECOND
-"""The last time that the 13 hexadecimal digits of an id can say, in the year 2112."""
+"""The latest time that the 13 hexadecimal digits in an id can hold, in the year 2112."""
 ID = re.compile(r"pm[0-9a-f]{22}")
 TOPIC_LENGTH = 255
 BEYOND_FLOATS = 10**309
@@ -25,10 +25,10 @@ BEYOND_FLOATS = 10**309
 class Event:
     """One event of the log.
 
-    ``payload`` is anything that JSON can say. ``at`` is a time with a zone: the event is delivered when it has come.
-    ``subscription_id`` sends it to that subscription alone. ``id`` is given by the server unless you know one; the
-    same id twice is refused. ``subscriptions`` are those that it was dispatched to, of an event that was read.
-    Raises InvalidArgument for what no event can be.
+    ``payload`` is any value that JSON can represent. ``at`` is a time with a zone: the event is not delivered before it.
+    ``subscription_id``: only this subscription gets the event. ``id``: the server generates it unless you give one; a
+    second event with the same id is refused. ``subscriptions``: of an event that was read, the subscriptions to which it
+    was dispatched. Raises InvalidArgument for invalid values.
     """
 
     topic: str
@@ -63,7 +63,7 @@ class Event:
 
 
 def shown(event: Event) -> dict[str, Any]:
-    """What is told of an event elsewhere: by a webhook, in a retry or a dead letter."""
+    """Return an event as a dict for JSON, as webhooks, retries and dead letters contain it."""
     return {
         "id": event.id,
         "topic": event.topic,
@@ -74,7 +74,7 @@ def shown(event: Event) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Row:
-    """An event as it is sent: what JSON made of it, so that a payload that changes later changes nothing."""
+    """An event with its payload and metadata as JSON text. Later changes of the payload object have no effect."""
 
     event: Event
     payload: str
@@ -82,18 +82,20 @@ class Row:
 
     @property
     def size(self) -> int:
-        """About how many bytes it takes in memory."""
+        """The approximate memory of the row in bytes."""
         return 1000 + 2 * len(self.payload) + 2 * len(self.metadata)
 
 
 def row_of(event: Event) -> Row:
-    """The event as it is sent. Raises InvalidArgument where payload or metadata is not JSON."""
+    """Convert an event to a row. Raises InvalidArgument if its payload or metadata cannot be JSON."""
     return Row(event, _json(event, "payload", event.payload), _json(event, "metadata", dict(event.metadata)))
 
 
 def event_id(at: datetime, number: int) -> str:
-    """The id of a time, to the microsecond, and a number of which the lowest 36 bits count; a time before 1970 counts as
-    that, one after 2112 as the last."""
+    """Return the event id of a time, in microseconds, and of the lowest 36 bits of a number.
+
+    A time before 1970 or after 2112 is replaced by the nearest time that an id can hold.
+    """
     return id_of_microsecond((min(max(at, EPOCH), LATEST) - EPOCH) // MICROSECOND, number)
 
 
@@ -102,7 +104,11 @@ def id_of_microsecond(microsecond: int, number: int) -> str:
 
 
 def text_of(value: Any) -> str:
-    """What was read as JSON, as JSON, which has no infinity: a number that was beyond every float is again."""
+    """Return JSON text for a value that was parsed from JSON.
+
+    The parser reads a number that is too large for a float as infinity, which JSON does not have. It is written as a
+    number that is too large for a float again.
+    """
     try:
         return json.dumps(value, allow_nan=False, separators=(",", ":"))
     except ValueError:
@@ -119,8 +125,8 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def _json(event: Event, what: str, value: Any) -> str:
+def _json(event: Event, name: str, value: Any) -> str:
     try:
         return json.dumps(value, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidArgument(f"the {what} of an event {event.topic!r} is not JSON: {error}") from error
+        raise InvalidArgument(f"the {name} of an event {event.topic!r} is not JSON: {error}") from error

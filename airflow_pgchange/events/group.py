@@ -1,4 +1,4 @@
-"""A group that is held: what its holder reads from it and writes for it, on one connection."""
+"""A group whose lock is held: read its events, and write its cursor, retries and dead letters, on one connection."""
 
 from __future__ import annotations
 
@@ -23,15 +23,18 @@ from airflow_pgchange.feeds.queries import ask, call, records, rows, select
 from airflow_pgchange.feeds.retrying import succeeds
 
 PORTION_BYTES = 8 * 2**20
-"""About how many bytes of events one retry or dead letter carries at most; more go in several."""
+"""Approximate maximum of bytes of events in one retry or dead letter. More events are split over several."""
 MOST_ATTEMPTS = 1_000_000
-"""A retry with a higher count was not written by us."""
+"""A retry with a higher attempt number is malformed: this package does not write such."""
 
 
 @dataclass(frozen=True)
 class Retry:
-    """Events that come back to one handler, by ``event``, whose ``subscriptions`` are all by which they came at first.
-    ``problem`` is why some cannot."""
+    """Events that are delivered to one handler again.
+
+    ``event`` is the event that schedules the retry. Its ``subscriptions`` are all subscriptions of the first delivery.
+    ``problem``: why the retry is impossible, or None.
+    """
 
     event: Event
     handler: str
@@ -42,7 +45,7 @@ class Retry:
 
 @dataclass(frozen=True)
 class Read:
-    """A batch of a group, and the cursor behind it."""
+    """A batch of a group, and the cursor after it."""
 
     events: tuple[Event, ...]
     retries: tuple[Retry, ...]
@@ -55,8 +58,11 @@ class Read:
 
 @dataclass(frozen=True)
 class Failure:
-    """Events on which a handler failed, and the number of that attempt; ``pause`` is the seconds until the next attempt,
-    None if there is none. ``subscriptions`` are those by which the events come to the handler."""
+    """Events on which a handler failed in attempt number ``attempt``.
+
+    ``pause``: seconds until the next attempt; None if this was the last. ``subscriptions``: the subscriptions through
+    which the handler gets these events.
+    """
 
     handler: str
     subscriptions: tuple[str, ...]
@@ -67,8 +73,10 @@ class Failure:
 
 
 class Group:
-    """Reads a group under the lock that its connection holds, and writes what is to be kept. ``more``: what was
-    dispatched for it last is not all that waits, so there may be something for this group, too."""
+    """Reads and writes a group under the lock that its connection holds.
+
+    ``more``: whether undispatched events waited after the last dispatch, so that reading again at once may return some.
+    """
 
     def __init__(self, connection: psycopg.Connection[Any], name: str) -> None:
         self.name = name
@@ -76,39 +84,43 @@ class Group:
         self._connection = connection
 
     def read(self, cursor: str | None, limit: int) -> Read | None:
-        """The next batch behind a cursor, or behind the stored one; where nothing is ready a chunk is dispatched. None if
-        there is none. Raises UnknownConsumer, DispatchEnded."""
-        found = self._next(cursor, limit)
-        if not found:
-            done = dispatch(self._connection)
-            self.more = done.more
-            found = self._next(cursor, limit) if done.pairs else []
-        if not found:
+        """Return the next batch after a cursor, or after the stored cursor; None if nothing is ready.
+
+        If nothing is ready, a chunk is dispatched first. Raises UnknownConsumer and DispatchEnded.
+        """
+        batch = self._next(cursor, limit)
+        if not batch:
+            chunk = dispatch(self._connection)
+            self.more = chunk.more
+            batch = self._next(cursor, limit) if chunk.pairs else []
+        if not batch:
             return None
-        events = [_event(row) for row in found]
+        events = [_event(row) for row in batch]
         return Read(
             events=tuple(event for event in events if event.topic != RETRY),
             retries=tuple(self._retry(event) for event in events if event.topic == RETRY),
-            cursor=found[-1]["next_cursor"],
+            cursor=batch[-1]["next_cursor"],
         )
 
     def keep(self, failures: Sequence[Failure], cursor: str | None) -> int:
-        """Schedule the failures' next attempts, write the dead letters of those that have none or whose subscriptions are
-        gone, and move the cursor: all or none. How many come again."""
-        # The cursor alone is one statement, which is all or none by itself.
+        """Schedule retries of the failures and move the cursor, atomically. Return how many failures are retried.
+
+        A failure after its last attempt, or whose subscriptions are gone, becomes a dead letter.
+        """
+        # The cursor alone is one statement, which needs no transaction.
         with translated(), self._connection.transaction() if failures else nullcontext():
-            again = sum(self._comes_again(failure) for failure in failures)
+            retried = sum(self._retry_or_give_up(failure) for failure in failures)
             if cursor is not None:
                 ask(self._connection, select("pgmb.set_group_cursor", self.name, cursor, False))
-        return again
+        return retried
 
     def present(self, subscriptions: Collection[str]) -> set[str]:
-        """Those of some subscriptions that are not ended."""
+        """Return those of the subscriptions that still exist."""
         query = "select s.id::text from pgmb.subscriptions as s where s.id = any (%s)"
-        return {one for (one,) in rows(self._connection, query, [list(subscriptions)])}
+        return {id for (id,) in rows(self._connection, query, [list(subscriptions)])}
 
     def go_back(self, cursor: str) -> None:
-        """Move the cursor back; where it has not come so far it stays, and nothing is left out."""
+        """Move the cursor back. A cursor that is before the new position stays, so that no event is skipped."""
         with translated(), self._connection.transaction() as move:
             position = ask(self._connection, select("pgmb.position", self.name))
             self.keep([], cursor)
@@ -116,7 +128,7 @@ class Group:
                 raise psycopg.Rollback(move)
 
     def stay(self) -> None:
-        """Say that the group is in use; raises ConnectionLost where it is not held any more."""
+        """Keep the group's subscriptions from expiring. Raises ConnectionLost if the lock's connection is lost."""
         heartbeat(self._connection, self.name)
 
     def _next(self, cursor: str | None, limit: int) -> list[dict[str, Any]]:
@@ -136,7 +148,7 @@ class Group:
             and 0 <= number < MOST_ATTEMPTS
             and isinstance(ids, list)
             and ids
-            and all(isinstance(one, str) for one in ids)
+            and all(isinstance(id, str) for id in ids)
         ):
             return Retry(event, RETRY, problem="its payload has no ids, retryNumber and handlerName")
         events = _copied(event)
@@ -144,43 +156,49 @@ class Group:
             query = sql.SQL("select * from pgmb.read_events({}::text[]::pgmb.event_id[])").format(
                 sql.Literal(ids)
             )
-            found = records(self._connection, query)
-            events = tuple(_event({**row, "subscription_ids": event.subscriptions}) for row in found)
-        missing = sorted(set(ids) - {one.id for one in events})
+            stored = records(self._connection, query)
+            events = tuple(_event({**row, "subscription_ids": event.subscriptions}) for row in stored)
+        missing = sorted(set(ids) - {each.id for each in events})
         problem = f"events that are not in the log any more: {', '.join(missing)}" if missing else None
         return Retry(event, handler, number + 1, events, problem)
 
-    def _comes_again(self, failure: Failure) -> bool:
-        """Whether a failure's events come again, all of them: what does not is a dead letter."""
-        portions = [_told(failure, events) for events in _portions(failure.events)]
-        given_up = [told for told in portions if not self._retry_later(told, failure.pause)]
-        for told in given_up:
-            ask(self._connection, "select pgmb.give_up_events(%s, %s, %s, %s, %s, %s)", [self.name, *told])
+    def _retry_or_give_up(self, failure: Failure) -> bool:
+        """Schedule a retry of the failure's events. Return False if some of them became dead letters instead."""
+        portions = [_arguments(failure, events) for events in _portions(failure.events)]
+        given_up = [arguments for arguments in portions if not self._retry_later(arguments, failure.pause)]
+        for arguments in given_up:
+            ask(
+                self._connection,
+                "select pgmb.give_up_events(%s, %s, %s, %s, %s, %s)",
+                [self.name, *arguments],
+            )
         return not given_up
 
-    def _retry_later(self, told: list[Any], pause: float | None) -> bool:
+    def _retry_later(self, arguments: list[Any], pause: float | None) -> bool:
         query = "select pgmb.retry_events(%s, %s, %s, %s, %s, make_interval(secs => %s))"
-        return pause is not None and ask(self._connection, query, [*told, pause]) is not None
+        return pause is not None and ask(self._connection, query, [*arguments, pause]) is not None
 
 
 @contextmanager
 def held_group(
     conninfo: str, name: str, busy_timeout: float | None, stopped: Callable[[], bool]
 ) -> Iterator[Group]:
-    """A group whose lock is held, on a connection of its own, and released at the end.
+    """Lock a group on a new connection, and release the lock at the end of the block.
 
-    Waits for another holder up to ``busy_timeout`` seconds. Raises ConsumerBusy, Stopped and ConnectionLost.
+    Waits up to ``busy_timeout`` seconds while another session holds the lock; None: without limit. Raises ConsumerBusy,
+    Stopped and ConnectionLost.
     """
     connection = connect(conninfo, primary=True)
     with connection:
         try:
-            # The lock is the session's: the server ends a session whose heartbeat stops.
+            # The lock belongs to the session. So the server must end the session, and free the lock, if the heartbeat
+            # stops.
             keep_open(connection, idle_session_timeout=session_patience(connection))
             _lock(connection, name, busy_timeout, stopped)
             try:
                 yield Group(connection, name)
             finally:
-                # A server that is only left lets go of it some time later.
+                # Release the lock explicitly: after a mere disconnect the server frees it with a delay.
                 with suppress(psycopg.OperationalError):
                     connection.execute(select("pgmb.release_group_lock", name))
         except (psycopg.OperationalError, ServerUnavailable) as error:
@@ -188,14 +206,14 @@ def held_group(
                 raise
             raise ConnectionLost(
                 f"group {name}: the connection that held it ended ({str(error).strip()}); what was not stored "
-                "comes again to whoever reads the group next"
+                "comes again to the next reader of the group"
             ) from error
 
 
 def _lock(
     connection: psycopg.Connection[Any], name: str, busy_timeout: float | None, stopped: Callable[[], bool]
 ) -> None:
-    """Take the lock that read_next_events takes, before anything is read."""
+    """Take the lock of read_next_events before anything is read."""
     lock = sql.SQL("select pg_catalog.pg_try_advisory_lock({})").format(call("pgmb.lock_key", name))
 
     def attempt() -> bool:
@@ -208,13 +226,16 @@ def _lock(
 
 
 def _came_by(retry: Event) -> tuple[str, ...]:
-    """The subscriptions by which a retry's events came at first: it came itself by the one of them that was there."""
-    known = retry.metadata.get("subscriptions")
-    return tuple(map(str, known)) if isinstance(known, list) and known else retry.subscriptions
+    """Return the subscriptions through which a retry's events were delivered first.
+
+    The retry itself is delivered through only one of them.
+    """
+    stored = retry.metadata.get("subscriptions")
+    return tuple(map(str, stored)) if isinstance(stored, list) and stored else retry.subscriptions
 
 
 def _copied(retry: Event) -> tuple[Event, ...] | None:
-    """The events that a retry of ours carries with it; None for one that somebody else has published."""
+    """Return the copies of events that a retry contains; None if another program published the retry, without copies."""
     try:
         copies = retry.metadata["events"]
         return tuple(_event({**copy, "subscription_ids": retry.subscriptions}) for copy in copies)
@@ -234,14 +255,17 @@ def _event(row: Mapping[str, Any]) -> Event:
 
 
 def _metadata(stored: Any) -> Mapping[str, Any]:
-    """Some clients publish an event without any."""
+    """Convert stored metadata to a mapping. Other clients may have stored null or another JSON value."""
     if stored is None:
         return {}
     return stored if isinstance(stored, dict) else {"json": stored}
 
 
-def _told(failure: Failure, events: Sequence[Event]) -> list[Any]:
-    """What the database is told of events that failed, with copies, as the log lets go of what was read."""
+def _arguments(failure: Failure, events: Sequence[Event]) -> list[Any]:
+    """Return the arguments of the SQL functions for failed events.
+
+    They contain copies of the events, because the log may delete events that were read.
+    """
     copies = [shown(event) for event in events]
     return [
         list(failure.subscriptions),
@@ -253,7 +277,7 @@ def _told(failure: Failure, events: Sequence[Event]) -> list[Any]:
 
 
 def _portions(events: Sequence[Event]) -> Iterator[list[Event]]:
-    """The events in order, in portions of bearable size."""
+    """Split events, in order, into portions of about ``PORTION_BYTES``."""
     portion: list[Event] = []
     size = 0
     for event in events:

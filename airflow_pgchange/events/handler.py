@@ -1,4 +1,4 @@
-"""What a handler is, and what it is called with."""
+"""A handler of events, and the delivery that is its argument."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from airflow_pgchange.events.event import Event
 from airflow_pgchange.feeds.checks import MOMENT, Seconds, check_count, is_sendable, seconds
 
 RETRY = "pgmb-retry"
-"""The topic of events that bring others back to one handler."""
+"""The topic of events that schedule a retry for one handler."""
 LONGEST_PAUSE = timedelta(days=3650)
-"""To a retry: its time must be one that an id can say."""
+"""Maximum pause before a retry. The time of the retry must fit into an event id, which ends in the year 2112."""
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """What a handler is called with: events of its group in the order of dispatch, at least one.
+    """The argument of a handler: at least one event of its group, in the order of dispatch.
 
-    ``attempt`` counts from 1. ``cancelled`` is set when the call has run past its timeout, or the group was lost:
-    nobody waits for it any more.
+    ``attempt`` counts from 1. ``cancelled`` is set after the call's timeout, or if the group's lock was lost: the result
+    of the call is no longer used.
     """
 
     group: str
@@ -36,31 +36,35 @@ class Delivery:
 
     @property
     def key(self) -> str:
-        """The same for the same handler and events in every attempt, so that results elsewhere can be kept once.
+        """An idempotency key: the same in every attempt for the same handler and events.
 
-        A batch that was not finished when its group was left may be cut otherwise when it comes again: then the
-        events' own ids are what stays.
+        If a run ended before it finished a batch, the batch may be split differently later. Then only the ids of the
+        events stay the same.
         """
-        named = "\n".join([self.group, self.handler, *(str(event.id) for event in self.events)])
-        return hashlib.sha256(named.encode()).hexdigest()[:32]
+        identity = "\n".join([self.group, self.handler, *(str(event.id) for event in self.events)])
+        return hashlib.sha256(identity.encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True)
 class Handler:
-    """A callable by the name under which its retries and dead letters go; ``run(delivery)``, ``def`` or ``async def``.
+    """A callable ``run(delivery)``, ``def`` or ``async def``, with the name of its retries and dead letters.
 
-    Reliable, each event comes at least once: a call that raises, or lasts longer than ``timeout``, is tried
-    again after each of ``retries``, as an event of its own behind what follows meanwhile; after the last
-    try the events and the error become a dead letter. With ``retries=None`` a failed call ends the run instead, nothing
-    passes it, and the next run begins with its batch. Not reliable, a failure is logged, and nothing waits for it: each
-    event comes at most once, but where its group has reliable ones too what those had not finished when a run ended
-    early comes again. A ``def`` that runs past its timeout cannot be ended, only left to itself: give what it waits for
-    a timeout too, or look at ``delivery.cancelled``. Each call of an ``async def`` has an event loop of its own: what is
-    bound to one, such as a client or an ``asyncio.Lock``, is made within the call.
+    A reliable handler gets each event at least once. A call fails if it raises or lasts longer than ``timeout``. It is
+    retried after each pause in ``retries``; other events do not wait for the retry. After the last attempt the events and
+    the error become a dead letter. With ``retries=None`` a failed call ends the run instead, and the next run begins with
+    its batch.
 
-    ``key`` splits a batch: events for which ``key(event)`` is the same come in one call, in order, others in parallel
-    on ``threads`` threads; of an event for which ``key`` fails the call fails. ``subscriptions`` are the ids of those
-    whose events it gets; None: all of its group. Raises InvalidArgument for arguments that no handler can have.
+    If the handler is not reliable, a failure is only logged, and each event comes at most once. If the group has
+    reliable handlers too, a run that ended early repeats the batches that they had not finished, for all handlers.
+
+    A ``def`` cannot be stopped at its timeout; its thread is abandoned. Give its own calls a timeout too, or check
+    ``delivery.cancelled``. Each call of an ``async def`` has its own event loop. Create objects that are bound to a loop,
+    such as clients or an ``asyncio.Lock``, inside the call.
+
+    ``key`` splits a batch: events with the same ``key(event)`` come in one call, in order. Calls of different keys run in
+    parallel on ``threads`` threads. If ``key`` raises for an event, the call for this event fails. ``subscriptions``: the
+    ids of the subscriptions whose events the handler gets; None: all of its group. Raises InvalidArgument for invalid
+    arguments.
     """
 
     name: str
@@ -85,7 +89,7 @@ class Handler:
         seconds(f"handler {self.name}: timeout", self.timeout, least=MOMENT)
         for pause in self.retries or ():
             seconds(f"handler {self.name}: each of retries", pause, most=LONGEST_PAUSE)
-        # A text is a collection too, of letters: nothing would ever come by one of those.
+        # A str is a collection of characters, none of which is a subscription id: the handler would never get an event.
         if isinstance(self.subscriptions, str):
             raise InvalidArgument(
                 f"handler {self.name}: subscriptions are a list of ids, not {self.subscriptions!r:.100}"
@@ -93,22 +97,22 @@ class Handler:
         check_count(f"handler {self.name}: threads", self.threads)
 
     def wants(self, event: Event) -> bool:
-        """Whether the event comes from one of its subscriptions."""
+        """Return whether the event comes from one of the handler's subscriptions."""
         return self.subscriptions is None or not set(event.subscriptions).isdisjoint(self.subscriptions)
 
     def key_of(self, event: Event) -> Hashable:
-        """Raises whatever ``key`` raises, and TypeError for what cannot be compared."""
+        """Return the key of an event. Raises the errors of ``key``, and TypeError if the key is not hashable."""
         value = self.key(event) if self.key is not None else None
         hash(value)
         return value
 
     def reached_by(self, event: Event) -> tuple[str, ...]:
-        """The subscriptions by which an event comes to it: its own, where some of them are."""
-        own = [one for one in event.subscriptions if self.subscriptions is None or one in self.subscriptions]
+        """Return the subscriptions through which the handler gets an event; all of the event's if it shares none."""
+        own = [id for id in event.subscriptions if self.subscriptions is None or id in self.subscriptions]
         return tuple(own) or event.subscriptions
 
     def pause_after(self, attempt: int) -> float | None:
-        """Seconds from a failed attempt to the next; None after the last."""
+        """Return the seconds from a failed attempt to the next; None after the last attempt."""
         pauses = self.retries or ()
         return seconds("retries", pauses[attempt - 1]) if attempt <= len(pauses) else None
 
@@ -116,11 +120,14 @@ class Handler:
 def together(
     events: Sequence[Event], reached: Sequence[tuple[str, ...]]
 ) -> list[tuple[tuple[str, ...], list[Event]]]:
-    """Events in as few parts as it takes for all of a part to be reached by a subscription in common, with those."""
+    """Group events so that all events of a part share a subscription. Return each part with its shared subscriptions.
+
+    ``reached`` are the subscriptions of each event.
+    """
     parts: list[tuple[tuple[str, ...], list[Event]]] = []
     for event, by in zip(events, reached, strict=True):
         for number, (common, part) in enumerate(parts):
-            left = tuple(one for one in common if one in by)
+            left = tuple(id for id in common if id in by)
             if left:
                 parts[number] = (left, part)
                 part.append(event)

@@ -1,4 +1,4 @@
-"""One handler's way through the batches of its group, in order."""
+"""The progress of one handler through the batches of its group, in order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from airflow_pgchange.events.handler_threads import Call, HandlerThreads
 
 @dataclass(eq=False)
 class Work:
-    """What a handler has to do of one batch: ``left`` of its calls have not ended."""
+    """A handler's calls for one batch. The calls of a chain run in sequence. ``left``: calls that have not ended."""
 
     number: int
     chains: list[deque[Delivery]]
@@ -24,9 +24,9 @@ class Work:
 
 
 class HandlerProgress:
-    """Which batches a handler has done, which one it is at, and which wait for it.
+    """The batches that a handler has done, the current batch, and the waiting batches.
 
-    ``checkpoint`` is the number of the last batch that it has done: all before it are done too.
+    ``checkpoint`` is the number of the last finished batch. All batches before it are finished too.
     """
 
     def __init__(self, group: str, handler: Handler, ended: SimpleQueue[Call | None]) -> None:
@@ -42,7 +42,7 @@ class HandlerProgress:
         return self._at is None and not self._waiting
 
     def add(self, number: int, events: Iterable[Event], retries: Iterable[Retry]) -> None:
-        """Put a batch behind those that wait; what is not for this handler is left out."""
+        """Append a batch to the waiting batches, with only the events and retries for this handler."""
         chains = self._chains(
             [event for event in events if self.handler.wants(event)],
             [retry for retry in retries if retry.handler == self.handler.name and retry.events],
@@ -50,7 +50,7 @@ class HandlerProgress:
         self._waiting.append(Work(number, chains, sum(map(len, chains))))
 
     def begin(self) -> None:
-        """Make the calls of the next batch, if none is in work."""
+        """Submit the calls of the next batch, unless a batch is in progress."""
         while self._at is None and self._waiting:
             work = self._waiting.popleft()
             if work.left == 0:
@@ -61,7 +61,7 @@ class HandlerProgress:
                 self._call(work, chain)
 
     def end(self, call: Call) -> Work | None:
-        """Note that a call has ended; its batch, if that was the last of it."""
+        """Record the end of a call. Return its batch if that was the batch's last call, else None."""
         work: Work = call.owner
         work.left -= 1
         if call.error is not None:
@@ -71,7 +71,7 @@ class HandlerProgress:
         return None if work.left else work
 
     def done(self, work: Work) -> None:
-        """The batch is done, and what came of it is kept."""
+        """Mark a batch as done, after its failures are stored."""
         self.checkpoint = work.number
         self._at = None
 
@@ -79,7 +79,7 @@ class HandlerProgress:
         self.threads.submit(Call(chain.popleft(), chain, work))
 
     def _chains(self, events: Sequence[Event], retries: Sequence[Retry]) -> list[deque[Delivery]]:
-        """One call after another for what has the same key, the older first."""
+        """Return a chain of calls for each key, with retries before new events."""
         chains: dict[Hashable, deque[Delivery]] = {}
         for retry in retries:
             chains.setdefault(self._key(retry.events[0]), deque()).append(
@@ -95,9 +95,9 @@ class HandlerProgress:
         return list(chains.values())
 
     def _key(self, event: Event) -> Hashable:
-        """By what the event is split off; one that has no key goes alone, and its call fails on that."""
+        """Return the event's key. If ``key`` raises, the event gets its own call, which then fails with that error."""
         try:
             return self.handler.key_of(event)
-        # One that calls sys.exit() has failed like any other.
+        # A key function that calls sys.exit() has failed like any other.
         except (Exception, SystemExit):  # noqa: BLE001
             return ("no key", event.id)

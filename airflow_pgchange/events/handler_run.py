@@ -1,4 +1,4 @@
-"""A run of a group's handlers: what is read, who is called with it, and what is kept."""
+"""A run of a group's handlers: read batches, call the handlers, and store failures and the cursor."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ from airflow_pgchange.feeds.stopping import Stop
 log = logging.getLogger(__name__)
 
 STAY_EVERY = 5.0
-"""Seconds between two signs of life while nothing may be read."""
+"""Seconds between two heartbeats of the group's subscriptions."""
 
 
 @dataclass(frozen=True)
 class Handled:
-    """What a run did: batches and events that it read, calls that failed, and what became of those: retries that it
-    scheduled, dead letters that it wrote."""
+    """The counts of a run: batches and events read, calls failed, retries scheduled, dead letters written."""
 
     batches: int = 0
     events: int = 0
@@ -39,10 +38,10 @@ class Handled:
 
 
 class HandlerRun:
-    """One run, on the thread that reads and writes; calls are made on threads of their own.
+    """One run. This thread reads and writes the database; handlers are called on other threads.
 
-    ``ended`` gets the calls that have ended, and None by who asks to stop, which ``stop`` then says.
-    No error that is kept shows the passwords of ``conninfo``.
+    ``ended`` is the queue of finished calls. A None in it wakes the run so that it checks ``stop``. Passwords of
+    ``conninfo`` are removed from stored errors.
     """
 
     def __init__(
@@ -73,12 +72,11 @@ class HandlerRun:
         self._fatal: Call | None = None
 
     def work(self, until: Literal["empty"] | float | None, idle_timeout: float | None) -> Handled:
-        """Run until then, None: until the stop. Raises what ``EventHandlers.run`` does."""
-        patience = idle_timeout
-        if patience is None:
-            patience = 0.0 if until == "empty" else math.inf
+        """Run until ``until``; None: until the stop. Raises the errors of ``EventHandlers.run``."""
+        if idle_timeout is None:
+            idle_timeout = 0.0 if until == "empty" else math.inf
         try:
-            self._work(until, patience)
+            self._work(until, idle_timeout)
         except BaseException:
             for progress in self._progress.values():
                 progress.threads.cancel()
@@ -94,7 +92,7 @@ class HandlerRun:
             ) from self._fatal.error
         return self._done
 
-    def _work(self, until: Literal["empty"] | float | None, patience: float) -> None:
+    def _work(self, until: Literal["empty"] | float | None, idle_timeout: float) -> None:
         now = read_at = stay_at = busy_at = time.monotonic()
         ends = now + until if isinstance(until, float | int) else math.inf
         while not self._stopping:
@@ -114,7 +112,7 @@ class HandlerRun:
                     busy_at = now
                     self._hand_out(batch)
                 elif not self._group.more:
-                    if idle and now >= busy_at + patience:
+                    if idle and now >= busy_at + idle_timeout:
                         return
                     read_at = now + self._poll_interval
             wake_at = min(stay_at, read_at if may_read else math.inf, ends if now < ends else math.inf)
@@ -127,13 +125,14 @@ class HandlerRun:
         return self._stop() or self._fatal is not None
 
     def _ahead(self) -> int:
-        """How many batches the fastest handler may be ahead of the slowest."""
+        """Return how many batches were read that the slowest handler has not finished."""
         return self._numbers - min(progress.checkpoint for progress in self._progress.values())
 
     def _hand_out(self, batch: Read) -> None:
         self._numbers += 1
         self._cursor = batch.cursor
-        # Given up where the batch is passed: before, every run that does not come so far would give it up once more.
+        # Write these dead letters when the cursor passes the batch. Earlier, each run that ends before would write them
+        # again.
         lost = [failure for retry in batch.retries if (failure := self._lost(retry))]
         self._cursors.append((self._numbers, batch.cursor, lost))
         self._done = replace(
@@ -144,7 +143,7 @@ class HandlerRun:
         self._advance([])
 
     def _lost(self, retry: Retry) -> Failure | None:
-        """A dead letter for what comes back to nobody."""
+        """Return a failure, for a dead letter, if a retry cannot be delivered to any handler; else None."""
         by = retry.event.subscriptions
         if retry.problem is not None:
             return Failure(retry.handler, by, retry.attempt, (retry.event,), retry.problem, None)
@@ -155,7 +154,7 @@ class HandlerRun:
         return None
 
     def _collect(self, until: float) -> list[Call]:
-        """The calls that have ended or are overdue; waits for the first of them, at most until a time."""
+        """Wait for a call to end or to exceed its timeout, at most until a time. Return all such calls."""
         threads = [progress.threads for progress in self._progress.values()]
         deadlines = [deadline for each in threads if (deadline := each.next_deadline()) is not None]
         over: list[Call] = []
@@ -169,7 +168,7 @@ class HandlerRun:
         return over
 
     def _finish_what_runs(self) -> list[Call]:
-        """Begin no call any more, and wait for those that run."""
+        """Start no more calls, and wait for the running calls."""
         over: list[Call] = []
         for progress in self._progress.values():
             progress.threads.close()
@@ -178,12 +177,12 @@ class HandlerRun:
         return over + self._collect(0)
 
     def _settle(self, over: list[Call]) -> None:
-        """Take note of calls that are over, and keep what came of the batches that are done with them."""
+        """Record calls that are over, and store the results of the batches that are finished with them."""
         finished: list[tuple[HandlerProgress, Work]] = []
         for call in over:
             progress = self._progress[call.delivery.handler]
             if call.error is not None:
-                self._tell(progress.handler, call)
+                self._log_failure(progress.handler, call)
                 if progress.handler.reliable and progress.handler.retries is None:
                     self._fatal = self._fatal or call
                     continue
@@ -193,8 +192,10 @@ class HandlerRun:
         self._advance(finished)
 
     def _advance(self, finished: list[tuple[HandlerProgress, Work]]) -> None:
-        """Write the failures of finished batches together with the cursor behind those that are done, then go on with the
-        next; of those some have nothing for a handler, and are done at once."""
+        """Store the failures of finished batches with the cursor after them, then start the next batches.
+
+        A batch without events for a handler is finished at once, so the cursor is stored again after the start.
+        """
         failures = [
             failure
             for progress, work in finished
@@ -205,7 +206,7 @@ class HandlerRun:
         ]
         for progress, work in finished:
             progress.done(work)
-        # Before the next calls: who is not reliable is not to get again what it is called with now.
+        # Store the cursor before the next calls, so that unreliable handlers do not get the same events twice.
         self._keep(failures)
         for progress in self._progress.values():
             if not self._stopping:
@@ -213,8 +214,7 @@ class HandlerRun:
         self._keep([])
 
     def _keep(self, failures: list[Failure]) -> None:
-        """Write failures together with the cursor behind the batches that every reliable handler has done, if it has
-        moved on."""
+        """Store failures, together with the cursor after the batches that every reliable handler has finished."""
         lowest = min((progress.checkpoint for progress in self._reliable), default=self._numbers)
         cursor = None
         while self._cursors and self._cursors[0][0] <= lowest:
@@ -228,13 +228,16 @@ class HandlerRun:
         )
 
     def _failures(self, handler: Handler, call: Call, error: BaseException) -> list[Failure]:
-        """One for all events that have a subscription in common, by which they come again in their order: if it is ended,
-        the others still come."""
+        """Return a failure for each part of the events that shares a subscription.
+
+        Events of a part are retried together, in order. If a subscription is gone, only the events that came through it
+        alone become dead letters.
+        """
         delivery = call.delivery
         reached = [handler.reached_by(event) for event in delivery.events]
         if len(set(reached)) > 1:
             present = self._group.present(set().union(*reached))
-            reached = [tuple(one for one in by if one in present) or by for by in reached]
+            reached = [tuple(id for id in by if id in present) or by for by in reached]
         return [
             Failure(
                 handler.name,
@@ -247,7 +250,7 @@ class HandlerRun:
             for subscriptions, events in together(delivery.events, reached)
         ]
 
-    def _tell(self, handler: Handler, call: Call) -> None:
+    def _log_failure(self, handler: Handler, call: Call) -> None:
         self._done = replace(self._done, failed=self._done.failed + 1)
         log.warning(
             "group %s: handler %s failed in attempt %d on %d events from %s",

@@ -1,4 +1,4 @@
-"""Threads that make one handler's calls, and wait for none that runs too long."""
+"""The threads that call one handler. A call that exceeds its timeout is abandoned with its thread."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from airflow_pgchange.feeds.checks import seconds
 log = logging.getLogger(__name__)
 
 MOST_STUCK = 10
-"""Calls of one handler that may run on past their timeout; with one more the run ends."""
+"""Maximum number of abandoned calls of one handler that still run. If there are more, the run fails."""
 
 
 @dataclass(eq=False)
 class Call:
-    """A delivery to a handler. ``rest`` are those to be made after it, one by one; ``owner`` is whose it is."""
+    """A call of a handler with one delivery. ``rest``: the deliveries after it. ``owner``: the caller's own data."""
 
     delivery: Delivery
     rest: deque[Delivery]
@@ -39,14 +39,14 @@ class Call:
 
 
 class HandlerThreads:
-    """A handler's threads. A call that has ended is put into ``ended``; one that was abandoned is not."""
+    """A handler's threads. Each finished call is put into ``ended``, unless it was abandoned."""
 
     def __init__(self, handler: Handler, ended: SimpleQueue[Call | None]) -> None:
         self._handler = handler
         self._timeout = seconds("timeout", handler.timeout)
         self._ended = ended
         self._changed = threading.Condition()
-        # All below is read and written under the condition.
+        # Access the following attributes only while holding the condition.
         self._waiting: deque[Call] = deque()
         self._running: set[Call] = set()
         self._stuck: list[threading.Thread] = []
@@ -61,8 +61,7 @@ class HandlerThreads:
                 self._changed.notify()
 
     def overdue(self) -> list[Call]:
-        """Abandon the calls that are past their timeout; each one's thread is left to itself, and another takes its
-        place."""
+        """Abandon the calls that exceed their timeout, and return them. A new thread replaces the thread of each."""
         now = time.monotonic()
         with self._changed:
             late = [call for call in self._running if call.deadline <= now]
@@ -76,7 +75,7 @@ class HandlerThreads:
         return late
 
     def refuse_stuck(self) -> None:
-        """Raises HandlerFailed where too many abandoned calls still run."""
+        """Raise HandlerFailed if more than ``MOST_STUCK`` abandoned calls still run."""
         with self._changed:
             self._stuck = [thread for thread in self._stuck if thread.is_alive()]
             if len(self._stuck) > MOST_STUCK:
@@ -86,18 +85,18 @@ class HandlerThreads:
                 )
 
     def next_deadline(self) -> float | None:
-        """When the next call is overdue, by the monotonic clock; None where none runs."""
+        """Return the monotonic time at which the next call exceeds its timeout; None if no call runs."""
         with self._changed:
             return min((call.deadline for call in self._running), default=None)
 
     def cancel(self) -> None:
-        """Tell the calls that run that nobody needs them any more."""
+        """Set ``cancelled`` of the running calls: their results are no longer used."""
         with self._changed:
             for call in self._running:
                 call.delivery.cancelled.set()
 
     def close(self) -> None:
-        """Make no call that has not begun; threads end with their calls."""
+        """Drop the calls that have not begun. The threads end when their calls end."""
         with self._changed:
             self._closed = True
             self._waiting.clear()
@@ -129,15 +128,15 @@ class HandlerThreads:
 
 
 def _error_of(handler: Handler, delivery: Delivery) -> BaseException | None:
-    """Make the call; what it failed with."""
+    """Call the handler. Return its error, or None."""
     try:
         handler.key_of(delivery.events[0])
-        made = handler.run(replace(delivery, events=_copies(delivery.events)))
-        if inspect.iscoroutine(made):
-            asyncio.run(asyncio.wait_for(made, seconds("timeout", handler.timeout)))
-        elif isinstance(made, Awaitable | Generator | AsyncGenerator):
+        result = handler.run(replace(delivery, events=_copies(delivery.events)))
+        if inspect.iscoroutine(result):
+            asyncio.run(asyncio.wait_for(result, seconds("timeout", handler.timeout)))
+        elif isinstance(result, Awaitable | Generator | AsyncGenerator):
             raise TypeError(
-                f"it returned a {type(made).__name__} that nobody runs: write it without yield, or async"
+                f"it returned a {type(result).__name__} that nobody runs: write it without yield, or async"
             )
     # A handler that calls sys.exit() has failed like any other.
     except BaseException as error:  # noqa: BLE001
@@ -146,9 +145,9 @@ def _error_of(handler: Handler, delivery: Delivery) -> BaseException | None:
 
 
 def _copies(events: tuple[Event, ...]) -> tuple[Event, ...]:
-    """A handler may do what it likes with a payload: other handlers, retries and letters have it as it was published."""
+    """Copy the events: if a handler changes a payload, other handlers, retries and dead letters are not affected."""
     try:
-        # deepcopy takes twice to four times as long.
+        # copy.deepcopy() takes two to four times as long.
         return tuple(pickle.loads(pickle.dumps(events, pickle.HIGHEST_PROTOCOL)))
     except RecursionError:
         return events

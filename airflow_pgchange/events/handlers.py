@@ -1,4 +1,4 @@
-"""Running the handlers of a group."""
+"""Run the handlers of a group."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ from airflow_pgchange.feeds.stopping import Stop
 
 
 class EventHandlers:
-    """Runs the named handlers of one group, each at its own pace.
+    """Runs the handlers of one group, each at its own pace.
 
-    It holds the group by the lock that ``read_next_events`` and ``EventFeed`` take, so nobody else reads it meanwhile. A
-    fast handler is ahead of the slowest by at most ``read_ahead`` batches of at most ``limit`` events, and the
-    stored cursor is where the slowest reliable one is. Every handler gets the events in the order of dispatch, those of
-    another key excepted. While somebody else holds the group, ``run`` waits up to ``busy_timeout``, None: as
-    long as it takes.
+    While it runs it holds the group's lock, the same that ``read_next_events`` and ``EventFeed`` take, so there is no
+    other reader. If another process holds the lock, ``run`` waits up to ``busy_timeout``; None: without limit. The
+    fastest handler is at most ``read_ahead`` batches of ``limit`` events ahead of the slowest. The stored cursor is the
+    position of the slowest reliable handler. Each handler gets events in the order of dispatch, unless its ``key`` lets
+    events run in parallel.
 
-    Guarantee: a reliable handler gets each event at least once; one that was not finished when a run ended, or whose
-    cursor could not be stored, comes again, to all handlers of the group. Others get it at most once where no handler of
-    the group is reliable.
-    Needs a session of its own: no pooler in transaction mode. Up to ``read_ahead`` batches and one of ``limit``
-    events are in memory. Raises InvalidArgument for invalid arguments.
+    Guarantee: a reliable handler gets each event at least once. If a run ends before an event is finished, or before the
+    cursor is stored, the event comes again, to all handlers of the group. If no handler of the group is reliable, each
+    event comes at most once.
+
+    Needs its own session: no pooler in transaction mode. Up to ``read_ahead`` + 1 batches of ``limit`` events are in
+    memory. Raises InvalidArgument for invalid arguments.
     """
 
     def __init__(
@@ -69,18 +70,20 @@ class EventHandlers:
         self._ended: SimpleQueue[Call | None] = SimpleQueue()
 
     def run(self, until: Until | None = None, idle_timeout: Seconds | None = None) -> Handled:
-        """Handle events until none is ready (``empty``), for so long, or until ``stop``; with ``idle_timeout`` until
-        nothing has come for so long, None: at once with ``empty``, else never.
+        """Handle events until none is ready (``empty``), for a length of time, or until ``stop``.
 
-        What was read is finished; ``stop`` finishes only the calls that run. Raises UnknownConsumer where there is no
-        such group, ConsumerBusy where somebody else holds it, DispatchEnded, ConnectionLost, and HandlerFailed; in every
-        case nothing runs on but calls past their timeout, and what was not finished comes again.
+        The run also ends once no event has come for ``idle_timeout``. None means 0 with ``empty``, and no limit
+        otherwise. At the end, batches that were read are finished; after ``stop``, only running calls are finished.
+
+        Raises UnknownConsumer if the group does not exist, ConsumerBusy if another process holds its lock, DispatchEnded,
+        ConnectionLost, and HandlerFailed. After an error, unfinished events come again in the next run, and only calls
+        past their timeout still run.
         """
-        ends = None if until is None else checked_until("until", until)
-        quiet = patience("idle_timeout", idle_timeout)
+        end = None if until is None else checked_until("until", until)
+        idle_seconds = patience("idle_timeout", idle_timeout)
         try:
             with held_group(self._conninfo, self.group, self._busy_timeout, self._stop) as group:
-                # Each run has its own: a call that outlives a run that was interrupted is nothing to the next.
+                # A new queue for each run: a call that outlives an interrupted run must not reach the next run.
                 self._ended = SimpleQueue()
                 run = HandlerRun(
                     group,
@@ -92,11 +95,11 @@ class EventHandlers:
                     read_ahead=self._read_ahead,
                     poll_interval=self._poll_interval,
                 )
-                return run.work(ends, quiet)
+                return run.work(end, idle_seconds)
         except Stopped:
             return Handled()
 
     def stop(self) -> None:
-        """End ``run`` soon and for good, from another thread or from a signal's handler."""
+        """End ``run`` soon, and permanently. Safe in other threads and in a signal handler."""
         self._stop.ask()
         self._ended.put(None)

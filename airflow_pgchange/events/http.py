@@ -1,6 +1,6 @@
-"""Server-sent events of the event log, as a router of FastAPI that you mount. Needs the extra ``http``."""
+"""Server-sent events of the event log, as a FastAPI router that you include. Needs the extra ``http``."""
 
-# No annotations from the future: FastAPI reads those of the route, which name what only its maker knows.
+# Without ``from __future__ import annotations``: FastAPI must evaluate the route's annotations, which use local names.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -33,9 +33,9 @@ except ImportError as error:
 log = logging.getLogger(__name__)
 
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-"""Nobody on the way is to keep events, or to hold them back until there are many."""
+"""Headers that keep proxies from caching or buffering the stream."""
 RECONNECT = 2
-"""Seconds to a client's next try."""
+"""Seconds before a client reconnects."""
 
 
 def event_router(
@@ -46,26 +46,28 @@ def event_router(
     keep_alive: Seconds = 15.0,
     send_timeout: Seconds = 30.0,
 ) -> APIRouter:
-    """A router with one route, ``GET path``: a stream of server-sent events.
+    """Return a router with one route, ``GET path``: a stream of server-sent events.
 
-    ``may_read`` is a dependency of FastAPI that knows who asks: it returns the Selection of what that caller may see,
-    such as ``topical("orders")``, or raises HTTPException. It takes ``name`` and whatever else ``path`` names. The
-    router runs the streams from the start of the application to its end.
+    ``may_read`` is a FastAPI dependency that authorizes the caller. It returns the Selection of the events that the
+    caller may see, such as ``topical("orders")``, or raises HTTPException. Its parameters are ``name`` and other
+    parameters of ``path``. The streams run from the start to the end of the application.
 
-    An event has the type ``message``, and as data a JSON object with ``id``, ``topic``, ``payload`` and ``metadata``. Who
-    connects again with ``Last-Event-ID`` goes on from there; the types ``gap`` and ``dropped`` say when that is not so,
-    see EventStreams. ``keep_alive`` is the time between comments; a client that takes nothing for
-    ``send_timeout`` is left. Refused: 400 for a foreign ``Last-Event-ID``, 503 with
-    ``Retry-After`` for too many clients or a database that is away, 404 where ``may_read`` raises InvalidArgument, as
-    ``topical`` does for a name that no topic can have. Raises InvalidArgument for seconds that make no
-    sense, and a ``keep_alive`` that is not less than the streams' ``retention``.
+    An event has the type ``message``. Its data is a JSON object with ``id``, ``topic``, ``payload`` and ``metadata``. A
+    client that reconnects with ``Last-Event-ID`` continues after that event. If that is impossible, it gets an event of
+    type ``gap`` or ``dropped``, see EventStreams. ``keep_alive`` is the time between comments on an idle stream. A client
+    that reads nothing for ``send_timeout`` is disconnected.
+
+    Responses: 400 for an invalid ``Last-Event-ID``. 503 with ``Retry-After`` for too many clients or an unavailable
+    database. 404 if ``may_read`` raises InvalidArgument, as ``topical`` does for a name that no topic can have.
+
+    Raises InvalidArgument for invalid times, and if ``keep_alive`` is not less than the streams' ``retention``.
     """
-    sign_every = seconds("keep_alive", keep_alive, least=MOMENT)
-    taken_within = seconds("send_timeout", send_timeout, least=MOMENT)
-    if sign_every >= streams.retention.total_seconds():
+    keep_alive_seconds = seconds("keep_alive", keep_alive, least=MOMENT)
+    send_seconds = seconds("send_timeout", send_timeout, least=MOMENT)
+    if keep_alive_seconds >= streams.retention.total_seconds():
         raise InvalidArgument(
-            f"a client is told where it is every {sign_every:g} s (keep_alive), which must be less than retention, "
-            f"{streams.retention}: or an idle one would be told of a gap"
+            f"keep_alive is {keep_alive_seconds:g} s, and must be less than retention, {streams.retention}: "
+            "otherwise an idle client that reconnects would get a gap"
         )
 
     @asynccontextmanager
@@ -87,16 +89,18 @@ def event_router(
             raise HTTPException(400, str(error)) from error
         opened = AsyncExitStack()
         try:
-            texts = await opened.enter_async_context(streams.stream(_checked(selection), last, sign_every))
+            texts = await opened.enter_async_context(
+                streams.stream(_checked(selection), last, keep_alive_seconds)
+            )
         except PgChangeError as error:
             raise _refused(error) from error
-        return EventResponse(texts, opened, taken_within)
+        return EventResponse(texts, opened, send_seconds)
 
     return router
 
 
 class EventRoute(APIRoute):
-    """A route of which nothing is found under a name that no topic can have."""
+    """A route that answers 404 if a dependency raises InvalidArgument, as for a name that no topic can have."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -111,7 +115,7 @@ class EventRoute(APIRoute):
 
 
 class EventResponse(StreamingResponse):
-    """A stream that ends when its client is gone, or takes nothing for ``send_timeout`` seconds."""
+    """A stream that ends when its client disconnects or reads nothing for ``send_timeout`` seconds."""
 
     def __init__(self, texts: AsyncIterator[bytes], opened: AsyncExitStack, send_timeout: float) -> None:
         super().__init__(_hinted(texts), media_type="text/event-stream", headers=HEADERS)
@@ -142,21 +146,21 @@ async def _hinted(texts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def _checked(selection: Any) -> Selection:
-    """A dependency that forgets to answer has allowed nothing."""
+    """Raise InvalidArgument if the dependency returned no Selection, so that a forgotten return allows nothing."""
     if isinstance(selection, Selection):
         return selection
     raise InvalidArgument(
-        f"may_read must return the Selection of what the caller may see, not {type(selection).__name__}"
+        f"may_read must return the Selection of the events that the caller may see, not {type(selection).__name__}"
     )
 
 
 def _refused(error: PgChangeError) -> HTTPException:
-    """What the client is told: nothing about the database."""
+    """Return the response for an error. It does not reveal details of the database; the log has them."""
     if isinstance(error, TooManyClients | ServerUnavailable):
         log.warning("a stream of events was refused: %s", error)
-        why = (
+        reason = (
             str(error) if isinstance(error, TooManyClients) else "events cannot be read now: try again later"
         )
-        return HTTPException(503, why, {"Retry-After": str(RECONNECT)})
+        return HTTPException(503, reason, {"Retry-After": str(RECONNECT)})
     log.error("a stream of events failed: %s", error)
     return HTTPException(500, "events cannot be read: the log of the server says why")

@@ -21,23 +21,24 @@ from airflow_pgchange.feeds.checks import EVENTS_LIMIT, Seconds, check_count, pa
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
-"""Seconds between two tries to reach a server that is away."""
+"""Initial and maximum delay in seconds before the publisher reconnects to an unavailable server."""
 CLOSE_WITHIN = 30.0
-"""Seconds that a program waits at its end for what was put."""
+"""Seconds that a program waits at its end until buffered events are published."""
 
 
 class Publisher:
-    """Publishes what is put, in transactions of its own, in the order in which each thread put it.
+    """Publishes events in the background, in its own transactions, in the order in which each thread put them.
 
-    A batch goes when ``limit`` wait or the oldest has waited for ``max_age``, None: however long. While the server is
-    away it is tried again, for as long as it takes or until ``close``; a connection that is lost in a commit neither
-    loses nor doubles an event. ``memory`` bounds the bytes that may wait: ``put`` then waits. An event that PostgreSQL
-    refuses holds no other up, until those take as much as ``memory``: then
-    ``put`` raises PublisherFull until ``flush`` has told of them.
+    A batch is sent once ``limit`` events wait, or once the oldest has waited for ``max_age``; None: without limit. If the
+    server is unavailable, the batch is retried until ``close``. A connection that is lost during a commit neither loses
+    nor duplicates an event. ``memory`` is the maximum of buffered bytes: ``put`` waits while the buffer is full. An event
+    that PostgreSQL refuses does not delay other events. Refused events are kept for ``flush``; once they take up
+    ``memory``, ``put`` raises PublisherFull until ``flush`` has reported them.
 
-    Use it as a context manager, or call ``close``; a program, or a process of multiprocessing, that ends without loses
-    nothing either. ``flush`` and ``close`` raise NotPublished with what could not be sent. A killed process loses what it
-    had not flushed. Making one raises InvalidArgument for sizes below 1, and a ``max_age`` below 0.
+    Use it as a context manager, or call ``close``. A program, or a multiprocessing process, that ends without ``close``
+    still publishes its events. ``flush`` and ``close`` raise NotPublished with the events that could not be sent. A
+    killed process loses the events that were not flushed. The constructor raises InvalidArgument for sizes below 1 and
+    for a ``max_age`` below 0.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Publisher:
         self._memory = memory
         self._process = os.getpid()
         self._changed = threading.Condition()
-        # All below is read and written under the condition.
+        # Access the following attributes only while holding the condition.
         self._rows: deque[tuple[float, Row]] = deque()
         self._in_flight: list[Row] = []
         self._refused: list[RefusedEvent] = []
@@ -63,31 +64,31 @@ class Publisher:
         self._hurried = 0
         self._accepted = self._settled = 0
         self._closing = self._given_up = False
-        self._trouble: Exception | None = None
+        self._last_error: Exception | None = None
         self._death: BaseException | None = None
-        # This is the thread's alone.
+        # Only the thread uses the sender.
         self._sender = Sender(conninfo)
         self._thread = threading.Thread(target=self._work, name="pgchange-publisher", daemon=True)
         self._thread.start()
         atexit.register(self.close)
-        # A forked process of multiprocessing ends without the functions of atexit.
+        # A forked multiprocessing process does not run atexit functions, but it runs finalizers.
         self._end_of_child = Finalize(None, self.close, exitpriority=0)
 
     def put(self, events: Event | Iterable[Event], timeout: Seconds | None = None) -> None:
-        """Publish soon.
+        """Buffer events to be published soon.
 
-        Raises InvalidArgument for what is not JSON, where the publisher is closed, and in another process than the one
-        that made it; PublisherFull if the bound on memory was reached, and still was after ``timeout``. Of many events
-        those before the error are put.
+        Raises InvalidArgument if an event is not JSON, if the publisher is closed, or in another process than that of the
+        constructor. Raises PublisherFull if the buffer is still full after ``timeout``. If there are several events,
+        those before the error are buffered.
         """
         for event in [events] if isinstance(events, Event) else events:
             self._put_one(row_of(event), patience("timeout", timeout))
 
     def flush(self, timeout: Seconds | None = None) -> None:
-        """Return when all that was put before is committed.
+        """Wait until all events that were put before are committed.
 
-        Raises NotPublished with the events that were refused, and after ``timeout`` with those that still wait
-        too: these stay in the buffer. So it does, at once, with those that ``close`` has given up.
+        Raises NotPublished with the refused events. After ``timeout`` it also contains the events that still wait; these
+        stay in the buffer. Events that ``close`` gave up are reported at once.
         """
         self._check_process()
         with self._changed:
@@ -97,10 +98,10 @@ class Publisher:
             self._raise_what_failed([] if self._settled >= goal else self._unsent())
 
     def close(self, timeout: Seconds | None = CLOSE_WITHIN) -> None:
-        """Publish what waits, and stop; once that was given up, another call does nothing.
+        """Publish the buffered events, and stop. Does nothing if an earlier call has given up.
 
-        Raises NotPublished with what was refused or could not be sent within ``timeout``; those that were being
-        committed just then may be there, under the ids that they have in the error.
+        Raises NotPublished with the events that were refused or could not be sent within ``timeout``. Events whose commit
+        was running may exist in the log, under the ids that they have in the error.
         """
         atexit.unregister(self.close)
         self._end_of_child.cancel()
@@ -119,7 +120,8 @@ class Publisher:
                 self._changed.notify_all()
             unsent = self._unsent()
         if unsent:
-            # It may hang in a server that does not answer: as a daemon it holds nobody up.
+            # The thread may wait for a server that does not answer. It is a daemon, so it does not block the program's
+            # end.
             self._thread.join(0.1)
         else:
             self._thread.join()
@@ -149,9 +151,9 @@ class Publisher:
                     f"{self._memory}: call flush, whose error has them"
                 )
             if not self._has_room(row):
-                trouble = f", as the server is away ({self._trouble})" if self._trouble else ""
+                reason = f", as the server is away ({self._last_error})" if self._last_error else ""
                 raise PublisherFull(
-                    f"{self._waiting_bytes} bytes of events wait to be published{trouble}: put fewer, wait, "
+                    f"{self._waiting_bytes} bytes of events wait to be published{reason}: put fewer, wait, "
                     f"or give more memory than {self._memory} bytes"
                 )
             self._rows.append((time.monotonic(), row))
@@ -161,12 +163,12 @@ class Publisher:
                 self._changed.notify_all()
 
     def _has_room(self, row: Row) -> bool:
-        """An event that is larger than the bound goes alone."""
+        """Return whether the event fits into the buffer. An event larger than ``memory`` fits if the buffer is empty."""
         return self._waiting_bytes == 0 or self._waiting_bytes + row.size <= self._memory
 
     @property
     def _over(self) -> bool:
-        """Whether nothing will be published any more."""
+        """Whether no more events will be published."""
         return self._given_up or self._death is not None
 
     @property
@@ -182,14 +184,14 @@ class Publisher:
 
     def _raise_what_failed(self, unsent: list[Row]) -> None:
         refused, self._refused, self._refused_bytes = self._refused, [], 0
-        events = [one.row.event for one in refused] + [row.event for row in unsent]
+        events = [each.row.event for each in refused] + [row.event for row in unsent]
         if not events and self._death is None:
             return
         reasons = [str(refused[0].error)] if refused else []
         if self._death is not None:
             reasons.append(f"the publisher itself failed ({self._death!r}): open another")
         elif unsent:
-            reasons.append(f"the server did not take them ({self._trouble or 'it does not answer'})")
+            reasons.append(f"the server did not take them ({self._last_error or 'it does not answer'})")
         raise NotPublished(
             f"events that were not published: {len(events)} ({len(refused)} refused, {len(unsent)} unsent); "
             f"{'; '.join(reasons)}. The error has them in its list events: mend them, or publish them again",
@@ -199,7 +201,7 @@ class Publisher:
     def _work(self) -> None:
         try:
             self._publish()
-        # Whatever it is: whoever waits for this thread must hear of it.
+        # Catch everything, because flush and close wait for this thread and must report its error.
         except BaseException as error:
             log.exception("a publisher failed, which flush and close will say")
             with self._changed:
@@ -221,14 +223,14 @@ class Publisher:
                     break
                 self._in_flight = []
                 self._refused += refused
-                self._refused_bytes += sum(one.row.size for one in refused)
+                self._refused_bytes += sum(each.row.size for each in refused)
                 self._settled += len(batch)
                 self._waiting_bytes -= sum(row.size for row in batch)
                 self._changed.notify_all()
         self._sender.close()
 
     def _take(self) -> list[Row] | None:
-        """The next batch when its time has come; None when there is no more."""
+        """Wait until the next batch is due, and return it; None if the publisher is closed and the buffer is empty."""
         with self._changed:
             while not self._given_up:
                 due = self._due()
@@ -242,7 +244,7 @@ class Publisher:
             return None
 
     def _due(self) -> float | None:
-        """Seconds until a batch is to go; None where nothing waits."""
+        """Return the seconds until the next batch is due; None if the buffer is empty."""
         if not self._rows:
             return None
         if self._closing or self._hurried > self._settled or len(self._rows) >= self._limit:
@@ -250,7 +252,10 @@ class Publisher:
         return self._rows[0][0] + self._max_age - time.monotonic()
 
     def _send(self, rows: list[Row]) -> list[RefusedEvent] | None:
-        """Commit a batch, however long the server is away; what was refused of it, or None if it was given up."""
+        """Commit a batch, and retry while the server is unavailable.
+
+        Returns the refused events, or None if the publisher gave up.
+        """
         pause, self._sender.in_doubt = FIRST_PAUSE, False
         while True:
             try:
@@ -262,10 +267,10 @@ class Publisher:
                 log.warning("%d events wait to be published: %s", len(rows), error)
                 self._sender.close()
                 with self._changed:
-                    self._trouble = error
+                    self._last_error = error
                     if self._changed.wait_for(lambda: self._given_up, pause):
                         return None
                 pause = min(2 * pause, LONGEST_PAUSE)
-            # Whatever it is: without this thread nothing would go any more, and flush would wait for ever.
+            # Catch everything: without this thread no event would be published, and flush would wait forever.
             except Exception as error:  # noqa: BLE001
                 return [RefusedEvent(row, error) for row in rows]

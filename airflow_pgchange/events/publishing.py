@@ -1,4 +1,4 @@
-"""Publishing in the caller's transaction."""
+"""Publish events in the caller's transaction."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ COLUMNS = ("id", "topic", "payload", "metadata", "subscription_id")
 REFUSALS = (
     psycopg.DataError,
     psycopg.IntegrityError,
-    # Too much for jsonb: for the driver as passing as a server that is away, and no other try mends it.
+    # Too large for jsonb. psycopg derives this from OperationalError, like a lost connection, but a retry does not help.
     psycopg.errors.ProgramLimitExceeded,
     psycopg.errors.StatementTooComplex,
 )
-"""What is wrong with the event itself."""
+"""Errors that the event itself causes, so that no retry helps."""
 
 
 def publish(
     connection: psycopg.Connection[Any], events: Event | Iterable[Event], *, returning: bool = False
 ) -> list[str]:
-    """Publish one event or many in the connection's transaction, in their order: all or none.
+    """Publish events in the connection's transaction, in order, all or none.
 
-    They are dispatched after the commit, those with ``at`` when that time has come. Returns their ids if they are
-    asked for, in the same order, otherwise an empty list: then one round trip fewer is needed. Raises InvalidArgument
-    for a payload that is not JSON or that PostgreSQL cannot hold, and for an id that is there already.
+    They are dispatched after the commit; an event with ``at`` is dispatched once that time has come. With ``returning``,
+    returns the ids in the same order, which may need one more round trip; else returns an empty list. Raises
+    InvalidArgument for a payload that is not JSON or that PostgreSQL cannot store, and for an id that exists already.
     """
     rows = [row_of(event) for event in ([events] if isinstance(events, Event) else events)]
     if returning or any(row.event.id or row.event.at for row in rows):
@@ -43,7 +43,7 @@ def publish(
 
 
 def with_ids(connection: psycopg.Connection[Any], rows: Sequence[Row]) -> list[Row]:
-    """The rows with ids by the server's clock, where they have none: ascending in the order of the rows."""
+    """Return the rows with ids. Generated ids use the server's clock and ascend in the order of the rows."""
     numbering = sql.SQL(
         "select array[(date_part('epoch', clock_timestamp()) * 1000000)::bigint] || "
         "array(select nextval('pgmb.event_seq') from generate_series(1, {}))"
@@ -53,7 +53,7 @@ def with_ids(connection: psycopg.Connection[Any], rows: Sequence[Row]) -> list[R
 
 
 def copy_rows(connection: psycopg.Connection[Any], rows: Sequence[Row]) -> None:
-    """Publish rows by COPY, which is quicker than INSERT even for one; all have ids or none has."""
+    """Publish rows by COPY, which is faster than INSERT even for one row. Either all rows have ids or none has."""
     if not rows:
         return
     columns = COLUMNS if rows[0].event.id else COLUMNS[1:]
@@ -64,10 +64,10 @@ def copy_rows(connection: psycopg.Connection[Any], rows: Sequence[Row]) -> None:
 
 
 def insert_if_absent(connection: psycopg.Connection[Any], rows: Sequence[Row]) -> None:
-    """Publish rows of which nobody knows whether they are there: those that are, are left alone.
+    """Publish rows that may be in the log already, after a commit whose outcome is unknown. Existing rows are skipped.
 
-    Waits for a transaction that may still be about to commit one of them. Raises InvalidArgument where another event has
-    the id of one.
+    Waits for a transaction that may still commit some of them. Raises InvalidArgument if a different event has the id of
+    a row.
     """
     columns = zip(*(_values(row, COLUMNS) for row in rows), strict=True)
     lists = sql.SQL("{}::text[], {}::text[], {}::text[]::jsonb[], {}::text[]::jsonb[], {}::text[]").format(
@@ -88,8 +88,8 @@ def _with_id(row: Row, now: int, number: int) -> Row:
     event = row.event
     if event.id is not None:
         return row
-    made = id_of_microsecond(now, number) if event.at is None else event_id(event.at, number)
-    return replace(row, event=replace(event, id=made, at=None))
+    new_id = id_of_microsecond(now, number) if event.at is None else event_id(event.at, number)
+    return replace(row, event=replace(event, id=new_id, at=None))
 
 
 def _values(row: Row, columns: Sequence[str]) -> list[str | None]:
@@ -103,7 +103,7 @@ def _names(columns: Sequence[str]) -> sql.Composed:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """What PostgreSQL refuses about an event, or could not even be sent, as an error of ours."""
+    """Convert errors that an event causes, in PostgreSQL or while it is encoded, to InvalidArgument."""
     try:
         with translated():
             yield

@@ -1,4 +1,4 @@
-"""Giving again what was published already, as far as the log still has it."""
+"""Deliver past events again, as far as the log still contains them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from airflow_pgchange.feeds.errors import translated
 
 
 def rewind(conninfo: str, group: str, since: datetime, busy_timeout: Seconds | None = 0) -> None:
-    """Let a group read again all that was dispatched to it since a time; one that has not come so far stays where it is.
+    """Move a group back, so that it reads all events again that were dispatched to it since a time.
 
-    For groups that are read by handlers or by ``read_next_events``. Raises ConsumerBusy while somebody holds the group
-    for longer than ``busy_timeout``, UnknownConsumer, InvalidArgument for a time without a zone and for an invalid
-    group name.
+    A group that has not reached that time yet does not move. For groups that handlers or ``read_next_events`` read.
+    Raises ConsumerBusy if another process still holds the group's lock after ``busy_timeout``. Raises UnknownConsumer,
+    and InvalidArgument for a time without a zone or an invalid group name.
     """
     check_group_name(group)
     with held_group(conninfo, group, patience("busy_timeout", busy_timeout), lambda: False) as reading:
@@ -29,12 +29,12 @@ def rewind(conninfo: str, group: str, since: datetime, busy_timeout: Seconds | N
 def replay(
     connection: psycopg.Connection[Any], group: str, subscription_id: str, since: datetime, limit: int
 ) -> int:
-    """Publish the events since a time that fit a subscription once more, for it alone; returns how many.
+    """Publish the events since a time again, for one subscription that they match. Return how many.
 
-    In their order, at most ``limit``, all or none. They are new events: of the same topic and payload, and with the
-    id of the old one as ``replay_of`` in their metadata. So the role needs ``pgmb.grant_writer`` beside
-    ``pgmb.grant_consumer``. Raises UnknownConsumer where the group has no such subscription, InvalidArgument for a time
-    without a zone or no number of events.
+    At most ``limit`` events, in order, all or none. They are new events with the same topic and payload; ``replay_of`` in
+    their metadata is the id of the old event. So the role needs ``pgmb.grant_writer`` besides ``pgmb.grant_consumer``.
+    Raises UnknownConsumer if the group has no such subscription, and InvalidArgument for a time without a zone or an
+    invalid limit.
     """
     query = (
         "insert into pgmb.events (topic, payload, metadata, subscription_id) "

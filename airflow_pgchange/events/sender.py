@@ -1,4 +1,4 @@
-"""Committing batches of events on a connection of its own."""
+"""Commit batches of events on a separate connection, each exactly once."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from airflow_pgchange.events.publishing import copy_rows, insert_if_absent, with
 from airflow_pgchange.feeds.connections import connect
 
 PASSING = (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction, ServerUnavailable, ConsumerBusy)
-"""What another try may mend: a server that is away, stops, or has become a standby; a deadlock; a lock that lasts for
+"""Errors that a retry may fix: the server is unavailable, stops, or became a standby; a deadlock; a lock that was held
 longer than ``lock_timeout``."""
 
 
 @dataclass(frozen=True)
 class RefusedEvent:
-    """An event that PostgreSQL would not take, and why."""
+    """An event that PostgreSQL refused, with the error."""
 
     row: Row
     error: Exception
 
 
 class Sender:
-    """Commits batches, each once though the answer to a commit was lost, if what is tried again has the same ids.
+    """Commits batches exactly once, even if the answer to a commit is lost. A retry must use the same ids.
 
-    ``in_doubt``: a try on this batch may have committed; False for another batch. Raises ``PASSING`` where another try
-    may do: after ``close``, which lets go of the connection.
+    ``in_doubt``: whether an earlier attempt on this batch may have committed; the caller sets it to False for a new
+    batch. Raises ``PASSING`` errors if a retry may help; call ``close`` before the retry.
     """
 
     def __init__(self, conninfo: str) -> None:
@@ -39,13 +39,13 @@ class Sender:
         self.in_doubt = False
 
     def with_ids(self, rows: list[Row]) -> list[Row]:
-        """The rows with ids, where they have none; connects if there is no connection."""
+        """Return the rows with ids, generated for those without. Connects if necessary."""
         if self._connection is None or self._connection.closed:
             self._connection = connect(self._conninfo, primary=True)
         return with_ids(self._connection, rows)
 
     def commit(self, rows: list[Row]) -> list[RefusedEvent]:
-        """Commit all rows that PostgreSQL takes, which have ids; the others."""
+        """Commit all rows that PostgreSQL accepts, and return the refused ones. All rows must have ids."""
         return self._commit(rows, insert_if_absent if self.in_doubt else copy_rows)
 
     def close(self) -> None:
@@ -59,9 +59,9 @@ class Sender:
         try:
             with self._connection.transaction():
                 write(self._connection, rows)
-                # A connection that is lost from here on may have committed all the same.
+                # If the connection is lost from here on, the commit may still have succeeded.
                 self.in_doubt = True
-        # A batch may be too much for a statement_timeout; one event alone is never refused for that.
+        # Halve a batch that exceeds statement_timeout. A single event that exceeds it is retried, not refused.
         except (InvalidArgument, psycopg.errors.QueryCanceled) as error:
             if len(rows) == 1:
                 if isinstance(error, psycopg.errors.QueryCanceled):

@@ -1,4 +1,4 @@
-"""Hearing of the end of a server before it waits for its clients."""
+"""Detect that a server shuts down, before it waits for its clients."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def on_ending(stop: Callable[[], None]) -> Iterator[None]:
-    """Call ``stop`` in the running event loop when a signal ends the program, before whoever handles that signal.
+    """Call ``stop`` in the running event loop on SIGINT or SIGTERM, before the server's own signal handler.
 
-    A server waits for open streams before it tells the application that it ends: who only listens to that waits for
-    ever. Where the signals are not Python's, or this is not the main thread, nothing is done.
+    A server waits for open streams before it sends the application the shutdown event. So a stream that ends only on that
+    event would block the shutdown forever. Does nothing outside the main thread, or if no Python handler is installed.
     """
     loop = asyncio.get_running_loop()
     before: dict[int, Any] = {}

@@ -1,4 +1,4 @@
-"""One client of the event log: where it is in a group's order, and what waits to be sent to it."""
+"""One client of an event stream: its position in the group's order, and its buffer."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from dataclasses import dataclass, field
 from airflow_pgchange.errors import InvalidArgument
 
 BEHIND_ALL = "~"
-"""Sorts behind the id of every event."""
+"""A text that sorts after every event id."""
 FIRST_PORTION, LARGEST_PORTION = 10, 100
-"""Missed events that are read at once."""
+"""Number of missed events in one query: the first, and the maximum."""
 PLACE = re.compile(r"(pm[0-9a-f]{22})?\.(pm[0-9a-f]{22})?\.([0-9a-f]{13})")
 
 
 @dataclass(frozen=True, order=True)
 class Place:
-    """A place in the order of dispatch of a group: behind an event of a slice, or behind all of the slice.
+    """A position in the order of dispatch of a group: after an event of a slice, or after the whole slice.
 
-    ``seen`` are the microseconds, by the server's clock, at which nothing further was known to be there. As text it is
-    the id of a server-sent event.
+    ``seen`` is the latest time, in microseconds of the server's clock, at which no later event existed. The text of a
+    place is the id of a server-sent event.
     """
 
     slice: str
@@ -34,32 +34,32 @@ class Place:
 
     @classmethod
     def parse(cls, text: str) -> Place:
-        """Raises InvalidArgument for a text that is not an id of ours."""
-        found = PLACE.fullmatch(text)
-        if found is None:
+        """Parse the id of a server-sent event. Raises InvalidArgument if the text is not such an id."""
+        match = PLACE.fullmatch(text)
+        if match is None:
             raise InvalidArgument(
                 f"Last-Event-ID {text!r:.100} was not sent by this server: connect without it to begin with new events"
             )
-        return cls(found[1] or "", found[2] or BEHIND_ALL, int(found[3], 16))
+        return cls(match[1] or "", match[2] or BEHIND_ALL, int(match[3], 16))
 
 
 def message(place: Place, data: str) -> bytes:
-    """An event of the log; JSON as PostgreSQL writes it has no line breaks."""
+    """Return an event as a server-sent event. PostgreSQL's JSON has no line breaks, so it fits into one data line."""
     return f"id: {place}\ndata: {data}\n\n".encode()
 
 
 def notice(kind: str, reason: str, place: Place | None = None) -> bytes:
-    """Something about the stream itself, by an event of that type. Without a place the client stays where it is."""
+    """Return a server-sent event about the stream itself. Without a place, the client keeps its last id."""
     moved = "" if place is None else f"id: {place}\n"
     return f"event: {kind}\n{moved}data: {json.dumps({'reason': reason})}\n\n".encode()
 
 
 class Client:
-    """What waits for one client, at most about ``buffer`` bytes; an event larger than that waits alone.
+    """The buffer of one client, at most about ``buffer`` bytes. A larger event is buffered alone.
 
-    ``place`` is behind all that was put or replayed, ``portion`` how many of the events that it missed are read next: as
-    many as it had room for, twice as many where there was more. A client that has no room for an event is dropped: what
-    waits is forgotten, and the last it gets is why.
+    ``place`` is the position after all events that were buffered or replayed. ``portion`` is the number of missed events
+    to read next. It doubles as long as the events fit into the buffer; else it is the number that fit. If the buffer is
+    full, the client is dropped: its buffer is cleared, and the last message is the reason.
     """
 
     def __init__(self, subscription_id: str, place: Place, buffer: int) -> None:
@@ -73,7 +73,7 @@ class Client:
         self._news = asyncio.Event()
 
     def put(self, place: Place, text: bytes) -> None:
-        """An event of its subscription; one that it had before is left out."""
+        """Buffer an event of the client's subscription, unless the client had it before."""
         if self.ended or place <= self.place:
             return
         if self._waiting and self._bytes + len(text) > self._buffer:
@@ -88,18 +88,18 @@ class Client:
         self._news.set()
 
     def drop(self, reason: str) -> None:
-        """End it with a reason."""
+        """Clear the buffer, and end the stream with a reason."""
         self._waiting.clear()
         self._waiting.append(notice("dropped", reason))
         self.end()
 
     def end(self) -> None:
-        """Let it have what waits, and no more."""
+        """End the stream after the buffered events."""
         self.ended = True
         self._news.set()
 
     async def next(self, keep_alive: float) -> bytes | None:
-        """What waits; empty if nothing came for so many seconds; None at the end."""
+        """Return the next buffered text; empty bytes after ``keep_alive`` seconds without any; None at the end."""
         if not self._waiting and not self.ended:
             try:
                 async with asyncio.timeout(keep_alive):

@@ -1,4 +1,4 @@
-"""What streams of events ask the database, on one connection."""
+"""The database queries of event streams, on one connection."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from airflow_pgchange.feeds.event import EPOCH
 from airflow_pgchange.feeds.guarded import server_patience
 
 ANSWER_WITHIN = 30.0
-"""Seconds after which a database that does not answer is away."""
+"""Timeout of a query in seconds; after it the database counts as unavailable."""
 SLICES = 4
-"""Slices of dispatched events, of at most 280 events each, that are read at once."""
+"""Number of slices of dispatched events in one query. A slice has at most 280 events."""
 CLOCK = "(date_part('epoch', clock_timestamp()) * 1000000)::bigint"
-# PostgreSQL writes the JSON that clients get: nothing is parsed here.
+# PostgreSQL builds the JSON for clients, so this process does not parse events.
 SHOWN = "jsonb_build_object('id', x.id, 'topic', x.topic, 'payload', x.payload, 'metadata', x.metadata)::text as data"
 LIVE = f"""
     select d.id::text, i.id, array_agg(d.subscription_id::text)
@@ -42,13 +42,14 @@ BETWEEN = """
       and (d.id, i.id collate "C") > (%s, %s)
 """
 MISSED = f'select d.id::text, i.id {BETWEEN} order by d.id, i.id collate "C" limit %s'
-# By ids that the planner sees: else it plans for every partition, and where there are hundreds compiles that each time.
+# Pass ids as constants, so that the planner prunes partitions. Else it plans all of them, and JIT compiles a plan of
+# hundreds of partitions in each query.
 EVENTS = f"select x.id::text, {SHOWN} from pgmb.events as x where x.id = any (%s::text[])"
 COUNTED = f"""
     select {CLOCK}, (select count(*) from (select {BETWEEN} limit %s) as m),
            %s <= coalesce((select max(id) from pgmb.dispatched where group_id = %s), '')
 """
-# The cursor may be ahead of a clock that stepped back: what comes from now on is behind it all the same.
+# If the clock was set back, the cursor may be ahead of it. New events still come after the cursor, so take the greater.
 STARTED = f"""
     select exists (select from pgmb.subscriptions where group_id = %s and expiry_interval is null),
            coalesce((select max(id) from pgmb.dispatched where group_id = %s), ''),
@@ -56,7 +57,8 @@ STARTED = f"""
 """
 PASSED = "select pgmb.position(%s) ->> 'cursor' > %s collate \"C\""
 LOCKED = "select pg_catalog.pg_try_advisory_xact_lock(pgmb.lock_key(%s))"
-# Never back, to what another process has let go of; nor to what a clock that stepped back takes for the future.
+# Move the cursor only forward, because another process may have trimmed older events. Never move it beyond the clock,
+# in case the clock was set back.
 MOVED = f"""
     select pgmb.set_group_cursor(%s, %s) where pgmb.position(%s) ->> 'cursor' < %s collate "C" and %s <= {CLOCK}
 """
@@ -64,7 +66,7 @@ KEPT = "select s.id::text from pgmb.subscriptions as s where s.id = any (%s)"
 
 
 class StreamLog:
-    """The events that were dispatched to a group, read without its lock; one question at a time."""
+    """Reads the events that were dispatched to a group, without the group's lock. Not for concurrent queries."""
 
     def __init__(self, conninfo: str, group: str) -> None:
         self._conninfo = conninfo
@@ -77,7 +79,8 @@ class StreamLog:
 
     async def connect(self) -> None:
         self._connection = await connect_async(self._conninfo, primary=True)
-        # Its transactions have no pauses: one that is idle for long has lost its client.
+        # Transactions here never pause. So the server may end a session that is idle in a transaction: its client is
+        # gone.
         patience = server_patience(self._connection)
         await self._rows(lasting(self._connection.info, idle_in_transaction_session_timeout=patience))
 
@@ -88,7 +91,7 @@ class StreamLog:
                 await connection.close()
 
     async def end(self) -> Place:
-        """Behind all that was dispatched. Raises InvalidArgument for a group that has another kind of reader."""
+        """Return the place after all dispatched events. Raises InvalidArgument if the group has other readers."""
         [(taken, at, now)] = await self._rows(STARTED, [self._group] * 3)
         if taken:
             raise InvalidArgument(
@@ -98,50 +101,61 @@ class StreamLog:
         return Place(at, seen=now)
 
     async def subscribe(self, selection: Selection, expiry: timedelta) -> tuple[str, int]:
-        """A subscription, and since when there is one, in microseconds by the server's clock."""
+        """Subscribe. Return the subscription's id and its creation time in microseconds of the server's clock."""
         query, values = subscribing(self._group, replace(selection, expiry=expiry))
         [(subscription_id, since)] = await self._rows(query, values)
         return str(subscription_id), (since - EPOCH) // MICROSECOND
 
     async def live(self, after: Place) -> list[tuple[Place, list[str], str | None]]:
-        """The events of the next slices with their subscriptions; None for the data of one that was deleted."""
+        """Return the events of the next slices: place, subscriptions, and data. The data of a deleted event is None."""
         rows = await self._rows(LIVE, [self._group, after.slice])
         shown = await self._shown([event for _, event, _ in rows])
-        return [(Place(at, event, _time(at)), found, shown.get(event)) for at, event, found in rows]
+        return [
+            (Place(at, event, _time(at)), subscriptions, shown.get(event))
+            for at, event, subscriptions in rows
+        ]
 
     async def dispatch(self) -> tuple[int, int]:
-        """The server's clock in microseconds, and how much was dispatched then."""
+        """Dispatch a chunk. Return the server's clock in microseconds, and the number of dispatched events."""
         [(now, dispatched)] = await self._rows(f"select {CLOCK}, pgmb.poll_for_events()")
         return now, dispatched
 
     async def missed(
         self, subscription_id: str, last: Place, upto: Place, most: int
     ) -> list[tuple[Place, str | None]]:
-        """The next events of a subscription between two places, fewer than ``most`` only where there are no more. None
-        for the data of one that was deleted."""
+        """Return the next events of a subscription between two places, fewer than ``most`` only if there are no more.
+
+        The data of a deleted event is None.
+        """
         rows = await self._rows(MISSED, [*self._between(subscription_id, last, upto), most])
         shown = await self._shown([event for _, event in rows])
         places = [Place(at, event, _time(at)) for at, event in rows]
-        # Only behind the last is nothing further: who leaves before it has seen nothing of what came since.
+        # Only the place of the last event may have the later ``seen``: a client that leaves before it has not seen
+        # newer events.
         if places and len(places) < most:
             places[-1] = replace(places[-1], seen=upto.seen)
         return [(place, shown.get(place.event)) for place in places]
 
     async def count(self, subscription_id: str, last: Place, upto: Place, most: int) -> tuple[int, int, bool]:
-        """The server's clock in microseconds, how many events of a subscription are between two places, and whether the
-        group has been as far as the first."""
+        """Count the events of a subscription between two places, up to ``most``.
+
+        Returns the server's clock in microseconds, the count, and whether the group has ever reached the place ``last``.
+        """
         values = [*self._between(subscription_id, last, upto), most, last.slice, self._group]
-        [(now, count, known)] = await self._rows(COUNTED, values)
-        return now, count, known or last.slice <= upto.slice
+        [(now, count, reached)] = await self._rows(COUNTED, values)
+        return now, count, reached or last.slice <= upto.slice
 
     async def passed(self, place: Place) -> bool:
-        """Whether what comes behind a place may be gone: another process that shares the group let go of it."""
+        """Return whether events after a place may be gone, because another process of the group trimmed them."""
         seen = id_of_microsecond(place.seen, 0)
         [(passed,)] = await self._rows(PASSED, [self._group, seen])
         return bool(passed)
 
     async def keep(self, subscription_ids: Sequence[str], place: Place, age: timedelta) -> set[str]:
-        """Keep subscriptions from expiring, and let go of what is older than ``age``; those that are there."""
+        """Keep subscriptions from expiring, and allow trimming of events older than ``age``.
+
+        Returns the subscriptions that still exist.
+        """
         ids = list(subscription_ids)
         await self._rows("select pgmb.keep_alive(%s, %s)", [self._group, ids])
         kept = await self._rows(KEPT, [ids])
@@ -149,18 +163,21 @@ class StreamLog:
         return {subscription_id for (subscription_id,) in kept}
 
     async def _let_go(self, since: int) -> None:
-        """Move the group's cursor up to a time, unless another process does the same or there was no client yet."""
+        """Move the group's cursor up to a time, so that older events can be trimmed.
+
+        Does nothing while another process does the same.
+        """
         if self._connection is None:
             return
         oldest = id_of_microsecond(max(since, 0), 0)
         async with self._connection.transaction():
-            # A statement of its own: the next one sees where the cursor is once nobody else can move it.
+            # Lock in a separate statement, so that the next statement reads the cursor after the lock is held.
             [(ours,)] = await self._rows(LOCKED, [self._group])
             if ours:
                 await self._rows(MOVED, [self._group, oldest, self._group, oldest, since])
 
     async def _shown(self, event_ids: list[str]) -> dict[str, str]:
-        """What clients are told of some events."""
+        """Return the JSON text of events by their ids."""
         return dict(await self._rows(EVENTS, [event_ids])) if event_ids else {}
 
     def _between(self, subscription_id: str, last: Place, upto: Place) -> list[Any]:
@@ -180,5 +197,5 @@ class StreamLog:
 
 
 def _time(cursor: str) -> int:
-    """The microseconds in an id."""
+    """Return the time in an id, in microseconds."""
     return int(cursor[2:15], 16)

@@ -1,4 +1,4 @@
-"""Live events for many clients over one connection to the database."""
+"""Stream live events to many clients over one database connection."""
 
 from __future__ import annotations
 
@@ -23,25 +23,27 @@ from airflow_pgchange.feeds.checks import MOMENT, Seconds, check_count, check_gr
 log = logging.getLogger(__name__)
 
 KEEP_EVERY = 5.0
-"""Seconds between two signs of life for the subscriptions of the clients."""
+"""Seconds between two heartbeats of the clients' subscriptions."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
-"""Seconds between two tries to reach a server that is away."""
+"""Initial and maximum delay in seconds before the streams reconnect to an unavailable server."""
 ANEW = "fetch anew what you need; from here on nothing is missing"
 
 
 class EventStreams:
-    """Streams of events to clients of this process; they run inside ``async with streams.running(): ...``.
+    """Streams events to clients of this process, inside ``async with streams.running(): ...``.
 
-    Each client gets the events of one selection; clients of the same selection share a subscription. They belong to
-    ``group``, which must be for streams alone (several processes may share it): its cursor follows the time, so that
-    what was dispatched longer than ``retention`` ago may be dropped. One connection serves all clients, and asks as
-    often for one as for ten thousand.
+    Each client gets the events of one selection. Clients with the same selection share a subscription. All subscriptions
+    belong to ``group``, which must not have other readers; several processes may share it. The group's cursor follows the
+    clock, so events that were dispatched longer than ``retention`` ago may be trimmed. One connection serves all clients;
+    the number of its queries does not grow with the number of clients.
 
-    Guarantee: who connects again with the id that was last received loses nothing and gets nothing twice, unless more
-    than ``replay_limit`` events or ``retention`` were missed, or the selection is a new one, of which nothing was kept:
-    then an event of type ``gap`` says so, and the stream goes on with what comes. A client for which more than ``buffer``
-    bytes wait is dropped, by an event of type ``dropped``; all are where this process was without the database until
-    others of its group let go of what it had not read. Needs ``pgmb.grant_subscriber`` and ``pgmb.grant_consumer``.
+    Guarantee: a client that reconnects with its last event id misses nothing and gets nothing twice. There are three
+    exceptions: it missed more than ``replay_limit`` events, it was away longer than ``retention``, or its selection is
+    new. Then it gets an event of type ``gap``, and the stream continues with new events.
+
+    A client whose backlog exceeds ``buffer`` bytes is dropped with an event of type ``dropped``. While this process has
+    no database, other processes of the group may trim events that it has not read. Then all of its clients are dropped.
+    Needs ``pgmb.grant_subscriber`` and ``pgmb.grant_consumer``.
     """
 
     def __init__(
@@ -76,14 +78,14 @@ class EventStreams:
 
     @property
     def clients(self) -> int:
-        """How many are connected."""
+        """The number of connected clients."""
         return self._count
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Serve while the block runs.
+        """Serve clients while the block runs.
 
-        Raises at once what is wrong with the database, and InvalidArgument for a group that somebody else reads.
+        Raises the database's error if it cannot be used at the start, and InvalidArgument if the group has other readers.
         """
         await self._log.connect()
         try:
@@ -101,7 +103,7 @@ class EventStreams:
             await self._log.disconnect()
 
     def stop(self) -> None:
-        """End every stream behind what it has received, and take no more; for the event loop's thread."""
+        """End every stream after its buffered events, and accept no new clients. Call it in the event loop's thread."""
         self._stopped = True
         for clients in self._clients.values():
             for client in clients:
@@ -111,26 +113,28 @@ class EventStreams:
     async def stream(
         self, selection: Selection, last: Place | None = None, keep_alive: Seconds = 15.0
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The events of a selection as the text of server-sent events, behind ``last`` or from now on.
+        """Stream the events of a selection as server-sent events, after the place ``last`` or from now on.
 
-        After ``keep_alive`` without any comes a comment with an id. Raises TooManyClients, ServerUnavailable.
+        After ``keep_alive`` without an event, a comment with an id is sent. Raises TooManyClients and ServerUnavailable.
         """
         if not self._begun:
             log.warning(
                 "the streams of group %s were never started: include their router in the application that the server "
-                "starts; one that is mounted in another is not told of the start",
+                "starts. A mounted sub-application does not get the start event",
                 self.group,
             )
         if self._stopped or self._count >= self._max_clients:
-            why = "the streams do not run" if self._stopped else f"{self._max_clients} clients are connected"
-            raise TooManyClients(f"{why}: try again later")
+            reason = (
+                "the streams do not run" if self._stopped else f"{self._max_clients} clients are connected"
+            )
+            raise TooManyClients(f"{reason}: try again later")
         self._count += 1
         client: Client | None = None
         try:
             async with self._one_at_a_time:
-                # Whoever goes meanwhile does not end the question: the driver would close the connection of all.
-                answer = await asyncio.shield(self._client(selection, last))
-            client, first = answer
+                # Shield the query: if this client disconnects, cancelling it would close the connection of all clients.
+                client_and_first = await asyncio.shield(self._client(selection, last))
+            client, first = client_and_first
             yield self._texts(client, first, seconds("keep_alive", keep_alive))
         finally:
             self._count -= 1
@@ -138,7 +142,7 @@ class EventStreams:
                 self._forget(client)
 
     async def _client(self, selection: Selection, last: Place | None) -> tuple[Client, bytes]:
-        """A client at its place, and what it is told first: at least an id, from which it can connect again."""
+        """Return a client at its place, and its first message, which has at least an id to reconnect with."""
         expiry = max(3 * self.retention, LEAST_EXPIRY)
         subscription_id, since = await self._log.subscribe(selection, expiry)
         gap = None if last is None else await self._gap(subscription_id, since, last)
@@ -148,20 +152,20 @@ class EventStreams:
         return Client(subscription_id, place, self._buffer), first
 
     async def _gap(self, subscription_id: str, since: int, last: Place) -> str | None:
-        """Why what was missed is not replayed; None where it is."""
+        """Return the reason why missed events cannot be replayed; None if they can."""
         most = self._replay_limit
-        now, count, known = await self._log.count(subscription_id, last, self._place, most + 1)
+        now, count, reached = await self._log.count(subscription_id, last, self._place, most + 1)
         if now - last.seen > self.retention / MICROSECOND:
-            why = f"you were away for longer than {self.retention}"
+            reason = f"you were away for longer than {self.retention}"
         elif count > most:
-            why = f"you missed more than {most} events"
-        elif not known:
-            why = "your last id is of no event of this stream"
+            reason = f"you missed more than {most} events"
+        elif not reached:
+            reason = "your last id is of no event of this stream"
         elif last.seen < since:
-            why = "your selection is another one than before, or was removed meanwhile"
+            reason = "your selection is another one than before, or was removed meanwhile"
         else:
             return None
-        return f"{why}: {ANEW}"
+        return f"{reason}: {ANEW}"
 
     async def _texts(self, client: Client, first: bytes, keep_alive: float) -> AsyncIterator[bytes]:
         yield first
@@ -170,11 +174,11 @@ class EventStreams:
                 yield text
         if self._stopped:
             client.end()
-        while (news := await client.next(keep_alive)) is not None:
-            yield news or self._still_here(client)
+        while (queued := await client.next(keep_alive)) is not None:
+            yield queued or self._keep_alive_comment(client)
 
-    def _still_here(self, client: Client) -> bytes:
-        """No event to the client, but it says later that it was here."""
+    def _keep_alive_comment(self, client: Client) -> bytes:
+        """Return a comment with the current id. It lets the client reconnect from here although it got no event."""
         self._move_on(client)
         return f": still here\nid: {client.place}\n\n".encode()
 
@@ -182,14 +186,14 @@ class EventStreams:
         client.place = max(client.place, self._place, key=lambda place: (place, place.seen))
 
     async def _replayed(self, client: Client) -> list[bytes]:
-        """The next events that a client missed; when there are no more, or some are gone, it gets what comes."""
+        """Return the next events that a client missed. If there are no more, or some are gone, switch to live events."""
         texts: list[bytes] = []
         async with self._one_at_a_time:
             missed = await asyncio.shield(self._missed(client))
             if missed is None:
                 self._move_on(client)
-                missed, why = [], "what you missed was let go of before you had read it"
-                texts.append(notice("gap", f"{why}: {ANEW}", client.place))
+                missed, reason = [], "what you missed was let go of before you had read it"
+                texts.append(notice("gap", f"{reason}: {ANEW}", client.place))
             for number, (place, data) in enumerate(missed):
                 if data is not None:
                     if texts and sum(map(len, texts)) + len(data) > self._buffer:
@@ -203,9 +207,9 @@ class EventStreams:
         return texts
 
     async def _missed(self, client: Client) -> list[tuple[Place, str | None]] | None:
-        """The next events that a client missed; None where some may be gone, as they are while a slow one reads."""
+        """Return the next events that a client missed; None if some may have been trimmed while a slow client read."""
         missed = await self._log.missed(client.subscription_id, client.place, self._place, client.portion)
-        # Asked last: what was let go of until now may be lacking in what was read.
+        # Check after the query, because events may be trimmed until the query reads them.
         return None if await self._log.passed(client.place) else missed
 
     def _forget(self, client: Client) -> None:
@@ -215,14 +219,14 @@ class EventStreams:
             del self._clients[client.subscription_id]
 
     async def _watch(self) -> None:
-        """Follow the group until cancelled, however often the server goes away meanwhile."""
+        """Poll the group until cancelled, and reconnect whenever the database is lost."""
         pause = self._poll_interval
         try:
             while True:
                 await asyncio.sleep(pause)
                 try:
                     async with self._one_at_a_time:
-                        pause = 0 if await self._look() else self._poll_interval
+                        pause = 0 if await self._poll() else self._poll_interval
                 except (PgChangeError, psycopg.Error) as error:
                     log.warning("the streams of group %s wait for the database: %s", self.group, error)
                     await self._log.disconnect()
@@ -230,8 +234,8 @@ class EventStreams:
         finally:
             self.stop()
 
-    async def _look(self) -> bool:
-        """Hand out the next events; False where there were none."""
+    async def _poll(self) -> bool:
+        """Give the next events to the clients. Return False if there were none."""
         if self._log.lost:
             await self._log.connect()
             self._keep_at = 0.0

@@ -1,4 +1,4 @@
-"""Who gets which events."""
+"""Subscriptions: which events a group gets."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ PART_OF = "pgmb.event_partition(coalesce(e.payload ->> (s.params ->> 'by'), e.id
 PARTITIONED = f"{TOPICAL} and {PART_OF} = (s.params ->> 'partition')::integer"
 
 LEAST_EXPIRY = timedelta(minutes=1)
-"""Who runs handlers or streams says every few seconds that a subscription is used: a shorter one would go meanwhile."""
+"""Minimum expiry. Handlers and streams send heartbeats every few seconds, so a shorter expiry could end them."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which events a subscription gets.
+    """The events that a subscription gets.
 
-    ``conditions`` is SQL over ``e``, the event, and ``s``, the subscription, whose ``params`` it may use: the fewer
-    different conditions there are, the quicker is dispatching. It runs with the rights of the schema's owner. A
-    subscription that nobody uses for ``expiry``, at least a minute, is removed. Raises InvalidArgument for no conditions,
-    or another expiry.
+    ``conditions`` is an SQL condition on ``e``, the event, and ``s``, the subscription, with its ``params``. It runs with
+    the rights of the schema's owner. Dispatching is faster if subscriptions share a condition and differ in ``params``. A
+    subscription that is unused for ``expiry``, at least a minute, is removed. Raises InvalidArgument for empty conditions
+    or a shorter expiry.
     """
 
     conditions: str = "TRUE"
@@ -57,27 +57,27 @@ def topical(
     by: str | None = None,
     expiry: Seconds | None = None,
 ) -> Selection:
-    """The events of some topics.
+    """Return the selection of the events of some topics.
 
-    ``partition=(k, n)`` is part ``k`` of ``n``, counted from 0: the n parts together get every event, each once. Events
-    are parted by the field ``by`` of their payloads, so that those of one value stay together and in order; an event
-    without it, or without ``by``, goes by its id. All conditions of this kind are known to every database. Raises
-    InvalidArgument for no topic, and for a part that there is not.
+    ``partition=(k, n)`` selects partition ``k`` of ``n``, counted from 0; each event is in exactly one partition. The
+    field ``by`` of the payload determines the partition, so events with the same value stay together and in order.
+    Without ``by``, or if the payload lacks the field, the event's id determines it. The conditions of these selections
+    are allowed in every database. Raises InvalidArgument for no topic and for an invalid partition.
     """
-    given = [topics] if isinstance(topics, str) else topics
+    names = [topics] if isinstance(topics, str) else topics
     if not (
-        isinstance(given, Collection)
-        and given
-        and all(isinstance(name, str) and name and is_sendable(name) for name in given)
+        isinstance(names, Collection)
+        and names
+        and all(isinstance(name, str) and name and is_sendable(name) for name in names)
     ):
         raise InvalidArgument(f"name at least one topic, not {topics!r:.300}")
-    params: dict[str, Any] = {"topics": sorted(set(given))}
+    params: dict[str, Any] = {"topics": sorted(set(names))}
     if partition is None:
         if by is not None:
             raise InvalidArgument("by says how events are parted: say which part with partition=(k, n)")
         return Selection(TOPICAL, params, expiry)
     match partition:
-        # A bool is an int that nobody counts with.
+        # Exclude bool, which is a subclass of int.
         case (int() as k, int() as n) if bool not in (type(k), type(n)) and 0 <= k < n < 2**31:
             params |= {"partition": k, "partitions": n}
         case _:
@@ -92,18 +92,23 @@ def topical(
 
 
 def subscribe(connection: psycopg.Connection[Any], group: str, selection: Selection | None = None) -> str:
-    """Subscribe a group, which is made if it is not there, to events that are dispatched from now on.
+    """Subscribe a group to events that are dispatched from now on, and create the group if it does not exist.
 
-    Without a selection it gets all. Returns the subscription's id; the same conditions and params twice are one
-    subscription, which has the expiry of the last call. Raises Refused for a condition that PostgreSQL does not take,
-    PermissionDenied for a new one that this role may not add, InvalidArgument for an invalid group name.
+    Without a selection the group gets all events. Returns the subscription's id. A second call with the same conditions
+    and params returns the same subscription, and sets its expiry.
+
+    Raises Refused if PostgreSQL rejects the condition, PermissionDenied if this role may not add a new condition, and
+    InvalidArgument for an invalid group name.
     """
     query, values = subscribing(group, selection or Selection())
     return str(ask(connection, query, values))
 
 
 def subscribing(group: str, selection: Selection) -> tuple[LiteralString, list[Any]]:
-    """The statement that subscribes a group and returns the subscription's id and since when it is, and its values."""
+    """Return the statement that subscribes a group, and its values.
+
+    The statement returns the subscription's id and its creation time.
+    """
     check_group_name(group)
     if not isinstance(selection, Selection):
         raise InvalidArgument(
@@ -123,16 +128,16 @@ def subscribing(group: str, selection: Selection) -> tuple[LiteralString, list[A
 
 
 def unsubscribe(connection: psycopg.Connection[Any], subscription_id: str) -> bool:
-    """End a subscription, and with it what waits for it alone, such as retries. False where it is gone already."""
+    """Delete a subscription, and events that wait for it alone, such as retries. Return False if it does not exist."""
     with translated():
         query = "delete from pgmb.subscriptions where id = %s"
         return connection.execute(query, [subscription_id]).rowcount == 1
 
 
 def heartbeat(connection: psycopg.Connection[Any], group: str) -> int:
-    """Say that a group's subscriptions are in use, so that they do not expire; returns how many it was time for.
+    """Keep a group's subscriptions from expiring. Return how many were updated.
 
-    Call it as often as you like: a row is written when a tenth of its time has passed.
+    Frequent calls are cheap: a row is only updated after a tenth of its expiry.
     """
     return int(ask(connection, select("pgmb.keep_alive", group)))
 
@@ -142,6 +147,6 @@ def _check_json(params: Mapping[str, Any]) -> None:
         text = json.dumps(dict(params), allow_nan=False, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidArgument(f"params are not JSON: {error}") from error
-    # As JSON writes the one character that PostgreSQL has not.
+    # PostgreSQL cannot store the character NUL, which JSON writes as \u0000.
     if not is_sendable(text) or "\\u0000" in text.replace("\\\\", ""):
         raise InvalidArgument(f"params have text that PostgreSQL cannot hold: {params!r:.300}")

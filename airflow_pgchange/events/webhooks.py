@@ -1,4 +1,4 @@
-"""Delivering events to a URL, as a handler of a group. Needs the extra ``http``."""
+"""Webhooks: a handler of a group that posts events to a URL. Needs the extra ``http``."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ except ImportError as error:
 log = logging.getLogger(__name__)
 
 GZIP_FROM = 1024
-"""Bytes from which a body is compressed."""
+"""Minimum size in bytes of a compressed body."""
 DROPPED = 422
-"""The answer of a receiver that will never take these events."""
+"""The status with which a receiver permanently rejects events."""
 SECRET_BYTES = range(24, 65)
-"""As many as Standard Webhooks asks for."""
+"""Valid sizes of a secret in bytes, by the Standard Webhooks specification."""
 RETRIES = (5.0, 60.0, 300.0, 3600.0)
 HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 OURS = ("content-encoding", "content-length", "content-type", "host", "idempotency-key", "transfer-encoding")
@@ -46,7 +46,7 @@ Secret = str | Callable[[], str]
 
 
 def each_event(event: Event) -> Hashable:
-    """A request for each event."""
+    """A key that puts each event into its own request."""
     return event.id
 
 
@@ -63,33 +63,41 @@ def webhook(
     subscriptions: Collection[str] | None = None,
     allow: Sequence[str] = (),
 ) -> Handler:
-    """A handler that posts events to a URL: ``{"events": [{"id", "topic", "payload", "metadata"}, ...]}``.
+    """Return a handler that posts events to a URL: ``{"events": [{"id", "topic", "payload", "metadata"}, ...]}``.
 
-    By default each event goes in a request of its own, ``threads`` at a time; ``key`` puts those of one value into one
-    request, in their order, and ``key=None`` whole batches, one after the other. From 1,024 bytes on the body is
-    compressed (``Content-Encoding: gzip``). ``Idempotency-Key`` is the same in every attempt, as long as the batch is cut
-    the same; an event's own ``id`` always is.
+    By default each event has its own request, and ``threads`` requests run in parallel. ``key`` puts events with the same
+    key into one request, in order. ``key=None`` sends whole batches, one after the other. A body of 1,024 bytes or more
+    is compressed (``Content-Encoding: gzip``). ``Idempotency-Key`` is the same in every attempt, unless the batch is
+    split differently; an event's own ``id`` never changes.
 
-    A status of 2xx takes the events, 422 drops them, with a warning; every other, a redirect too, and no answer within
-    ``timeout`` is a failure: tried again after each of ``retries``, then a dead letter. Guarantee: at least once.
+    A status of 2xx accepts the events. A status of 422 drops them, with a warning. Any other status, also a redirect, and
+    no answer within ``timeout`` are failures. The request is then retried after each pause in ``retries``, and becomes a
+    dead letter at last. Guarantee: at least once.
 
-    ``secret`` (``whsec_`` and 24 to 64 bytes in base64, or a callable that gets it when it is needed) signs by Standard
-    Webhooks the body before compression: ``webhook-id``, ``webhook-timestamp``, ``webhook-signature``. Neither it nor
-    ``headers`` nor the URL's path are shown or logged. Only public addresses are connected to, and those of the networks
-    in ``allow``, such as ``10.1.0.0/16``: the very address that was checked. Proxies of the environment are not used.
-    Raises InvalidArgument for invalid arguments.
+    ``secret`` is ``whsec_`` and 24 to 64 bytes in base64, or a callable that returns it. It signs the uncompressed body
+    by the Standard Webhooks specification: ``webhook-id``, ``webhook-timestamp``, ``webhook-signature``. The secret,
+    the ``headers`` and the URL's path are never shown or logged.
+
+    The handler connects only to public addresses, and to the networks in ``allow``, such as ``10.1.0.0/16``. It connects
+    to the same address that it checked. It does not use proxies of the environment. Raises InvalidArgument for invalid
+    arguments.
     """
-    allowed = seconds(f"webhook {name}: timeout", timeout, least=MOMENT, most=timedelta(hours=1))
+    timeout_seconds = seconds(f"webhook {name}: timeout", timeout, least=MOMENT, most=timedelta(hours=1))
     run = Webhook(
-        name, _checked_url(name, url), secret, _checked_headers(name, headers or {}), allowed, networks(allow)
+        name,
+        _checked_url(name, url),
+        secret,
+        _checked_headers(name, headers or {}),
+        timeout_seconds,
+        networks(allow),
     )
     if isinstance(secret, str):
         run.signer()
     return Handler(
         name,
         run,
-        # The request ends itself; this ends what cannot be ended, such as the resolution of a name.
-        timeout=allowed + 5,
+        # The request has its own timeout. This later timeout covers blocking calls such as name resolution.
+        timeout=timeout_seconds + 5,
         retries=tuple(retries),
         key=key,
         threads=threads,
@@ -99,7 +107,7 @@ def webhook(
 
 @dataclass(frozen=True)
 class Webhook:
-    """What a handler runs; made by ``webhook``."""
+    """The callable of a webhook's handler. Create it with ``webhook``."""
 
     name: str
     url: SplitResult = field(repr=False)
@@ -131,13 +139,16 @@ class Webhook:
             raise self._failed(f"it answers {status}")
 
     def signer(self) -> Signer | None:
-        """Raises InvalidArgument for a secret that is malformed, too short or too long, without showing it."""
+        """Return the signer, or None without a secret.
+
+        Raises InvalidArgument for a malformed secret, or one of invalid length. The error does not contain the secret.
+        """
         if self.secret is None:
             return None
         try:
             secret = self.secret if isinstance(self.secret, str) else self.secret()
             length = len(base64.b64decode(secret.removeprefix("whsec_"), validate=True))
-        # Whatever is wrong with a secret, its text must not get into an error that is kept.
+        # Replace every error, because its text might contain the secret and errors are stored.
         except Exception:  # noqa: BLE001
             raise InvalidArgument(
                 f"webhook {self.name}: the secret could not be had, or is not base64 text after whsec_"
@@ -195,12 +206,12 @@ class Webhook:
     def _tls(self) -> ssl.SSLContext:
         return ssl.create_default_context()
 
-    def _failed(self, why: str) -> WebhookFailed:
-        return WebhookFailed(f"webhook {self.name} to {self.url.hostname}: {why}")
+    def _failed(self, reason: str) -> WebhookFailed:
+        return WebhookFailed(f"webhook {self.name} to {self.url.hostname}: {reason}")
 
 
 class CheckedNetwork(httpcore.AnyIOBackend):
-    """Connects to the address that it has checked; a name that resolves otherwise a moment later changes nothing."""
+    """Connects to the address that it has checked. So a second, different DNS answer has no effect (DNS rebinding)."""
 
     def __init__(self, allowed: Sequence[Network]) -> None:
         self._allowed = allowed
@@ -208,9 +219,12 @@ class CheckedNetwork(httpcore.AnyIOBackend):
     async def connect_tcp(
         self, host: str, port: int, *args: Any, **kwargs: Any
     ) -> httpcore.AsyncNetworkStream:
-        """Raises WebhookFailed if a single address of the host is refused: who controls a name could mix them."""
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        addresses = list(dict.fromkeys(str(address[0]) for *_, address in found))
+        """Connect to the first address that answers. Raises WebhookFailed if any address of the host is not allowed.
+
+        All must be allowed, because the owner of the name could mix allowed and forbidden addresses.
+        """
+        infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = list(dict.fromkeys(str(address[0]) for *_, address in infos))
         for address in addresses:
             if not may_connect(address, self._allowed):
                 raise WebhookFailed(
@@ -225,7 +239,7 @@ class CheckedNetwork(httpcore.AnyIOBackend):
 
 
 def _checked_url(name: str, url: str) -> SplitResult:
-    """Raises InvalidArgument without showing the URL, which may have a secret in it."""
+    """Parse the URL. Raises InvalidArgument without the URL, because the URL may contain a secret."""
     try:
         parts = urlsplit(url)
         fit = (
@@ -247,7 +261,7 @@ def _checked_url(name: str, url: str) -> SplitResult:
 
 
 def _checked_headers(name: str, headers: Mapping[str, str]) -> dict[str, str]:
-    """Raises InvalidArgument without showing a value."""
+    """Check the headers, and return them with lower-case names. Raises InvalidArgument without their values."""
     for header, value in headers.items():
         lower = header.lower()
         sendable = value.isascii() and value.isprintable() and value == value.strip()

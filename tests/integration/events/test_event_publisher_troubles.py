@@ -115,7 +115,7 @@ def test_a_server_that_comes_back_gets_everything_once_and_in_order(own_cluster,
         publisher.flush()
         own_cluster.stop("immediate")
         publisher.put(Event("t", {"n": n}) for n in range(100, 400))
-        assert succeeds(lambda: publisher._trouble is not None, SECONDS)
+        assert succeeds(lambda: publisher._last_error is not None, SECONDS)
         own_cluster.start()
     with psycopg.connect(own_database) as connection:
         assert stored(connection) == list(range(400))
@@ -160,7 +160,7 @@ def test_an_id_that_is_taken_is_refused_though_the_server_was_away(own_cluster, 
     own_cluster.stop("immediate")
     publisher = Publisher(own_database)
     publisher.put([Event("second", id=TAKEN), Event("one", id=TWICE), Event("two", id=TWICE)])
-    assert succeeds(lambda: publisher._trouble is not None, SECONDS)
+    assert succeeds(lambda: publisher._last_error is not None, SECONDS)
     own_cluster.start()
     with pytest.raises(NotPublished, match="already exists") as raised:
         publisher.close()
