@@ -29,17 +29,17 @@ from airflow_pgchange.plugins.watched_assets import Clash, WatchedAsset, clashes
 from airflow_pgchange.utils.compat import dag_bag, dag_serialization
 
 Naming = dict[Place, dict[Watched | None, set[str]]]
-"""Of each place the feeds that are named there, and by which DAGs; None: its connections are named without a feed."""
+"""The feeds that DAGs name at each place, with these DAGs. The feed is None if DAGs name only the connections."""
 Starts = dict[tuple[Place, str], dict[str, set[str]]]
 """The starts of each consumer at a place. Each start has the DAGs whose tasks give it."""
 
 
 @dataclass(frozen=True)
 class Read:
-    """What the files or the database say of each DAG.
+    """The contents of DAGs, from their files or from Airflow's database, by DAG id.
 
-    ``named`` are the feeds and connections that it names, ``assets`` the assets with watchers, ``spark`` how
-    its tasks submit to Spark. ``unread`` says what could not be read, with the DAG if it is known.
+    ``named``: the feeds and connections that the DAG names. ``assets``: its assets with watchers. ``spark``: how its
+    tasks submit to Spark. ``unread``: pairs of a DAG id, empty if unknown, and the error that prevented reading it.
     """
 
     named: Mapping[str, Sequence[Named]]
@@ -54,82 +54,82 @@ class Read:
 )
 def check(args: Namespace) -> Rows:
     read = _in_files(args.files) if args.files else _parsed()
-    naming, found, starts = naming_of(read.named), clashes(read.assets), starts_of(read.named)
+    naming, asset_clashes, starts = naming_of(read.named), clashes(read.assets), starts_of(read.named)
     return [
         *(
-            _row(place, *told)
+            _row(place, *outcome)
             for place in sorted(naming, key=str)
-            for told in _told(place, naming[place], found, starts)
+            for outcome in _check_place(place, naming[place], asset_clashes, starts)
         ),
         *(() if args.no_spark else _of_spark(read.spark)),
-        *(_row(None, "", {dag_id}, "", why) for dag_id, why in read.unread),
+        *(_row(None, "", {dag_id}, "", error) for dag_id, error in read.unread),
     ]
 
 
 def naming_of(named: Mapping[str, Iterable[Named]]) -> Naming:
-    """What each DAG names, by its places."""
-    found: Naming = defaultdict(lambda: defaultdict(set))
+    """Group the feeds that DAGs name by place."""
+    naming: Naming = defaultdict(lambda: defaultdict(set))
     for dag_id, all_named in named.items():
-        for one in all_named:
-            found[one.place][one.feed].add(dag_id)
-    for feeds in found.values():
+        for each in all_named:
+            naming[each.place][each.feed].add(dag_id)
+    for feeds in naming.values():
         if len(feeds) > 1:
             feeds.pop(None, None)
-    return found
+    return naming
 
 
 def starts_of(named: Mapping[str, Iterable[Named]]) -> Starts:
-    """Where the tasks of each DAG start a consumer that is new."""
-    found: Starts = defaultdict(lambda: defaultdict(set))
+    """Collect the places at which the tasks of DAGs start a new consumer."""
+    starts: Starts = defaultdict(lambda: defaultdict(set))
     for dag_id, all_named in named.items():
-        for one in all_named:
-            if one.consumer is not None and one.start is not None:
-                found[one.place, one.consumer][one.start].add(dag_id)
-    return found
+        for each in all_named:
+            if each.consumer is not None and each.start is not None:
+                starts[each.place, each.consumer][each.start].add(dag_id)
+    return starts
 
 
-def _told(
-    place: Place, feeds: Mapping[Watched | None, set[str]], found: Sequence[Clash], starts: Starts
+def _check_place(
+    place: Place, feeds: Mapping[Watched | None, set[str]], asset_clashes: Sequence[Clash], starts: Starts
 ) -> Iterator[tuple[str, set[str], str, str]]:
-    """Yield for each feed its name, its DAGs, the start of its consumer if this is new, and what is wrong."""
+    """Yield for each feed its name, its DAGs, the start of its consumer if the consumer is new, and its problems."""
     ordered = sorted(feeds.items(), key=lambda item: "" if item[0] is None else item[0].name)
-    known: list[str] = []
-    told: list[tuple[str | None, str | None]] = []
+    conninfos: list[str] = []
+    results: list[tuple[str | None, str | None]] = []
     try:
-        known += [conninfo_by_name(one) for one in place.connections]
-        reached = [make_conninfo(conninfo, **REACH) for conninfo in known]
-        with both_databases(reached[0], reached[1] if place.source else None, primary=False) as opened:
+        conninfos += [conninfo_by_name(conn_id) for conn_id in place.connections]
+        limited = [make_conninfo(conninfo, **REACH) for conninfo in conninfos]
+        with both_databases(limited[0], limited[1] if place.source else None, primary=False) as opened:
             for connection in opened:
                 keep_open(connection, **LIMITS)
-            told += [
-                _asked(*opened, feed, starts[place, feed.name if feed else ""]) for feed, dags in ordered
+            results += [
+                _check_feed(*opened, feed, starts[place, feed.name if feed else ""]) for feed, dags in ordered
             ]
     except (PgChangeError, psycopg.Error) as error:
-        told = [(None, str(error).strip())] * len(ordered)
-    for (feed, dags), (new, why) in zip(ordered, told, strict=True):
+        results = [(None, str(error).strip())] * len(ordered)
+    for (feed, dags), (new, problem) in zip(ordered, results, strict=True):
         name = "" if feed is None else feed.name
-        wrong = [clash.told() for clash in found if feed and clash.is_of(place.connection, feed)]
-        if why:
-            wrong.insert(0, without_secrets(why, known))
+        problems = [clash.told() for clash in asset_clashes if feed and clash.is_of(place.connection, feed)]
+        if problem:
+            problems.insert(0, without_secrets(problem, conninfos))
         if new is not None and len(starts[place, name]) > 1:
-            wrong.append(_two_starts(starts[place, name]))
-        yield name, dags, new or "", "; ".join(wrong)
+            problems.append(_two_starts(starts[place, name]))
+        yield name, dags, new or "", "; ".join(problems)
 
 
-def _asked(
+def _check_feed(
     results: psycopg.Connection[Any],
     source: psycopg.Connection[Any],
     feed: Watched | None,
     starts: Mapping[str, set[str]],
 ) -> tuple[str | None, str | None]:
-    """Where the consumer of a feed starts if it is new, and what keeps the feed from being watched."""
+    """Return the start of the feed's consumer, if the consumer is new, and the reason why the feed cannot be watched."""
     if feed is None:
         return None, None
-    why = hindrance(results, source, feed)
-    if why or not isinstance(feed, Feed):
-        return None, why
-    found = outlook(results, source, feed, min(starts, default=BEGINNING))
-    return None if found is None else str(found), None
+    problem = hindrance(results, source, feed)
+    if problem or not isinstance(feed, Feed):
+        return None, problem
+    new = outlook(results, source, feed, min(starts, default=BEGINNING))
+    return None if new is None else str(new), None
 
 
 def _two_starts(starts: Mapping[str, set[str]]) -> str:
@@ -149,11 +149,11 @@ def _of_spark(needed: Mapping[str, Iterable[SparkNeeds]]) -> Iterator[dict[str, 
         for needs in all_needs:
             dags[needs].add(dag_id)
     for needs in sorted(dags):
-        yield _row(Place(needs.conn_id), "", dags[needs], "", _spark_trouble(needs))
+        yield _row(Place(needs.conn_id), "", dags[needs], "", _spark_problem(needs))
 
 
-def _spark_trouble(needs: SparkNeeds) -> str:
-    """Why Spark cannot run a task's batches on this machine."""
+def _spark_problem(needs: SparkNeeds) -> str:
+    """Return the reason why Spark cannot run a task's batches on this machine; empty if it can."""
     try:
         # Imported here, because Spark is an extra.
         import_module("airflow_pgchange.spark.installed").check_versions()
@@ -164,15 +164,15 @@ def _spark_trouble(needs: SparkNeeds) -> str:
     return ""
 
 
-def _row(place: Place | None, consumer: str, dags: set[str], new: str, why: str) -> dict[str, Any]:
+def _row(place: Place | None, consumer: str, dags: set[str], new: str, problem: str) -> dict[str, Any]:
     return {
         "connection": "" if place is None else place.connection,
         "source": "" if place is None else place.source or "",
         "consumer": consumer,
         "dags": ", ".join(sorted(dags)),
         "new consumer": new,
-        "can be watched": "no" if why else "yes",
-        "hindrance": why,
+        "can be watched": "no" if problem else "yes",
+        "hindrance": problem,
     }
 
 
@@ -187,7 +187,7 @@ def _parsed() -> Read:
 
 
 def _in_files(files: Sequence[Path]) -> Read:
-    """What the DAGs of files, or of folders, name. Raises InvalidArgument for one that is not there."""
+    """Read the DAGs of files and folders. Raises InvalidArgument if a path does not exist."""
     for path in files:
         if not path.exists():
             raise InvalidArgument(f"{path} is not there: name DAG files, or folders of them")
@@ -196,19 +196,19 @@ def _in_files(files: Sequence[Path]) -> Read:
     spark: dict[str, list[SparkNeeds]] = defaultdict(list)
     unread: list[tuple[str, str]] = []
     for path in files:
-        there = path.absolute()
-        bag = dag_bag(there, there if there.is_dir() else there.parent)
+        absolute = path.absolute()
+        bag = dag_bag(absolute, absolute if absolute.is_dir() else absolute.parent)
         unread += [
             ("", f"{file} cannot be imported: {error.strip()}") for file, error in bag.import_errors.items()
         ]
         for dag_id, dag in bag.dags.items():
-            # Whatever a DAG's own classes raise.
+            # Catch every error, because the DAG's own classes run during serialization.
             try:
-                found = ParsedDag.of(dag_serialization().to_dict(dag))
+                parsed = ParsedDag.of(dag_serialization().to_dict(dag))
             except Exception as error:  # noqa: BLE001
                 unread.append((dag_id, f"{dag.fileloc}: {dag_id} cannot be serialized: {described(error)}"))
             else:
-                named[dag_id] += found.named
-                assets[dag_id] += found.assets
-                spark[dag_id] += found.spark
+                named[dag_id] += parsed.named
+                assets[dag_id] += parsed.assets
+                spark[dag_id] += parsed.spark
     return Read(named, assets, spark, unread)

@@ -1,4 +1,4 @@
-"""``airflow-pgchange``: what its commands have in common."""
+"""Functions that the commands of ``airflow-pgchange`` share."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Database = psycopg.Connection[Any]
 
 DONE = "Done."
 PROCESS_CONTEXT = "_AIRFLOW_PROCESS_CONTEXT"
-"""The variable by which Airflow's own commands say where their hooks look for connections."""
+"""The environment variable by which Airflow's own commands choose where their hooks look for connections."""
 
 
 def command(
@@ -55,7 +55,7 @@ def command(
             except (PgChangeError, psycopg.Error) as error:
                 message = f"{type(error).__name__}: {str(error).strip()}"
                 if failure == 1:
-                    # Python prints a message that is given as the code, and ends with 1.
+                    # If the exit code is a text, Python prints it and ends with code 1.
                     raise SystemExit(message) from error
                 print(message, file=sys.stderr)
                 raise SystemExit(failure) from error
@@ -74,20 +74,23 @@ def command(
 
 
 def database(args: Namespace) -> Database:
-    """An open connection to the database that the options name."""
+    """Connect to the database that the options name."""
     connection = connect(conninfo(args), primary=True)
     keep_open(connection)
     return connection
 
 
 def conninfo(args: Namespace) -> str:
-    """The connection string of the database that the options name."""
+    """Return the connection string of the database that the options name."""
     return _conninfo(args.postgres_conn_id, args.dsn, "--postgres-conn-id", "--dsn")
 
 
 @contextmanager
 def both(args: Namespace) -> Iterator[tuple[Database, Database]]:
-    """The database of the results, and that of the changes: the same one unless the options name another."""
+    """Connect to the database of the results and to that of the changes.
+
+    Both are the same connection unless the options name a source.
+    """
     source = None
     if args.source_conn_id is not None or args.source_dsn is not None:
         source = _conninfo(args.source_conn_id, args.source_dsn, "--source-conn-id", "--source-dsn")
@@ -99,19 +102,21 @@ def both(args: Namespace) -> Iterator[tuple[Database, Database]]:
 
 @contextmanager
 def metadata(advice: str) -> Iterator[Session]:
-    """A session of Airflow's own database. Raises InvalidArgument with the advice if that does not answer."""
+    """Open a session of Airflow's own database. Raises InvalidArgument with ``advice`` if it does not answer."""
     try:
         with create_session() as session:
             yield session
     except DBAPIError as error:
-        why = without_secrets(str(error.orig).strip(), ())
-        raise InvalidArgument(f"Airflow's own database does not tell its DAGs: {why}; {advice}") from error
+        reason = without_secrets(str(error.orig).strip(), ())
+        raise InvalidArgument(f"Airflow's own database does not tell its DAGs: {reason}; {advice}") from error
 
 
 @contextmanager
 def stored_connections() -> Iterator[None]:
-    """Let hooks read connections from Airflow's own database, as ``airflow connections test`` does. Outside of a task and
-    of a server they read only the environment and a configured secrets backend."""
+    """Let hooks read connections from Airflow's own database, as ``airflow connections test`` does.
+
+    Outside of a task and of a server, hooks read only the environment and a configured secrets backend.
+    """
     former = os.environ.get(PROCESS_CONTEXT)
     os.environ[PROCESS_CONTEXT] = "server"
     try:
@@ -132,7 +137,7 @@ def _conninfo(conn_id: str | None, dsn: str | None, *options: str) -> str:
 
 
 def conninfo_by_name(conn_id: str, instead: str = "") -> str:
-    """The connection string of an Airflow connection. Raises InvalidArgument where there is none."""
+    """Return the connection string of an Airflow connection. Raises InvalidArgument if it does not exist."""
     try:
         connection = Connection.get_connection_from_secrets(conn_id)
     except AirflowNotFoundException as error:
@@ -147,7 +152,7 @@ def _checked(dsn: str, option: str) -> str:
     try:
         conninfo_to_dict(dsn)
     except psycopg.ProgrammingError:
-        # Its error quotes what it cannot read, such as the rest of a password behind a space.
+        # Do not pass psycopg's error on: it quotes the unreadable part, for example the rest of a password after a space.
         raise InvalidArgument(
             f"{option} is not a connection string: write it as 'host=... dbname=... user=...' or as postgresql://..., "
             "and a value with spaces in single quotes"
@@ -156,7 +161,7 @@ def _checked(dsn: str, option: str) -> str:
 
 
 def confirm(args: Namespace, warning: str) -> None:
-    """Go on only where somebody says so: a person, or ``--yes``."""
+    """Ask the user to confirm, unless ``--yes`` is given. Raises SystemExit without a confirmation."""
     if args.yes:
         return
     if not sys.stdin.isatty():
@@ -167,6 +172,6 @@ def confirm(args: Namespace, warning: str) -> None:
 
 
 def shown(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row as a table shows it."""
+    """Convert the values of a row to types that a table can show."""
     plain = (str, int, float, bool, type(None))
     return {key: value if isinstance(value, plain) else str(value) for key, value in row.items()}

@@ -1,4 +1,4 @@
-"""``airflow-pgchange register``, ``skip``, ``release``, ``repair``, ``move``, ``drop``, ``trim``: consumers by hand."""
+"""Commands that change consumers: ``register``, ``skip``, ``release``, ``repair``, ``move``, ``drop`` and ``trim``."""
 
 from __future__ import annotations
 

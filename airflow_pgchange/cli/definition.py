@@ -1,4 +1,4 @@
-"""``airflow-pgchange``: what there is to type."""
+"""The commands and options of ``airflow-pgchange``."""
 
 from __future__ import annotations
 
@@ -82,8 +82,10 @@ NO_SPARK = _arg(
     help="leave out Spark, as on a machine that has no Java and runs no tasks",
 )
 LISTEN = _arg("--listen", default="127.0.0.1:4327", help="address and port for clients; default: %(default)s")
-USERS = _arg("--users", type=Path, help="who may connect: a file of names and SCRAM-SHA-256 verifiers")
-TRUST = _arg("--trust", action="store_true", help="or everybody may, without a password")
+USERS = _arg(
+    "--users", type=Path, help="file of the users that may connect: names and SCRAM-SHA-256 verifiers"
+)
+TRUST = _arg("--trust", action="store_true", help="or accept every client without a password")
 TLS_CERT = _arg("--tls-cert", type=Path, help="certificate for clients that want TLS, in PEM")
 TLS_KEY = _arg("--tls-key", type=Path, help="and its key")
 REQUIRE_TLS = _arg("--require-tls", action="store_true", help="refuse clients that do not want TLS")
@@ -95,7 +97,7 @@ COMMON = (ARG_OUTPUT, ARG_VERBOSE)
 
 
 def _command(function: str, help: str, *args: Arg, name: str | None = None) -> ActionCommand:
-    """A command is called as its function is, unless it says another name."""
+    """Define a command. Its default name is the name of its function."""
     return ActionCommand(
         name=name or function.rpartition(".")[2],
         help=help,
@@ -105,14 +107,17 @@ def _command(function: str, help: str, *args: Arg, name: str | None = None) -> A
 
 
 def _letters() -> GroupCommand:
-    """A letter is where its consumer's progress is: with the results, or in the database of the tube."""
+    """Define the commands for dead letters.
+
+    A letter is in the database of its consumer's progress: that of the results, or that of the tube.
+    """
     return GroupCommand(
         name="letters",
         help="Batches, events and messages that consumers gave up: dead letters",
         subcommands=(
             _command(
                 "letters.show",
-                "Every letter: of whom, why, and whether it can be sent again",
+                "List all letters: consumer, reason, and whether the letter can be sent again",
                 *WHERE_BOTH,
                 OF_CONSUMER,
                 OLDER_THAN,
@@ -137,7 +142,7 @@ def _letters() -> GroupCommand:
             ),
             _command(
                 "letters.erase",
-                "Erase from letters what they hold of one key, and keep the rest",
+                "Erase the data of one key from letters, and keep the rest",
                 *WHERE,
                 KEY,
                 FIELD,
@@ -160,7 +165,7 @@ def get_pgchange_cli_commands() -> list[GroupCommand]:
                 _command("schema.uninstall", "Remove schemas, with what waits in them", *WHERE, SYSTEM, YES),
                 _command(
                     "status.status",
-                    "Every consumer: how far behind, at work on what, held back by whom",
+                    "Show all consumers: lag, batch in work, and the transaction that holds it back",
                     *WHERE_BOTH,
                 ),
                 _command(
@@ -171,8 +176,8 @@ def get_pgchange_cli_commands() -> list[GroupCommand]:
                 ),
                 _command(
                     "status.health",
-                    "What a person should look at, with the call that mends it; ends with code 1 if there is anything, "
-                    "and with code 2 if it could not look",
+                    "Show problems that need attention, each with the call that fixes it. The exit code is 1 if there "
+                    "are any, and 2 if the check failed",
                     *WHERE_BOTH,
                 ),
                 _command(
@@ -209,7 +214,7 @@ def get_pgchange_cli_commands() -> list[GroupCommand]:
                 _command("consumers.drop", "Forget a consumer", *WHERE_BOTH, MOVABLE, YES),
                 ActionCommand(
                     name="topology-relay",
-                    help="Tell clients of the topology, until it is stopped",
+                    help="Send the topology to clients, until stopped",
                     func=lazy_load_command("airflow_pgchange.cli.topology.relay"),
                     args=(
                         *WHERE,

@@ -1,4 +1,4 @@
-"""``airflow-pgchange letters``: what its commands do."""
+"""The commands of ``airflow-pgchange letters``."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from airflow_pgchange.cli.common import Rows, both, command, confirm, database
 from airflow_pgchange.feeds.checks import seconds
 
 SHOWN_ERROR = 200
-"""Characters of an error in a table; JSON has all."""
+"""Maximum characters of an error in a table. JSON output has the whole error."""
 
 
 @command("There are no dead letters.")
 def show(args: Namespace) -> Rows:
     with both(args) as (connection, source):
-        found = dead_letters.letters(connection, source, consumer=args.consumer, older_than=args.older_than)
-    return [asdict(letter) if args.output == "json" else _brief(letter) for letter in found]
+        letters = dead_letters.letters(connection, source, consumer=args.consumer, older_than=args.older_than)
+    return [asdict(letter) if args.output == "json" else _brief(letter) for letter in letters]
 
 
 @command("No letter can be sent again: `airflow-pgchange letters list` says why.")
@@ -35,7 +35,7 @@ def drop(args: Namespace) -> Rows:
     with database(args) as connection:
         if args.older_than is not None:
             seconds("--older-than", args.older_than)
-        confirm(args, "What these letters stand for will be gone.")
+        confirm(args, "The changes in these letters will be lost.")
         return [
             {"letter": number, "state": "dropped"}
             for number in dead_letters.drop_letters(connection, **_chosen(args))
@@ -45,7 +45,10 @@ def drop(args: Namespace) -> Rows:
 @command("No letter holds this key.")
 def erase(args: Namespace) -> Rows:
     with database(args) as connection:
-        confirm(args, "What letters hold of this key will be gone, and is not sent again with them.")
+        confirm(
+            args,
+            "The data of this key will be deleted from the letters, and will not be sent again with them.",
+        )
         return [
             {"letter": letter.id, "erased": letter.erased}
             for letter in dead_letters.erase_letters(
@@ -59,7 +62,7 @@ def _chosen(args: Namespace) -> dict[str, Any]:
 
 
 def _brief(letter: dead_letters.Letter) -> dict[str, Any]:
-    """A letter on one line."""
+    """Return a letter as one line of a table."""
     return {
         "letter": letter.id,
         "consumer": letter.consumer,

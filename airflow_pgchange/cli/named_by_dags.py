@@ -1,4 +1,4 @@
-"""What Airflow knows of the consumers of a database that ``status`` and ``health`` show."""
+"""Airflow's information about the consumers that ``status`` and ``health`` show."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from airflow_pgchange.plugins.places import Key, Naming, ParsedDags, Place, Plac
 
 @dataclass
 class Named:
-    """The consumers that DAGs name at the connections that the options name; none for a database that they name by its
-    connection string, because DAGs name databases by connections alone."""
+    """The consumers that DAGs name at the connections of the command's options.
+
+    There are none if the options contain a connection string, because DAGs name databases only by connections.
+    """
 
     place: Place
     places: Places = field(default_factory=Places)
@@ -25,16 +27,16 @@ class Named:
         return self.places.consumers[self.place]
 
     def reasons(self, keys: Collection[Key]) -> Mapping[Key, list[DagReason]]:
-        """Why the DAGs of these consumers do not process their changes, of those of which Airflow knows that."""
+        """Return the reasons why the DAGs of these consumers do not process their changes, as far as Airflow knows."""
         if not keys or not self.consumers:
             return {}
         with metadata("run airflow db migrate") as session:
-            found = dag_reasons(session, self.places, [(self.place, key) for key in keys])
-        return {key: reasons for (_, key), reasons in found.items()}
+            by_consumer = dag_reasons(session, self.places, [(self.place, key) for key in keys])
+        return {key: reasons for (_, key), reasons in by_consumer.items()}
 
 
 def named_by_dags(args: Namespace, warn: Callable[[str], None]) -> Named:
-    """What DAGs name at these connections. If Airflow's own database does not answer, ``warn`` is told."""
+    """Read the consumers that DAGs name. If Airflow's own database does not answer, call ``warn`` and return none."""
     source = None if args.source_conn_id == args.postgres_conn_id else args.source_conn_id
     named = Named(Place(args.postgres_conn_id or "", source))
     if args.postgres_conn_id is None or args.source_dsn is not None:

@@ -1,4 +1,4 @@
-"""The program ``airflow-pgchange``: the commands of ``airflow pgchange``, which Airflow has from version 3.2 on."""
+"""The program ``airflow-pgchange``: the same commands as ``airflow pgchange``, which needs Airflow 3.2 or later."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def main() -> None:
 
 
 def add_commands() -> None:
-    """Give Airflow the commands, which version 3.1 does not take from a provider."""
+    """Add the commands to Airflow's parser, because Airflow 3.1 does not load commands of providers."""
     for group in get_pgchange_cli_commands():
         cli_parser.ALL_COMMANDS_DICT.setdefault(group.name, group)
 
 
 def _rename(parser: argparse.ArgumentParser, old: str) -> None:
-    """Have help and errors of the commands name this program instead of ``old``, which Airflow may not have."""
+    """Replace ``old`` by ``airflow-pgchange`` in help and errors, because Airflow 3.1 has no such command."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for each in action.choices.values():

@@ -1,4 +1,4 @@
-"""``airflow-pgchange install``, ``upgrade``, ``uninstall``: the schemas of a database."""
+"""Commands for the schemas of a database: ``install``, ``upgrade`` and ``uninstall``."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from airflow_pgchange.cli.common import Rows, command, confirm, database
 def install(args: Namespace) -> Rows:
     with database(args) as connection:
         return [
-            _loaded(found) for found in schema.install(connection, args.systems, without=args.without or ())
+            _loaded(state) for state in schema.install(connection, args.systems, without=args.without or ())
         ]
 
 
 @command("Our schemas are not here: `airflow-pgchange install` makes them.")
 def upgrade(args: Namespace) -> Rows:
     with database(args) as connection:
-        return [_loaded(found) for found in schema.upgrade(connection)]
+        return [_loaded(state) for state in schema.upgrade(connection)]
 
 
 @command("Our schemas are not here: nothing to remove.")
 def uninstall(args: Namespace) -> Rows:
-    confirm(args, "Queues, watermarks and what waits in them will be gone; tables of yours stay.")
+    confirm(args, "Queues, watermarks and all waiting changes will be deleted; your own tables stay.")
     with database(args) as connection:
         return [{"removed": name} for name in schema.uninstall(connection, args.systems)]
 

@@ -1,4 +1,4 @@
-"""``airflow-pgchange status`` and ``health``: how every consumer stands, and what a person should look at."""
+"""``airflow-pgchange status`` and ``health``: the state of all consumers, and the problems that need attention."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from airflow_pgchange.errors import PgChangeError
 from airflow_pgchange.plugins.dag_reasons import DagReason
 
 SHOWN_REASON = 300
-"""Characters of a reason in a table; JSON has all. An error of Spark has 150 before the text that names its cause."""
+"""Maximum characters of a reason in a table; JSON output has all. Spark's errors name their cause after about 150."""
 
 
 @command("No consumer has begun here yet: the first claim makes one.")
@@ -26,12 +26,12 @@ def status(args: Namespace) -> Rows:
     with both(args) as (results, source):
         rows = explained(results, source, consumers.status(results, source, _warn))
         rows = with_new(results, source, rows, named.consumers)
-        for one in dict.fromkeys((results, source)):
-            for line in watching.blind(one):
+        for connection in dict.fromkeys((results, source)):
+            for line in watching.blind(connection):
                 _warn(line)
     reasons = named.reasons({_key(row) for row in rows if row["why"] or row["new"]})
     if args.output == "json":
-        return [row | {"dag_reasons": [str(one) for one in reasons.get(_key(row), ())]} for row in rows]
+        return [row | {"dag_reasons": [str(reason) for reason in reasons.get(_key(row), ())]} for row in rows]
     return [_brief(row, reasons.get(_key(row), ())) for row in rows]
 
 
@@ -41,20 +41,18 @@ def health(args: Namespace) -> Rows:
     named = named_by_dags(args, _warn)
     with both(args) as (results, source):
         if source is results:
-            told = findings(results, left_out.append)
+            problems = findings(results, left_out.append)
         else:
             standing = consumers.status(results, source, left_out.append)
-            told = findings_of_both(results, source, left_out.append, standing)
-        found = [asdict(one) for one in told]
-    reasons = named.reasons({_key(one) for one in found if one["consumer"] is not None})
-    found = [one | {"told": "; ".join([one["told"], *map(str, reasons.get(_key(one), ()))])} for one in found]
+            problems = findings_of_both(results, source, left_out.append, standing)
+        rows = [asdict(finding) for finding in problems]
+    reasons = named.reasons({_key(row) for row in rows if row["consumer"] is not None})
+    rows = [row | {"told": "; ".join([row["told"], *map(str, reasons.get(_key(row), ()))])} for row in rows]
     for line in left_out:
         _warn(line)
-    if left_out and not found:
+    if left_out and not rows:
         raise PgChangeError("nothing was found, but the lines above say what could not be looked at")
-    return (
-        found if args.output == "json" else [{key: cell or "" for key, cell in row.items()} for row in found]
-    )
+    return rows if args.output == "json" else [{key: cell or "" for key, cell in row.items()} for row in rows]
 
 
 def _key(row: Mapping[str, Any]) -> tuple[str, str]:
@@ -66,7 +64,7 @@ def _warn(text: str) -> None:
 
 
 def _brief(row: Mapping[str, Any], reasons: Iterable[DagReason]) -> dict[str, Any]:
-    """A consumer on one line."""
+    """Return a consumer as one line of a table."""
     number = str(row["ready"]) if row["ready_exact"] in (True, None) else f"~{row['ready']}"
     return {
         "consumer": row["consumer"],
@@ -78,7 +76,9 @@ def _brief(row: Mapping[str, Any], reasons: Iterable[DagReason]) -> dict[str, An
         "batch": _batch(row),
         "progress": "" if row["updated_at"] is None else f"{row['updated_at']:%Y-%m-%d %H:%M:%S}",
         "held back by": row.get("held_back_by") or "",
-        "why behind": "; ".join(filter(None, [row["new"] or _short(row), *(one.told for one in reasons)])),
+        "why behind": "; ".join(
+            filter(None, [row["new"] or _short(row), *(reason.told for reason in reasons)])
+        ),
     }
 
 
@@ -96,7 +96,9 @@ def _batch(row: Mapping[str, Any]) -> str:
 
 
 def _short(row: Mapping[str, Any]) -> str:
-    """The first line of why a consumer is behind, short enough for a table. ``--output json`` and ``health`` tell all of
-    it."""
+    """Return the first line of the reason why a consumer is behind, shortened for a table.
+
+    ``--output json`` and ``health`` show the whole reason.
+    """
     first = (row["why"] or "").replace(f" at batch {row['batch_id']}", "").partition("\n")[0]
     return first if len(first) <= SHOWN_REASON else f"{first[:SHOWN_REASON]}..."

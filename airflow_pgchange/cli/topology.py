@@ -1,4 +1,4 @@
-"""``airflow-pgchange topology-relay``: what it does."""
+"""The command ``airflow-pgchange topology-relay``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from airflow_pgchange.topology.connection import Limits
 
 @providers_configuration_loaded
 def relay(args: Namespace) -> None:
-    """Runs until it is stopped; what it does is logged to standard error."""
+    """Run the relay until it is stopped. It logs to standard error."""
     logging.basicConfig(
         stream=sys.stderr,
         level=logging.DEBUG if args.verbose else logging.INFO,
