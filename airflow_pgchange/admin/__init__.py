@@ -1,4 +1,4 @@
-"""What people and schedules do with a database of feeds: install, look, mend, keep house. psycopg only, no Airflow."""
+"""Administration of a database with feeds: install, inspect, repair, maintain. Needs psycopg only, no Airflow."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What a person does with a consumer: skip its batch, repair, move and drop it; and trim what all have processed."""
+"""Manual operations on consumers: skip a batch, repair, move, register and drop. Also trimming of processed history."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Connection = psycopg.Connection[Any]
 
 
 def skip_batch(results: Connection, source: Connection, feed: Feed, reason: str) -> str:
-    """Give up the batch that the consumer claimed and cannot finish; it becomes a dead letter, with ``reason``.
+    """Give up the consumer's batch in work: it becomes a dead letter with ``reason``. Return the batch's id.
 
-    Returns the batch's id. Raises BatchNotFinished where there is none, ConsumerBusy while the consumer is at work.
+    Raises BatchNotFinished if no batch is in work, and ConsumerBusy while the consumer is at work.
     """
     batch = _in_work(results, source, feed)
     ask(progress_at(feed, results, source), feed.skip(batch, reason))
@@ -35,16 +35,16 @@ def skip_batch(results: Connection, source: Connection, feed: Feed, reason: str)
 
 
 def repair_delta(results: Connection, source: Connection, feed: Feed, table: Delta) -> str:
-    """Let the batch in work be written to a Delta table that has another batch of its number, or does not show whether it
-    has the batch. Rows that the table has already then come twice.
+    """Let a Delta table accept the batch in work, which it refuses. Return the batch's id.
 
-    Returns the batch's id. Raises BatchNotFinished if no batch is in work.
+    The table refuses a batch if it has another batch of the same number, or if it does not show whether it has the batch.
+    Rows that the table already has will be there twice. Raises BatchNotFinished if no batch is in work.
     """
     from airflow_pgchange.lake.delta.log import repair  # noqa: PLC0415
 
     row = _in_work(results, source, feed)
-    known = {each.name: row[each.name] for each in fields(Batch) if each.name in row}
-    batch = Batch.from_json({**known, "feed": feed.name})
+    values = {each.name: row[each.name] for each in fields(Batch) if each.name in row}
+    batch = Batch.from_json({**values, "feed": feed.name})
     repair(table, batch)
     return batch.id
 
@@ -67,23 +67,25 @@ def end_leases(source: Connection, feed: Feed) -> int:
 
 
 def repair_consumer(results: Connection, source: Connection, feed: Movable) -> str:
-    """Go on from what the source still knows of the consumer, after it lost its tail, was restored or was upgraded.
+    """Continue from the source's record of the consumer, after the source lost its tail, was restored or was upgraded.
 
-    Returns the guarantee from here on: ``exactly once``, or ``at least once`` where processed batches come again.
-    Raises ConsumerBusy while the consumer is at work, as ``move`` and ``drop`` do.
+    Returns the guarantee for the batches from here on: ``exactly once``, or ``at least once`` if processed batches come
+    again. Raises ConsumerBusy while the consumer is at work, as ``move_consumer`` and ``drop_consumer`` do.
     """
     return str(ask(results, feed.adopt_mark(ask(source, feed.mark()))))
 
 
 def move_consumer(results: Connection, source: Connection, feed: Movable, to: datetime | str) -> None:
-    """Move the consumer to the ``"beginning"`` of what the source still has, to ``"now"`` (all that is there counts as
-    processed), or to a time (all that was written before it counts as processed).
+    """Move the consumer.
 
-    Raises ConsumerBusy while the consumer is at work, UnknownConsumer where there is none, InvalidArgument for a time
-    where the feed has none: a topology's log goes by term and index.
+    To ``"beginning"``: it starts with the oldest changes that the source still has. To ``"now"``: all present changes
+    count as processed. To a time: all changes written before it count as processed.
+
+    Raises ConsumerBusy while the consumer is at work, and UnknownConsumer if it does not exist. Raises InvalidArgument
+    for a time if the feed does not support times: positions in a topology's log are terms and indexes.
     """
     point = None if to == "beginning" else ask(source, feed.point_at(None if to == "now" else to))
-    # Under the consumer's lock, and the source commits first: at no moment may what comes again go.
+    # Hold the consumer's lock, and commit at the source first. Otherwise the source could trim changes that come again.
     with translated(), results.transaction():
         if not ask(results, feed.lock()):
             raise ConsumerBusy(f"{feed.name} is at work: stop it, or wait until its batch has ended")
@@ -94,8 +96,10 @@ def move_consumer(results: Connection, source: Connection, feed: Movable, to: da
 def register_consumer(
     results: Connection, source: Connection, feed: Movable, start: Start = BEGINNING
 ) -> None:
-    """Register a new consumer, to start at ``start``: the ``"beginning"`` of what the source still has, ``"now"``, a time
-    or a point. Raises InvalidArgument if the consumer is registered already, or for a time where the feed has none.
+    """Register a new consumer that starts at ``start``: ``"beginning"``, ``"now"``, a time or a point.
+
+    ``"beginning"`` is the oldest change that the source still has. Raises InvalidArgument if the consumer is registered
+    already, and for a time if the feed does not support times.
     """
     if ask(results, feed.position()) is not None:
         raise InvalidArgument(
@@ -107,7 +111,7 @@ def register_consumer(
 
 
 def drop_consumer(results: Connection, source: Connection, feed: Movable) -> None:
-    """Forget the consumer, its progress, its claim and its dead letters: under the same name it would begin anew."""
+    """Delete the consumer with its progress, its claim and its dead letters. A consumer of the same name begins anew."""
     if source is not results:
         _check_unleased(results, source, feed)
     ask(results, feed.forget())
@@ -116,18 +120,20 @@ def drop_consumer(results: Connection, source: Connection, feed: Movable) -> Non
 
 
 def _check_unleased(results: Connection, source: Connection, feed: Movable) -> None:
-    """Raise Leased if the consumer's batch is leased, which only the source knows."""
+    """Raise Leased if the consumer's batch is leased. Leases are stored at the source."""
     at = ask(results, feed.position())
     batch = None if at is None else ask(source, feed.in_work(at))
     if batch is not None and "leased_until" in batch:
         raise Leased(
-            f"batch {batch['id']} of {feed.name} is leased until {batch['leased_until']} by {batch['leased_by']}: wait "
+            f"batch {batch['id']} of {feed.name} is leased until {batch['leased_until']} by {batch['leased_by']}. Wait "
             f"until it is acked or the lease ends; or end the lease: airflow-pgchange release {shlex.quote(feed.name)}"
         )
 
 
 def trim_commit_queue(source: Connection, retention: Seconds) -> list[str]:
-    """Remove history of the commit queue older than ``retention`` that all have processed; a line for each
-    thing. Raises InvalidArgument."""
+    """Delete history of the commit queue that is older than ``retention`` and that all consumers have processed.
+
+    Returns a line for each deleted part. Raises InvalidArgument for an invalid ``retention``.
+    """
     query = sql.SQL("select pubsub.trim_commit_queue({})").format(span("retention", retention))
     return [line for (line,) in rows(source, query)]

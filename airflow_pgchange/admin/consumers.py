@@ -1,4 +1,4 @@
-"""The consumers of every kind of feed, by the names that status shows."""
+"""The consumers of all kinds of feeds, by the names that ``status`` shows."""
 
 from __future__ import annotations
 
@@ -34,87 +34,94 @@ Row = dict[str, Any]
 
 
 def named(name: str) -> Callable[[Connection], Feed]:
-    """The consumer that a name means: its feed, once the database of the changes told what the name does not say.
+    """Return a function that gets the feed of a named consumer from the database of the changes.
 
-    Raises InvalidArgument where it means none. The returned function raises UnknownConsumer for a tube that is not there.
+    The database has the settings that the name does not contain. Raises InvalidArgument for an invalid name. The returned
+    function raises UnknownConsumer if the tube does not exist.
     """
     kind, parts = _read(name)
     return lambda source: kind.named(partial(ask, source), *parts)
 
 
 def movable(name: str) -> Movable:
-    """The feed of a consumer that can be repaired, moved and dropped: its name says all. Raises InvalidArgument for any
-    other."""
+    """Return the feed of a consumer that can be repaired, moved and dropped. The name alone determines the feed.
+
+    Raises InvalidArgument if the name is invalid, or if this kind of consumer cannot be moved.
+    """
     kind, parts = _read(name)
     if kind.names.instead:
         raise InvalidArgument(f"{name} has no watermark to repair, move or drop: {kind.names.instead}")
-    return cast(Movable, kind.named(_nobody, *parts))
+    return cast(Movable, kind.named(_no_query, *parts))
 
 
-def _nobody(query: sql.Composed) -> None:
+def _no_query(query: sql.Composed) -> None:
     raise AssertionError(f"the name of a consumer that can be moved says all: {query.as_string(None)}")
 
 
 def _read(name: str) -> tuple[type[Feed], tuple[str, ...]]:
-    """The kind whose prefix a name has, and the parts of the name."""
+    """Return the kind of feed whose prefix the name has, and the parts of the name. Raises InvalidArgument."""
     by_prefix: dict[str, type[Feed]] = {
         kind.names.prefix: kind for kind in kinds().values() if hasattr(kind, "names")
     }
     kind = by_prefix.get(prefix_of(name))
     parts = None if kind is None else kind.names.read(name)
     if kind is None or parts is None:
-        known = ", ".join(kind.names.example for kind in by_prefix.values())
-        raise InvalidArgument(f"{name!r} is not a consumer: write it as status names it, such as {known}")
+        examples = ", ".join(kind.names.example for kind in by_prefix.values())
+        raise InvalidArgument(f"{name!r} is not a consumer: write it as status names it, such as {examples}")
     return kind, parts
 
 
 def status(
     results: Connection, source: Connection | None = None, warn: Callable[[str], None] = log.warning
 ) -> list[Row]:
-    """A row for each consumer of every kind, as ``pgchange.status()`` has it; ``ready`` is exact up to 1,000.
+    """Return a row for each consumer of all kinds, with the columns of ``pgchange.status()``. ``ready`` is exact up to
+    1,000.
 
-    ``results`` holds their progress, ``source`` the changes of those whose changes are elsewhere. The lag is None where
-    the source was not asked, or where a person must decide first, which ``held_back_by`` then says. Kinds that the role
-    may not see are left out, and ``warn`` is told; so it is of sagas that are stuck. Raises SchemaMissing where neither
-    has any of our schemas, PermissionDenied where the role may see no kind.
+    ``results`` is the database with the progress; ``source`` is the database of the changes, if it is another. The lag is
+    None if no source is given, or if a person must decide first; then ``held_back_by`` has the reason. Kinds that the
+    role may not see are left out. ``warn`` gets a message for each of them, and for each stuck saga.
+
+    Raises SchemaMissing if neither database has one of our schemas, and PermissionDenied if the role may see no kind.
     """
     changes = source or results
-    held = {one: versions.present(one) for one in (results, changes)}
-    if not any(held.values()):
+    installed = {connection: versions.present(connection) for connection in (results, changes)}
+    if not any(installed.values()):
         raise SchemaMissing("our schemas are not in this database: run `airflow-pgchange install` on it")
-    found: list[Row] = []
+    consumers: list[Row] = []
     left_out: dict[str, Exception] = {}
-    asked = [one for one in held if "core" in held[one]]
-    registered = [(kind, one) for one in asked for kind in _registered(one, results, changes)]
-    for kind, one in registered:
+    with_core = [connection for connection, systems in installed.items() if "core" in systems]
+    registered = [
+        (kind, connection) for connection in with_core for kind in _registered(connection, results, changes)
+    ]
+    for kind, connection in registered:
         try:
-            told = records(one, "select * from pgchange.status(of_kind => %s)", [kind])
-            found += told if source is None else [_completed(results, source, row) for row in told]
+            of_kind = records(connection, "select * from pgchange.status(of_kind => %s)", [kind])
+            consumers += of_kind if source is None else [_completed(results, source, row) for row in of_kind]
         except ServerUnavailable:
             raise
         except (PgChangeError, psycopg.Error) as error:
             left_out[kind] = error
-    denied = [why for why in left_out.values() if isinstance(why, PermissionDenied)]
+    denied = [error for error in left_out.values() if isinstance(error, PermissionDenied)]
     if registered and len(denied) == len(registered):
         raise denied[0]
-    for kind, why in left_out.items():
-        warn(f"consumers of kind {kind} are left out: {why}")
-    if "mbus" in held[changes]:
+    for kind, error in left_out.items():
+        warn(f"consumers of kind {kind} are left out: {error}")
+    if "mbus" in installed[changes]:
         with suppress(PermissionDenied):
             for line in queues.stuck_sagas(changes):
                 warn(line)
-    return found
+    return consumers
 
 
 def _registered(connection: Connection, results: Connection, changes: Connection) -> list[str]:
-    """The kinds whose progress is in this database: of one that this package does not know, with the results."""
+    """Return the kinds whose progress is in this database. The progress of an unknown kind is in ``results``."""
     registered = [kind for (kind,) in rows(connection, REGISTERED)]
     homes = {kind: progress_at(cast(Feed, feed), results, changes) for kind, feed in kinds().items()}
     return [kind for kind in registered if homes.get(kind, results) is connection]
 
 
 def _completed(results: Connection, source: Connection, row: Row) -> Row:
-    """A row with what only the database of the changes can tell, where that is another."""
+    """Return a row with lag and batch from the source, if the progress is in another database and they are missing."""
     kind = kinds().get(row["kind"])
     is_here = row["elsewhere"] != "changes" and (source is results or row["version"] or row["ready"])
     if kind is None or kind.progress == "source" or (row["ready"] is not None and is_here):

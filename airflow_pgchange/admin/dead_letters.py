@@ -1,7 +1,7 @@
-"""Dead letters: what consumers of any feed gave up, to be looked at, sent again or dropped.
+"""Dead letters, or letters for short: list, send again, drop or erase the batches that consumers gave up.
 
-A letter lies where its consumer's progress is kept: of the commit queue in the database of the results, of a tube in the
-tube's own.
+A letter is in the database of its consumer's progress. For the commit queue that is the database of the results, for a
+tube the tube's own database.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ HINDRANCES = (HistoryTrimmed, LetterRefused, SourceRestored, UnknownBranch, Unkn
 class Letter:
     """A batch, an event or a message that a consumer gave up.
 
-    ``reason`` says why, ``error`` what the last of its ``attempts`` failed on. ``sent_at`` is when it was sent again
-    last, None for never; ``on_its_way``: its consumer has yet to process it. ``hindrance``: why it can no longer be sent.
+    ``reason``: why it was given up. ``error``: the error of the last of its ``attempts``. ``sent_at``: the last time
+    that it was sent again, or None. ``on_its_way``: it was sent again, and its consumer has not processed it yet.
+    ``hindrance``: why it cannot be sent again, or None.
     """
 
     id: int
@@ -55,8 +56,10 @@ class Letter:
 
 @dataclass(frozen=True)
 class ErasedLetter:
-    """A letter from which a key was erased. ``erased`` is how many of its changes went: 0 if only its error or reason had
-    the key."""
+    """A letter from which a key was erased.
+
+    ``erased`` is the number of deleted changes. It is 0 if only the letter's error or reason contained the key.
+    """
 
     id: int
     erased: int
@@ -69,29 +72,33 @@ def letters(
     consumer: str | None = None,
     older_than: Seconds | None = None,
 ) -> list[Letter]:
-    """The letters that this role may see, the oldest first; of a consumer as ``status`` names it, or older than an age.
+    """Return the letters that this role may see, the oldest first.
 
-    ``source`` is asked whether it still has the changes of those that lie in another database than their changes.
+    ``consumer`` is a name as in ``status``. If the changes of letters are in another database, ``source`` is the
+    connection to it; it is used to check whether these changes still exist.
     """
     names = sql.SQL(", ").join(sql.Identifier(field.name) for field in fields(Letter))
     query = sql.SQL("select {} from pgchange.letters({}, {}) order by id")
-    found = records(connection, query.format(names, consumer, span("older_than", older_than)))
-    letters = [Letter(**row) for row in found]
+    stored = records(connection, query.format(names, consumer, span("older_than", older_than)))
+    letters = [Letter(**row) for row in stored]
     if source is None or source is connection:
         return letters
     return [_seen_from(source, connection, letter) for letter in letters]
 
 
 def letter_content(connection: psycopg.Connection[Any], number: int) -> Any:
-    """What a letter holds, which its kind decides: of a batch of the commit queue where it begins and ends and the
-    first of its commits, of a tube its ids, of a group its events, of a queue its messages. Raises UnknownLetter."""
+    """Return the content of a letter. Raises UnknownLetter.
+
+    For the commit queue: the bounds of the batch and its first commits. For a tube: ids. For a group: events. For a
+    message queue: messages.
+    """
     _check_numbers([number])
-    held = ask(connection, select("pgchange.letter_content", number))
-    if held is None:
+    content = ask(connection, select("pgchange.letter_content", number))
+    if content is None:
         raise UnknownLetter(
             f"there is no dead letter {number}: it was sent again or dropped, or is not yours to see"
         )
-    return held
+    return content
 
 
 def redrive(
@@ -102,11 +109,13 @@ def redrive(
     consumer: str | None = None,
     older_than: Seconds | None = None,
 ) -> list[int]:
-    """Send letters again, to their consumers alone; returns which.
+    """Send letters again, to their own consumers only. Return the numbers of the sent letters.
 
-    Either those of ``ids``, all or none; or of those that ``listed`` finds all that can be sent. Once, however many ask:
-    a tube's ids are touched again now, a batch of the commit queue comes with its consumer's next claim. Raises
-    UnknownLetter, LetterRefused, HistoryTrimmed, SourceRestored, PermissionDenied, InvalidArgument.
+    With ``ids``: these letters, all or none. Else: all letters of ``consumer`` and ``older_than`` that can be sent. A
+    letter is sent once, even if several callers send it at the same time. The ids of a tube are touched again at once;
+    a batch of the commit queue comes with its consumer's next claim.
+
+    Raises UnknownLetter, LetterRefused, HistoryTrimmed, SourceRestored, PermissionDenied, InvalidArgument.
     """
     _check_choice(ids, consumer, older_than)
     if ids:
@@ -133,9 +142,10 @@ def drop_letters(
     consumer: str | None = None,
     older_than: Seconds | None = None,
 ) -> list[int]:
-    """Forget letters: those of ``ids``, all or none, or those of a consumer or older than an age. Returns which.
+    """Delete letters, with the changes in them. Return the numbers of the deleted letters.
 
-    What they stand for is gone. Raises UnknownLetter, PermissionDenied, InvalidArgument.
+    With ``ids``: these letters, all or none. Else: the letters of a consumer, or older than an age. Raises UnknownLetter,
+    PermissionDenied, InvalidArgument.
     """
     _check_choice(ids, consumer, older_than)
     if ids:
@@ -150,14 +160,14 @@ def drop_letters(
 def erase_letters(
     connection: psycopg.Connection[Any], key: str, *, field: str | None = None, consumer: str | None = None
 ) -> list[ErasedLetter]:
-    """Erase from letters, or from those of a consumer, what belongs to one key. Return the letters that were changed.
+    """Erase the data of one key from letters, or from those of a consumer. Return the letters that were changed.
 
-    ``key`` is the iid of a message, the id of an event, or an id in a tube. With ``field`` it is the value of that field
-    in a message's properties or data, or in the payload of an event or a touch; ``customer.id`` names a field in a field.
-    Raises PermissionDenied if this role may see one of the letters but not drop it, InvalidArgument.
+    ``key`` is the iid of a message, the id of an event, or an id in a tube. With ``field``, it is the value of that field
+    in a message's properties or data, or in the payload of an event or a touch. ``customer.id`` is a nested field. Raises
+    PermissionDenied if this role may see one of the letters but not drop it, and InvalidArgument.
     """
     query = sql.SQL("select letter, erased from pgchange.erase_letters({}, {}, {})")
-    return [ErasedLetter(*found) for found in rows(connection, query.format(key, field, consumer))]
+    return [ErasedLetter(*row) for row in rows(connection, query.format(key, field, consumer))]
 
 
 def _send(connection: psycopg.Connection[Any], source: psycopg.Connection[Any] | None, number: int) -> None:
@@ -179,14 +189,14 @@ def _seen_from(
 
 
 def _ask_source(source: psycopg.Connection[Any], connection: psycopg.Connection[Any], number: int) -> None:
-    """Raise the reason why the source cannot give again what a letter stands for."""
+    """Raise an error if the source no longer has the changes of a letter."""
     query = sql.SQL(
         "select jsonb_build_array(l.kind, l.address, l.content) "
         "from pgchange.letter as l join pgchange.registered as r using (kind) where l.id = {} and r.letters_elsewhere"
     )
-    found = ask(connection, query.format(number))
-    if found is not None:
-        ask(source, select("pgchange.check_letter", *found))
+    letter = ask(connection, query.format(number))
+    if letter is not None:
+        ask(source, select("pgchange.check_letter", *letter))
 
 
 def _check_choice(ids: Sequence[int], consumer: str | None, older_than: Seconds | None) -> None:

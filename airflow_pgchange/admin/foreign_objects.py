@@ -1,4 +1,4 @@
-"""What of others is in a schema of ours or is built on it, and would go with it."""
+"""Find objects of others that ``drop schema ... cascade`` would drop together with a schema of ours."""
 
 from __future__ import annotations
 
@@ -55,21 +55,23 @@ _OUTSIDE = """
 
 
 def strangers(connection: psycopg.Connection[Any], schema: str, beside: Sequence[str] = ()) -> list[str]:
-    """The names of what others have put into a schema of ours, and of what they have elsewhere that depends on it.
+    """Return the names of foreign objects inside a schema of ours, and of objects elsewhere that depend on the schema.
 
-    ``beside`` are schemas that go with it: what is in them is ours, too.
+    ``beside`` are schemas that are dropped with it; their objects are ours too.
 
-    All of ours has a comment, what is staged one that says so, or is a partition, a sequence or another part of what has
-    one. An extension stands for all that belongs to it. Where a restore left the comments out, nobody can say what in the
-    schema is ours.
+    Each object of ours has a comment, or is a part of an object with a comment, such as a partition or a sequence. Staged
+    tables have a special comment. An extension is named instead of its objects. If a restore has left out the comments,
+    objects inside the schema cannot be told apart, and none of them is returned.
     """
-    found = {name for (name,) in rows(connection, _OUTSIDE, {"name": schema, "ours": [schema, *beside]})}
-    whole = schema.removesuffix(SEALED)
-    told = "select pg_catalog.obj_description(pg_catalog.to_regclass(%s), 'pg_class') is not null"
-    ours, there = "%", f"{whole}.installed"
+    names = {name for (name,) in rows(connection, _OUTSIDE, {"name": schema, "ours": [schema, *beside]})}
+    main_schema = schema.removesuffix(SEALED)
+    has_comments = "select pg_catalog.obj_description(pg_catalog.to_regclass(%s), 'pg_class') is not null"
+    our_comment, commented = "%", f"{main_schema}.installed"
     if schema == STAGING:
-        told = "select pg_catalog.obj_description(pg_catalog.to_regnamespace(%s), 'pg_namespace') is not null"
-        ours, there = "pgchange {%", schema
-    if ask(connection, told, [there]):
-        found |= {name for (name,) in rows(connection, _INSIDE, {"name": schema, "ours": ours})}
-    return sorted(found)
+        has_comments = (
+            "select pg_catalog.obj_description(pg_catalog.to_regnamespace(%s), 'pg_namespace') is not null"
+        )
+        our_comment, commented = "pgchange {%", schema
+    if ask(connection, has_comments, [commented]):
+        names |= {name for (name,) in rows(connection, _INSIDE, {"name": schema, "ours": our_comment})}
+    return sorted(names)

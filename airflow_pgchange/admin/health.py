@@ -1,4 +1,4 @@
-"""What a person should look at, of every feed, with what mends it."""
+"""Findings about all feeds that need attention, each with the command that fixes it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that a person should look at.
+    """A problem that needs attention.
 
-    ``severity``: ``error`` where changes do not come or are lost, ``warning`` for what may lead there. ``consumer``: whom
-    it is about, as status names it, if it is one. ``call``: what mends it, in SQL or for the shell, and as whom; None
-    where that is not one call.
+    ``severity``: ``error`` if changes are blocked or lost, ``warning`` if that may happen. ``consumer``: the affected
+    consumer, as ``status`` names it, or None. ``told``: the description. ``call``: the SQL or shell command that fixes
+    the problem, with the role to run it; None if no single command does.
     """
 
     kind: str
@@ -55,7 +55,8 @@ def findings(
     warn: Callable[[str], None] = log.warning,
     standing: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[Finding]:
-    """Return the findings of ``pgchange.health()`` that this role may see, and call ``warn`` about those that it may not.
+    """Return the findings of ``pgchange.health()`` that this role may see. Call ``warn`` about checks that it may not
+    run.
 
     ``standing``: the rows of ``status()``, if the caller has them already.
     """
@@ -70,8 +71,10 @@ def findings_of_both(
     warn: Callable[[str], None],
     standing: Sequence[Row],
 ) -> list[Finding]:
-    """Return the findings of ``pgchange.health()`` of the results, and those about the consumers whose progress is in the
-    other database, the source. The limits and the watchers of a consumer are where its progress is."""
+    """Return the findings of the database of the results, and those about consumers whose progress is in the source.
+
+    The limits and the watchers of a consumer are stored with its progress.
+    """
     by_place = defaultdict[bool, list[Row]](list)
     for row in standing:
         by_place[getattr(kinds().get(row["kind"]), "progress", None) == "source"].append(row)
@@ -96,18 +99,18 @@ def explained(
 ) -> list[Row]:
     """Return the rows of ``status()``, each with ``why``: why the consumer is behind.
 
-    ``why`` is None if no changes are there for the consumer, or if the role may not see the reasons. The watchers of a
-    consumer note what they see where its progress is, and what it keeps from being trimmed is at its source.
+    ``why`` is None if the consumer has no waiting changes, or if the role may not see the reasons. The observations of a
+    consumer's watchers are stored with its progress. Its unprocessed history is at its source.
     """
     watchers: list[Row] = []
     with suppress(PermissionDenied, SchemaMissing):
         if results is not source:
             watchers = records(results, "select * from pgchange.watchers()")
-    why: dict[tuple[str, str], str] = {}
+    reasons: dict[tuple[str, str], str] = {}
     with suppress(PermissionDenied, SchemaMissing):
-        asked = [_as_json(standing), _as_json(watchers)]
-        why = {(kind, consumer): told for kind, consumer, told in rows(source, REASONS, asked)}
-    return [row | {"why": why.get((row["kind"], row["consumer"]))} for row in standing]
+        arguments = [_as_json(standing), _as_json(watchers)]
+        reasons = {(kind, consumer): reason for kind, consumer, reason in rows(source, REASONS, arguments)}
+    return [row | {"why": reasons.get((row["kind"], row["consumer"]))} for row in standing]
 
 
 def _as_json(standing: Sequence[Mapping[str, Any]]) -> str:

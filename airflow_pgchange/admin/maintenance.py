@@ -1,4 +1,4 @@
-"""What a database with our schemas needs from time to time."""
+"""Periodic maintenance of a database with our schemas."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from airflow_pgchange.feeds.queries import ask, call, rows
 from airflow_pgchange.messages import queues
 
 MANY_STEPS = 100
-"""After so many of one kind, what is still to be dispatched or placed is left to the next time."""
+"""Maximum number of transactions of one step. The rest is left to the next run of maintenance."""
 
 LEFT = "left "
+"""The beginning of a line which reports that the step has work left for another transaction."""
 AGAIN = (LEFT, "kept ", "postponed ")
-"""How a line begins that says that more is left for another transaction, and lines that are said again in that one."""
+"""The beginnings of lines that the next transaction of the same step reports again."""
 
 PLACED = 10_000
-"""Scheduled events that are placed in one transaction."""
+"""Maximum number of scheduled events that one transaction moves."""
 
 CAPTURES: Mapping[str, tuple[LiteralString, LiteralString]] = {
     "tube": (
@@ -39,23 +40,25 @@ CAPTURES: Mapping[str, tuple[LiteralString, LiteralString]] = {
         "select pgmb.recapture(%s::oid)",
     ),
 }
-"""What finds a system's captures that are to be mended, each with a table's name, what it is and the arguments of what
-mends it, which is beside it."""
+"""For each system, a query for the triggers that need to be recreated, and the statement that recreates one of them.
+The query returns the table's name, a description and the arguments of the statement."""
 
 Line = TypeVar("Line")
 
 
 @dataclass
 class Report:
-    """``done``: what was changed, or postponed. ``attention``: what only a person can change. ``failed``: why a step
-    could not be done."""
+    """The result of maintenance.
+
+    ``done``: changes made or postponed. ``attention``: problems that a person must fix. ``failed``: errors of steps.
+    """
 
     done: list[str] = field(default_factory=list)
     attention: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
 
     def add(self, lines: list[Line], step: Callable[[], list[Line]]) -> None:
-        """Add what a step says to ``lines``; where one fails the others go on."""
+        """Run a step and append its report to ``lines``. If it fails, record the error, so that other steps still run."""
         try:
             with translated():
                 lines.extend(step())
@@ -74,19 +77,20 @@ def maintain(
     saga_retention: Seconds | None = None,
     letter_retention: Seconds | None = None,
 ) -> Report:
-    """Look after one database: whichever of our systems it holds, each step in a transaction of its own.
+    """Maintain all of our systems in one database, each step in its own transaction.
 
-    Partitions: ``ahead`` of ``width`` transactions each. ``retention``: trim history that is older than that
-    and that every consumer has processed; None trims nothing. ``saga_retention``: forget sagas that
-    ended longer ago; None forgets none. ``letter_retention``: drop the dead letters that were given up longer ago, that
-    are not on their way, and that the role may drop; None drops none. No step waits long for a lock: what is busy is
-    postponed to the next time, and said.
+    ``width`` and ``ahead``: create ``ahead`` future partitions of ``width`` transactions each. ``retention``: trim
+    history that is older and that every consumer has processed; None trims nothing. ``saga_retention``: delete sagas
+    that ended longer ago; None deletes none. ``letter_retention``: drop dead letters that were given up longer ago, are
+    not being sent again, and that the role may drop; None drops none.
+
+    No step waits long for a lock. If an object is locked, its work is postponed to the next run, and reported.
     """
     report = Report()
     with kept_open(connection):
         with translated():
-            held = {state.system: state for state in versions.installed(connection)}
-        for state in held.values():
+            installed = {state.system: state for state in versions.installed(connection)}
+        for state in installed.values():
             if state.version != state.needed:
                 report.attention.append(
                     f"schema {state.system} is at version {state.version}, this package needs {state.needed}"
@@ -104,12 +108,12 @@ def maintain(
             saga_retention=saga_retention,
             letter_retention=letter_retention,
         ):
-            if system in held:
+            if system in installed:
                 report.add(report.done, step)
-        for system, (find, mend) in CAPTURES.items():
-            if system in held:
-                _mend(report, connection, find, mend)
-        if "core" in held:
+        for system, (find, recreate) in CAPTURES.items():
+            if system in installed:
+                _recreate_captures(report, connection, find, recreate)
+        if "core" in installed:
             report.add(
                 report.attention, lambda: list(map(str, health.findings(connection, report.failed.append)))
             )
@@ -125,14 +129,14 @@ def _steps(
     saga_retention: Seconds | None,
     letter_retention: Seconds | None,
 ) -> Iterator[tuple[str, Callable[[], list[str]]]]:
-    """What is done, in order, each with the system that it is about."""
+    """Yield the steps in order, each with its system."""
     yield "revision", partial(_lines, connection, "revision.maintain_partitions", width, ahead)
     yield "revision", partial(_lines, connection, "revision.recapture")
     if retention is not None:
         yield "pubsub", partial(by_hand.trim_commit_queue, connection, retention)
     yield "pgmb", partial(_dispatched, connection)
     yield "pgmb", partial(_placed, connection)
-    # Trimming gives back the room of a default partition, which is read before the next one is made.
+    # Trim first: it shrinks the default partition, which PostgreSQL scans when the next partition is created.
     for step in ("trim_partitions", "make_partitions", "drop_emptied"):
         for table in ("pgmb.dispatched", "pgmb.events"):
             yield "pgmb", partial(_all_lines, connection, f"pgmb.{step}", table)
@@ -155,26 +159,26 @@ def _lines(connection: psycopg.Connection[Any], function: str, *arguments: Any) 
 
 
 def _all_lines(connection: psycopg.Connection[Any], function: str, *arguments: Any) -> list[str]:
-    """Call it, each time in a transaction of its own, until it leaves nothing to the next time."""
-    said: list[str] = []
+    """Call a function, each time in its own transaction, until it reports no work left. Return its lines."""
+    report: list[str] = []
     for _ in range(MANY_STEPS):
         lines = _lines(connection, function, *arguments)
-        said = [line for line in said if not line.startswith(AGAIN)] + lines
+        report = [line for line in report if not line.startswith(AGAIN)] + lines
         if not any(line.startswith(LEFT) for line in lines):
             break
-    return said
+    return report
 
 
-def _mend(
-    report: Report, connection: psycopg.Connection[Any], find: LiteralString, mend: LiteralString
+def _recreate_captures(
+    report: Report, connection: psycopg.Connection[Any], find: LiteralString, recreate: LiteralString
 ) -> None:
-    """Each table in a transaction of its own: it waits for no table while it holds another."""
-    found: list[tuple[str, str, list[str]]] = []
-    report.add(found, lambda: rows(connection, find))
-    for name, capture, arguments in found:
+    """Recreate captures, each table in its own transaction, so that no lock is held while waiting for another table."""
+    captures: list[tuple[str, str, list[str]]] = []
+    report.add(captures, lambda: rows(connection, find))
+    for name, capture, arguments in captures:
         try:
             with translated():
-                connection.execute(mend, arguments)
+                connection.execute(recreate, arguments)
             report.done.append(f"{name}: {capture} was mended")
         except ServerUnavailable:
             raise
@@ -185,18 +189,18 @@ def _mend(
 
 
 def _dispatched(connection: psycopg.Connection[Any]) -> list[str]:
-    """Dispatch the events that wait."""
+    """Dispatch waiting events."""
     total = 0
     for _ in range(MANY_STEPS):
-        done = dispatch(connection)
-        total += done.events
-        if not done.more:
+        chunk = dispatch(connection)
+        total += chunk.events
+        if not chunk.more:
             break
     return [f"dispatched {total} events"] if total else []
 
 
 def _placed(connection: psycopg.Connection[Any]) -> list[str]:
-    """Bring scheduled events to where they belong, so many in a transaction that nobody notices."""
+    """Move scheduled events to their partitions, at most ``PLACED`` in a transaction, to keep locks short."""
     total = 0
     for _ in range(MANY_STEPS):
         query = "select pgmb.place_scheduled(most => %s)"

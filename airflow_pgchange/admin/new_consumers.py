@@ -1,4 +1,4 @@
-"""Consumers that somebody names and that have not claimed yet."""
+"""Consumers that DAGs name but that have not claimed a batch yet."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ OTHERS = [
     "leased_until",
     "why",
 ]
-"""The other columns of a row of status, of which nothing is known before the consumer is registered."""
+"""The other columns of a row of ``status()``. They are None until the consumer is registered."""
 
 
 class Named(Protocol):
-    """A consumer that is named, and where it starts if it is new."""
+    """The feed of a named consumer, and its start if it is new."""
 
     @property
     def feed(self) -> Watched: ...
@@ -52,38 +52,38 @@ class Named(Protocol):
 def with_new(
     results: Connection, source: Connection, rows: list[Row], named: Mapping[Key, Named]
 ) -> list[Row]:
-    """Return the rows of ``status()``, each with ``new``: where the consumer starts, if it is named and has not claimed.
+    """Return the rows of ``status()`` with a column ``new``: the start of a named consumer that has not claimed a batch.
 
-    Each consumer that is named and not registered gets a row, too, in which ``registered`` is false. A consumer whose
-    feed does not exist gets none: ``airflow-pgchange check`` says what is wrong with it.
+    Named consumers that are not registered get a row too, in which ``registered`` is false. A consumer whose feed does
+    not exist gets no row; ``airflow-pgchange check`` reports it.
     """
-    known = {(row["kind"], row["consumer"]) for row in rows}
-    found = [row | {"new": _new(row, named), "registered": True} for row in rows]
-    for key, one in named.items():
-        if key not in known and isinstance(one.feed, Feed):
-            found += _unregistered(results, source, one.feed, one.start)
-    return found
+    registered = {(row["kind"], row["consumer"]) for row in rows}
+    complete = [row | {"new": _new(row, named), "registered": True} for row in rows]
+    for key, consumer in named.items():
+        if key not in registered and isinstance(consumer.feed, Feed):
+            complete += _unregistered(results, source, consumer.feed, consumer.start)
+    return complete
 
 
 def _new(row: Row, named: Mapping[Key, Named]) -> str | None:
-    one = named.get((row["kind"], row["consumer"]))
-    if one is None or row["version"] != 0 or row["batch_id"] is not None or row["at_work"]:
+    consumer = named.get((row["kind"], row["consumer"]))
+    if consumer is None or row["version"] != 0 or row["batch_id"] is not None or row["at_work"]:
         return None
     lag = None
-    if one.start == BEGINNING and row["ready"] is not None:
+    if consumer.start == BEGINNING and row["ready"] is not None:
         lag = Lag(row["ready"], row["waiting"] or 0, row["ready_exact"] is not False)
-    return f"new consumer, {told(one.start, lag)}"
+    return f"new consumer, {told(consumer.start, lag)}"
 
 
 def _unregistered(results: Connection, source: Connection, feed: Feed, start: str) -> list[Row]:
     try:
-        found = outlook(results, source, feed, start)
+        new = outlook(results, source, feed, start)
     except ServerUnavailable:
         raise
     except (PgChangeError, psycopg.Error):
         return []
-    if found is None:
+    if new is None:
         return []
     row: Row = {"kind": feed.kind, "consumer": feed.name, "feed": identity(feed), **dict.fromkeys(OTHERS)}
-    row |= {column: getattr(found.lag, name, None) for column, name in OF_LAG.items()}
-    return [row | {"at_work": False, "new": f"new consumer, {found}", "registered": False}]
+    row |= {column: getattr(new.lag, name, None) for column, name in OF_LAG.items()}
+    return [row | {"at_work": False, "new": f"new consumer, {new}", "registered": False}]

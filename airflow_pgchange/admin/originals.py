@@ -1,4 +1,4 @@
-"""The systems whose manuals ours follow, where a database has them: their schemas, triggers and roles."""
+"""Conflicts with the original systems, whose manuals ours follow, in the same database: schemas, triggers and roles."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ SIGNS: Mapping[str, Sequence[str]] = {
     "pgmb": ("read_next_events", "push_table_mutations"),
     "mbus": ("qt_model", "create_consumer"),
 }
-"""A table, type or function of each name tells that a schema, whatever it is called now, was made by an original."""
+"""Names that identify a schema of an original system, also after a rename: it has a table, type or function of each."""
 
-# Ours are left out by their names: what stays of a schema that was dropped by hand does nothing.
+# Exclude our own triggers by name. They may remain after our schema was dropped by hand, and do nothing then.
 _TRIGGERS = """
 select t.tgname::text, c.oid::regclass::text, n.nspname::text,
        t.tgnargs > 0 and pg_catalog.starts_with(t.tgname, c.relname || '_')
@@ -55,8 +55,11 @@ order by r.rolname
 
 @dataclass(frozen=True)
 class _Trigger:
-    """A trigger, its table, and the schema of its function. ``attaches``: it is called as an original calls those of a
-    table that is attached to a tube; their functions can be in any schema."""
+    """A trigger, its table, and the schema of its function.
+
+    ``attaches``: the trigger's name is that of a trigger with which an original attaches a table to a tube. The functions
+    of such triggers can be in any schema.
+    """
 
     name: str
     table: str
@@ -72,18 +75,18 @@ class _Trigger:
 
 
 def _triggers(connection: psycopg.Connection[Any], schema: str) -> list[_Trigger]:
-    """The triggers of others on tables outside of a schema whose functions are in it, or name it."""
+    """Return foreign triggers on tables outside a schema whose functions are in the schema or use it."""
     return [_Trigger(*row) for row in rows(connection, sql.SQL(_TRIGGERS).format(schema=schema))]
 
 
 def foreign(
     connection: psycopg.Connection[Any], systems: Sequence[System], schemas: Sequence[str]
 ) -> Refused:
-    """Return the refusal for ``schemas`` that exist, are not ours, and have the names that these systems need."""
+    """Return the error for existing ``schemas`` that are not ours but have the names that these systems need."""
     names = ", ".join(schemas)
-    by_them = [trigger for system in systems for trigger in _triggers(connection, system.schema)]
-    used = f"; triggers that use it: {', '.join(map(str, by_them))}" if by_them else ""
-    first = f"these triggers (`{_dropped(by_them)}`) and then " if by_them else ""
+    triggers = [trigger for system in systems for trigger in _triggers(connection, system.schema)]
+    used = f"; triggers that use it: {', '.join(map(str, triggers))}" if triggers else ""
+    first = f"these triggers (`{_dropped(triggers)}`) and then " if triggers else ""
     gone = {system.folder for system in systems}
     options = " ".join(
         f"--without {system.folder}"
@@ -103,7 +106,7 @@ def _dropped(triggers: Sequence[_Trigger]) -> str:
 
 
 def refuse_left_over(connection: psycopg.Connection[Any], systems: Sequence[System]) -> None:
-    """Refuse to make a schema into which triggers of an original would write that was renamed, or is gone."""
+    """Raise Refused if triggers of an original system, which was renamed or dropped, would write into a new schema."""
     for system in systems:
         signs = list(SIGNS.get(system.schema, ()))
         if not signs:
@@ -118,13 +121,13 @@ def refuse_left_over(connection: psycopg.Connection[Any], systems: Sequence[Syst
         if left:
             raise Refused(
                 f"triggers of another system would write into schema {system.schema} of ours, which their functions "
-                f"name: {', '.join(map(str, left))}: drop them if nobody uses that system any more: "
+                f"name: {', '.join(map(str, left))}. Drop them if nobody uses that system any more: "
                 f"`{_dropped(left)}`; or install into another database; nothing was changed"
             )
 
 
 def refuse_roles(connection: psycopg.Connection[Any], systems: Sequence[System]) -> None:
-    """Refuse to make the message queues where the role of their admins is another system's."""
+    """Raise Refused if the admin role of the message queues exists already and belongs to another system."""
     if not any(system.schema == "mbus" for system in systems) or not _may_make_roles(connection):
         return
     database = ask(connection, "select pg_catalog.current_database()")
@@ -132,8 +135,9 @@ def refuse_roles(connection: psycopg.Connection[Any], systems: Sequence[System])
     marks = dict(rows(connection, _ROLES))
     if marks.get(admin, mark) == mark:
         return
-    # Roles of ours say in which database they are: one whose name begins like this database's can have such roles, too.
-    theirs = [name for name, told in marks.items() if not (told or "").startswith("mbus ")]
+    # The prefix of a role's name is not enough: another database whose name begins with this one's can have such roles.
+    # The comments of our roles name their database, so check the comment.
+    theirs = [name for name, comment in marks.items() if not (comment or "").startswith("mbus ")]
     ways = ["leave the queues out: `airflow-pgchange install --without mbus`"]
     if admin in theirs:
         dropped = "; ".join(
@@ -146,9 +150,9 @@ def refuse_roles(connection: psycopg.Connection[Any], systems: Sequence[System])
             f"keep its members as the admins of ours: `{kept}`",
             *ways,
         ]
-    told = f" ({marks[admin]})" if marks[admin] else ""
+    comment = f" ({marks[admin]})" if marks[admin] else ""
     raise Refused(
-        f"role {admin} is there and is not ours{told}, and message queues need a role of this name: "
+        f"role {admin} is there and is not ours{comment}, and message queues need a role of this name: "
         f"{', or '.join(ways)}; nothing was changed"
     )
 

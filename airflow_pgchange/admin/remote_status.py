@@ -1,4 +1,4 @@
-"""What only the database of the changes knows of a consumer whose progress is in another."""
+"""The part of a consumer's status that is in the database of the changes, if its progress is in another database."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ IN_WORK = {"batch_id": "id", "attempt": "attempt", "error": "error"}
 
 
 def lease_of(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """The owner and the end of the lease of a batch in work."""
+    """Return the owner and the end of the lease of a batch in work."""
     return {
         "leased_by": batch["leased_by"],
         "leased_until": datetime.fromisoformat(batch["leased_until"]),
@@ -39,13 +39,15 @@ def lease_of(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def elsewhere(results: Connection, source: Connection, feed: Feed) -> dict[str, Any]:
-    """Lag and batch in work. ``ready`` is exact up to 1,000; ``held_back_by`` says where a person must decide first, and
-    then the lag is None."""
+    """Return the lag and the batch in work of a consumer. ``ready`` is exact up to 1,000.
+
+    If a person must decide first, the lag is None and ``held_back_by`` has the reason.
+    """
     try:
-        found = lag(results, source, feed, 1000)
+        current = lag(results, source, feed, 1000)
     except (HistoryTrimmed, SourceLostTail, SourceRestored, UnknownBranch, UnknownConsumer) as error:
         return {**dict.fromkeys(LAG), "held_back_by": str(error)}
     batch = in_work(results, source, feed) or {}
     leased = {"at_work": True, **lease_of(batch)} if "leased_until" in batch else {}
     work = {name: batch.get(of) for name, of in IN_WORK.items()} | {"part_of": whole_of(batch)}
-    return {name: getattr(found, of) for name, of in LAG.items()} | work | leased
+    return {name: getattr(current, of) for name, of in LAG.items()} | work | leased

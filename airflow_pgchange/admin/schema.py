@@ -1,4 +1,4 @@
-"""Installing, upgrading and removing the SQL that the feeds live in."""
+"""Install, upgrade and remove the SQL schemas of the feeds."""
 
 from __future__ import annotations
 
@@ -21,61 +21,66 @@ from airflow_pgchange.feeds.queries import ask, rows
 def install(
     connection: psycopg.Connection[Any], systems: Sequence[str] | None = None, *, without: Sequence[str] = ()
 ) -> list[Installed]:
-    """Install what is missing, all of it or, where anything fails, nothing; doing it twice does nothing.
+    """Install the missing systems, all or none. Idempotent. Return the state of all systems.
 
-    ``systems`` and ``without`` name folders of ``sql/``: these with what they need, and not those. None means all; what
-    the server cannot hold of these is left out, and is among what is returned, with the reason. Raises InvalidArgument
-    for what others need, SchemaVersionMismatch where another version is there, Refused where the server cannot hold
-    what was named, where a schema has the name of one of ours and is not, or where one is gone that others here need.
+    ``systems`` and ``without`` name folders of ``sql/`` to install, with their dependencies, and to leave out. If
+    ``systems`` is None, all are installed. Systems for which the server lacks an extension are then left out, and
+    returned with the reason.
+
+    Raises InvalidArgument if a system to leave out is a dependency, and SchemaVersionMismatch if another version is
+    installed. Raises Refused if the server lacks an extension for a system in ``systems``. Raises Refused also if a
+    foreign schema has the name of one of ours, or if an installed system depends on a schema that was dropped.
     """
     with _as_owner(), connection.transaction():
         _lock(connection)
-        held = versions.present(connection)
+        present = versions.present(connection)
         chosen = _with_needs(systems, without)
         for system in chosen:
-            if system.folder in held:
+            if system.folder in present:
                 versions.demand_version(connection, system)
-        missing = [system for system in chosen if system.folder not in held]
+        missing = [system for system in chosen if system.folder not in present]
         left_out = _left_out(connection, missing, refuse=systems is not None)
-        made = [system for system in missing if system.folder not in {state.system for state in left_out}]
-        _refuse_foreign(connection, made)
-        _refuse_gone(made, held)
-        originals.refuse_left_over(connection, made)
-        originals.refuse_roles(connection, made)
-        for system in made:
+        new = [system for system in missing if system.folder not in {state.system for state in left_out}]
+        _refuse_foreign(connection, new)
+        _refuse_gone(new, present)
+        originals.refuse_left_over(connection, new)
+        originals.refuse_roles(connection, new)
+        for system in new:
             for path in versions.scripts(system):
                 connection.execute(path.read_bytes(), prepare=False)
             versions.note_checksum(connection, system)
-        if "core" in held and versions.holds_staging(connection) is None:
+        if "core" in present and versions.holds_staging(connection) is None:
             connection.execute("select pgchange.make_staging()")
         return versions.installed(connection) + left_out
 
 
 def _with_needs(systems: Sequence[str] | None, without: Sequence[str]) -> list[System]:
-    """What is to be there, in the order in which it is made: others are needed by what is behind them."""
+    """Return the chosen systems with their dependencies, in the order of installation."""
     left_out = _chosen(without)
-    wanted: list[System] = []
+    with_needs: list[System] = []
     for system in reversed(versions.SYSTEMS):
-        needed_by = [other.folder for other in wanted if system.folder in other.needs]
+        needed_by = [other.folder for other in with_needs if system.folder in other.needs]
         if system in left_out:
             if needed_by:
                 raise InvalidArgument(f"{needed_by[-1]} needs {system.folder}: leave out both, or neither")
         elif needed_by or system in _chosen(systems):
-            wanted.append(system)
-    return wanted[::-1]
+            with_needs.append(system)
+    return with_needs[::-1]
 
 
 def _left_out(
     connection: psycopg.Connection[Any], missing: Sequence[System], *, refuse: bool
 ) -> list[Installed]:
-    reasons = {system: why for system in missing if (why := _lacking(connection, system)) is not None}
+    reasons = {
+        system: reason for system in missing if (reason := _missing_extension(connection, system)) is not None
+    }
     if reasons and refuse:
-        raise Refused("; ".join(f"{system.folder}: {why}" for system, why in reasons.items()))
-    return [Installed(system.folder, 0, system.version, None, why) for system, why in reasons.items()]
+        raise Refused("; ".join(f"{system.folder}: {reason}" for system, reason in reasons.items()))
+    return [Installed(system.folder, 0, system.version, None, reason) for system, reason in reasons.items()]
 
 
-def _lacking(connection: psycopg.Connection[Any], system: System) -> str | None:
-    """Why the server cannot hold a system; None where it can."""
+def _missing_extension(connection: psycopg.Connection[Any], system: System) -> str | None:
+    """Return advice about the extension that the server lacks for a system; None if it lacks none."""
     extension = EXTENSIONS.get(system.schema)
     if extension is None or not ask(connection, is_missing(extension)):
         return None
@@ -83,14 +88,14 @@ def _lacking(connection: psycopg.Connection[Any], system: System) -> str | None:
 
 
 def _refuse_foreign(connection: psycopg.Connection[Any], systems: Sequence[System]) -> None:
-    """Refuse to make a schema where somebody else's has the name. It is what ours are called by, so ours has no other."""
+    """Raise Refused if a foreign schema has the name of one of ours. Our schemas cannot have other names."""
     query = "select nspname::text from pg_catalog.pg_namespace where nspname = any (%s)"
     ours = {name for system in systems for name in (system.schema, system.schema + SEALED)}
-    there = {name for (name,) in rows(connection, query, [list(ours)])}
-    there -= {name for system in systems for name in versions.sealed(connection, system)}
-    foreign = [system for system in systems if there & {system.schema, system.schema + SEALED}]
+    taken = {name for (name,) in rows(connection, query, [list(ours)])}
+    taken -= {name for system in systems for name in versions.sealed(connection, system)}
+    foreign = [system for system in systems if taken & {system.schema, system.schema + SEALED}]
     if foreign:
-        raise originals.foreign(connection, foreign, sorted(there))
+        raise originals.foreign(connection, foreign, sorted(taken))
     if versions.holds_staging(connection) is False:
         raise Refused(
             f"schema {STAGING} is there and is not ours: install into another database, or drop or rename that schema; "
@@ -98,26 +103,26 @@ def _refuse_foreign(connection: psycopg.Connection[Any], systems: Sequence[Syste
         )
 
 
-def _refuse_gone(systems: Sequence[System], held: Sequence[str]) -> None:
-    """Refuse to make anew what a system that is here has lost, with all that it knew of it."""
+def _refuse_gone(systems: Sequence[System], present: Sequence[str]) -> None:
+    """Raise Refused if an installed system depends on a schema that was dropped, because its data there is lost."""
     for system in systems:
-        bereft = [
+        dependents = [
             other.folder
             for other in versions.SYSTEMS
-            if other.folder in held and system.folder in other.needs
+            if other.folder in present and system.folder in other.needs
         ]
-        if bereft:
-            options = " ".join(f"--system {folder}" for folder in bereft)
+        if dependents:
+            options = " ".join(f"--system {folder}" for folder in dependents)
             raise Refused(
-                f"schema {system.schema} is gone, and what {', '.join(bereft)} kept there with it: restore the database "
-                f"from a backup, or begin anew: `airflow-pgchange uninstall {options}`, then install; nothing was changed"
+                f"schema {system.schema} is gone, and with it data of {', '.join(dependents)}. Restore the database from "
+                f"a backup, or begin anew: `airflow-pgchange uninstall {options}`, then install; nothing was changed"
             )
 
 
 def upgrade(connection: psycopg.Connection[Any]) -> list[Installed]:
-    """Bring every installed system to the version of this package, a numbered file and a transaction at a time.
+    """Upgrade all installed systems to the version of this package. Each numbered upgrade file is one transaction.
 
-    Raises SchemaVersionMismatch where the database is ahead of the package.
+    Raises SchemaVersionMismatch if the database has a newer version than the package.
     """
     with _as_owner():
         for system in versions.SYSTEMS:
@@ -131,21 +136,21 @@ def _upgraded_by_one(connection: psycopg.Connection[Any], system: System) -> boo
         _lock(connection)
         if system.folder not in versions.present(connection):
             return False
-        found = versions.version(connection, system)
-        if found == 0 or found >= system.version:
+        current = versions.version(connection, system)
+        if current == 0 or current >= system.version:
             versions.demand_version(connection, system)
             return False
-        paths = list((versions.sql_folder() / system.folder / "upgrade").glob(f"{found + 1:04}_*.sql"))
+        paths = list((versions.sql_folder() / system.folder / "upgrade").glob(f"{current + 1:04}_*.sql"))
         if len(paths) != 1:
             raise SchemaVersionMismatch(
-                f"this package has no upgrade of schema {system.schema} from version {found}: install the package "
-                f"whose version {found + 1} of it is"
+                f"this package has no upgrade of schema {system.schema} from version {current}: install the package "
+                f"whose version {current + 1} of it is"
             )
         connection.execute(paths[0].read_bytes(), prepare=False)
         reached = versions.version(connection, system)
-        if reached != found + 1:
+        if reached != current + 1:
             raise SchemaVersionMismatch(
-                f"{paths[0].name} left schema {system.schema} at version {reached}, not {found + 1}: install a package "
+                f"{paths[0].name} left schema {system.schema} at version {reached}, not {current + 1}: install a package "
                 "whose upgrade is whole; nothing was changed"
             )
         versions.note_checksum(connection, system)
@@ -153,32 +158,35 @@ def _upgraded_by_one(connection: psycopg.Connection[Any], system: System) -> boo
 
 
 def uninstall(connection: psycopg.Connection[Any], systems: Sequence[str] | None = None) -> list[str]:
-    """Remove systems, the last installed first, and the capture on users' tables, all or none; returns what was removed.
+    """Remove systems with their triggers on users' tables, all or none, in the reverse order of installation.
 
-    Where a schema was dropped by hand, the capture that it left on users' tables is taken off as well. Users' tables
-    stay as they are; queues, watermarks and what waits in them are gone. Raises InvalidArgument where a system that
-    stays needs one that is to go, Refused where others have put something of theirs into a schema, or have built on
-    what is in it.
+    Returns the removed systems. If a schema was dropped by hand, its remaining triggers on users' tables are removed too.
+    Users' tables do not change. Queues, watermarks and waiting changes are lost.
+
+    Raises InvalidArgument if a remaining system depends on a removed one. Raises Refused if a schema contains objects of
+    others, or if objects of others depend on it.
     """
     removed = []
     with _as_owner(), connection.transaction():
         _lock(connection)
-        held = versions.present(connection)
+        present = versions.present(connection)
         chosen = _chosen(systems)
-        _refuse_needed([system for system in chosen if system.folder in held], held)
+        _refuse_needed([system for system in chosen if system.folder in present], present)
         for system in reversed(chosen):
-            if system.folder in held:
-                _take_out(connection, system)
+            if system.folder in present:
+                _remove(connection, system)
                 removed.append(system.folder)
             else:
-                _sweep_up(connection, system)
+                _clean_up(connection, system)
     return removed
 
 
-def _refuse_needed(systems: Sequence[System], held: Sequence[str]) -> None:
-    """Refuse to take out what a system needs that stays."""
+def _refuse_needed(systems: Sequence[System], present: Sequence[str]) -> None:
+    """Raise InvalidArgument if a remaining system depends on a system to remove."""
     gone = {system.folder for system in systems}
-    staying = [system for system in versions.SYSTEMS if system.folder in held and system.folder not in gone]
+    staying = [
+        system for system in versions.SYSTEMS if system.folder in present and system.folder not in gone
+    ]
     for system in staying:
         needed = [name for name in system.needs if name in gone]
         if needed:
@@ -187,8 +195,8 @@ def _refuse_needed(systems: Sequence[System], held: Sequence[str]) -> None:
             )
 
 
-def _take_out(connection: psycopg.Connection[Any], system: System) -> None:
-    """First what is ours elsewhere: whatever uses the schema then is somebody else's."""
+def _remove(connection: psycopg.Connection[Any], system: System) -> None:
+    """Remove a system: first its objects outside its schemas, so that any object that still uses them is foreign."""
     try:
         for path in sorted((versions.sql_folder() / system.folder / "uninstall").glob("*.sql")):
             connection.execute(path.read_bytes(), prepare=False)
@@ -199,8 +207,8 @@ def _take_out(connection: psycopg.Connection[Any], system: System) -> None:
     _drop(connection, system, [system.schema, *_beside(connection, system)])
 
 
-def _sweep_up(connection: psycopg.Connection[Any], system: System) -> None:
-    """Take off users' tables what a schema has left there that was dropped by hand, and drop what it made beside it."""
+def _clean_up(connection: psycopg.Connection[Any], system: System) -> None:
+    """If a schema was dropped by hand, remove its triggers from users' tables, and drop the schemas beside it."""
     if not ask(connection, "select pg_catalog.to_regnamespace(%s) is not null", [system.schema]):
         for path in sorted((versions.sql_folder() / system.folder / "dropped_by_hand").glob("*.sql")):
             connection.execute(path.read_bytes(), prepare=False)
@@ -208,7 +216,7 @@ def _sweep_up(connection: psycopg.Connection[Any], system: System) -> None:
 
 
 def _beside(connection: psycopg.Connection[Any], system: System) -> list[str]:
-    """The schemas that a system made beside its own: its sealed schema, and the core's schema of what is staged."""
+    """Return the schemas that a system has besides its own: its sealed schema, and for the core the staging schema."""
     staging = [STAGING] if system.folder == "core" and versions.holds_staging(connection) else []
     return versions.sealed(connection, system) + staging
 
@@ -233,7 +241,7 @@ def _used(schema: str, system: System, theirs: Sequence[str]) -> Refused:
 
 @contextmanager
 def _as_owner() -> Iterator[None]:
-    """The driver's errors as ours, with the advice that fits here."""
+    """Translate the driver's errors. PermissionDenied gets the advice to run as the owner of the schemas."""
     try:
         with translated():
             yield
@@ -250,15 +258,15 @@ def _as_owner() -> Iterator[None]:
 
 
 def _chosen(systems: Sequence[str] | None) -> list[System]:
-    known = {system.folder: system for system in versions.SYSTEMS}
+    folders = [system.folder for system in versions.SYSTEMS]
     for name in systems or ():
-        if name not in known:
-            raise InvalidArgument(f"there is no system {name!r}: choose from {', '.join(known)}")
+        if name not in folders:
+            raise InvalidArgument(f"there is no system {name!r}: choose from {', '.join(folders)}")
     return [system for system in versions.SYSTEMS if systems is None or system.folder in systems]
 
 
 def _lock(connection: psycopg.Connection[Any]) -> None:
-    """Wait for others who install or remove, and see what they did."""
+    """Wait for other sessions that install or remove schemas, and make their changes visible to this transaction."""
     try:
         connection.execute("set transaction isolation level read committed")
     except psycopg.errors.ActiveSqlTransaction as error:

@@ -1,4 +1,4 @@
-"""What this package has of SQL, and which version of it a database holds."""
+"""The SQL systems of this package, and the versions of them that a database has installed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from airflow_pgchange.feeds.queries import rows
 
 @dataclass(frozen=True)
 class System:
-    """One folder of ``sql/`` and the schema that it makes; ``version`` is the one that this package needs, ``needs`` are
-    the folders of those without which it does nothing."""
+    """A folder of ``sql/`` and the schema that it creates.
+
+    ``version`` is the version that this package needs. ``needs`` are the folders of the systems that it depends on.
+    """
 
     folder: str
     schema: str
@@ -34,19 +36,22 @@ SYSTEMS: tuple[System, ...] = (
     System("mbus", "mbus", 1),
     System("topology", "topology", 1),
 )
-"""In the order in which they are installed: a later one may need an earlier one."""
+"""All systems in the order of installation: each comes after the systems that it depends on."""
 
 STAGING = "pgchange_staging"
-"""The schema that the core makes beside its own: consumers create in it, and in no other."""
+"""The second schema of the core. It is the only schema of ours in which consumers may create tables."""
 
 SEALED = "_sealed"
-"""The end of a sealed schema's name. A system keeps the functions that are told their caller there."""
+"""The suffix of a sealed schema's name. A system keeps functions there that get the calling role as an argument."""
 
 
 @dataclass(frozen=True)
 class Installed:
-    """What a database holds of one system. ``intact`` is false where it was loaded from other files than this package's,
-    and None where that is not known, as after psql. ``left_out``: why it was not installed; its version is 0 then."""
+    """The state of one system in a database.
+
+    ``intact``: whether it was installed from the files of this package; None if unknown, as after an installation with
+    psql. ``left_out``: the reason if it was not installed; its version is then 0.
+    """
 
     system: str
     version: int
@@ -56,27 +61,27 @@ class Installed:
 
 
 def sql_folder() -> Path:
-    """Where the SQL files are: inside an installed package, or at the top of a checkout."""
+    """Return the folder of the SQL files: inside an installed package, or at the top of a checkout."""
     package = Path(__file__).parents[1]
     inside = package / "sql"
     return inside if inside.is_dir() else package.parent / "sql"
 
 
 def scripts(system: System) -> list[Path]:
-    """The files that make a system, in reading order."""
+    """Return the files that install a system, in order."""
     return sorted((sql_folder() / system.folder).glob("[0-9]*.sql"))
 
 
 def checksum(system: System) -> str:
-    """SHA-256 over the files of a system."""
+    """Return the SHA-256 of the files of a system."""
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in scripts(system))).hexdigest()
 
 
 def present(connection: psycopg.Connection[Any]) -> list[str]:
-    """The systems that this database holds, by their folders; whoever asks.
+    """Return the folders of the systems that this database has. Every role may call this.
 
-    A schema is ours by a constraint that nothing else is called like, and that no dump leaves out: its name, and those of
-    its tables, may be anybody's.
+    A schema is ours if its table ``installed`` has a constraint with a unique name, which every dump contains. The
+    names of schemas and tables are no proof, because other software may use them.
     """
     query = """
         select n.nspname::text
@@ -90,9 +95,11 @@ def present(connection: psycopg.Connection[Any]) -> list[str]:
 
 
 def holds_staging(connection: psycopg.Connection[Any]) -> bool | None:
-    """Whether schema ``STAGING`` is the core's; None where it is not there. In it are tables of consumers alone, so no
-    constraint can tell: it is by its owner, and by its comment. Where the core is here, people may have written another,
-    and a restore may have left all comments out."""
+    """Return whether schema ``STAGING`` belongs to the core; None if it does not exist.
+
+    It contains only tables of consumers, so no constraint identifies it. We check its owner and its comment. If the
+    core is installed, any comment is enough, and none is needed if a restore left out all comments.
+    """
     query = """
         select (o.rolsuper or o.oid = coalesce(h.nspowner, current_user::regrole))
             and case when c.oid is null then told.comment like 'pgchange: %'
@@ -108,7 +115,7 @@ def holds_staging(connection: psycopg.Connection[Any]) -> bool | None:
 
 
 def sealed(connection: psycopg.Connection[Any], system: System) -> list[str]:
-    """The sealed schema of a system, where it is there and ours: by its comment, and by its owner."""
+    """Return the sealed schema of a system, if it exists and is ours, which its owner and its comment show."""
     query = """
         select n.nspname::text
         from pg_catalog.pg_namespace as n
@@ -121,50 +128,52 @@ def sealed(connection: psycopg.Connection[Any], system: System) -> list[str]:
 
 
 def installed(connection: psycopg.Connection[Any]) -> list[Installed]:
-    """What this database holds, in the order of ``SYSTEMS``; nothing for a system that is not there."""
-    found = []
-    held = present(connection)
+    """Return the state of all systems in this database, in the order of ``SYSTEMS``. Missing systems are left out."""
+    states = []
+    folders = present(connection)
     for system in SYSTEMS:
-        if system.folder not in held:
+        if system.folder not in folders:
             continue
-        for version, known in _newest(connection, system):
-            intact = None if known is None else known == checksum(system)
-            found.append(Installed(system.folder, version, system.version, intact))
-    return found
+        for version, stored in _newest(connection, system):
+            intact = None if stored is None else stored == checksum(system)
+            states.append(Installed(system.folder, version, system.version, intact))
+    return states
 
 
 def demand_version(connection: psycopg.Connection[Any], system: System) -> None:
-    """Raise SchemaVersionMismatch where a system is not as this package makes it."""
-    found, known = next(iter(_newest(connection, system)), (0, None))
-    if found == 0:
+    """Raise SchemaVersionMismatch if a system's version or its files differ from this package's."""
+    installed_version, stored = next(iter(_newest(connection, system)), (0, None))
+    if installed_version == 0:
         raise SchemaVersionMismatch(
             f"schema {system.schema} came without its data, as from `pg_dump --schema-only`: run `airflow-pgchange "
             "uninstall`, then install; or restore the data with it"
         )
-    if found != system.version:
+    if installed_version != system.version:
+        is_older = installed_version < system.version
         raise SchemaVersionMismatch(
-            f"schema {system.schema} is at version {found}, this package needs {system.version}: "
-            + ("run `airflow-pgchange upgrade`" if found < system.version else "install the newer package")
+            f"schema {system.schema} is at version {installed_version}, this package needs {system.version}: "
+            + ("run `airflow-pgchange upgrade`" if is_older else "install the newer package")
         )
-    if known is not None and known != checksum(system):
+    if stored is not None and stored != checksum(system):
         raise SchemaVersionMismatch(
-            f"schema {system.schema} is at version {found}, but was made from other files than this package's: install "
-            "the package that made it; or run `airflow-pgchange uninstall`, by which what waits is lost, then install"
+            f"schema {system.schema} is at version {installed_version}, but was made from other files than this "
+            "package's. Install the package that made it; or run `airflow-pgchange uninstall`, which deletes waiting "
+            "changes, then install"
         )
 
 
 def version(connection: psycopg.Connection[Any], system: System) -> int:
-    """The version that was installed last; 0 where the schema came without its data."""
+    """Return the version that was installed last; 0 if a dump restored the schema without its data."""
     return next((number for number, _ in _newest(connection, system)), 0)
 
 
 def _newest(connection: psycopg.Connection[Any], system: System) -> list[tuple[Any, ...]]:
-    """The version that was installed last, with its checksum; none where the schema came without its data."""
+    """Return the version that was installed last, with its checksum; no row if the schema has no data."""
     query = sql.SQL("select version, checksum from {} order by version desc, installed_at desc limit 1")
     return rows(connection, query.format(sql.Identifier(system.schema, "installed")))
 
 
 def note_checksum(connection: psycopg.Connection[Any], system: System) -> None:
-    """Note from which files the version that is there was made."""
+    """Store the checksum of this package's files with the installed version."""
     query = sql.SQL("update {0} set checksum = {1} where version = (select max(version) from {0})")
     connection.execute(query.format(sql.Identifier(system.schema, "installed"), checksum(system)))

@@ -1,4 +1,4 @@
-"""Whether feeds can be watched, and which of those that are watched cannot."""
+"""Check whether feeds can be watched, and list watched feeds that cannot be."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ Connection = psycopg.Connection[Any]
 
 
 def hindrance(results: Connection, source: Connection, feed: Watched) -> str | None:
-    """What keeps a feed from being watched, with what to do; None where nothing does. It asks what a watcher asks, and
-    writes nothing: on a primary a look at an event group would dispatch events."""
+    """Return the reason why a feed cannot be watched, with advice; None if it can.
+
+    Runs the queries of a watcher in a read-only transaction, because watching an event group on a primary dispatches
+    events.
+    """
     progress = progress_at(feed, results, source)
     try:
         _demand_versions(progress, feed)
@@ -35,21 +38,23 @@ def hindrance(results: Connection, source: Connection, feed: Watched) -> str | N
 
 
 def blind(connection: Connection) -> list[str]:
-    """Of each feed that cannot be watched: by whom, since when and why, as ``pgchange.health()`` says it."""
+    """Return a line for each feed that its watcher cannot watch: the watcher, since when and why, as in ``health``."""
     try:
-        return [f"{feed}: {told}" for feed, told in rows(connection, BLIND)]
+        return [f"{feed}: {reason}" for feed, reason in rows(connection, BLIND)]
     except (PermissionDenied, SchemaMissing):
         return []
 
 
 def _demand_versions(connection: Connection, feed: Watched) -> None:
-    """Raise SchemaVersionMismatch where the feed's schema, or one that it needs, is not as this package makes it. Of one
-    that is not there the feed's own query tells."""
+    """Raise SchemaVersionMismatch if the feed's schema, or a schema that it depends on, has another version.
+
+    A missing schema is not checked here, because the feed's own query reports it.
+    """
     own = next((system for system in SYSTEMS if system.schema == getattr(feed, "schema", None)), None)
     if own is not None:
-        held = present(connection)
+        folders = present(connection)
         for system in SYSTEMS:
-            if system.folder in held and (system is own or system.folder in own.needs):
-                # What a role may not read is not in its way.
+            if system.folder in folders and (system is own or system.folder in own.needs):
+                # Skip versions that the role may not read: a watcher does not need them.
                 with suppress(PermissionDenied):
                     demand_version(connection, system)
