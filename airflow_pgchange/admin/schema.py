@@ -29,7 +29,7 @@ def install(
 
     Raises InvalidArgument if a system to leave out is a dependency, and SchemaVersionMismatch if another version is
     installed. Raises Refused if the server lacks an extension for a system in ``systems``. Raises Refused also if a
-    foreign schema has the name of one of ours, or if an installed system depends on a schema that was dropped.
+    foreign schema has the name of a schema of ours, or if an installed system needs a dropped schema.
     """
     with _as_owner(), connection.transaction():
         _lock(connection)
