@@ -1,4 +1,4 @@
-"""Messages: posting and asking, and sagas, long sequences of transactions that are all done, or all undone."""
+"""Message queues, requests with answers, and sagas: sequences of transactions that are either all done or all undone."""
 
 from airflow_pgchange.messages.queues import (
     Message,

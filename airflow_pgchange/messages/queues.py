@@ -1,4 +1,4 @@
-"""Message queues from Python: posting, asking and waiting for the answer."""
+"""Message queues: post messages, send requests and receive their answers."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def post(
     texts = (message.data, message.stored_headers(), message.properties)
     arguments: list[sql.Composable] = [
         sql.Literal(queue_name),
-        *(sql.Literal(None if one is None else as_hstore(one)) for one in texts),
+        *(sql.Literal(None if values is None else as_hstore(values)) for values in texts),
         *(
             sql.SQL(at).format(time)
             for time in (span("delay", message.delay), span("expiry", message.expiry))
@@ -83,7 +83,7 @@ def post(
 
 
 def temporary_queue(connection: psycopg.Connection[Any]) -> str:
-    """Make a queue that lives as long as the session of ``connection``. It needs a session that no pooler shares."""
+    """Create a queue that exists as long as the session of ``connection``. A pooler must not share this session."""
     return str(ask(connection, select("mbus.create_temporary_queue")))
 
 
@@ -99,13 +99,13 @@ def request(
     reply_queue: str,
     reply_iid: str | None = None,
 ) -> str:
-    """Post a message that asks for an answer in a queue. Return the message's iid.
+    """Post a message that requests an answer in a queue. Return the message's iid.
 
     In a temporary queue, ``consume`` receives the answer. In any other queue the answer has the iid ``reply_iid`` and
     ``take`` receives it; no consumer may consume from that queue.
     """
-    wanted = {REPLY_TO: reply_queue} if reply_iid is None else {REPLY_TO: reply_queue, REPLY_IID: reply_iid}
-    return post(connection, queue_name, replace(message, properties={**(message.properties or {}), **wanted}))
+    reply = {REPLY_TO: reply_queue} if reply_iid is None else {REPLY_TO: reply_queue, REPLY_IID: reply_iid}
+    return post(connection, queue_name, replace(message, properties={**(message.properties or {}), **reply}))
 
 
 def answer(
@@ -118,18 +118,18 @@ def answer(
 ) -> str | None:
     """Post the answer to a request, given the request's iid and properties. Return the answer's iid.
 
-    Returns None if the request wants no answer, has an answer already, or waited in a temporary queue that is gone: the
-    handler cannot do anything about that. The answer is posted to the queue that the request names, with the rights of
-    ``connection``. An answer that nobody takes is deleted after its ``expiry``.
+    Returns None if the request wants no answer, has an answer already, or names a temporary queue that is gone. These are
+    no errors, because the handler cannot do anything about them. The answer is posted to the queue that the request
+    names, with the rights of ``connection``. An answer that nobody takes is deleted after its ``expiry``.
     """
-    wanted = properties or {}
-    queue = wanted.get(REPLY_TO)
+    requested = properties or {}
+    queue = requested.get(REPLY_TO)
     if queue is None:
         return None
     try:
         with connection.transaction():
             message = Message(data, {IN_REPLY_TO: iid}, expiry=expiry)
-            return post(connection, queue, message, wanted.get(REPLY_IID))
+            return post(connection, queue, message, requested.get(REPLY_IID))
     except psycopg.errors.UniqueViolation:
         return None
     except psycopg.errors.UndefinedObject:
@@ -149,32 +149,32 @@ def consume(connection: psycopg.Connection[Any], queue_name: str) -> dict[str, s
 
 
 def _data(connection: psycopg.Connection[Any], message: sql.Composed) -> dict[str, str | None] | None:
-    # The extension may be in any schema: its operators are not called by name here.
-    found: dict[str, str | None] | None = ask(
+    # Cast hstore to json: the extension hstore may be in any schema, so its operators are not in the search path.
+    data: dict[str, str | None] | None = ask(
         connection,
         sql.SQL("select m.data::pg_catalog.json from {} as m where m.id is not null").format(message),
     )
-    return found
+    return data
 
 
 def look_after(connection: psycopg.Connection[Any]) -> list[str]:
-    """Delete what everybody has received, what expired, and temporary queues whose sessions ended; says how much."""
+    """Delete received and expired messages, and temporary queues whose sessions ended. Return a line with the count."""
     deleted = ask(connection, select("mbus.maintain"))
     return [f"queues: deleted {deleted} messages that were received or expired"] if deleted else []
 
 
 def roll_back_overdue(connection: psycopg.Connection[Any]) -> list[str]:
-    """Roll back the sagas whose deadline has passed before all their steps were done; a line for each."""
+    """Roll back the sagas that missed their deadline. Return a line for each."""
     return [f"sagas: {line}" for (line,) in rows(connection, "select mbus.roll_back_overdue()")]
 
 
 def stuck_sagas(connection: psycopg.Connection[Any]) -> list[str]:
-    """The sagas that do not get on without a person, of those in whose queues this role may do something."""
+    """Return a line for each saga that needs a person, among the sagas whose queues this role may use."""
     return [line for (line,) in rows(connection, "select mbus.stuck_sagas()")]
 
 
 def forget_sagas(connection: psycopg.Connection[Any], retention: Seconds) -> list[str]:
-    """Forget the sagas that ended longer ago than ``retention``; says how many. Raises InvalidArgument."""
+    """Delete sagas that ended longer ago than ``retention``. Return a line with the count. Raises InvalidArgument."""
     age = timedelta(seconds=seconds("saga_retention", retention))
     forgotten = ask(connection, sql.SQL("select mbus.forget_sagas({})").format(age))
     return [f"sagas: forgot {forgotten} that ended more than {shown(age)} ago"] if forgotten else []

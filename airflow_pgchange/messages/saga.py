@@ -106,11 +106,11 @@ class Saga:
         return [queue for step in self.steps for queue in (step.queue_name, step.compensation) if queue]
 
     def in_order(self) -> list[Step]:
-        """The steps in an order in which each follows the steps of its ``after``."""
-        known = {step.name: step for step in self.steps}
+        """Return the steps in an order in which each follows the steps of its ``after``."""
+        by_name = {step.name: step for step in self.steps}
         sorter = TopologicalSorter({step.name: step.after for step in self.steps})
         try:
-            return [known[name] for name in sorter.static_order()]
+            return [by_name[name] for name in sorter.static_order()]
         except CycleError as error:
             waiting = " -> ".join(reversed(error.args[1]))
             raise InvalidArgument(
@@ -118,7 +118,7 @@ class Saga:
             ) from error
 
     def description(self) -> dict[str, Any]:
-        """The argument of ``mbus.start_saga``."""
+        """Return the argument of ``mbus.start_saga``."""
         steps = [
             {
                 "name": step.name,

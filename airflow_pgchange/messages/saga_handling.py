@@ -1,4 +1,4 @@
-"""Handle one message of a saga: its step is done, it is tried again later, or the saga is rolled back."""
+"""Handle one message of a saga. Its step is then done, retried later, or the saga is rolled back."""
 
 from __future__ import annotations
 
@@ -29,9 +29,11 @@ class Work:
     """The work that a handler is called for.
 
     ``kind`` is ``step`` to do ``step``, ``compensation`` to undo it, ``end`` if all steps are done, or ``rolled back`` if
-    all are undone. ``attempt`` counts from 1, and includes attempts that failed or whose process died. ``was_done`` says
-    whether the step was committed. A compensation is also called for a step that was not committed, because a handler can
-    be killed after its work in other systems and before its commit. ``reason`` says why the saga is rolled back.
+    all are undone. ``attempt`` counts from 1, and includes attempts that failed or whose process died. ``reason`` says
+    why the saga is rolled back.
+
+    ``was_done`` says whether the step was committed. A compensation is also called for a step that was not committed. Its
+    handler may have been killed after its work in other systems and before its commit.
     """
 
     saga: int
@@ -72,8 +74,10 @@ class _Failed(TryAgain):
 
 
 class _NotKept(Exception):
-    """Rolls back the writes of a handler. psycopg.Rollback would not do: psycopg raises it again if the connection was
-    lost, and nothing here would catch it."""
+    """Rolls back the writes of a handler.
+
+    We do not use psycopg.Rollback: if the connection was lost, psycopg raises it again, and nothing here would catch it.
+    """
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
@@ -136,8 +140,7 @@ def _put_back(connection: psycopg.Connection[Any], change: Change, end: TryAgain
 def _tried(
     connection: psycopg.Connection[Any], change: Change, do: Do, work: Work
 ) -> str | TryAgain | RollBack:
-    """Call the handler. Return ``done``, ``over``, or the answer that puts the work off; only ``done`` keeps its
-    writes."""
+    """Call the handler. Return ``done``, ``over``, or the answer that postpones the work. Only ``done`` keeps writes."""
     try:
         with connection.transaction():
             answer = answer_of(do, work, connection)
@@ -153,10 +156,11 @@ def _tried(
     except Exception as error:
         if connection.closed:
             raise
-        what = work.step or work.kind
-        log.exception("saga %s %d: try %d of %s failed", work.name, work.saga, work.attempt, what)
-        known = make_conninfo("", password=connection.info.password)
-        return _Failed(described(error, [known])[:LONGEST])
+        step = work.step or work.kind
+        log.exception("saga %s %d: try %d of %s failed", work.name, work.saga, work.attempt, step)
+        # described() removes the password of this connection string from the error.
+        with_password = make_conninfo("", password=connection.info.password)
+        return _Failed(described(error, [with_password])[:LONGEST])
 
 
 def answer_of(do: Do, work: Work, connection: psycopg.Connection[Any]) -> Answer:
