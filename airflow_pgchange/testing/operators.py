@@ -29,9 +29,9 @@ class BatchRun:
     """The outcome of one batch.
 
     ``statements`` are the statements that would be committed with the batch. There are none if they were executed in
-    PostgreSQL. ``failures`` are the failed calls of handlers; these do not fail the task. ``dead_letter`` is the error of
-    the last attempt of a task with ``on_give_up="dead_letter"``, or with ``"bisect"`` and one change: the batch would
-    become a dead letter.
+    PostgreSQL. ``failures`` are the failed calls of handlers; these do not fail the task. ``dead_letter`` is the error
+    with which the batch would become a dead letter. It is the error of the last attempt of a task with
+    ``on_give_up="dead_letter"``, or with ``"bisect"`` and one change.
     """
 
     batch: Batch
@@ -58,7 +58,7 @@ def run_batch_once(
 
     No server is needed: the callable writes to a ``RecordedConnection``, and ``answer`` returns the rows of the
     callable's queries. With ``connection`` or ``postgres_conn_id`` the callable writes to PostgreSQL, and its writes are
-    committed; if a transaction is open on ``connection``, they are part of it. No batch is claimed, and no consumer
+    committed. If a transaction is open on ``connection``, the writes are part of it. No batch is claimed, and no consumer
     moves. Errors that the task would raise in Airflow are raised here. Raises InvalidArgument for changes and arguments
     that are not possible in a run.
 
@@ -71,7 +71,7 @@ def run_batch_once(
     :param attempt: the number of this attempt on the batch
     """
     kinds: tuple[type[BatchOperator | EventHandlersOperator], ...] = (BatchOperator, EventHandlersOperator)
-    operator, known = prepared(task, kinds, task_id=task_id, arguments=arguments, context=context)
+    operator, task_context = prepared(task, kinds, task_id=task_id, arguments=arguments, context=context)
     if isinstance(operator, EventHandlersOperator):
         if connection is not None or postgres_conn_id is not None:
             raise InvalidArgument(
@@ -79,20 +79,20 @@ def run_batch_once(
             )
         feed = EventFeed(operator.group)
         rows = rows_of(feed, changes)
-        failures = handled(operator, known, rows, attempt)
+        failures = handled(operator, task_context, rows, attempt)
         return BatchRun(batch_of_rows(feed, rows, attempt, batch_id), failures=failures)
-    found = feed_of(operator.feed)
-    rows = rows_of(found, changes)
-    batch = batch_of_rows(found, rows, attempt, batch_id, key)
+    source = feed_of(operator.feed)
+    rows = rows_of(source, changes)
+    batch = batch_of_rows(source, rows, attempt, batch_id, key)
     if batch.count > operator.limit:
         raise InvalidArgument(
             f"{operator.task_id}: a batch has at most limit={operator.limit} changes, not {batch.count}: give fewer"
         )
-    given = [found.change(row) for row in rows]
+    batch_changes = [source.change(row) for row in rows]
     with _results(connection, postgres_conn_id, answer) as results:
         try:
-            with GivenTransaction(found, batch, given, results) as transaction:
-                operator.process_batch(transaction, batch, known)  # type: ignore[arg-type]
+            with GivenTransaction(source, batch, batch_changes, results) as transaction:
+                operator.process_batch(transaction, batch, task_context)  # type: ignore[arg-type]
         except Exception as error:
             if operator.max_attempts is None or attempt < operator.max_attempts:
                 raise

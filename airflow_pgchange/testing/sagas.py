@@ -18,8 +18,10 @@ from airflow_pgchange.testing.tasks import Task, prepared
 
 @dataclass(frozen=True)
 class StepRun:
-    """The answer of a saga's handler, and the statements that would be committed. They are empty unless it answered
-    None."""
+    """The answer of a saga's handler, and the statements that would be committed.
+
+    ``statements`` is empty unless the handler answered None.
+    """
 
     answer: SagaAnswer
     statements: tuple[Statement, ...] = ()
@@ -47,7 +49,7 @@ def run_step_once(
     messages. ``attempt``, ``was_done`` and ``reason`` are fields of ``Work``. The other parameters are those of
     ``run_batch_once``.
     """
-    operator, known = prepared(
+    operator, task_context = prepared(
         task, (SagaHandlerOperator,), task_id=task_id, arguments=arguments, context=context
     )
     if (step is None) is (kind in ("step", "compensation")):
@@ -57,11 +59,11 @@ def run_step_once(
     work = Work(1, "test", kind, step, dict(data), attempt, was_done, reason)
     results = RecordedConnection(answer) if connection is None else connection
     with results.transaction() as block:
-        do = operator.bound(known)  # type: ignore[arg-type]
-        answered = answer_of(do, work, cast("psycopg.Connection[Any]", results))
+        do = operator.bound(task_context)  # type: ignore[arg-type]
+        saga_answer = answer_of(do, work, cast("psycopg.Connection[Any]", results))
         if connection is not None:
             connection.execute("set constraints all immediate")
-        if answered is not None:
+        if saga_answer is not None:
             raise psycopg.Rollback(block)
     statements = tuple(results.statements) if isinstance(results, RecordedConnection) else ()
-    return StepRun(answered, statements)
+    return StepRun(saga_answer, statements)

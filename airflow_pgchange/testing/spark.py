@@ -154,7 +154,7 @@ class GivenJob(Job):
         self.merged.append(Merged(str(into), keys, mode, there, gone))
 
     def _source(self, table: str, frame: DataFrame) -> Source:
-        """The table is a frame of the test, which declares no lengths and no defaults."""
+        """Describe the frame of the test as a source table. A frame has no lengths and no defaults."""
         return Source(table, columns_of_frame(staging_types(frame.schema)))
 
     def _frame(self, wanted: Wanted) -> DataFrame:
@@ -181,7 +181,7 @@ class GivenJob(Job):
         return joined if wanted.which == "every" else joined.drop(CHANGE, *parts)
 
     def _with_parts(self, changes: DataFrame, id_: str) -> DataFrame:
-        """The changes with the columns of their ids, as the data source adds them."""
+        """Return the changes with a column for each part of their ids, as the data source adds them."""
         kinds = self.batch.key
         if kinds == BIGINT:
             return changes

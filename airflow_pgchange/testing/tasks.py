@@ -37,7 +37,8 @@ def prepared(
     """
     given = dict(arguments or {})
     operator = _single(_found(task, kinds, task_id), given)
-    known = {"task": operator, "dag": operator.get_dag(), "params": operator.params.dump(), **(context or {})}
+    task_context = {"task": operator, "dag": operator.get_dag(), "params": operator.params.dump()}
+    task_context |= context or {}
     own = dict(getattr(operator, "op_kwargs", None) or {})
     for name, value in given.items():
         if name in operator.template_fields and name not in FUNCTIONS_OWN:
@@ -52,9 +53,9 @@ def prepared(
     if hasattr(operator, "op_kwargs"):
         operator.op_kwargs = own
     _refuse_unknown(operator, own)
-    operator.render_template_fields(known)
-    operator.pre_execute(known)
-    return operator, known
+    operator.render_template_fields(task_context)
+    operator.pre_execute(task_context)
+    return operator, task_context
 
 
 def _found(task: Task, kinds: tuple[type[Operator], ...], task_id: str | None) -> Any:

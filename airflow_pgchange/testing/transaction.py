@@ -15,11 +15,11 @@ from airflow_pgchange.testing.recorded import RecordedConnection
 
 
 class GivenTransaction(ConsumerTransaction):
-    """A transaction with one batch of the test. Writes go to ``connection``, and are committed if the block ends after
-    ``ack``.
+    """A transaction with one batch of the test.
 
-    A callable sees the same behaviour as in a ConsumerTransaction: ``ack`` uses a savepoint and retries after a deadlock,
-    and a block that ends without ``ack`` raises an error.
+    Writes go to ``connection``, and are committed if the block ends after ``ack``. A callable sees the same behaviour
+    as in a ConsumerTransaction. ``ack`` uses a savepoint and retries after a deadlock. A block that ends without
+    ``ack`` raises an error.
     """
 
     def __init__(
