@@ -53,7 +53,7 @@ def _in_work(results: Connection, source: Connection, feed: Feed) -> dict[str, A
     batch = in_work(results, source, feed)
     if batch is None:
         raise BatchNotFinished(
-            f"{feed.name} has no batch in work, that is, one that was claimed and not acked"
+            f"{feed.name} has no batch in work, that is, no batch that was claimed and not acked"
         )
     return batch
 
@@ -103,7 +103,7 @@ def register_consumer(
     """
     if ask(results, feed.position()) is not None:
         raise InvalidArgument(
-            f"{feed.name} is registered already, and goes on where it is: `airflow-pgchange move` moves it"
+            f"{feed.name} is registered already, and keeps its position: `airflow-pgchange move` moves it"
         )
     placed: Any = replace(feed, start=start)  # type: ignore[type-var]
     with translated():

@@ -55,7 +55,7 @@ def movable(name: str) -> Movable:
 
 
 def _no_query(query: sql.Composed) -> None:
-    raise AssertionError(f"the name of a consumer that can be moved says all: {query.as_string(None)}")
+    raise AssertionError(f"the name of a movable consumer needs no query: {query.as_string(None)}")
 
 
 def _read(name: str) -> tuple[type[Feed], tuple[str, ...]]:
@@ -101,11 +101,11 @@ def status(
             raise
         except (PgChangeError, psycopg.Error) as error:
             left_out[kind] = error
-    denied = [error for error in left_out.values() if isinstance(error, PermissionDenied)]
+    denied = [reason for reason in left_out.values() if isinstance(reason, PermissionDenied)]
     if registered and len(denied) == len(registered):
         raise denied[0]
-    for kind, error in left_out.items():
-        warn(f"consumers of kind {kind} are left out: {error}")
+    for kind, reason in left_out.items():
+        warn(f"consumers of kind {kind} are left out: {reason}")
     if "mbus" in installed[changes]:
         with suppress(PermissionDenied):
             for line in queues.stuck_sagas(changes):
@@ -114,7 +114,7 @@ def status(
 
 
 def _registered(connection: Connection, results: Connection, changes: Connection) -> list[str]:
-    """Return the kinds whose progress is in this database. The progress of an unknown kind is in ``results``."""
+    """Return the kinds whose progress is in this database. A kind unknown to this package has it in ``results``."""
     registered = [kind for (kind,) in rows(connection, REGISTERED)]
     homes = {kind: progress_at(cast(Feed, feed), results, changes) for kind, feed in kinds().items()}
     return [kind for kind in registered if homes.get(kind, results) is connection]

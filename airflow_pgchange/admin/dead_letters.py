@@ -96,7 +96,7 @@ def letter_content(connection: psycopg.Connection[Any], number: int) -> Any:
     content = ask(connection, select("pgchange.letter_content", number))
     if content is None:
         raise UnknownLetter(
-            f"there is no dead letter {number}: it was sent again or dropped, or is not yours to see"
+            f"there is no dead letter {number}: it was sent again or dropped, or this role may not see it"
         )
     return content
 

@@ -31,7 +31,7 @@ from airflow_pgchange.utils.compat import dag_bag, dag_serialization
 Naming = dict[Place, dict[Watched | None, set[str]]]
 """The feeds that DAGs name at each place, with these DAGs. The feed is None if DAGs name only the connections."""
 Starts = dict[tuple[Place, str], dict[str, set[str]]]
-"""The starts of each consumer at a place. Each start has the DAGs whose tasks give it."""
+"""For each consumer at a place, the starts that DAGs give, each with these DAGs. Different starts are an error."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def _in_files(files: Sequence[Path]) -> Read:
     """Read the DAGs of files and folders. Raises InvalidArgument if a path does not exist."""
     for path in files:
         if not path.exists():
-            raise InvalidArgument(f"{path} is not there: name DAG files, or folders of them")
+            raise InvalidArgument(f"{path} does not exist: name DAG files, or folders of them")
     named: dict[str, list[Named]] = defaultdict(list)
     assets: dict[str, list[WatchedAsset]] = defaultdict(list)
     spark: dict[str, list[SparkNeeds]] = defaultdict(list)

@@ -108,7 +108,7 @@ def metadata(advice: str) -> Iterator[Session]:
             yield session
     except DBAPIError as error:
         reason = without_secrets(str(error.orig).strip(), ())
-        raise InvalidArgument(f"Airflow's own database does not tell its DAGs: {reason}; {advice}") from error
+        raise InvalidArgument(f"Airflow's own database cannot be read: {reason}; {advice}") from error
 
 
 @contextmanager

@@ -85,7 +85,7 @@ class Handler:
         if not callable(self.run):
             raise InvalidArgument(f"handler {self.name}: run must be callable, not {self.run!r}")
         if inspect.isgeneratorfunction(self.run) or inspect.isasyncgenfunction(self.run):
-            raise InvalidArgument(f"handler {self.name}: nobody runs a generator: write run without yield")
+            raise InvalidArgument(f"handler {self.name}: run must not be a generator: write it without yield")
         seconds(f"handler {self.name}: timeout", self.timeout, least=MOMENT)
         for pause in self.retries or ():
             seconds(f"handler {self.name}: each of retries", pause, most=LONGEST_PAUSE)

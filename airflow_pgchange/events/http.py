@@ -142,7 +142,7 @@ async def _hinted(texts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         async for text in texts:
             yield text
     except PgChangeError as error:
-        log.warning("a stream of events ends before its time, its client connects again: %s", error)
+        log.warning("a stream of events ends early, its client will reconnect: %s", error)
 
 
 def _checked(selection: Any) -> Selection:

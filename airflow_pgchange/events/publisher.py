@@ -143,7 +143,7 @@ class Publisher:
                 lambda: self._closing or self._too_many_refused or self._has_room(row), timeout
             )
             if self._closing:
-                state = "is closed" if self._death is None else "has failed, and flush says why"
+                state = "is closed" if self._death is None else "has failed, and flush raises the error"
                 raise InvalidArgument(f"this publisher {state}: open another")
             if self._too_many_refused:
                 raise PublisherFull(
@@ -203,7 +203,7 @@ class Publisher:
             self._publish()
         # Catch everything, because flush and close wait for this thread and must report its error.
         except BaseException as error:
-            log.exception("a publisher failed, which flush and close will say")
+            log.exception("a publisher failed: flush and close will raise its error")
             with self._changed:
                 self._death = error
                 self._closing = True
@@ -214,7 +214,7 @@ class Publisher:
             refused = self._send(batch)
             if refused:
                 log.error(
-                    "%d events were refused, which flush or close will say: %s",
+                    "%d events were refused, and flush or close will raise NotPublished: %s",
                     len(refused),
                     refused[0].error,
                 )

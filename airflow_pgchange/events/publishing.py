@@ -80,7 +80,7 @@ def insert_if_absent(connection: psycopg.Connection[Any], rows: Sequence[Row]) -
         others = ask(connection, sql.SQL("select pgmb.other_events({})").format(lists))
     if others:
         raise InvalidArgument(
-            f"an event was refused: another event is there under its id ({', '.join(others)}): give it an id of its own"
+            f"an event was refused: a different event has the same id ({', '.join(others)}): give it another id"
         )
 
 

@@ -160,7 +160,7 @@ class EventStreams:
         elif count > most:
             reason = f"you missed more than {most} events"
         elif not reached:
-            reason = "your last id is of no event of this stream"
+            reason = "your last id does not belong to this stream"
         elif last.seen < since:
             reason = "your selection is another one than before, or was removed meanwhile"
         else:
@@ -265,7 +265,7 @@ class EventStreams:
         if await self._log.passed(self._place):
             for clients in self._clients.values():
                 for client in clients:
-                    client.drop("this server was without the database for too long: connect again")
+                    client.drop("this server had no database connection for too long: connect again")
             self._place = await self._log.end()
         used = list(self._clients)
         kept = await self._log.keep(used, self._place, self.retention)

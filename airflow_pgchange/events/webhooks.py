@@ -151,12 +151,12 @@ class Webhook:
         # Replace every error, because its text might contain the secret and errors are stored.
         except Exception:  # noqa: BLE001
             raise InvalidArgument(
-                f"webhook {self.name}: the secret could not be had, or is not base64 text after whsec_"
+                f"webhook {self.name}: the secret's callable failed, or the secret is not base64 text after whsec_"
             ) from None
         if length not in SECRET_BYTES:
             raise InvalidArgument(
-                f"webhook {self.name}: the secret has {length} bytes, and Standard Webhooks asks for 24 to 64: "
-                "write what `openssl rand -base64 32` prints behind whsec_"
+                f"webhook {self.name}: the secret has {length} bytes, and Standard Webhooks requires 24 to 64: "
+                "append the output of `openssl rand -base64 32` to whsec_"
             )
         return Signer(secret)
 
@@ -267,7 +267,7 @@ def _checked_headers(name: str, headers: Mapping[str, str]) -> dict[str, str]:
         sendable = value.isascii() and value.isprintable() and value == value.strip()
         if not HEADER.fullmatch(header) or not sendable:
             raise InvalidArgument(
-                f"webhook {name}: header {header!r} or its value has characters that none can have"
+                f"webhook {name}: header {header!r} or its value has characters that HTTP does not allow"
             )
         if lower in OURS or lower.startswith("webhook-"):
             raise InvalidArgument(f"webhook {name}: the header {header} is set by the webhook itself")

@@ -135,7 +135,8 @@ class Exchange:
             raise ClientRefused("28000", f"{mechanism} cannot be used with the channel binding {flag!r}")
         if flag == "y" and self._binding is not None:
             raise ClientRefused(
-                "28000", "somebody has hidden from the client that channels can be bound here"
+                "28000",
+                "the client was not offered channel binding: a man in the middle may have removed the offer",
             )
         self._bound = header.encode() + ((self._binding or b"") if mechanism == BOUND else b"")
         self._nonce = nonce + secrets.token_urlsafe(18)

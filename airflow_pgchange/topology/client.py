@@ -248,7 +248,7 @@ class TopologyClient:
         except errors.OperationalError as error:
             self._disconnect()
             raise ServerUnavailable(
-                f"the relay cannot be asked: {str(error).strip()}: connect again"
+                f"no heartbeat can be sent to the relay: {str(error).strip()}: connect again"
             ) from error
         silent = time.monotonic() - self._received_at
         self._disconnect()

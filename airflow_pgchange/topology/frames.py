@@ -92,7 +92,7 @@ def parse_startup(body: bytes) -> Asked | Startup:
     if body[4:] == b"\0":
         return Startup(minor, {})
     if not body.endswith(b"\0\0"):
-        raise ClientRefused("08P01", "a startup packet that does not end as one")
+        raise ClientRefused("08P01", "a startup packet without its terminating zero bytes")
     words = [text(word) for word in body[4:-2].split(b"\0")]
     if len(words) % 2 or not all(words[::2]):
         raise ClientRefused("08P01", "a startup packet whose parameters are not pairs of name and value")
@@ -104,7 +104,7 @@ def text(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise ClientRefused("22021", "a text that is not UTF-8: this server speaks nothing else") from error
+        raise ClientRefused("22021", "a text that is not UTF-8, the only encoding of this server") from error
 
 
 class Fields:

@@ -9,7 +9,7 @@ from airflow_pgchange.topology.statements import Statement, selected
 
 MOST_NAMES = 100
 """Maximum number of prepared statements, and of portals, of one client."""
-NO_SQL = "this connection hears of the topology and takes no SQL but `select 1`"
+NO_SQL = "this connection is for topology events, and accepts no SQL but `select 1`"
 
 
 class Queries:
@@ -44,7 +44,7 @@ class Queries:
         }
         step = steps.get(kind)
         if step is None:
-            raise ClientRefused("08P01", f"a message of kind {kind!r}, which has no meaning here")
+            raise ClientRefused("08P01", f"a message of kind {kind!r}, which is not supported")
         return step(Fields(body))
 
     def _query(self, fields: Fields) -> bytes:

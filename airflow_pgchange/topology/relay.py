@@ -37,7 +37,7 @@ over TLS. Further connections get the error at once and are closed."""
 PARTING = 2.0
 """Seconds that clients have to read their last messages when the relay stops."""
 
-NEW_TERM = "the catalogue was restarted, restored or failed over: a new snapshot has what is left"
+NEW_TERM = "the catalogue was restarted, restored or failed over: a new snapshot has its current state"
 TRIMMED = "events of the catalogue's log were trimmed before the relay had read them: a new snapshot has what they said"
 ARRIVED = "ranges of buckets that were on their way have arrived: a new snapshot has them"
 STOPPING = "the relay is stopping"
@@ -172,7 +172,7 @@ class Relay:
     def _log_lost(self, reason: str) -> None:
         """Log that the catalogue is lost, once for each reason, not at every retry."""
         if reason != self._logged:
-            log.warning("the catalogue is lost, and is looked for: %s", reason)
+            log.warning("the connection to the catalogue is lost, and is retried: %s", reason)
         self._logged = reason
 
     async def _begin(self, term: Term) -> None:

@@ -192,7 +192,7 @@ def test_what_is_there_under_an_id_is_the_same_event_only_where_all_of_it_is(con
     event = Event("t", [1.50, None], {"a": 1}, None, "su1", TAKEN)
     publish(connection, event)
     insert_if_absent(connection, [row_of(event)])
-    with pytest.raises(InvalidArgument, match=f"another event is there.*{TAKEN}"):
+    with pytest.raises(InvalidArgument, match=f"a different event has the same id.*{TAKEN}"):
         insert_if_absent(connection, [row_of(replace(event, **other))])
     assert connection.execute("select count(*) from pgmb.events").fetchone() == (1,)
 

@@ -45,7 +45,7 @@ def test_an_id_of_the_future_that_was_made_up_is_told_of_the_gap(serve, connect)
         [gap] = client.events(1)
         publish(connect(), numbered(0, 2))
         assert (gap.type, numbers(client.events(2))) == ("gap", [0, 1])
-    assert "of no event of this stream" in gap.data
+    assert "does not belong to this stream" in gap.data
 
 
 async def test_what_was_missed_is_read_about_once_though_it_is_large(db, connect, monkeypatch):
