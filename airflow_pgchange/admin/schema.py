@@ -271,7 +271,8 @@ def _lock(connection: psycopg.Connection[Any]) -> None:
         connection.execute("set transaction isolation level read committed")
     except psycopg.errors.ActiveSqlTransaction as error:
         raise Refused(
-            "this transaction would not see what others install meanwhile: commit it first, or begin it as read committed"
+            "the isolation level of this transaction hides schemas that other sessions install: commit it first, or "
+            "begin it as read committed"
         ) from error
     connection.execute(
         "select pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('pgchange install', 0))"

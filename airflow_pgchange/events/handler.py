@@ -107,7 +107,7 @@ class Handler:
         return value
 
     def reached_by(self, event: Event) -> tuple[str, ...]:
-        """Return the subscriptions through which the handler gets an event; all of the event's if it shares none."""
+        """Return the event's subscriptions that the handler has; all of the event's subscriptions if it has none."""
         own = [id for id in event.subscriptions if self.subscriptions is None or id in self.subscriptions]
         return tuple(own) or event.subscriptions
 

@@ -131,8 +131,8 @@ class HandlerRun:
     def _hand_out(self, batch: Read) -> None:
         self._numbers += 1
         self._cursor = batch.cursor
-        # Write these dead letters when the cursor passes the batch. Earlier, each run that ends before would write them
-        # again.
+        # Write these dead letters together with the cursor after the batch. If they were written earlier and the run
+        # ended before that cursor was stored, the next run would write them again.
         lost = [failure for retry in batch.retries if (failure := self._lost(retry))]
         self._cursors.append((self._numbers, batch.cursor, lost))
         self._done = replace(

@@ -30,7 +30,8 @@ PATIENCE = 15.0
 """Default ``connect_timeout`` in seconds: how long the relay may send nothing while the client connects. It is longer
 than the 10 s after which a relay reports that it cannot reach its catalogue."""
 HOSTS, PORTS = re.compile("@?[^@,]*(,@?[^@,]*)*"), re.compile("[0-9, ]*")
-"""Valid hosts and ports. An unescaped / or @ in the password of a URL puts a part of the password into one of them."""
+"""Valid hosts and ports. If the password in a URL has an unescaped / or @, libpq reads a part of it as the host or
+port. We refuse such values without showing them."""
 RETRY = (0.1, 5.0)
 """Initial and maximum delay in seconds before the client reconnects."""
 

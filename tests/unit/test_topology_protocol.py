@@ -65,7 +65,7 @@ def test_whatever_messages_come_later_a_session_answers_waits_or_refuses(message
         (b"GET / HTTP/1.1\r\n\r\n", "bytes: this server takes"),
         (b"\x16\x03\x01\x02\x00\x01", "bytes: this server takes"),
         (packet(WORD, version=2 << 16), "protocol 2.0"),
-        (request(3 << 16, b"user\0ann"), "does not end"),
+        (request(3 << 16, b"user\0ann"), "terminating zero bytes"),
         (request(3 << 16, b"user\0ann\0word\0\0\0"[:-1]), "not pairs"),
         (request(3 << 16, b"user\0\xff\xfe\0\0"), "UTF-8"),
         (packet({"smart_connector": "0.1"}), "without a user"),
