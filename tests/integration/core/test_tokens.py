@@ -125,8 +125,8 @@ def test_azure_gives_the_tokens_of_a_connection_that_names_one_of_azure(cloud, c
             get_token=lambda scope: SimpleNamespace(token=cloud.token("127.0.0.1", checking.port, "keeper"))
         )
 
-    monkeypatch.setattr("airflow.providers.postgres.hooks.postgres.Connection.get_hook", azure)
     monkeypatch.setenv("AIRFLOW_CONN_AZURE_SHOP", "azure://")
+    monkeypatch.setattr(type(PgChangeHook.get_connection("azure_shop")), "get_hook", azure)
     monkeypatch.setenv(
         "AIRFLOW_CONN_AIRLINE",
         f"postgres://keeper@127.0.0.1:{checking.port}/{TEMPLATE}?iam=true&azure_conn_id=azure_shop",
