@@ -134,7 +134,8 @@ def test_a_message_that_was_taken_while_somebody_met_it_does_not_come_again(q, c
 def test_a_message_that_had_to_wait_and_is_being_taken_holds_up_nobody(q, connect):
     first = post(q, 1)
     second = post(q, 2, after=[first])
-    assert consumen(q, 10) == ["1"]
+    # So many are claimed by parts, which puts those apart that wait.
+    assert consumen(q, 100) == ["1"]
     post(q, 3)
     taker = connect(autocommit=False)
     assert take(taker, second) == "2"
