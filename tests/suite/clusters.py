@@ -96,8 +96,8 @@ def _make_template(cluster: Cluster) -> None:
     with psycopg.connect(cluster.conninfo(TEMPLATE), autocommit=True) as connection:
         schema.install(connection)
         # Otherwise the first reader in each copy would set the hint bits of all rows that were just written, and each
-        # copy would have the space of earlier versions of the catalogue's rows, a quarter of the template's bytes. Our own
-        # tables keep their files: one that was rewritten looks less like a restored one to `is_native()`.
+        # copy would have the space of earlier versions of the catalogue's rows, a quarter of the template's bytes. Our
+        # tables keep their files, because `is_native()` trusts a table that was rewritten more.
         connection.execute("vacuum (freeze, analyze)")
         (catalogue,) = connection.execute(
             "select string_agg(oid::regclass::text, ', ') from pg_class "
