@@ -78,13 +78,16 @@ def test_events_of_a_time_before_which_the_clock_was_set_back_wait_for_it(connec
     dispatch(connection)
     # What a poll leaves whose clock is an hour ahead.
     ahead = "pgmb.create_event_id(now() + interval '1 hour', 0)"
-    connection.execute(f"update pgmb.dispatcher set scheduled_upto = {ahead}, last_id = {ahead}")
+    set_back = f"update pgmb.dispatcher set scheduled_upto = {ahead}, last_id = {ahead}"
+    connection.execute(set_back)
     publish(connection, at="now() + interval '30 minutes'")
     (later,) = publish(connection, at="clock_timestamp() + interval '500 ms'")
     publish(connection)
     over(connection, [later])
     dispatch(connection)
     assert len(read(connection)) == 3
+    # Now a poll sees the transaction of the event before the time of the event.
+    connection.execute(set_back)
     (later,) = publish(connection, at="clock_timestamp() + interval '500 ms'")
     dispatch(connection)
     found = read(connection)
