@@ -84,8 +84,8 @@ $$;
 
 -- The text of the part of a function that receives the next amt messages by receipts, at most 64, and returns them. columns are those of l, a
 -- message of the log, and then_do is what is run after that. The rest of the function is run if a message apart is due or waits, if the next
--- message has to be looked at by itself, if a part was busy, or if so many messages are received or held that the level has to be raised
--- first. Null if this consumer has a selector, which may fail, or if its queue is ordered.
+-- message has to be looked at by itself, if a part was busy, or if none of the next 256 messages is free. A batch looks at up to 1,024, so
+-- 16 transactions can hold 64 each. Null if this consumer has a selector, which may fail, or if its queue is ordered.
 create function mbus.quick_text(known mbus.queue, c mbus.consumer, columns text, then_do text) returns text
 language plpgsql immutable as $function$
 declare
@@ -93,15 +93,16 @@ declare
     has_receipt text := format($sql$exists (
                     select from mbus.receipt as r
                     where r.queue = %1$s and coalesce(r.consumer, 0) = any (array[0, %2$s]) and r.id = i.id offset 0)$sql$, known.id, c.id);
-    -- Whether l, a message of the log, is for this consumer and free. The locks come last: of a message that is passed over there is none,
-    -- or that of its part, which its holder has too.
+    -- Whether l, a message of the log, is for this consumer and free. A message that is passed over is not locked, and at most its part is,
+    -- which its holder has too. The part comes before the positions, because asking these costs more.
     is_free text := format($sql$
                 (l.expires is null or l.expires > clock_timestamp()) and (l.not_for is null or %2$s <> all (l.not_for))
                 and case
                     when %%s then false
+                    when not l.special and not pg_try_advisory_xact_lock_shared(mbus.part_key(%2$s, mod(l.id, %3$s)::integer)) then false
+                    when %%s then false
                     when l.special then true
-                    else pg_try_advisory_xact_lock_shared(mbus.part_key(%2$s, mod(l.id, %3$s)::integer))
-                         and pg_try_advisory_xact_lock(mbus.message_key(%1$s, l.id)) end$sql$,
+                    else pg_try_advisory_xact_lock(mbus.message_key(%1$s, l.id)) end$sql$,
         known.id, c.id, known.consumers_cnt);
     went_past text := format('mbus.went_past(%s, mod(l.id, %s)::integer, l.id, l.txid)', c.id, known.consumers_cnt);
 begin
@@ -154,7 +155,7 @@ begin
         select ids || array(
                    select case when l.special then -l.id else l.id end
                    from mbus.%4$I as l
-                   where l.id > start.done and l.id <= least(horizon, start.done + 256) and %5$s
+                   where l.id > start.done and l.id <= least(horizon, start.done + 256 * attempt) and %5$s
                    order by l.id
                    limit amt - cardinality(ids)),
                array(select pgchange.is_native(o.cluster, o.written_in, o.xmin, o.written_as, o.tableoid) from mbus.origin as o) = '{t}',
@@ -167,7 +168,17 @@ begin
                 where not %9$s);
             continue when ids = '{}';
         end if;
-        exit when not is_native or ids[1] < 0 or ids = '{}' and horizon > start.done + 256;
+        exit when not is_native or ids[1] < 0;
+        if ids = '{}' and horizon > start.done + 256 * attempt then
+            -- A claim of many would lock whole parts, and keep others from their messages. So first look further, and raise the level, in
+            -- case these messages were received.
+            exit when amt = 1 or attempt = 4;
+            if attempt = 1 then
+                bound := mbus.bound_now();
+                perform mbus.raise_level(%2$s, start, horizon, bound, mbus.find$%2$s(start, horizon, '{}', 1), '{}', false);
+            end if;
+            continue;
+        end if;
         if amt > 1 and 0 > any (ids) then
             -- The next call begins with the first message that has to be looked at by itself.
             ids := array(select i from unnest(ids) as i where i > 0);
@@ -213,9 +224,8 @@ begin
                     l.id = any (array(
                         select r.id from mbus.receipt as r
                         where r.queue = %1$s and coalesce(r.consumer, 0) = any (array[0, %2$s])
-                          and r.id > start.done and r.id <= start.done + 256))
-                    or attempt > 1 and %3$s$sql$, known.id, c.id, went_past)),
-        format(is_free, replace(has_receipt, 'i.id', 'l.id') || ' or ' || went_past), known.id, columns, went_past, has_receipt);
+                          and r.id > start.done and r.id <= start.done + 256 * attempt))$sql$, known.id, c.id), 'attempt > 1 and ' || went_past),
+        format(is_free, replace(has_receipt, 'i.id', 'l.id'), went_past), known.id, columns, went_past, has_receipt);
 end
 $function$;
 

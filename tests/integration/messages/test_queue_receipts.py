@@ -309,3 +309,21 @@ def test_a_batch_by_parts_gets_on_though_others_hold_messages_of_each_part(q, co
     fill(q, range(20))
     assert len([consume(holder) for _ in range(4)]) == 4
     assert consumen(q, 100) == ["4"]
+
+
+def test_a_small_batch_leaves_the_rest_to_others_after_many_were_received_behind_one_that_was_held(
+    q, connect
+):
+    fill(q, range(500))
+    holder = connect(autocommit=False)
+    assert consume(holder) == "0"
+    assert sum(len(consumen(q, 51)) for _ in range(5)) == 255
+    holder.commit()
+    assert consumen(holder, 64) == [str(n) for n in range(256, 320)]
+    assert consumen(q, 64) == [str(n) for n in range(320, 384)]
+
+
+def test_five_batches_of_64_do_not_wait_for_one_another(q, connect):
+    fill(q, range(400))
+    holders = [connect(autocommit=False) for _ in range(5)]
+    assert [n for holder in holders for n in consumen(holder, 64)] == [str(n) for n in range(320)]
