@@ -179,7 +179,7 @@ begin
         remaining := array(select p from unnest(remaining) as p where p <> all (prospect.parts));
     end loop;
     if parts = '{}' then
-        -- Others may hold single messages of every part for as long as there are any: then this is a batch of one.
+        -- Other transactions hold messages of every part, and may do so for as long as messages come. So this batch is of one message.
         execute format('select array_remove(array[mbus.%I()], null)', 'single$' || c) into ids;
     else
         aside := mbus.from_apart(

@@ -9,7 +9,7 @@ declare
     open xid8[] := mbus.open_in(now, bound);
 begin
     if open = '{}' then
-        -- Mostly nobody else is at work, and this says it all.
+        -- Mostly no other transaction is open: then one statement moves the position.
         update mbus.position as p set
             version = p.version + 1, done = h.id, began = case when p.txid = mine then p.began else p.done end,
             began_xids = case when p.txid = mine then p.began_xids else '{}' end,
@@ -39,8 +39,8 @@ begin
 end
 $$;
 
--- Have the next single message looked for behind what a consumer has received, given what was found next when busy parts are passed
--- over, and whether this transaction has just received a message.
+-- Raise the level of a consumer, so that the search for its next message begins behind those that it has received. next: the next
+-- message outside the busy parts. has_received: this transaction has just received a message.
 create function mbus.raise_level(
     c integer, start mbus.start, horizon bigint, bound bigint, next mbus.found, busy integer[], has_received boolean
 ) returns void
@@ -50,7 +50,7 @@ declare
     froms bigint[] := '{}';
     late xid8[];
 begin
-    -- What is late, or was left in a part that others were at, and can be had now, is had first.
+    -- The next message is late, or in a part that was busy: it has to be received before the level can rise.
     if reached < start.done or cardinality(busy) > 64 then
         return;
     end if;
@@ -183,7 +183,7 @@ begin
             -- The next call begins with the first message that has to be looked at by itself.
             ids := array(select i from unnest(ids) as i where i > 0);
         end if;
-        -- What was passed over once need not be again.
+        -- A higher level spares the next calls the messages that this one passed over.
         is_raised := (ids[1] > start.done + 8
             or ids = '{}' and (horizon > start.done or not start.late_xids <@ mbus.open_in(pg_current_snapshot(), 0)))
             and random() * 4 < greatest(1, cardinality(ids));
@@ -229,7 +229,7 @@ begin
 end
 $function$;
 
--- Write how a consumer receives single messages. Who takes another message of their part need not wait.
+-- Write the function by which a consumer receives a single message. Claims of other messages of the same part do not wait for it.
 create function mbus.make_single_function(known mbus.queue, c mbus.consumer) returns void
 language plpgsql as $$
 begin
@@ -304,15 +304,15 @@ begin
     if number is not null and not has_whole then
         perform set_config('mbus.held', (held + 1)::text, true);
     end if;
-    -- Nothing for this consumer in a long stretch: now and then its parts are moved on, so that the log can be trimmed.
+    -- If a long stretch has no message for this consumer, its positions are moved on now and then, so that the log can be trimmed.
     if number is null and random() * 1000 < horizon - start.done then
         number := mbus.claim_from(
             mbus.queue_named(%1$L), %2$s, array(select p from unnest(%4$L::integer[]) as p where mbus.take_part(%2$s, p, false)), '{}', false);
     end if;
-    -- More looks in vain may follow. So they are to be told of less: of no message, and of no transaction that has ended.
+    -- More calls in vain may follow. A higher level spares them these messages, and the transactions that have ended.
     is_vain := number is null and busy = '{}'
         and (horizon > start.done or start.busy <> '{}' or not start.late_xids <@ mbus.open_in(found.now, 0));
-    -- What was passed over once need not be again.
+    -- A higher level spares the next calls the messages that this one passed over.
     if (is_vain or coalesce(number, horizon) > start.done + 8) and random() < 0.25 then
         bound := coalesce(bound, mbus.bound_now());
         perform mbus.raise_level(%2$s, start, horizon, bound, mbus.find$%2$s(start, horizon, busy, 1), busy, number is not null);
