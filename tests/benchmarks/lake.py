@@ -106,7 +106,7 @@ def executors(spark: SparkSession, lake: Lake, report: Report) -> None:
     ):
         report.say(f"appended to {name}", statistics.median(usually), "s")
         report.say("the same without a limit of bytes in a batch", statistics.median(without), "s")
-        report.say(f"speed, of df.write.parquet with {codec}", ratio(plain, usually), "")
+        report.say(f"speed, of df.write.parquet with {codec}", ratio(plain, usually), "", least=0.8)
         report.say(
             f"speed without that limit, of df.write.parquet with {codec}",
             ratio(plain, without),
