@@ -53,19 +53,6 @@ language sql stable as $$
     left join pg_attribute as a on a.attrelid = tbl and a.attname = u.name and a.attnum > 0 and not a.attisdropped
 $$;
 
--- The columns of an index in their order, without those that it only includes; null if one of them is an expression.
-create function pgchange.index_columns(index oid) returns name[]
-language plpgsql stable as $$
-begin
-    return (
-        select case when count(a.attname) = count(*) then array_agg(a.attname order by k.place) end
-        from pg_index as i
-        cross join lateral unnest(i.indkey::smallint[]) with ordinality as k(number, place)
-        left join pg_attribute as a on a.attrelid = i.indrelid and a.attnum = k.number
-        where i.indexrelid = index and k.place <= i.indnkeyatts);
-end
-$$;
-
 -- The unique indexes of a table that hold for all its rows, with their columns: the primary key first, then the replica identity, then
 -- those of fewer columns.
 create function pgchange.unique_indexes(tbl regclass) returns table (columns name[], is_primary boolean)
@@ -75,7 +62,14 @@ as $$
 begin
     return query
         select c.columns, i.indisprimary
-        from pg_index as i cross join lateral pgchange.index_columns(i.indexrelid) as c(columns)
+        from pg_index as i
+        cross join lateral (
+            -- Null if one of them is an expression. Columns that the index only includes come behind the others.
+            select case when count(a.attname) = count(*) then array_agg(a.attname order by k.place) end
+            from unnest(i.indkey::smallint[]) with ordinality as k(number, place)
+            left join pg_attribute as a on a.attrelid = i.indrelid and a.attnum = k.number
+            where k.place <= i.indnkeyatts
+        ) as c(columns)
         where i.indrelid = tbl and i.indisunique and i.indisvalid and i.indpred is null and c.columns is not null
         order by i.indisprimary desc, i.indisreplident desc, i.indnkeyatts, i.indexrelid;
 end

@@ -47,7 +47,7 @@ select pgchange.add_role(
     functions => $$
         descendants code_in check_code settings pinned_settings refuse keep_to_owner place_function
         check_owner check_capturable check_captured_once is_named
-        primary_key key_type key_type_trouble key_types index_columns unique_indexes
+        primary_key key_type key_type_trouble key_types unique_indexes
         key_order key_trouble other_keys check_key is_plain key_text key_parts key_condition key_settings
         key_now key_check triggers_of foreign_child place_bar place_guard came_with_rows told_missed bring_missed tell_missed unseen may_wait patience
         lock_briefly holds_tables holders stop_autovacuum take_locks lock_family

@@ -156,7 +156,7 @@ begin
         left join mbus.position as p
             on p.consumer = c and p.part = case when g.version = s.whole then -1 else g.part end and p.version = g.version
     ), gone as (
-        -- One look for each part: a join reads the positions of all parts.
+        -- Look up each part by the index, because a join reads the positions of all parts.
         delete from mbus.position as p
         where p.ctid = any (array(
             select x.place from unnest(s.parts, s.versions) as g(part, version)

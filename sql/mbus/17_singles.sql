@@ -129,7 +129,7 @@ begin
                 or (select true from mbus.apart as a where a.consumer = %2$s and a.wait_consumer is not null
                     order by a.wait_consumer, a.wait_part, a.wait_id limit 1);
         end if;
-        -- Of a transaction that has written nothing yet these are the first messages.
+        -- If this transaction has written nothing yet, these are its first messages.
         is_first := pg_current_xact_id_if_assigned() is null;
         if not is_first then
             held := coalesce(nullif(current_setting('mbus.held', true), ''), '0');

@@ -124,7 +124,7 @@ begin
 end
 $$;
 
--- What there is for a poll to do: whether published events wait, whether scheduled ones are due, and whether transactions published
+-- Return the work of a poll: whether published events wait, whether scheduled ones are due, and whether transactions published
 -- only for later: once the dispatcher has seen these, no poll looks there for late events. After the clock was set back,
 -- take_due() must set back scheduled_upto before the dispatcher sees more transactions, so due is true then too.
 create function pgmb.work_of_poll(at pgmb.dispatcher, upto pg_snapshot, out published boolean, out due boolean, out later boolean)

@@ -25,7 +25,7 @@ declare
         'cross join lateral (select s.id, s.group_id from pgmb.subscriptions as s where s.condition_id %s = %s '
         'and ($4 is null or s.id = any ($4)) and (%s' || chr(10) || ')%s offset 0) as s',
         case when condition.by_params then '+ 0' else '' end, condition.id, condition.conditions_sql,
-        -- What does not look at e would be evaluated once for all events, random() too.
+        -- PostgreSQL evaluates a condition without e once for all events, even random(). So e is named in each condition.
         case when condition.of_event and condition.conditions_sql !~* '[[:<:]]e[[:>:]]' then ' and e.id <> '''' ' end);
 begin
     return case when condition.by_topic then format(

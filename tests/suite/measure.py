@@ -109,7 +109,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _server_spent(server: Cluster) -> float:
-    """Of a server's first process, of its sessions that have ended, and of the session that makes databases."""
+    """CPU seconds of a server's first process, its ended sessions, and the session that makes databases."""
     with suppress(OSError, IndexError):
         first = (server.data / "postmaster.pid").read_text().split()[0]
         maker = str(clusters.maintenance_connection(server).info.backend_pid)
@@ -118,6 +118,6 @@ def _server_spent(server: Cluster) -> float:
 
 
 def _process_spent(pid: str) -> float:
-    """Of a process, and of its children that have ended."""
+    """CPU seconds of a process and of its children that have ended."""
     fields = Path("/proc", pid, "stat").read_text().rsplit(")", 1)[1].split()
     return sum(map(int, fields[11:15])) / TICKS

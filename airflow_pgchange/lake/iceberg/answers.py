@@ -1,4 +1,4 @@
-"""What a catalog of Iceberg answers instead of a table or a commit, as our errors."""
+"""Turns the errors of an Iceberg catalog into errors of this package."""
 
 from __future__ import annotations
 
