@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import psycopg
 from psycopg import sql
+from psycopg.pq import TransactionStatus
 
 from airflow_pgchange.errors import (
     BatchNotFinished,
@@ -381,14 +382,19 @@ class ConsumerTransaction:
 
         All in one round trip, because each costs as much as the query.
         """
-        _, has_written, position, *_ = ask_each(
-            self._keeper,
-            sql.SQL("savepoint pgchange_position"),
-            sql.SQL("select pg_catalog.pg_current_xact_id_if_assigned() is not null"),
-            self.feed.position(),
-            sql.SQL("rollback to savepoint pgchange_position"),
-            sql.SQL("release savepoint pgchange_position"),
-        )
+        try:
+            _, has_written, position, *_ = ask_each(
+                self._keeper,
+                sql.SQL("savepoint pgchange_position"),
+                sql.SQL("select pg_catalog.pg_current_xact_id_if_assigned() is not null"),
+                self.feed.position(),
+                sql.SQL("rollback to savepoint pgchange_position"),
+                sql.SQL("release savepoint pgchange_position"),
+            )
+        except Exception:
+            if self._keeper.info.transaction_status is TransactionStatus.INERROR:
+                self._keeper.execute("rollback to savepoint pgchange_position")
+            raise
         if has_written:
             raise TransactionNotClean(f"{self.feed.name}: claim before the transaction writes anything")
         if position is None:

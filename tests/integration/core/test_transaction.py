@@ -8,7 +8,7 @@ import time
 
 import psycopg
 import pytest
-from psycopg import errors
+from psycopg import errors, sql
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange.admin import by_hand, consumers, schema
@@ -62,6 +62,16 @@ def test_what_follows_a_claim_is_the_batchs_processing(db, connect):
     with ConsumerTransaction(FEED, db) as consumer:
         consumer.claim(10)
         assert list(consumer.progress.seconds)[-2:] == ["claim", "process"]
+        consumer.ack()
+
+
+def test_a_transaction_can_be_used_after_its_position_could_not_be_read(db, connect, monkeypatch):
+    commits(connect(), 3)
+    with ConsumerTransaction(FEED, db) as consumer:
+        with monkeypatch.context() as broken, pytest.raises(errors.DivisionByZero):
+            broken.setattr(CommitFeed, "position", lambda self: sql.SQL("select 1 / 0"))
+            consumer.claim(10)
+        assert consumer.claim(10).count == 3
         consumer.ack()
 
 
