@@ -6,30 +6,30 @@ from typing import Any
 
 NAME = "PostgreSQL changes"
 GUIDES = (
-    "your_own_table",
-    "demo",
-    "install",
-    "commit-queue",
-    "tubes",
-    "events",
-    "queues",
-    "topology",
-    "airflow",
-    "detached",
-    "spark",
-    "lake",
-    "roles",
-    "managed_postgresql",
-    "testing",
-    "page",
-    "command-line",
-    "dead-letters",
-    "metrics",
-    "guarantees",
-    "matrix",
+    "tutorial/your_own_table",
+    "tutorial/demo",
+    "how-to/install",
+    "how-to/commit-queue",
+    "how-to/tubes",
+    "how-to/events",
+    "how-to/queues",
+    "how-to/topology",
+    "how-to/airflow",
+    "how-to/detached",
+    "how-to/spark",
+    "how-to/lake",
+    "how-to/managed_postgresql",
+    "how-to/testing",
+    "how-to/page",
+    "how-to/dead-letters",
+    "concepts/guarantees",
+    "reference/roles",
+    "reference/command-line",
+    "reference/metrics",
+    "reference/matrix",
     "performance",
 )
-"""Of the source distribution, in ``docs``."""
+"""Pages below ``docs`` in the source distribution."""
 
 
 def get_provider_info() -> dict[str, Any]:

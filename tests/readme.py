@@ -12,7 +12,7 @@ import psycopg
 
 ROOT = Path(__file__).parents[1]
 DATABASE = '"host=localhost dbname=shop"'
-TUTORIAL = "docs/your_own_table.md"
+TUTORIAL = "docs/tutorial/your_own_table.md"
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 

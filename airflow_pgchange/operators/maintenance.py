@@ -26,7 +26,7 @@ class MaintenanceOperator(CheckedArguments, BaseOperator):
     It also logs findings that need a person: consumers that are held back, and by whom; batches that fail repeatedly; and
     tables that are not completely captured. It never moves a consumer, so the guarantees of the other operators hold.
 
-    :param postgres_conn_id: the database; the role needs the grants of the maintenance DAG (docs/roles.md)
+    :param postgres_conn_id: the database; the role needs the grants of the maintenance DAG (docs/reference/roles.md)
     :param width: the number of transactions of a partition (templated)
     :param ahead: how many partitions are created ahead of the current one (templated)
     :param retention: trim history that is older than this, such as ``30 days``, once every consumer has processed it;

@@ -13,7 +13,7 @@ from airflow_pgchange.provider_info import GUIDES
 router = APIRouter()
 
 
-@router.get("/guides/{name}", dependencies=[VIEW], include_in_schema=False)
+@router.get("/guides/{name:path}", dependencies=[VIEW], include_in_schema=False)
 def guide(name: str) -> PlainTextResponse:
     """Return a guide by its name."""
     if name not in GUIDES:

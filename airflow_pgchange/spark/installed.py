@@ -28,7 +28,7 @@ TESTED_PAIRS = frozenset(
         ("4.3", "4.3"),
     }
 )
-"""The versions of a Spark Connect client and its server that were tested together: docs/spark.md lists them."""
+"""The versions of a Spark Connect client and its server that were tested together: docs/how-to/spark.md lists them."""
 ARROW_DRIVER = "adbc-driver-postgresql"
 OLDEST_ARROW_DRIVER = "1.13"
 """Older ones write other values than they are given, without a word: up to 1.10 a decimal of 0.10 as 10.00, up to 1.12

@@ -1,4 +1,4 @@
-"""Run the cells of the matrix, or those whose names have a text in them, and write ``docs/matrix.md``.
+"""Run the cells of the matrix, or those whose names have a text in them, and write ``docs/reference/matrix.md``.
 
     python -m tests.matrix [TEXT] [--steps import tests/integration/lake]
     python -m tests.matrix --oldest
@@ -30,7 +30,7 @@ from tests.matrix.cells import (
 )
 
 RESULTS = Path(__file__).with_name("results.json")
-PAGE = ROOT / "docs" / "matrix.md"
+PAGE = ROOT / "docs" / "reference" / "matrix.md"
 HEAD = """# Versions that were tested together
 
 `make matrix` runs these cells, each in an environment of its own, with the packages that were there on its day, and

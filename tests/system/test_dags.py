@@ -115,7 +115,7 @@ def test_the_examples_import_without_a_database(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_example_is_imported_by_one_line_as_often_as_airflow_looks(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(blocks("python", "docs/airflow.md")[-2])
+    (tmp_path / "mine.py").write_text(blocks("python", "docs/how-to/airflow.md")[-2])
     for _ in range(2):
         bag = bag_of(tmp_path)
         assert (bag.import_errors, list(bag.dags)) == ({}, ["pgchange_maintenance"])
@@ -124,7 +124,7 @@ def test_an_example_is_imported_by_one_line_as_often_as_airflow_looks(tmp_path: 
 
 def test_an_example_is_made_for_the_connections_that_a_file_names(tmp_path: Path) -> None:
     """And the one for the connections of the examples is not there: nobody has assigned it."""
-    (tmp_path / "mine.py").write_text(blocks("python", "docs/airflow.md")[-1])
+    (tmp_path / "mine.py").write_text(blocks("python", "docs/how-to/airflow.md")[-1])
     bag = bag_of(tmp_path)
     assert (bag.import_errors, set(bag.dags)) == ({}, {"pgchange_maintenance", "shop_copies"})
     params = bag.dags["pgchange_maintenance"].params
@@ -179,9 +179,9 @@ def test_the_whole_task_of_the_guide_to_testing(
     track_payments(connection)
     monkeypatch.setenv("TEST_DATABASE", db)
     monkeypatch.setenv("TEST_DATABASE_URI", uri(db))
-    (tmp_path / "balances.py").write_text(blocks("python", "docs/testing.md")[0])
+    (tmp_path / "balances.py").write_text(blocks("python", "docs/how-to/testing.md")[0])
     bag = stored(tmp_path)
-    guide = Guide("docs/testing.md", "unused", connection)
+    guide = Guide("docs/how-to/testing.md", "unused", connection)
     guide.names["fixture"] = contextmanager
     for section in (
         "A batch without a server",
@@ -490,7 +490,7 @@ def test_topology_masters_waits_for_the_master_of_each_replicaset_and_logs_who_i
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """With no more rights than docs/roles.md gives it."""
+    """With no more rights than docs/reference/roles.md gives it."""
     connection, limited, feed = connect(), role("catalogue"), TopologyFeed("masters")
     make_catalogue(connection)
     connection.execute("select topology.grant_consumer(%s)", [limited.name])

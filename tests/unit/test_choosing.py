@@ -290,7 +290,7 @@ def file(stem: str) -> Change:
         ("sql/topology/06_masters", 1, "integration/topology/test_topology_masters.py"),
         ("airflow_pgchange/results/merge", 4, "integration/results/test_merge.py"),
         ("airflow_pgchange/cli/consumers", 1, "integration/airflow/test_airflow_cli.py"),
-        ("docs/queues", 1, "integration/messages/test_docs_queues.py"),
+        ("docs/how-to/queues", 1, "integration/messages/test_docs_queues.py"),
     ],
 )
 def test_those_that_are_about_a_source_file_come_first(graph, source, most, test):

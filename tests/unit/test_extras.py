@@ -178,7 +178,7 @@ def test_a_client_sends_no_rows_to_an_older_server(client, remote, sends):
 
 
 def test_the_guide_lists_the_pairs_that_were_tested():
-    rows = table("docs/spark.md", "### Versions of client and server")
+    rows = table("docs/how-to/spark.md", "### Versions of client and server")
     assert {(client, server) for client, servers in rows for server in servers.split(", ")} == TESTED_PAIRS
 
 

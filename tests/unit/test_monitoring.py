@@ -15,7 +15,7 @@ from airflow_pgchange.feeds.batch import Lag
 from airflow_pgchange.utils import metrics
 
 MONITORING = files("airflow_pgchange") / "monitoring"
-METRICS = Path(__file__).parents[2] / "docs/metrics.md"
+METRICS = Path(__file__).parents[2] / "docs/reference/metrics.md"
 GAUGE, COUNTER, TIMER = "gauge", "counter", "timer"
 SUFFIXES = {GAUGE: ("",), COUNTER: ("", "_total"), TIMER: ("_sum", "_count")}
 """What statsd_exporter and OpenTelemetry add to the name of a metric of each kind."""

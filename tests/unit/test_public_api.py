@@ -17,7 +17,7 @@ from tests.readme import ROOT, blocks
 from tests.suite.parsing import syntax
 
 PLACES = {place.name: place for place in places()}
-PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+PAGES = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md"))]
 EXAMPLES = sorted(
     path.relative_to(ROOT).as_posix() for folder in ("dags", "demo") for path in (ROOT / folder).rglob("*.py")
 )
@@ -131,7 +131,10 @@ def test_a_page_imports_and_names_public_names_alone(page: str) -> None:
 
 def test_the_guide_names_every_place() -> None:
     section = (
-        (ROOT / "docs" / "airflow.md").read_text().partition("## What is public\n")[2].partition("\n## ")[0]
+        (ROOT / "docs" / "how-to" / "airflow.md")
+        .read_text()
+        .partition("## What is public\n")[2]
+        .partition("\n## ")[0]
     )
     table = [row for row in section.splitlines() if row.startswith("|")]
     assert set(re.findall(rf"`({NAME}[\w.]*)`", "\n".join(table))) == set(PLACES)

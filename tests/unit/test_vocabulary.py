@@ -247,7 +247,7 @@ def test_the_table_of_the_house_has_no_other_words() -> None:
 
 def test_texts_name_the_program_that_each_airflow_has() -> None:
     """Airflow 3.1 has no command of a provider: there ``airflow-pgchange`` is the only one."""
-    places = {"airflow_pgchange": "**/*.*", "sql": "*/*.sql", "dags": "*.py", "docs": "*.md"}
+    places = {"airflow_pgchange": "**/*.*", "sql": "*/*.sql", "dags": "*.py", "docs": "**/*.md"}
     files = [path for folder, files in places.items() for path in (ROOT / folder).glob(files)]
     texts = [path for path in files if path.suffix in (".py", ".js", ".yml", ".sql", ".md")]
     other = {path.name for path in texts if "airflow pgchange" in path.read_text()}

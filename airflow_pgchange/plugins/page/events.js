@@ -125,7 +125,7 @@ const NoGroup = () =>
     null,
     h(Text, { mb: 2 }, "No group has subscribed to events here yet. The first subscription makes one:"),
     h(Call, null, 'subscribe(connection, "billing", topical("order.paid"))'),
-    h(Guide, { name: "events" }, "The guide to the event log"),
+    h(Guide, { name: "how-to/events" }, "The guide to the event log"),
   );
 
 const NoLog = ({ found, connection }) =>
@@ -139,7 +139,7 @@ const NoLog = ({ found, connection }) =>
           null,
           h(Text, { mb: 2 }, "There is no event log in this database. Installing the schemas makes one:"),
           h(Call, null, `airflow-pgchange install --postgres-conn-id ${connection}`),
-          h(Guide, { name: "events" }, "The guide to the event log"),
+          h(Guide, { name: "how-to/events" }, "The guide to the event log"),
         ),
   );
 

@@ -119,7 +119,7 @@ const Nothing = ({ found, connection }) => {
   const [told, calls] = found.installed
     ? ["No cluster is described in this catalogue. It begins with a replicaset, an instance and its master:", "select topology.add_replicaset('r1');\nselect topology.add_instance('i1', 'r1', '10.0.0.1:5432');\nselect topology.set_master('r1', 'i1');"]
     : ["There is no catalogue of a cluster in this database. Installing the schemas makes one:", `airflow-pgchange install --postgres-conn-id ${connection}`];
-  return h(Empty, null, h(Text, { mb: 2 }, told), h(Call, null, calls), h(Guide, { name: "topology" }, "The guide to the topology"));
+  return h(Empty, null, h(Text, { mb: 2 }, told), h(Call, null, calls), h(Guide, { name: "how-to/topology" }, "The guide to the topology"));
 };
 
 const Topology = ({ found, title, database: { connection } }) => {

@@ -30,7 +30,7 @@ from tests.airflow_home import uri
 from tests.ledger import Connect, run
 from tests.readme import Guide, in_code, table, track_payments
 
-PAGE = "docs/airflow.md"
+PAGE = "docs/how-to/airflow.md"
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_an_asset_of_ones_own_has_a_watcher_of_a_feed(guide: Guide) -> None:
 
 def test_the_dag_of_the_guide_to_detached_batches_has_its_tasks_in_order() -> None:
     """Seconds for the first of this file: Airflow is imported."""
-    guide = Guide("docs/detached.md", "unused", None)
+    guide = Guide("docs/how-to/detached.md", "unused", None)
     guide.run("In a DAG")
     tasks = guide.names["dag"].task_dict
     assert {name: sorted(task.upstream_task_ids) for name, task in tasks.items()} == {
@@ -153,12 +153,16 @@ def test_the_page_of_the_command_line_names_every_command() -> None:
         for command in group.subcommands
         for inner in (command.subcommands if isinstance(command, GroupCommand) else [command])
     }
-    named = [name for row in table("docs/command-line.md", "# The command line") for name in in_code(row[0])]
+    named = [
+        name
+        for row in table("docs/reference/command-line.md", "# The command line")
+        for name in in_code(row[0])
+    ]
     assert sorted(named) == sorted(commands)
 
 
 def test_the_page_of_metrics_names_every_metric() -> None:
     reported = re.findall(r'"pgchange\.(\w+)"', inspect.getsource(metrics))
     gauges = [field.name for field in fields(Lag) if not field.name.endswith("_exact")]
-    named = [name for row in table("docs/metrics.md", "# Metrics") for name in in_code(row[0])]
+    named = [name for row in table("docs/reference/metrics.md", "# Metrics") for name in in_code(row[0])]
     assert sorted(named) == sorted({*reported, *gauges})

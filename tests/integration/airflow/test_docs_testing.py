@@ -14,7 +14,7 @@ from airflow_pgchange.testing.given import DEFAULTS
 from tests.ledger import Connect
 from tests.readme import ROOT, Guide, track_payments
 
-PAGE = "docs/testing.md"
+PAGE = "docs/how-to/testing.md"
 WITHOUT_PYTEST = [("@pytest.fixture\n", "@fixture\n")]
 """A fixture of the guide is called here, which pytest would refuse."""
 

@@ -680,7 +680,7 @@ def test_the_api_describes_itself_to_who_may_see_plugins(people: People) -> None
 
 
 def test_the_guide_names_what_the_audit_log_notes() -> None:
-    guide = Path(__file__).parents[3].joinpath("docs/page.md").read_text()
+    guide = Path(__file__).parents[3].joinpath("docs/how-to/page.md").read_text()
     for action, _ in ACTIONS:
         event = "pgchange_" + re.sub("^backfills/(1/)?", "backfill_", action).removeprefix(
             "consumers/"

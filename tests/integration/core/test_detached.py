@@ -435,7 +435,7 @@ def test_the_examples_of_the_guide_work(db: str, connect: Connect) -> None:
     connection = connect()
     track_payments(connection)
     connection.execute("create table report (payments integer)")
-    guide = Guide("docs/detached.md", db, connection)
+    guide = Guide("docs/how-to/detached.md", db, connection)
     guide.run("Claim, work, ack")
     assert connection.execute("select payments from report").fetchall() == [(3,)]
 

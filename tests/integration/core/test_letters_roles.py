@@ -250,7 +250,7 @@ def test_nonsense_in_sql_is_refused(unchanged, call):
 
 
 def test_the_examples_of_the_guide_leave_letters_of_other_keys(unchanged):
-    (example,) = blocks("sql", "docs/dead-letters.md")
+    (example,) = blocks("sql", "docs/how-to/dead-letters.md")
     for statement in statements(example):
         assert unchanged.execute(statement).fetchall() == []
     assert kinds(unchanged) == ["commit", "tube"]

@@ -41,7 +41,9 @@ def test_maintenance_runs_as_the_role_that_the_guide_describes(db, connect, role
     connection, keeper = connect(), role("maintenance")
     connection.execute("create table ledger (id bigint primary key); select revision.track('ledger')")
     (described,) = re.findall(
-        r"^\| the maintenance DAG \| (.*) \|$", (ROOT / "docs" / "roles.md").read_text(), re.MULTILINE
+        r"^\| the maintenance DAG \| (.*) \|$",
+        (ROOT / "docs" / "reference" / "roles.md").read_text(),
+        re.MULTILINE,
     )
     grants = re.findall(r"`(\w+)\.(\w+)\(role\)`", described)
     assert len(grants) == 7

@@ -58,7 +58,7 @@ SHARED = {
     "pgmb.condition": "conditions run with the rights of the owner of pgmb",
     "pgmb.config": "the log has one keeping for all",
 }
-"""What has no owner, with why: docs/roles.md tells whom one trusts."""
+"""What has no owner, with why: docs/reference/roles.md tells whom one trusts."""
 REFUSED = ("42501", "22023", "PC002", "PC008")
 """The states of what is denied, cannot be meant, or is not there for whom it is hidden from."""
 LOOKED_AT = {

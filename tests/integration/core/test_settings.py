@@ -50,7 +50,7 @@ NOT_PINNED = {
     "statement_timeout": "ends the statement",
     "synchronize_seqscans": "about an order that no query has asked for",
     "temp_tablespaces": "about tables that are made",
-    "timezone_abbreviations": "PostgreSQL would read a file at each call, for 0.1 ms; docs/tubes.md says what to do",
+    "timezone_abbreviations": "PostgreSQL would read a file at each call, for 0.1 ms; docs/how-to/tubes.md has a remedy",
     "transaction_deferrable": "is that of the transaction",
     "transaction_isolation": "is that of the transaction",
     "transaction_read_only": "is that of the transaction",

@@ -20,13 +20,13 @@ from tests.web import listening, receiving, served
 
 airflow_home.prepare()
 
-GUIDE = (ROOT / "docs" / "events.md").read_text()
+GUIDE = (ROOT / "docs" / "how-to" / "events.md").read_text()
 RECEIVER = "http://127.0.0.1:8000/"
 
 
 @pytest.fixture
 def guide(db, connect):
-    guide = Guide("docs/events.md", db, connect())
+    guide = Guide("docs/how-to/events.md", db, connect())
     for section in ("Install", "Subscribe", "Publish"):
         guide.run(section)
     yield guide
@@ -127,4 +127,4 @@ def test_every_section_with_an_example_is_run():
 
 def test_every_file_that_the_guide_links_to_is_there():
     for target in re.findall(r"\]\(([^)#]+)\)", GUIDE):
-        assert target.startswith("https://") or (ROOT / "docs" / target).exists(), target
+        assert target.startswith("https://") or (ROOT / "docs" / "how-to" / target).exists(), target

@@ -19,7 +19,7 @@ from tests.staging import BATCH
 
 airflow_home.prepare()
 
-PAGE = "docs/lake.md"
+PAGE = "docs/how-to/lake.md"
 THREE = [(1, "ann", 100), (2, "bob", 50), (3, "ann", -30)]
 
 

@@ -138,7 +138,7 @@ def in_general(name):
 
 def guide():
     """The guide's table of types, as rows of types of PostgreSQL, types of Arrow, and the column of each format."""
-    for row in readme.table("docs/lake.md", "## Types"):
+    for row in readme.table("docs/how-to/lake.md", "## Types"):
         postgresql, arrow, *columns = (re.findall("`(.+?)`", cell) for cell in row)
         iceberg, delta = (column[0] if column else REFUSED for column in columns)
         yield postgresql, arrow, {"iceberg": iceberg, "delta": delta}

@@ -16,7 +16,7 @@ airflow_home.prepare()
 
 @pytest.fixture
 def guide(db, connect):
-    guide = Guide("docs/queues.md", db, connect())
+    guide = Guide("docs/how-to/queues.md", db, connect())
     guide.run("Queues and parts")
     yield guide
     guide.names["connection"].close()

@@ -24,7 +24,7 @@ from tests.suite.processes import said_with
 
 airflow_home.prepare()
 
-PAGE = "docs/spark.md"
+PAGE = "docs/how-to/spark.md"
 ADDED = {"README.md": [("ann", 70), ("bob", 50)], PAGE: [("ann", 100), ("bob", 50)]}
 """The balances of the tutorial's payments; the guide's example leaves out those that take money."""
 
@@ -60,7 +60,7 @@ def test_the_function_of_a_dag_adds_each_payment(db, connect, page: str, block: 
 def test_the_copy_of_the_guide_follows_its_table(db, connect, monkeypatch) -> None:
     """Seconds where the worker's Spark session starts with it."""
     connection = connect()
-    for statement in statements(blocks("sql", "docs/tubes.md")[0]):
+    for statement in statements(blocks("sql", "docs/how-to/tubes.md")[0]):
         connection.execute(statement)
     connection.execute(
         "alter table public.customer add born date; insert into public.customer values (1, 'ann', '1990-01-01')"

@@ -116,7 +116,7 @@ def test_the_application_of_the_guide_adds_each_payment(connection: Connection, 
     """Seconds where the worker's Spark session starts with it."""
     track_payments(connection)
     handle = claimed(CommitFeed("report", 1), db)
-    guide = Guide("docs/detached.md", db, connection)
+    guide = Guide("docs/how-to/detached.md", db, connection)
     with patch.dict(os.environ, {"PGCHANGE_RESULTS": db}):
         guide.run("In Spark", [("sys.argv[1]", repr(str(handle)))])
     assert detached.ack(handle, db, staged=True)

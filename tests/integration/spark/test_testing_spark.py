@@ -35,7 +35,7 @@ def pairs(frame: Any) -> list[tuple[Any, ...]]:
 
 def test_the_example_of_the_guide(spark: SparkSession) -> None:
     """Seconds: Airflow is imported, and Spark starts."""
-    guide = Guide("docs/testing.md", "unused", None)
+    guide = Guide("docs/how-to/testing.md", "unused", None)
     for section in ("A batch without a server", "Spark"):
         guide.run(section)
     guide.names["test_payments_are_summed_for_each_account"](spark)

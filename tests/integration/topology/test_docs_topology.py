@@ -1,4 +1,4 @@
-"""The examples of docs/topology.md, run as they stand."""
+"""The examples of docs/how-to/topology.md, run as they stand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from airflow_pgchange.topology import TopologyClient
 from tests.relay_process import relay_process
 
 ROOT = Path(__file__).parents[3]
-DOCS = (ROOT / "docs" / "topology.md").read_text()
+DOCS = (ROOT / "docs" / "how-to" / "topology.md").read_text()
 PLACE = '"host=relay port=4327 user=ann password=secret"'
 
 

@@ -19,7 +19,7 @@ DATABASE = '"host=localhost dbname=airline"'
 
 @pytest.fixture
 def guide(db, connect):
-    guide = Guide("docs/tubes.md", db, connect())
+    guide = Guide("docs/how-to/tubes.md", db, connect())
     guide.run("A copy of a table")
     return guide
 
