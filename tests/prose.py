@@ -29,6 +29,7 @@ CLEAN = (
     "airflow_pgchange/cli",
     "airflow_pgchange/decorators",
     "airflow_pgchange/events",
+    "airflow_pgchange/feeds",
     "airflow_pgchange/hooks",
     "airflow_pgchange/messages",
     "airflow_pgchange/plugins",

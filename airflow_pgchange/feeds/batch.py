@@ -14,9 +14,10 @@ from airflow_pgchange.feeds.keys import BIGINT, Key
 class Change:
     """One change of a feed: a changed row, a touched id, an event or a message.
 
-    ``id`` is the key of the changed row, or the id of the event or message: an int for a key of one integer column, a str
-    for another column, a tuple for several columns. ``position`` is its place in the order of the feed. ``created_at`` is
-    the time at which it was written, touched, published or posted. ``data`` has the other columns of the feed.
+    ``id`` is the key of the changed row, or the id of the event or message. It is an int for a key of one integer
+    column, a str for another column, a tuple for several. ``position`` is its place in the order of the feed.
+    ``created_at`` is the time at which it was written, touched, published or posted. ``data`` has the other columns of
+    the feed.
     """
 
     id: Key
@@ -63,7 +64,7 @@ class Partition:
 
 
 def whole_of(batch: Mapping[str, Any]) -> str | None:
-    """Return the id of the whole batch, given a batch in work as JSON, if that is a part of it."""
+    """Return the id of the whole batch of which a batch in work, given as JSON, is a part; None if it is no part."""
     bounds = batch.get("bounds", {})
     return bounds["split"]["parts_of"][0] if "split" in bounds and "letter" not in bounds else None
 
@@ -73,11 +74,12 @@ class Batch:
     """An ordered set of changes. Every attempt gets the same changes under the same id.
 
     ``id`` is the idempotency key for results outside PostgreSQL. ``feed`` is the name of the consumer, as in status.
-    ``version`` distinguishes the batch from the consumer's earlier batches. ``attempt`` counts from 1. ``lsn`` is the
-    position in the write-ahead log from which on every change of the batch can be read; a reader on a standby waits for
-    it. ``oldest`` is the time at which the first of its changes was written, as ISO 8601. ``first_claimed_at`` is the
-    time of the first attempt, by the clock of the source. Of a part of a split batch it is that of the whole. ``bounds``
-    is internal to the feed. ``seconds`` is the duration of each phase of this attempt, for people.
+    ``version`` distinguishes the batch from the consumer's earlier batches. ``attempt`` counts from 1. ``lsn`` is a
+    position in the write-ahead log. A reader on a standby waits until it is replayed, because then every change of the
+    batch is there. ``oldest`` is the time at which the first of its changes was written, as ISO 8601.
+    ``first_claimed_at`` is the time of the first attempt, by the clock of the source. A part of a split batch has the
+    time of the whole batch. ``bounds`` is internal to the feed. ``seconds`` is the duration of each phase of this
+    attempt, for people.
 
     ``atomic`` tells whether the progress is in the database of the results, so that one commit keeps both.
     """
@@ -97,8 +99,8 @@ class Batch:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The types of the columns of its rows' key, such as ``("bigint",)`` or ``("uuid", "bigint")``. All integers are
-        bigint here. Of a feed whose ids are no keys of rows, ``("bigint",)``."""
+        """The types of the columns of its rows' key, such as ``("bigint",)`` or ``("uuid", "bigint")``. All integers
+        are bigint here. If the ids of a feed are not keys of rows, it is ``("bigint",)``."""
         return tuple(self.bounds.get("key", BIGINT))
 
     @property

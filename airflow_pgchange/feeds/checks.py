@@ -38,10 +38,10 @@ EVENTS_LIMIT = 1_000
 """The default of ``limit`` for events that are published or handled at once: their payloads are in memory."""
 
 OnBusy = Literal["wait", "skip", "fail"]
-"""What to do while another transaction works on a feed."""
+"""The reaction to another transaction that works on the feed."""
 OnGiveUp = Literal["bisect", "fail", "dead_letter"]
-"""What to do with a batch that has failed ``max_attempts`` times: split it until the bad change is alone, fail, or make
-the whole batch a dead letter."""
+"""The reaction to a batch that has failed ``max_attempts`` times. ``bisect`` splits it until the bad change is alone.
+``fail`` raises an error, and ``dead_letter`` makes the whole batch a dead letter."""
 
 
 def check_count(name: str, value: int) -> None:
@@ -74,7 +74,7 @@ def check_group_name(group: str) -> None:
 
 
 def seconds(name: str, value: Seconds, *, least: timedelta = timedelta(), most: timedelta = LONGEST) -> float:
-    """Return a length of time in seconds. Raises InvalidArgument unless it is one, from ``least`` to ``most``."""
+    """Return a length of time in seconds. Raises InvalidArgument unless it is valid and from ``least`` to ``most``."""
     number = _in_seconds(value)
     if not least.total_seconds() <= number <= most.total_seconds():
         raise InvalidArgument(

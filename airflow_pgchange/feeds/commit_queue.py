@@ -25,12 +25,12 @@ BEGINNING = {"snapshot": None}
 
 our_schema(
     "revision",
-    grants="`revision.grant_owner('<role>')` is for who tracks tables, `grant_maintainer` for maintenance",
+    grants="`revision.grant_owner('<role>')` is for roles that track tables, `grant_maintainer` for maintenance",
 )
 our_schema(
     "pubsub",
-    grants="`pubsub.grant_consumer('<role>')` is for consumers, `grant_admin` for who skips, sends again, moves, "
-    "repairs, drops and trims",
+    grants="`pubsub.grant_consumer('<role>')` is for consumers, `grant_admin` for roles that skip, send again, move, "
+    "repair, drop and trim",
 )
 
 
@@ -40,8 +40,8 @@ class CommitFeed(OfferedFeed):
     """Every commit of one branch, exactly once per consumer, no matter from which server of the group it is read.
 
     With ``in_order`` commits come in the order of transaction ids, and only those below the oldest open transaction.
-    Otherwise each commit comes as soon as it is visible. With ``accept_trimmed`` a new consumer does without the history
-    that was trimmed before it was created. Raises InvalidArgument for an empty name, and for an invalid branch id.
+    Otherwise each commit comes as soon as it is visible. With ``accept_trimmed`` a new consumer accepts that the
+    history before its creation was trimmed. Raises InvalidArgument for an empty name, and for an invalid branch id.
     """
 
     kind: ClassVar[str] = "commit"

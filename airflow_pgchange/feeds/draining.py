@@ -175,7 +175,7 @@ def drain(
     stopped: Callable[[], bool] = lambda: False,
     given_up: Callable[[int], None] = lambda letter: None,
 ) -> Drained:
-    """Claim a batch, call ``process``, which must ack it, and commit; repeat this as the plan says.
+    """Claim a batch, call ``process``, which must ack it, and commit. Repeat this as the plan says.
 
     All batches use the same database sessions, which are reset between two batches. ``committed`` is called with each
     committed batch, which has the seconds of its phases, and with its total seconds. ``given_up`` is called with the
@@ -185,8 +185,8 @@ def drain(
     ``process``. After an error the current batch is rolled back, and earlier batches stay committed. If a batch becomes a
     dead letter, its last error is logged and not raised.
 
-    A batch that is split counts as one of ``max_batches``, and its parts are finished in the same run: an error of a part
-    is logged and not raised, unless the cause is outside the batch.
+    A batch that is split counts once for ``max_batches``, and its parts are finished in the same run. An error of a
+    part is logged and not raised, unless its cause is outside the batch.
     """
     began = time.monotonic()
     ends, idle = _times(plan, began)
@@ -225,7 +225,8 @@ def drain(
             # If the attempt before this step failed, this step has made its batch a dead letter, or has claimed a part.
             ended = step.tried or failed
             failed = None
-            # The parts of a split batch belong to one run, but a leased part is acked elsewhere, before the next one.
+            # All parts of a split batch belong to one run, so go on. A leased part is acked elsewhere before the next
+            # part.
             if ended is not None and not ended.is_last_part and plan.lease is None:
                 continue
             tried += ended is not None
@@ -315,8 +316,8 @@ def _opened(plan: Plan, stopped: Callable[[], bool], sessions: Sessions) -> Cons
 
 
 def goes_on(plan: Plan, batch: Batch) -> bool:
-    """Whether a run goes on after an error of the batch itself, because the next claim splits the batch, makes it a dead
-    letter, or returns a part once more."""
+    """Whether a run goes on after an error of the batch itself. It does if the next claim splits the batch, makes it a
+    dead letter, or returns a part once more."""
     if not plan.splits or plan.max_attempts is None:
         return False
     return batch.is_part or batch.attempt >= plan.max_attempts

@@ -42,14 +42,14 @@ log = logging.getLogger(__name__)
 
 def described(error: BaseException, conninfos: Iterable[str] = ()) -> str:
     """Return an error in a few lines, without the passwords of ``conninfos`` and without other texts that look like
-    one."""
+    passwords."""
     text = "".join(traceback.format_exception_only(error)).strip().replace("\0", "")
     return without_secrets(text.encode("utf-8", "replace").decode("utf-8"), conninfos)
 
 
 def without_secrets(text: str, conninfos: Iterable[str]) -> str:
     """Return a text without the passwords of ``conninfos``, in any notation, and without other texts that look like
-    one."""
+    passwords."""
     known = any_of(_secrets(conninfos))
     if known is not None:
         text = known.sub(HIDDEN, text)

@@ -1,10 +1,11 @@
-"""The contract of a feed: frozen values that build queries and read rows, and do no I/O.
+"""The contract of a feed: a frozen value that builds queries and reads rows, and does no I/O.
 
 ``lag`` returns how far a consumer is behind, ``claim`` its next batch, ``partitions`` reads a batch, and ``ack`` records
 it as processed. A query that a feed builds has no parameters, and returns one row with one JSON column.
 
-Each docstring begins with the database that answers the query. ``results`` is the database of the results, ``source`` the
-database of the changes, and ``progress`` the one of these two that holds the consumer's lock and progress.
+Each docstring begins with the database that answers the query. ``results`` is the database of the results, and
+``source`` that of the changes. ``progress`` is ``results`` or ``source``, whichever holds the consumer's lock and
+progress.
 """
 
 from __future__ import annotations
@@ -162,15 +163,16 @@ class Feed(Watched, Protocol):
         the next query, which makes that query cheaper."""
 
     def outcome(self, token: Token) -> sql.Composed:
-        """progress and source: what became of the attempt, as this database knows it: ``acked``, ``skipped``, ``split``,
-        ``failed`` or ``claimed``; null if it knows nothing. The progress knows the first two, the source the others."""
+        """progress and source: the outcome of the attempt, as far as this database knows it: ``acked``, ``skipped``,
+        ``split``, ``failed`` or ``claimed``. Null if it knows nothing. The database of the progress knows the first
+        two, the source the others."""
 
     def ack(self, batch: Batch) -> sql.Composed:
         """progress: record the batch as processed. Raises StaleClaim if the position has changed since the claim."""
 
     def in_work(self, position: Position) -> sql.Composed:
-        """source, primary: the batch that was claimed and not acked, as the claim returned it, with the ``error`` of its
-        last attempt; null if there is none."""
+        """source, primary: the batch that was claimed and not acked, as the claim returned it, and the ``error`` of its
+        last attempt. Null if there is no such batch."""
 
     def note_failure(self, batch: Batch, error: str, of_batch: bool | None = None) -> sql.Composed:
         """source, primary: store the error of this attempt on the batch, and whether the batch itself may have caused
@@ -276,7 +278,8 @@ class Movable(Feed, Protocol):
         """results: put a new consumer at the point that ``note_start`` noted; false if it is not new."""
 
     def known(self) -> sql.Composed:
-        """source, primary: whether it has a record of the consumer, whose progress may be in another database."""
+        """source, primary: whether this database has a record of the consumer, whose progress may be in another
+        database."""
 
     def forget(self) -> sql.Composed:
         """results, and also source if that is another database with a record of the consumer: delete the consumer, its
@@ -299,8 +302,8 @@ _kinds: dict[str, type[Any]] = {}
 def kind_of_feed(feed: Kind) -> Kind:
     """Register a class of feeds by its ``kind``, for status, the command line, assets and triggers. Use as a decorator.
 
-    Raises InvalidArgument if the names of its consumers have no prefix, or the prefix of another kind, and if the class
-    has a field of ``CONDITIONS``.
+    Raises InvalidArgument if the names of its consumers have no prefix, or the prefix of another kind. The class must
+    have no field of ``CONDITIONS``.
     """
     if taken := set(CONDITIONS) & set(getattr(feed, "__dataclass_fields__", ())):
         raise InvalidArgument(
@@ -323,7 +326,7 @@ def _check_prefix(kind: str, prefix: str) -> None:
         if other != kind and hasattr(feed, "names") and feed.names.prefix == prefix:
             raise InvalidArgument(
                 f"consumers of kind {kind} cannot have the prefix {prefix}: consumers of kind {other} have it; choose "
-                f"another one, such as {kind}:"
+                f"another prefix, such as {kind}:"
             )
 
 

@@ -1,4 +1,5 @@
-"""Connections of psycopg that are watched while they wait for the server. Synchronous ones are also watched at rest."""
+"""Connections of psycopg that are watched while they wait for the server. Synchronous connections are also watched at
+rest."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Detect a server that is gone without a FIN or RST, even if a proxy still answers keepalives.
 
 One thread of this process watches all connections. It sends an empty query on an idle connection now and then. A busy
-connection cannot take a query, so a second connection to the same address (``witness.py``) checks that the server is
-there and still works on the statement. A connection without such proof is cut: its socket is shut down, so that the
-thread that waits on it gets an error at once.
+connection cannot take a query. So a second connection to the same address (``witness.py``) checks that the server still
+works on the statement. A connection without such proof is cut: its socket is shut down. A thread that waits on it then
+gets an error at once.
 """
 
 from __future__ import annotations

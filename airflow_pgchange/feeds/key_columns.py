@@ -125,27 +125,27 @@ def names_of(key: KeyNames) -> tuple[str, ...]:
 
 
 def parts(id_: str, count: int) -> list[sql.Composable]:
-    """The texts of the columns of an id, which is the SQL expression ``id_``."""
+    """Return SQL expressions for the texts of an id's columns. ``id_`` is the SQL expression of the id."""
     return [sql.SQL(id_)] if count == 1 else [sql.SQL(f"{id_}[{place}]") for place in range(1, count + 1)]
 
 
 def found_by(table: str, key: Sequence[KeyColumn], texts: Sequence[sql.Composable]) -> sql.Composed:
-    """The condition that a row of ``table`` (an alias) has the key of these texts, one for each column."""
+    """Return the condition that a row of ``table`` (an alias) has the key with these texts, each for a column."""
     return AND.join(column.finds(table, text) for column, text in zip(key, texts, strict=True))
 
 
 def key_columns(
     connection: psycopg.Connection[object], table: str, names: Sequence[str], types: Sequence[str | None]
 ) -> tuple[KeyColumn, ...]:
-    """Return the columns of a table by which changes with ids of these key types name its rows.
+    """Return the columns of a table that hold the ids of changes, given the types of these ids.
 
-    A type that is None is not checked. Raises InvalidArgument if there are more or fewer columns, if one is not there,
-    and if one has another type.
+    A type that is None is not checked. Raises InvalidArgument if a column is missing or has another type, or if there
+    are more or fewer columns than types.
     """
     if len(names) != len(types):
         raise InvalidArgument(
-            f"{table}: the ids of the changes have {len(types)} columns ({', '.join(map(str, types))}), and key names "
-            f"{len(names)} ({', '.join(names)}): name the columns of the key, in the order of the ids"
+            f"{table}: the ids of the changes have {len(types)} columns ({', '.join(map(str, types))}), but key has "
+            f"{len(names)} ({', '.join(names)}). Name the columns of the key in the order of the ids"
         )
     if tuple(types) == BIGINT:
         return tuple(map(KeyColumn, names))
@@ -156,7 +156,7 @@ def key_columns(
 
 
 def typed_columns(connection: psycopg.Connection[object], types: Sequence[str]) -> tuple[KeyColumn, ...]:
-    """Return columns of the key types themselves, for ids that are of no table; empty for ids that are numbers."""
+    """Return columns for ids that belong to no table, given the types of these ids. Empty for ids that are numbers."""
     if tuple(types) == BIGINT:
         return ()
     found = rows(connection, sql.SQL(_TYPES).format(types=list(types)))
@@ -189,7 +189,7 @@ def _column(table: str, found: _Found) -> KeyColumn:
     if found.kind in ("int2", "int4"):
         return KeyColumn(found.name, "pg_catalog.int8")
     if found.kind == "name":
-        # A cast to name would cut a longer text off, which could then be that of another row.
+        # Do not cast to name: the cast would truncate a longer text, which could then match another row.
         return KeyColumn(found.name, "pg_catalog.text", found.collation)
     sized = found.modifier >= 0
     return KeyColumn(
@@ -202,5 +202,5 @@ def _column(table: str, found: _Found) -> KeyColumn:
 
 
 def _precision(modifier: int) -> tuple[int, int]:
-    """The scale has a sign, in 11 bits."""
+    """Return the precision and the scale of a numeric type. The scale is a signed number of 11 bits."""
     return (modifier - 4) >> 16, (((modifier - 4) & 0x7FF) ^ 0x400) - 0x400

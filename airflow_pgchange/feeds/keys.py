@@ -13,8 +13,8 @@ from typing import TypeAlias
 from airflow_pgchange.errors import InvalidArgument
 
 Key: TypeAlias = int | str | tuple[int | str, ...]
-"""The key of a row: an int for one integer column, a str for one other column, a tuple for several columns, whose
-elements are ints for integer columns."""
+"""The key of a row: an int for one integer column, a str for one other column, a tuple for several columns. The
+elements of a tuple are ints for integer columns."""
 BIGINT = ("bigint",)
 """The types of the key of one integer column."""
 _SPACE = " \t\n\r\v\f"
@@ -85,8 +85,8 @@ def _elements(key: str) -> list[str]:
         if not end:
             return parts
     raise InvalidArgument(
-        f"{key!r} is no key: write the values with commas between them, and a value with a comma or a brace, or an "
-        "empty value, in double quotes"
+        f"{key!r} is no key: write the values with commas between them. Put an empty value, or a value with a comma "
+        f"or a brace, in double quotes"
     )
 
 

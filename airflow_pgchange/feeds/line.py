@@ -65,9 +65,9 @@ class Deadlines:
 class Line:
     """A socket to a server. ``address`` is the connection string for a second connection to the same server.
 
-    ``pid`` is the process id of the session, and ``opened_at`` a time at which it existed, in seconds of the epoch by the
-    server's clock. ``pid`` and ``server`` are None if the session is not known, as behind a pooler. ``has_session``: the
-    session is known, and is not shared.
+    ``pid`` is the process id of the session, and ``opened_at`` a time at which it existed, in seconds since the epoch
+    by the server's clock. ``pid`` and ``server`` are None if the session is not known, as behind a pooler.
+    ``has_session``: the session is known, and is not shared.
     """
 
     def __init__(

@@ -39,14 +39,14 @@ class Output:
 
 
 def note(connection: psycopg.Connection[Any], outputs: Sequence[Output]) -> None:
-    """Log outputs of the transaction, and note them besides those that were noted before."""
+    """Log outputs of the transaction, and add them to those that were noted before."""
     for output in outputs:
         log.info("%s", output)
     _note(connection, outputs)
 
 
 def carry(connection: psycopg.Connection[Any], keeper: psycopg.Connection[Any]) -> None:
-    """Note the outputs of one transaction in that of the progress, too."""
+    """Note the outputs of one transaction also in the transaction that holds the progress."""
     _note(keeper, noted(connection))
 
 

@@ -71,8 +71,8 @@ class Progress:
 
     @contextmanager
     def told(self, say: Callable[[str], None]) -> Iterator[None]:
-        """Call ``say`` with the progress while the block runs: not in the first ``EVERY`` seconds, then when a step
-        begins, and every ``EVERY`` seconds while it lasts."""
+        """Call ``say`` with the progress while the block runs, when a step begins and every ``EVERY`` seconds while it
+        lasts. It is not called in the first ``EVERY`` seconds."""
         self._quiet_until = self._due = self._clock() + EVERY
         self._say = say
 

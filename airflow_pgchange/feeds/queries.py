@@ -47,7 +47,7 @@ def ask(
 
 
 def ask_each(connection: psycopg.Connection[Any], *queries: Query) -> list[Any]:
-    """Execute statements in one round trip, and return the value of each; None for one without a row."""
+    """Execute statements in one round trip, and return the value of each; None for a statement without a row."""
     with _explained(connection), connection.cursor(row_factory=tuple_row) as cursor:
         cursor.execute(
             sql.SQL("; ").join([q if isinstance(q, sql.Composable) else sql.SQL(q) for q in queries])

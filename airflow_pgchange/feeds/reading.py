@@ -99,8 +99,8 @@ def check_whole(connection: psycopg.Connection[Any], table: str) -> None:
     query = sql.SQL("select pg_catalog.row_security_active({}::regclass)")
     if ask(connection, query.format(table_identifier(table).as_string(None))):
         raise PermissionDenied(
-            f"row security hides rows of {table} from this role, and they would count as gone: read it as a role with "
-            "bypassrls, or as its owner without force row level security"
+            f"row security hides rows of {table} from this role, and they would count as gone. Read it as a role with "
+            f"bypassrls, or as its owner if row security is not forced"
         )
 
 

@@ -32,10 +32,10 @@ def schema_in(message: str) -> str | None:
 
 our_schema(
     "pgchange",
-    grants="`pubsub.grant_consumer('<role>')`, or the grant of another feed, is for who consumes, and opens it too",
+    grants="`pubsub.grant_consumer('<role>')`, or the grant of another feed, is for consumers, and opens it too",
 )
 GRANTS |= dict.fromkeys(
     ("letters", "redrive", "drop_letters"),
-    "the `grant_admin('<role>')` of the schema whose letters they are, such as `pubsub.grant_admin`, is for who "
-    "keeps dead letters",
+    "the `grant_admin('<role>')` of the schema whose letters they are, such as `pubsub.grant_admin`, is for roles "
+    "that keep dead letters",
 )

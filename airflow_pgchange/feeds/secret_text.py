@@ -30,8 +30,8 @@ def _written(secret: str) -> str:
     parts: list[str] = []
     for run, character in re.findall(r"(\\*)([^\\]?)", secret, re.DOTALL):
         if run or (parts and not _is_plain(character)):
-            # The number is bounded, and a match begins at the start of a run only, because a text may have millions of
-            # backslashes in a row.
+            # A text may have millions of backslashes in a row. So bound their number, and begin a match at the start of a
+            # run only.
             parts += [] if parts else [RUN_BEGINS]
             parts.append(BACKSLASH + f"{{{len(run)},{DEEPEST * max(1, len(run))}}}")
         parts.append(_character(character))

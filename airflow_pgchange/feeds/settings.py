@@ -24,7 +24,8 @@ def change(
 ) -> str:
     """Set the value of a setting, and return it.
 
-    ``expression`` is SQL, in which ``{last}`` is the value before, a text or NULL, and each other name one of ``values``.
+    ``expression`` is SQL. ``{last}`` in it is the previous value, a text or NULL, and each other name is a key of
+    ``values``.
     """
     changed = sql.SQL(expression).format(last=_value(name), **values)
     query = sql.SQL("select pg_catalog.set_config({}, ({})::text, true)").format(name, changed)

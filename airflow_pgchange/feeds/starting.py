@@ -21,11 +21,12 @@ from airflow_pgchange.feeds.queries import ask, rows
 log = logging.getLogger(__name__)
 
 Start = datetime | str | Mapping[str, Any]
-"""``"beginning"``: of all that the source still has. ``"now"``: behind all that is committed. A time, also as ISO 8601
-text: behind all that was written before it. Or a point that ``airflow_pgchange.feeds.points.point`` returned."""
+"""``"beginning"``: the first change that the source still has. ``"now"``: after all changes that are committed. A time,
+also as ISO 8601 text: after all changes that were written before it. Or a point that
+``airflow_pgchange.feeds.points.point`` returned."""
 NOW = "now"
 COUNTED = 1000
-"""So many changes before a new consumer are counted exactly."""
+"""The number of changes before a new consumer up to which they are counted exactly."""
 
 
 def check_start(start: Start) -> None:
@@ -42,7 +43,8 @@ def check_start(start: Start) -> None:
 def may_start(source: psycopg.Connection[Any], feed: Feed, position: Position | None) -> bool:
     """Whether the consumer is not registered, or is registered and may not be at its start yet.
 
-    A consumer that has a batch in work is not new. It is asked here, because its first batch may be tried many times.
+    A consumer that has a batch in work is not new. This function asks for such a batch, because the first batch may be
+    tried many times.
     """
     if position is None:
         return True
@@ -54,7 +56,7 @@ def may_start(source: psycopg.Connection[Any], feed: Feed, position: Position | 
 def start(
     results: psycopg.Connection[Any], source: psycopg.Connection[Any], feed: Feed, register: bool = True
 ) -> None:
-    """Register a new consumer and put it at its start, in one transaction: both are done, or nothing is.
+    """Register a new consumer and put it at its start, in one transaction.
 
     A consumer that has claimed or that was moved stays where it is, whatever its feed says. ``results`` and ``source``
     are primaries. Raises UnknownConsumer for a consumer that is not registered, unless ``register`` is true.
@@ -63,14 +65,15 @@ def start(
     is_new = ask(keeper, feed.position()) is None
     if is_new and not register:
         raise UnknownConsumer(
-            f"{feed.name} is not registered here, and consumers do not register by themselves: check its name, or run "
+            f"{feed.name} is not registered here, and registration is off for consumers: check its name, or run "
             f"`airflow-pgchange register`{_similar(source, feed)}"
         )
     with keeper.transaction():
         ask(keeper, feed.register())
         # If another transaction holds the lock, it has placed the consumer already, or is placing it now.
         placed = bool(ask(keeper, feed.lock())) and _place(keeper, source, feed)
-        # This fails if what the feed names does not exist. Otherwise a misspelt name would register a new consumer.
+        # Query the lag before the commit: it fails if the feed names an object that does not exist. Otherwise a misspelt
+        # name would register a new consumer.
         position = ask(keeper, feed.position())
         lag = Lag(**ask(source, feed.lag(position or NOWHERE, COUNTED)))
     if placed or (is_new and position is not None):
@@ -95,8 +98,8 @@ class Outlook:
 def outlook(
     results: psycopg.Connection[Any], source: psycopg.Connection[Any], feed: Feed, at: str
 ) -> Outlook | None:
-    """How a consumer that is not registered will start, if its start is ``at``; None for any other consumer. ``source``
-    may be any server."""
+    """Return how a consumer that is not registered will start, if its start is ``at``; None for any other consumer.
+    ``source`` may be any server."""
     keeper = progress_at(feed, results, source)
     if ask(keeper, feed.position()) is not None:
         return None
@@ -108,8 +111,8 @@ def outlook(
 
 
 def told(at: str, lag: Lag | None) -> str:
-    """Where a new consumer starts, with the number of changes there, in the words of the log, ``check``, ``status`` and
-    the page."""
+    """Return where a new consumer starts, with the number of changes there. The log, ``check``, ``status`` and the page
+    share these words."""
     place = f"the {BEGINNING}" if at == BEGINNING else at
     if lag is None:
         return f"starts at {place}"
@@ -119,7 +122,8 @@ def told(at: str, lag: Lag | None) -> str:
 
 
 def _place(keeper: psycopg.Connection[Any], source: psycopg.Connection[Any], feed: Feed) -> bool:
-    """Put a consumer whose lock is held at its start; whether it was new, and its start is not the beginning."""
+    """Put a consumer at its start; the caller holds its lock. Return whether it was new and its start is not the
+    beginning."""
     if not isinstance(feed, Movable) or feed.start == BEGINNING:
         return False
     point = feed.start
@@ -130,7 +134,8 @@ def _place(keeper: psycopg.Connection[Any], source: psycopg.Connection[Any], fee
 
 
 def _similar(source: psycopg.Connection[Any], feed: Feed) -> str:
-    """A consumer of the same kind with a similar name, if there is one: the new name may be a typing error."""
+    """Return a note about a consumer of the same kind with a similar name, because the new name may be a typing error.
+    Empty if there is no such consumer."""
     if not isinstance(feed, Movable):
         return ""
     known = [name for (name,) in rows(source, feed.consumer_names()) if name != feed.name]

@@ -39,7 +39,7 @@ _names: dict[bytes, str] = {}
 
 
 def sign_in(name: str, ask: Callable[[], SignIn]) -> SignIn:
-    """Return how to sign in by an Airflow connection, with a young token. ``ask`` gets another one from the cloud."""
+    """Return how to sign in by an Airflow connection, with a young token. ``ask`` gets a new token from the cloud."""
     with _lock:
         given = _given.get(name)
         if given is None or time.monotonic() - given.asked_at >= RENEW_AFTER:

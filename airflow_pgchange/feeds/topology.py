@@ -16,8 +16,8 @@ from airflow_pgchange.feeds.schemas import our_schema
 
 our_schema(
     "topology",
-    grants="`topology.grant_reader('<role>')` is for who reads the catalogue, and in its place `grant_consumer`, "
-    "`grant_writer` or `grant_admin`",
+    grants="`topology.grant_reader('<role>')` is for readers of the catalogue; for other roles there are "
+    "`grant_consumer`, `grant_writer` and `grant_admin`",
 )
 
 

@@ -42,10 +42,10 @@ PING_EVERY = 10.0
 class ConsumerTransaction:
     """A transaction for one batch of one feed. Results that are written through ``connection`` are exactly once.
 
-    Use it as a context manager. While the batch is processed, the transaction holds only the consumer's advisory lock: no
-    transaction id, no snapshot, no relation lock. It commits if the block ends after ``ack``, and otherwise rolls back. A
-    block that ends without acking its batch raises BatchNotFinished. If the feed keeps its progress at the source, and
-    the results are in another database, the results commit first. They are then at least once.
+    Use it as a context manager. While the batch is processed, the transaction holds only the consumer's advisory lock:
+    no transaction id, no snapshot, no relation lock. It commits if the block ends after ``ack``, and otherwise rolls
+    back. A block that ends without acking its batch raises BatchNotFinished. If the feed keeps its progress at the
+    source, and the results are in another database, the results commit first. Such results are at least once.
 
     - ``results``, ``source``: libpq connection strings. ``source`` may name several servers of one group.
     - ``busy_timeout``: how long to wait for the lock; 0: not at all, None: as long as it takes.
@@ -57,8 +57,8 @@ class ConsumerTransaction:
     - ``register``: register a new consumer, which starts where its feed says; False: raise UnknownConsumer instead.
     - ``sessions``: take the connections from there, and leave them for the next transaction; None: open and close them.
 
-    The attribute ``progress`` has the current phase and step. Set ``is_outage`` before an error leaves the block that
-    looks like an error of the batch, but was caused by a lost server: a batch is never split because of an outage.
+    The attribute ``progress`` has the current phase and step. If a lost server caused an error that looks like an error
+    of the batch, set ``is_outage`` before the error leaves the block. A batch is never split because of an outage.
     """
 
     def __init__(
@@ -161,12 +161,13 @@ class ConsumerTransaction:
         """Return the next batch of at most ``limit`` changes, or None if nothing is ready.
 
         A batch that was claimed and not acked is returned again. Raises ConsumerBusy if another transaction holds the
-        lock, TransactionNotClean if this transaction has written, UnknownConsumer if the consumer was dropped while this
-        transaction waited, BatchGivenUp if the batch has failed ``max_attempts`` times.
+        lock, and TransactionNotClean if this transaction has written. Raises UnknownConsumer if the consumer was
+        dropped while this transaction waited, and BatchGivenUp if the batch has failed ``max_attempts`` times.
 
-        With ``split``, a batch that has failed ``max_attempts`` times by its own content is split, and its first half is
-        returned. Its other parts come next. PoisonousChange is raised for a change that has failed alone so often, and
-        BatchGivenUp only if no attempt failed by the content, or if ten changes of the whole batch are dead letters.
+        With ``split``, a batch that has failed ``max_attempts`` times by its own content is split, and its first half
+        is returned. Its other parts come next. PoisonousChange is raised for a change that has failed alone so often.
+        BatchGivenUp is then raised only if no attempt failed by the content, or if ten changes of the whole batch are
+        dead letters.
 
         With ``lease``, a length of time, the block may end without an ack. Nobody claims the batch again until the lease
         ends, and ``resume`` returns it to another transaction. Raises Leased if another attempt has a lease.
@@ -365,7 +366,8 @@ class ConsumerTransaction:
         return self.batch
 
     def _try_lock(self) -> bool:
-        """Try to take the lock, in a savepoint: if a lock consists of several, a part of them must not stay."""
+        """Try to take the lock, in a savepoint: a lock may consist of several, and a failed attempt must keep none of
+        them."""
         with self._keeper.transaction() as savepoint:
             if ask(self._keeper, self.feed.lock()):
                 return True
@@ -398,14 +400,15 @@ class ConsumerTransaction:
         if has_written:
             raise TransactionNotClean(f"{self.feed.name}: claim before the transaction writes anything")
         if position is None:
-            # The feed's own query raises a more exact error, if there is one, such as for another number of workers.
+            # The feed's own query may raise a more exact error, such as for another number of workers.
             ask(self._reader, self.feed.lag(NOWHERE, 1))
             raise UnknownConsumer(
                 f"{self.feed.name} was dropped, or given up before it began, while this transaction waited: open another"
             )
         if position["schema"] != self.feed.schema_version:
             raise SchemaVersionMismatch(
-                f"the database holds version {position['schema']} of what {self.feed.kind} feeds need, this package "
-                f"needs {self.feed.schema_version}: run `airflow-pgchange upgrade`, or install the package that fits"
+                f"the database holds version {position['schema']} of the schema for {self.feed.kind} feeds, this "
+                f"package needs {self.feed.schema_version}: run `airflow-pgchange upgrade`, or install the package "
+                f"that fits"
             )
         return dict(position)

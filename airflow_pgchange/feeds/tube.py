@@ -20,8 +20,8 @@ from airflow_pgchange.feeds.schemas import our_schema
 
 our_schema(
     "tube",
-    grants="`tube.grant_consumer('<role>')` is for all, `grant_owner` for who makes tubes; on the pods insert (op, "
-    "shard, ids, payload, ts) for who touches and attaches, select and delete for who works them",
+    grants="`tube.grant_consumer('<role>')` is for all, `grant_owner` for roles that make tubes; on the pods insert "
+    "(op, shard, ids, payload, ts) for roles that touch and attach, select and delete for workers",
 )
 
 
@@ -30,10 +30,11 @@ our_schema(
 class TubeFeed(SchemaFeed):
     """The touched ids of a worker's shards. An id is at most once in a batch, and never in two batches at once.
 
-    Workers are numbered from 0. A worker has the shards with ``shard % workers == worker``. Incremental pods come before
-    the pods of a backfill, both in the order of seq. A pod is deleted when all its ids are processed; the pods of a batch
-    that was split, when its last part is. Progress is kept in the tube's database: exactly once for results there, at
-    least once elsewhere. Raises InvalidArgument for an empty name and for an invalid number of a worker.
+    Workers are numbered from 0. A worker has the shards with ``shard % workers == worker``. Incremental pods come
+    before the pods of a backfill, both in the order of seq. A pod is deleted when all its ids are processed. If the
+    batch was split, its pods are deleted with its last part. Progress is kept in the tube's database: results there are
+    exactly once, results elsewhere at least once. Raises InvalidArgument for an empty name and for an invalid number of
+    a worker.
     """
 
     kind: ClassVar[str] = "tube"
@@ -63,7 +64,7 @@ class TubeFeed(SchemaFeed):
         if start is not None:
             raise InvalidArgument(
                 "the worker of a tube has no start: it begins with the rows that change after their table is "
-                "attached, and a backfill brings the rows from before"
+                "attached. Use a backfill for the rows from before"
             )
         if not is_name(self.tube):
             raise InvalidArgument("tube must be the name of a tube")

@@ -54,7 +54,7 @@ def test_what_is_no_start_is_refused(start: Any, told: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "told"),
-    [(TubeFeed, "a backfill brings the rows from before"), (QueueFeed, "messages that are in the queue")],
+    [(TubeFeed, "Use a backfill for the rows from before"), (QueueFeed, "messages that are in the queue")],
 )
 def test_tubes_and_queues_have_no_start_and_say_where_they_begin(kind: Any, told: str) -> None:
     with pytest.raises(InvalidArgument, match=told):
