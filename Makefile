@@ -5,7 +5,7 @@ PYTHON := .venv/bin/python
 CERTIFICATES := SSL_CERT_FILE=$${SSL_CERT_FILE:-$(wildcard /etc/ssl/certs/ca-certificates.crt)}
 SETUP := scripts/bootstrap pyproject.toml constraints.txt
 
-.PHONY: demo check test install-test release-test dist matrix oldest lint bench mutants clean
+.PHONY: demo check test install-test release-test dist docs matrix oldest lint bench mutants clean
 
 demo: .venv/demo-ready
 	@$(PYTHON) -m demo
@@ -27,6 +27,9 @@ dist: .venv/test-ready
 	$(PYTHON) -m build --no-isolation --outdir dist .
 	$(CERTIFICATES) .venv/bin/uv tool run twine check --strict dist/*
 	PGCHANGE_DIST=dist $(PYTHON) -m pytest -q --release tests/system/test_install.py -k quick_start
+
+docs: .venv/docs-ready
+	@$(PYTHON) -m tests.site
 
 matrix: .venv/test-ready
 	@$(PYTHON) -m tests.matrix $(CELL)
@@ -51,6 +54,10 @@ clean:
 
 .venv/demo-ready: $(SETUP)
 	@scripts/bootstrap demo
+	@touch $@
+
+.venv/docs-ready: $(SETUP)
+	@scripts/bootstrap docs
 	@touch $@
 
 .venv/test-ready: $(SETUP)

@@ -8,6 +8,7 @@ import pytest
 
 from tests import prose
 from tests.prose import Text, by_folder, clean
+from tests.site import prose as pages
 
 LONG = "The consumer reads " + "the next batch and " * 6 + "stops."
 PLAIN = {
@@ -80,3 +81,39 @@ def test_lint_names_the_texts_of_a_clean_folder_that_exceeds_the_limits(monkeypa
     shown = capsys.readouterr().out
     assert "c/d.py:2: headless: What is read." in shown
     assert "\na " not in shown
+
+
+PAGE = f"""# A heading is no sentence
+
+The consumer reads a [batch](of/it.md), what `a b c` is. {" ".join(["word"] * 31)}.
+
+- One item
+- Another item
+
+| a | {" ".join(["cell"] * 26)} |
+|---|---|
+
+```sql
+select what from nobody;
+```
+"""
+
+
+def test_the_prose_of_a_page_is_measured_without_its_code(monkeypatch, tmp_path):
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    (tmp_path / "a.md").write_text(PAGE)
+    found = pages.prose(tmp_path / "a.md")
+    assert [each.words for each in found.sentences] == [8, 31, 2, 2]
+    assert [each.words for each in found.long] == [31]
+    assert [each.words for each in found.long_cells] == [26]
+    assert round(found.share("what"), 1) == round(1000 / found.words, 1)
+    assert not found.is_within_limits()
+
+
+def test_a_link_to_a_file_outside_of_the_docs_leads_to_its_page_in_the_site():
+    """Skipped where only the packages of the provider are installed, as in the cells of the matrix."""
+    hooks = pytest.importorskip("tests.site.hooks")
+    targets = {"docs/how-to/a.md": "how-to/a.md", "dags/tube_replay.py": "source/dags/tube_replay.py.md"}
+    for path, uri in {**targets, "CHANGELOG.md": "source/CHANGELOG.md"}.items():
+        assert hooks.site_uri(Path(path)) == uri
+        assert hooks.source_path(uri) == Path(path)
