@@ -64,7 +64,9 @@ select ({_COLUMNS}), ({_UNIQUE}), c.relkind in ('r', 'p'), pg_catalog.jsonb_buil
     -- PostgreSQL refuses "on conflict" for these. Types 2 and 3 are update and insert.
     select coalesce(pg_catalog.array_agg(r.rulename::text order by r.rulename), array[]::text[])
     from pg_catalog.pg_rewrite as r
-    where r.ev_class = c.oid and r.ev_type in ('2', '3'))
+    where r.ev_class = c.oid and r.ev_type in ('2', '3')),
+    -- Partitions are not asked for their sizes, since that would lock all of them.
+    c.relkind = 'r' and pg_catalog.pg_relation_size(c.oid) = 0
 from pg_catalog.pg_class c
 where c.oid = pg_catalog.to_regclass({{}})
 """
@@ -99,6 +101,8 @@ class Target:
     """Whether row security hides rows of it."""
     rules: Sequence[str] = ()
     """The rules for inserts and updates, with which PostgreSQL does not overwrite rows."""
+    is_empty: bool = False
+    """The table is not partitioned, and its file is empty."""
 
     @property
     def identifier(self) -> sql.Identifier:
@@ -123,7 +127,7 @@ def look_up(connection: psycopg.Connection[Any], name: str) -> Target:
     found = rows(connection, sql.SQL(_TARGET).format(shown))
     if not found:
         raise MergeRefused(f"there is no table {name} in the results database: create it, with a unique key")
-    [(columns, unique, is_table, privileges, is_hidden, rules)] = found
+    [(columns, unique, is_table, privileges, is_hidden, rules, is_empty)] = found
     return Target(
         name,
         {column["name"]: Column(**column) for column in columns},
@@ -132,4 +136,5 @@ def look_up(connection: psycopg.Connection[Any], name: str) -> Target:
         is_table,
         is_hidden,
         rules,
+        is_empty,
     )

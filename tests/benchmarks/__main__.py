@@ -1,18 +1,21 @@
 """`make bench`: every figure as a median, ratios side by side in one run; exits 1 where a goal was missed.
 
-Names of benchmarks may be given: ``python -m tests.benchmarks capture queue``.
+Names of benchmarks may be given: ``python -m tests.benchmarks capture queue``. The server is the system's PostgreSQL, or
+with ``SERVER=embedded`` that of the wheel.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
 import psycopg
 
 from airflow_pgchange.admin import schema
-from demo.postgres import Cluster, system_binaries
+from demo.postgres import Cluster
 from tests.benchmarks.measure import Report
+from tests.suite.clusters import SERVERS
 
 DURABLE = {"fsync": "on", "full_page_writes": "on"}
 """A writer pays for its commit, as it does on a server that is used."""
@@ -25,6 +28,7 @@ BENCHMARKS = (
     "spark",
     "spark_start",
     "merge",
+    "mirror",
     "lake",
     "tubes",
     "tube_reads",
@@ -44,10 +48,10 @@ BENCHMARKS = (
 
 
 def main(names: list[str]) -> int:
-    report = Report()
+    report, server = Report(), SERVERS[os.environ.get("SERVER", "system")]()
     for name in names or BENCHMARKS:
         module = importlib.import_module(f"tests.benchmarks.{name}")
-        cluster = Cluster.create(system_binaries(), {**DURABLE, "autovacuum": "off", "max_wal_size": "16GB"})
+        cluster = Cluster.create(server, {**DURABLE, "autovacuum": "off", "max_wal_size": "16GB"})
         try:
             with psycopg.connect(cluster.conninfo(), autocommit=True) as connection:
                 schema.install(connection)

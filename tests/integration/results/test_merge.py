@@ -338,6 +338,23 @@ def test_keys_are_written_in_their_order_whatever_that_of_rows_is(results, conne
     assert sorted(free) == [(n,) for n in range(2, 21)]
 
 
+@pytest.mark.parametrize(("mode", "n"), [("add", 11), ("replace", 1)])
+def test_a_row_that_another_transaction_inserts_into_an_empty_table_meanwhile_is_changed(
+    results, connect, mode, n
+):
+    holder, watcher = connect(autocommit=False), connect()
+    results.execute("create table public.counted (id bigint primary key, n bigint)")
+    columns, rows = {"id": "bigint", "n": "bigint"}, [(1, 1), (2, 1)]
+    staged = stage(results, "public.counted", ["id"], mode, columns, rows)
+    holder.execute("insert into counted values (2, 10)")
+    with ThreadPoolExecutor() as threads:
+        merged = threads.submit(merge, results, BATCH, [staged])
+        until(watcher, waits(results, behind=holder))
+        holder.commit()
+        merged.result()
+    assert rows_of(results, "select id, n from counted order by id") == [(1, 1), (2, n)]
+
+
 def test_a_deadlock_is_left_to_the_transaction_that_tries_again(results, monkeypatch):
     results.execute("create table public.log (line text)")
     staged = stage(results, "public.log", [], "append", {"line": "text"}, [("a",)])
