@@ -35,6 +35,7 @@ CLEAN = (
     "airflow_pgchange/plugins",
     "airflow_pgchange/queues",
     "airflow_pgchange/sensors",
+    "airflow_pgchange/spark",
     "airflow_pgchange/testing",
     "airflow_pgchange/topology",
     "airflow_pgchange/triggers",

@@ -1,5 +1,5 @@
-"""What runs inside Spark: the data source, the staging sink and the job's API. Feeds only, no Airflow. Needs the extra
-``spark``."""
+"""The code that runs inside Spark: the data source, the staging sink and the job's API. It needs no Airflow, but the
+extra ``spark``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Job", "batch_job", "batch_jobs"]
 
 NEEDED = ("pyspark", "pyarrow", "adbc_driver_postgresql")
 
-# Only looked for: to import them takes seconds, and who submits a batch uses none of them.
+# Look for the packages without importing them. The imports take seconds, and the process that submits a batch needs none.
 missing = next((name for name in NEEDED if find_spec(name) is None), None)
 if missing is not None:
     raise ExtraMissing(f"batches in Spark need {missing}: pip install 'airflow-provider-pgchange[spark]'")

@@ -1,4 +1,4 @@
-"""An application beside a Spark Connect server: what is told of it, and how it runs in a process of its own."""
+"""An application beside a Spark Connect server: its description, and how it runs in a process of its own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def new_session() -> str:
 class Application:
     """A Python file to run, with its arguments and its whole environment, in a session of its own on the server.
 
-    ``server`` is Spark's connection string, which holds the token, and so is a secret as the environment is.
+    ``server`` is Spark's connection string. It holds the token, so it is a secret, as the environment is.
     """
 
     path: str
@@ -40,7 +40,7 @@ class Application:
 
     @property
     def remote(self) -> str:
-        """The connection string of the session, by which somebody else can end it too."""
+        """The connection string of the session. Another process can end the session by it."""
         return f"{self.server};session_id={self.session_id}"
 
     def to_bytes(self) -> bytes:
@@ -53,7 +53,7 @@ class Application:
 
 
 def run(application: Application, log: int) -> int:
-    """Run it in this process, which it takes over, with its output in a file; returns its exit code."""
+    """Run the application in this process, and return its exit code. Its output goes to the file ``log``."""
     with Path(os.devnull).open() as nothing:
         os.dup2(nothing.fileno(), 0)
     for output in (1, 2):
@@ -67,7 +67,7 @@ def run(application: Application, log: int) -> int:
     try:
         os.chdir(application.folder)
         paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-        # In place of the folder in which the fork server was started.
+        # Leave out the folder in which the fork server was started.
         others = [path for path in sys.path if path not in ("", os.sep)]
         sys.path[:] = [str(Path(application.path).resolve().parent), *filter(None, paths), *others]
         _run(application)

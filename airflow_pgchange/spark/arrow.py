@@ -1,4 +1,5 @@
-"""Arrow in and out of PostgreSQL by ADBC: what the driver does for a small batch, and each executor for its part.
+"""Read and write PostgreSQL as Arrow, by ADBC. The driver does so for a small batch, and each executor for its
+partition.
 
 ADBC is used below its DBAPI, which imports pandas: a second in each of Spark's many Python processes.
 """
@@ -26,9 +27,9 @@ from airflow_pgchange.spark.watched import transaction
 
 STANDBY_TRIES = 6
 LOST = ("08", "57P", "25006")
-"""SQLSTATEs of a server that goes, or that takes no writes."""
+"""SQLSTATEs of a server that shuts down, or that accepts no writes."""
 REFUSED = ("22", "54")
-"""SQLSTATEs of rows that it does not take: data that it has no value for, limits."""
+"""SQLSTATEs of rows that the server refuses: data that it cannot store, and limits."""
 
 
 def read(
@@ -40,11 +41,12 @@ def read(
     *,
     rows: Rows,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a partition as record batches of ``schema``.
+    """Yield the rows of a partition as record batches of ``schema``.
 
-    Waits until the server has replayed ``lsn``. A standby may cancel a query at any time: there the partition is read
-    whole before the first batch is handed on, and again when it was cancelled. Raises BatchIncomplete after the last
-    batch if the rows are not as many as the batch counts, UnsupportedType for a value that Spark has no value for.
+    Wait first until the server has replayed ``lsn``. A standby may cancel a query at any time. So there the whole
+    partition is read before the first record batch is yielded, and read again after a cancellation. Raises
+    BatchIncomplete after the last record batch if the number of rows is not that of the batch. Raises UnsupportedType
+    for a value that Spark cannot hold.
     """
     with connected(source, lsn) as connection:
         on_standby = connection.execute("select pg_catalog.pg_is_in_recovery()").fetchone() == (True,)
@@ -67,9 +69,9 @@ def read(
 def read_whole(
     server: str, query: str, columns: Sequence[Column], schema: pa.Schema, *, rows: Rows
 ) -> list[pa.RecordBatch]:
-    """All rows of a query, or none: raises ServerUnavailable where the server is lost before the last, whose error in
-    the middle of a stream comes without its SQLSTATE."""
+    """Return all rows of a query. Raises ServerUnavailable if the connection fails before the last row."""
     reading = reading_query(query, columns)
+    # An error in the middle of a stream comes without its SQLSTATE, and is taken for a lost connection.
     try:
         with bytes_named(server, reading, columns, rows):
             batches = list(_stream(server, reading))
@@ -82,9 +84,9 @@ def read_whole(
 
 
 def write(results: str, table: str, attempt: int, batches: Iterator[pa.RecordBatch], *, rows: Rows) -> int:
-    """Stage record batches as rows of one task attempt, in one transaction; returns how many rows there were.
+    """Stage record batches as rows of one task attempt, in one transaction, and return the number of rows.
 
-    Raises UnsupportedType for a text that PostgreSQL has no value for, MergeRefused for what it refuses otherwise.
+    Raises UnsupportedType for a text that PostgreSQL cannot store, and MergeRefused for other rows that it refuses.
     """
     first = next(batches, None)
     if first is None:
@@ -96,7 +98,7 @@ def write(results: str, table: str, attempt: int, batches: Iterator[pa.RecordBat
         batch: pa.RecordBatch | None = first
         while batch is not None:
             written += batch.num_rows
-            # What is raised in here comes out as a text of the driver's.
+            # The driver turns an exception into a text, so keep the exception in ``refused``.
             if refused := nul_found(batch, rows):
                 raise refused
             yield _marked(batch, attempt)
@@ -131,7 +133,8 @@ def _stream(server: str, query: str) -> Iterator[pa.RecordBatch]:
 
 
 def _read_whole(server: str, query: str) -> list[pa.RecordBatch]:
-    """All of it, tried again after an error: a cancellation in the middle comes without its SQLSTATE."""
+    """Return all rows of a query. Retry after any error, because a cancellation in the middle comes without its
+    SQLSTATE."""
     said = ""
     for attempt in range(STANDBY_TRIES):
         try:
@@ -160,7 +163,7 @@ def _converted(
             arrays.append(pc.cast(array, kind))
         except pa.ArrowInvalid as error:
             row = next(row for row in range(len(array)) if not _is_castable(array.take([row]), kind))
-            problem = f"{shown(array[row].as_py())}, of another range ({error})"
+            problem = f"{shown(array[row].as_py())}, outside the range of its type ({error})"
             raise rows.unreadable(record(batch, row, rows.key), column.name, problem) from error
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -174,7 +177,7 @@ def _is_castable(array: Any, kind: Any) -> bool:
 
 
 def _said(error: AdbcError) -> str:
-    """PostgreSQL's own words, without the name of the staging table."""
+    """Return PostgreSQL's message, without the name of the staging table."""
     return str(error).partition("ERROR:")[2].partition("\n")[0].strip() or str(error)
 
 

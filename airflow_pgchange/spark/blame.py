@@ -1,7 +1,7 @@
 """Whether an application failed by the content of its batch. It notes this beside its manifest, for the operator.
 
-An operator sees only that an application has ended with an error. An application that lost PostgreSQL, an executor or its
-server notes nothing, and so does one that was killed.
+An operator sees only that an application has ended with an error. An application notes nothing if it lost PostgreSQL,
+an executor or its server, or if it was killed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from airflow_pgchange.feeds.errors import is_of_the_batch
 
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 LONGEST_CHAIN = 20
-"""How many causes of causes of an error are looked at."""
+"""The longest chain of causes of an error that is examined."""
 
 OUTAGES = re.compile(
     r"ServerUnavailable|ConnectionLost|OperationalError|InterfaceError|ExecutorLostFailure|SparkContext was shut ?down"
@@ -26,11 +26,11 @@ OUTAGES = re.compile(
     r"|StatusCode\.UNAVAILABLE|Stage cancelled|Job \S+ cancelled|\bOSError\b"
     r"|ExtraMissing|VersionsDiffer"
 )
-"""Texts in an error of Spark, which quotes the errors of its executors, that show an outage."""
+"""Texts in an error of Spark that show an outage. Spark quotes the errors of its executors."""
 
 
 def note_errors(manifest: Path) -> None:
-    """From now on, note if the batch of this manifest causes an error that ends this process."""
+    """From now on, note an error that ends this process if the batch of this manifest causes it."""
     if not isinstance(sys.excepthook, _Noting):
         sys.excepthook = _Noting(sys.excepthook)
     sys.excepthook.manifest = manifest
@@ -42,7 +42,7 @@ def is_noted(manifest: Path) -> bool:
 
 
 class _Noting:
-    """A hook for uncaught errors, which notes an error of the batch and then does what the hook before it does."""
+    """A hook for uncaught errors. It notes an error of the batch, and then calls the previous hook."""
 
     def __init__(self, before: Hook) -> None:
         self.manifest: Path | None = None

@@ -1,4 +1,5 @@
-"""The work of an application on a detached batch, which it knows by the text of a handle, on any machine."""
+"""The work of an application on a detached batch. The text of a handle names the batch, and the application runs
+anywhere."""
 
 from __future__ import annotations
 

@@ -32,12 +32,12 @@ def batch_job(
     process ends when the operator does. Raises InvalidArgument if no batch was handed over. Raises VersionsDiffer if
     Spark's parts have different versions here, or if the Spark Connect server has another version.
 
-    With ``handle``, or its text, the batch is a detached one, and the application runs anywhere. SparkBatchOperator with
-    ``detached`` gives the handle in the environment variable ``PGCHANGE_HANDLE``. The lease is renewed
-    while the block runs. The block does not ack the batch: its merges count once the task ``ack`` of ``claimed_batch``,
-    or ``detached.ack(..., staged=True)``, has merged them. ``results`` and ``source`` are the connection strings of the
+    With ``handle``, or its text, the batch is detached, and the application runs anywhere. SparkBatchOperator with
+    ``detached`` gives the handle in the environment variable ``PGCHANGE_HANDLE``. The lease is renewed while the block
+    runs. The block does not ack the batch: its merges count once the task ``ack`` of ``claimed_batch``, or
+    ``detached.ack(..., staged=True)``, has merged them. ``results`` and ``source`` are the connection strings of the
     results and of the changes. By default they are in the environment variables ``PGCHANGE_RESULTS`` and
-    ``PGCHANGE_SOURCE``. If only that of the results is known, the changes are in the same database. Raises StaleClaim if
+    ``PGCHANGE_SOURCE``. If there is none for the changes, they are in the database of the results. Raises StaleClaim if
     another attempt has begun, or the batch has ended.
     """
     handle = handle or os.environ.get(HANDLE)
@@ -51,12 +51,12 @@ def batch_job(
 
 
 def batch_jobs() -> Iterator[Job]:
-    """Work on the operator's batches one after another: ``for job in batch_jobs():``.
+    """Yield a job for each of the operator's batches, one after another: ``for job in batch_jobs():``.
 
-    All are worked on in one process and one Spark session. The body works on a batch as a ``batch_job()`` block does.
-    When the body has ended, the operator commits and claims the next batch, as long as its ``max_batches`` and ``until``
-    allow. A body that is left by ``break`` has not processed its batch. Cached frames and settings of the session stay
-    for the next batch. Raises the errors of ``batch_job``.
+    All batches share one process and one Spark session. The body processes a batch as a ``batch_job()`` block does.
+    When the body has ended, the operator commits and claims the next batch, as long as its ``max_batches`` and
+    ``until`` allow. A body that is left by ``break`` has not processed its batch. Cached frames and settings of the
+    session stay for the next batch. Raises the errors of ``batch_job``.
     """
     if HANDLE in os.environ:
         with batch_job() as job:

@@ -1,4 +1,4 @@
-"""What an operator needs to run a batch beside a Spark Connect server: a process with all imported, and a sure end."""
+"""Run an application beside a Spark Connect server, in a fork of a process that has imported everything already."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ PATIENCE = 300.0
 """Seconds for a fork server to import all that it needs."""
 SERVER = "airflow_pgchange.spark.fork_server"
 LONGEST = 60
-"""Characters of a temporary folder's path that a socket in it leaves room for: it may have about a hundred."""
+"""The longest path of a temporary folder, in characters. The path of a socket in it may have only about 100."""
 SHOWN = 500
-"""Characters of an application's last words that an error shows."""
+"""The number of characters of an application's last line that an error shows."""
 
 
 class Running:
-    """An application at work. It ends when this process does, when it is stopped, or by itself."""
+    """An application that runs. It ends by itself, when it is stopped, or with this process."""
 
     def __init__(self, connection: socket.socket, log: int) -> None:
         self._connection = connection
@@ -41,7 +41,7 @@ class Running:
         self._last = ""
 
     def wait(self, say: Callable[[str], None]) -> None:
-        """Hand on each line of its output until it has ended. Raises ApplicationFailed unless it ended well."""
+        """Pass each line of the application's output to ``say`` until it ends. Raises ApplicationFailed if it fails."""
         sources: list[socket.socket | int] = [self._connection, self._log]
         try:
             while self._connection not in (ready := select.select(sources, [], [])[0]):
@@ -62,8 +62,8 @@ class Running:
             )
 
     def stop(self) -> None:
-        """End it with all that it started, and what it has running on the server; from another thread, or from a signal's
-        handler."""
+        """End the application, its child processes, and its operations on the server. Can be called from another thread
+        or a signal handler."""
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_WR)
 
@@ -85,14 +85,14 @@ class Running:
     def _say(self, say: Callable[[str], None], line: bytes) -> None:
         text = line.decode(errors="replace").rstrip()
         if text:
-            # Not a frame of a stack trace.
+            # Skip indented lines, which are frames of a stack trace.
             self._last = self._last if text[0].isspace() else text
             say(text)
 
 
 def start(application: Application, keeper: int) -> Running:
-    """Start an application in a fork of a server that ends with the process ``keeper``; where there is none, it is
-    started first."""
+    """Start an application in a fork of the fork server, which ends with the process ``keeper``. Start the fork server
+    first if there is none."""
     reading, writing = os.pipe()
     try:
         connection = _connection(keeper)
@@ -142,7 +142,7 @@ def _connect_to_new(path: Path, keeper: int) -> socket.socket:
             server.kill()
             said = log.read_text(errors="replace").strip().splitlines()[-1:]
             raise ApplicationFailed(
-                f"no process for applications beside a Spark Connect server could be made: {said}"
+                f"the process that starts applications for Spark Connect ended before it was ready: {said}"
             )
         time.sleep(0.02)
     log.unlink(missing_ok=True)
@@ -150,7 +150,7 @@ def _connect_to_new(path: Path, keeper: int) -> socket.socket:
 
 
 def _folder() -> Path:
-    """Of this user alone, for the sockets."""
+    """Return the folder of the sockets, which only this user can use."""
     given = tempfile.gettempdir()
     folder = Path(given if len(given) <= LONGEST else "/tmp", f"pgchange-{os.geteuid()}")
     with suppress(FileExistsError):

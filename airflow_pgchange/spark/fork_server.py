@@ -1,12 +1,12 @@
-"""A process that has imported what an application beside a Spark Connect server needs, and forks itself for each.
+"""A process that forks itself for each application of Spark Connect, because importing Spark's client takes seconds.
 
-``python -m airflow_pgchange.spark.fork_server SOCKET KEEPER``, which ``fork_client`` starts. It ends with the process
-``KEEPER``, or when nobody has asked for anything in a while. It is never a client of Spark itself, for a client's threads
-would be missing in its forks.
+``fork_client`` starts it by ``python -m airflow_pgchange.spark.fork_server SOCKET KEEPER``. It ends with the process
+``KEEPER``, or when it was not used for a while. It is never a client of Spark itself, because its forks would lack the
+client's threads.
 
-Each application has a minder: a fork that starts it, ends it when it ends or when whoever asked is gone, and closes its
-session on the server. The application cannot do that: a killed one does nothing any more, and what Spark's client does
-at its end may wait for a server for ever.
+Each application has a minder: a fork that starts the application, and closes its session on the server after its end.
+The minder kills the application if the process that asked for it is gone. The application cannot close the session
+itself: it may have been killed, and Spark's client may wait for a server for ever.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from airflow_pgchange.spark.wire import LOCK, receive, tell
 IDLE = 600.0
 """Seconds without an application after which the server ends."""
 LOOK = 1.0
-"""Seconds between two looks at what nobody tells of."""
+"""Seconds between two checks for the end of the keeper and of minders."""
 CLOSING = 60.0
-"""Seconds for each of the things that the session's server is asked at the end."""
+"""The timeout of each request to the Spark Connect server when a session is closed, in seconds."""
 
 
 def main() -> None:
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def serve(listening: socket.socket, path: Path, keeper_ended: Callable[[], bool]) -> None:
-    """Fork a minder for each connection, until there is no more use for it."""
+    """Fork a minder for each connection, until the keeper has ended or no application has run for ``IDLE`` seconds."""
     last, minders = time.monotonic(), set[int]()
     while not keeper_ended():
         if select.select([listening], [], [], LOOK)[0]:
@@ -65,7 +65,7 @@ def serve(listening: socket.socket, path: Path, keeper_ended: Callable[[], bool]
 
 
 def _leave(listening: socket.socket, path: Path) -> bool:
-    """Take the place away, unless somebody connects meanwhile: who does so holds the lock."""
+    """Remove the socket's file, unless a client is connecting. Clients connect under the same lock."""
     with (path.parent / LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if select.select([listening], [], [], 0)[0]:
@@ -90,7 +90,7 @@ def _accept(listening: socket.socket) -> int:
 
 
 def mind(connection: socket.socket) -> None:
-    """Run the application that the connection asks for, tell it the exit code, and close the session."""
+    """Run the application that the connection asks for, send the exit code to the connection, and close the session."""
     told, log = receive(connection)
     asked = Application.from_bytes(told)
     ended = _told_of_children()
@@ -102,7 +102,7 @@ def mind(connection: socket.socket) -> None:
         ready = [one for one in readable if one is connection]
         if not ready:
             ended.recv(64)
-    # Until it is waited for nobody else can have its number.
+    # Kill the process group before waiting for its leader: until then no other process can get the same id.
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -131,7 +131,7 @@ def _start(asked: Application, log: int, *foreign: socket.socket) -> int:
 
 
 def _told_of_children() -> socket.socket:
-    """What becomes readable when a child ends."""
+    """Return a socket that becomes readable when a child process ends."""
     reading, writing = socket.socketpair()
     writing.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -140,7 +140,8 @@ def _told_of_children() -> socket.socket:
 
 
 def close_session(remote: str, environment: dict[str, str]) -> None:
-    """Interrupt what runs in a session on the server, and close it; as its client would, but not for ever."""
+    """Interrupt the operations of a session on the server, and close it. The client would do the same, but without a
+    timeout."""
     from pyspark.sql.connect import proto  # noqa: PLC0415
     from pyspark.sql.connect.client import DefaultChannelBuilder  # noqa: PLC0415
     from pyspark.sql.connect.proto.base_pb2_grpc import SparkConnectServiceStub  # noqa: PLC0415
@@ -173,14 +174,15 @@ def close_session(remote: str, environment: dict[str, str]) -> None:
 
 
 def _until_over(answers: Iterator[object]) -> None:
-    """Wait for the end of what was interrupted: Spark fails to close a session, half way, while one is still ending."""
+    """Wait until an interrupted operation has ended. Spark fails to close a session, and leaves it half closed, if an
+    operation is still ending."""
     with suppress(grpc.RpcError):
         for _ in answers:
             pass
 
 
 def _watch(pid: int) -> Callable[[], bool]:
-    """Whether a process has ended, which is no child of this one."""
+    """Return a function that tells whether a process has ended. The process need not be a child."""
     if hasattr(os, "pidfd_open"):
         try:
             handle = os.pidfd_open(pid)
@@ -199,7 +201,7 @@ def _watch(pid: int) -> Callable[[], bool]:
 
 
 def _import_all() -> None:
-    # A fork has none of the threads that an import started.
+    # Keep OpenMP from starting threads at import, because a fork would lack them.
     os.environ["OMP_NUM_THREADS"] = "1"
     import pyspark.sql.connect.session  # noqa: F401, PLC0415
 

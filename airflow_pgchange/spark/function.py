@@ -16,8 +16,8 @@ APPLICATION = "from airflow_pgchange.spark.function import main\n\nmain()\n"
 
 
 def write(folder: Path, function: Callable[..., object], arguments: Mapping[str, Any]) -> tuple[Path, Path]:
-    """Write an application into a folder that only its user can read, and what it is to be called with; returns both
-    files. Raises InvalidArgument for what cannot be pickled."""
+    """Write an application that calls a function into a folder that only its user can read. Return its file, and the
+    file with the function and its arguments. Raises InvalidArgument if they cannot be pickled."""
     application, call = folder / "function.py", folder / "function.pickle"
     pickled = _pickled(function, (function, dict(arguments)))
     application.write_text(APPLICATION)
@@ -34,14 +34,15 @@ def main() -> None:
     call = file.read_bytes()
     file.unlink()
     for job in batch_jobs():
-        # Anew for each: what one call does to its arguments is nothing to the next.
+        # Unpickle for each batch, so that a call cannot change the arguments of the next.
         function, arguments = pickle.loads(call)
         function(job=job, **arguments)
 
 
 def _pickled(function: Callable[..., object], call: object) -> bytes:
-    """Whole, with what it uses of its own file, which cannot be imported elsewhere."""
-    # Spark's own, whose import takes the time of Spark's, and has no types.
+    """Pickle a call with the function's code and everything that it uses of its own file, which cannot be imported
+    elsewhere."""
+    # Import Spark's copy here only, because the import takes as long as Spark's. It has no types.
     cloudpickle: Any = importlib.import_module("pyspark.cloudpickle")
 
     module = sys.modules.get(function.__module__)
@@ -51,8 +52,8 @@ def _pickled(function: Callable[..., object], call: object) -> bytes:
         pickled: bytes = cloudpickle.dumps(call)
     except Exception as error:
         raise InvalidArgument(
-            f"{function.__name__} cannot be sent to where the batch is processed: {error}; let it make there "
-            "what it uses, and take values only"
+            f"{function.__name__} cannot be sent to Spark: {error}; create such objects inside the function, and pass "
+            f"only values to it"
         ) from error
     finally:
         if module is not None:

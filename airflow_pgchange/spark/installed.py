@@ -1,4 +1,4 @@
-"""Whether the packages that are installed fit each other, and write what they were given."""
+"""Check that the installed packages fit each other and write values correctly."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ TESTED_PAIRS = frozenset(
 """The versions of a Spark Connect client and its server that were tested together: docs/how-to/spark.md lists them."""
 ARROW_DRIVER = "adbc-driver-postgresql"
 OLDEST_ARROW_DRIVER = "1.13"
-"""Older ones write other values than they are given, without a word: up to 1.10 a decimal of 0.10 as 10.00, up to 1.12
-the nulls in an array as zeros."""
+"""Older versions silently write wrong values. Up to 1.10 they write a decimal of 0.10 as 10.00, and up to 1.12 nulls in
+an array as zeros."""
 
 
 def check_versions() -> None:
@@ -62,13 +62,14 @@ def check_pair(client: str, server: str) -> None:
     for version in (client, server):
         if _order(version) < [(part, "") for part in OLDEST_SPARK]:
             raise VersionsDiffer(
-                f"the Spark Connect server is of version {server} and pyspark here of {client}: both must be "
-                f"{'.'.join(map(str, OLDEST_SPARK))} or newer, because older ones have no data sources in Python"
+                f"the Spark Connect server has version {server} and pyspark here {client}: install "
+                f"{'.'.join(map(str, OLDEST_SPARK))} or newer on both sides. Older versions have no data sources in "
+                f"Python"
             )
     if (_minor(client), _minor(server)) not in TESTED_PAIRS:
         log.warning(
-            "the Spark Connect server is of version %s and pyspark here of %s: this pair was not tested; if an "
-            "application fails, install pyspark-client %s here",
+            "the Spark Connect server has version %s and pyspark here %s. This pair was not tested; if an application "
+            "fails, install pyspark-client %s here",
             server,
             client,
             _minor(server),
@@ -85,7 +86,7 @@ def sends_rows(client: str, server: str) -> bool:
 
 @cache
 def check_arrow_driver() -> None:
-    """Raise VersionsDiffer where the driver that reads and writes for Spark is one that writes wrong values."""
+    """Raise VersionsDiffer if the ADBC driver has a version that writes wrong values."""
     found = _version(ARROW_DRIVER)
     if found is not None and _order(found) < _order(OLDEST_ARROW_DRIVER):
         raise VersionsDiffer(

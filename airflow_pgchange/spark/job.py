@@ -40,8 +40,13 @@ SMALL = 50_000
 """Below this number of changes the driver reads a batch itself, and up to this number of rows it stages the results.
 
 A data source on the executors takes seconds to start. Measured with ``python -m tests.benchmarks spark_start`` beside a
-warm server: the driver's time as a part of the executors' time, in the first and in the second batch of a session, was
-0.27 and 1.01 at 5,000 changes, 0.27 and 0.66 at 20,000, 0.28 and 0.73 at 50,000, 0.37 and 1.21 at 100,000."""
+warm server. The driver's time as a part of the executors' time was, in the first and in the second batch of a session:
+
+- 5,000 changes: 0.27 and 1.01
+- 20,000 changes: 0.27 and 0.66
+- 50,000 changes: 0.28 and 0.73
+- 100,000 changes: 0.37 and 1.21
+"""
 
 
 class Job:
@@ -86,12 +91,9 @@ class Job:
         return shards(self.feed, self.batch)
 
     def changes(self, shard: int | None = None) -> DataFrame:
-        """Return the changes of the batch: a row for each, in the feed's columns. ``id`` is the key of the changed row.
-
-        It is a long if the key is one column of integers, else a string, and an array of strings if the key has several
-        columns. The strings are PostgreSQL's output of the values. Here and below, ``shard`` selects the changes of one
-        shard.
-        """
+        """Return the changes of the batch: a row for each, in the feed's columns. ``id`` is the key of the changed row:
+        a long for one column of integers, a string for another column, an array of strings for several columns. The
+        strings are PostgreSQL's output of the values. Here and below, ``shard`` selects the changes of one shard."""
         return self._frame(Wanted(shard=shard))
 
     def payloads(self, schema: str | StructType) -> DataFrame:
@@ -129,13 +131,13 @@ class Job:
         ``key`` is the column with the ids of the changes, such as ``"id"``. If an id has several columns, ``key`` lists
         them in the order of the ids, such as ``["tenant", "no"]``. The key is always among the columns. A row that was
         changed twice, or whose commit was approved twice, comes twice. The frame of a large batch is lazy: each action
-        reads it again, so ``cache()`` a frame that is used twice. Raises UnsupportedType, with the column's name, if a
-        column cannot be read exactly; ``columns`` can leave that column out. Raises PermissionDenied if row security
+        reads it again. So ``cache()`` a frame that is used twice. Raises UnsupportedType, with the column's name, if a
+        column cannot be read exactly. ``columns`` can leave that column out. Raises PermissionDenied if row security
         hides rows.
 
         For an ``Attached``, the key and the shard are known. A row for which the tube's predicate is false counts as
-        gone; a row for which the predicate fails does not. The predicate runs with the rights of the table's owner, who
-        grants ``execute`` on it to the role of the source's connection.
+        gone. A row for which the predicate raises an error does not. The predicate runs with the rights of the table's
+        owner. The owner grants ``execute`` on it to the role of the source's connection.
         """
         return self._frame(Wanted.of(table, key, shard, columns=columns))
 
@@ -152,12 +154,12 @@ class Job:
     ) -> DataFrame:
         """Return ``rows`` of a table that is spread over a cluster, each range of buckets read from its own master.
 
-        The cluster's catalogue names the masters. If a read fails, or the range has another owner by then, the rows read
-        so far are thrown away and the catalogue is asked again, so no row comes twice.
+        The cluster's catalogue names the masters. If a read fails, or the range got another owner meanwhile, the rows
+        read so far are discarded and the catalogue is asked again. So no row comes twice.
 
-        ``bucket`` is the table's rule: an SQL expression over a row, such as ``"account_id % 3000"``, that never changes
-        for a row. Raises InvalidArgument for buckets without an owner, and if the operator has no catalogue. Raises
-        BatchIncomplete if a range could not be read for ``timeout``.
+        ``bucket`` is the table's rule: an SQL expression over a row, such as ``"account_id % 3000"``. Its value must
+        never change for a row. Raises InvalidArgument for buckets without an owner, and if the operator has no
+        catalogue. Raises BatchIncomplete if a range could not be read for ``timeout``.
         """
         chosen = None if columns is None else tuple(columns)
         return self._frame(
@@ -191,23 +193,23 @@ class Job:
     ) -> None:
         """Bring the copy of a table up to date: ``merge`` in mode ``mirror`` with the table's ``rows``.
 
-        The rows are read and staged together with the ids that have no row any more. For an ``Attached``, ``{tube}`` and
-        ``{table}`` in ``into`` stand for the names of the tube and of the table. Columns that the copy generates are left
-        out. A shared copy holds the rows of several tables, or did before the others were dropped: it has a column
-        ``shard``, and its key is the shard and the key of the table.
+        The rows are read and staged together with the ids that have no row any more. For an ``Attached``, ``{tube}``
+        and ``{table}`` in ``into`` stand for the names of the tube and of the table. Columns that the copy generates
+        are left out. A shared copy holds the rows of several tables, or did before the others were dropped. It has a
+        column ``shard``, and its key is the shard and the key of the table.
 
         ``evolve``: the copy follows the table first, in a short transaction of its own. It gets the table's new columns
         that may be null and have no default, and its longer strings and wider numbers. Any other change is refused with
         the statement for it. The role of the results must own the copy.
 
         Raises MergeRefused if the copy lacks a column of the table. Raises InvalidArgument if a shared copy lacks that
-        column or key, or if another table has the same name and shard, so that a copy could not tell their rows apart.
-        Raises PermissionDenied if ``into``, filled in, names a table that the owner of the tube's pods may not write, or
-        a table whose owner could run code with this role's rights.
+        column or key. Also if another table has the same name and shard, because a copy could not tell their rows
+        apart. Raises PermissionDenied if the owner of the tube's pods may not write the table that ``into`` names. Also
+        if the owner of that table could run code with this role's rights.
         """
         if isinstance(table, Attached) and (key is not None or shard is not None):
             raise InvalidArgument(
-                f"{table.table}: of an attached table the key and the shard are known: leave them out"
+                f"{table.table}: an attached table has its own key and shard: leave them out"
             )
         wanted = Wanted.of(table, key, shard, columns=columns, which="every")
         if not isinstance(into, str):
@@ -248,15 +250,15 @@ class Job:
         - ``add`` sums numbers for each key and adds them to the target's. It is right only for rows that never change,
           such as those of a commit queue.
         - ``replace`` inserts or overwrites a row for each key.
-        - ``mirror`` inserts or overwrites rows, and deletes the ids of the batch (with ``shard``, of that shard) that the
-          frame lacks. ``key`` is the columns of the id that changes name, behind other columns of the changes if there
-          are any, such as ``["shard", "id"]``.
+        - ``mirror`` inserts or overwrites rows, and deletes the ids of the batch (with ``shard``, of that shard) that
+          the frame lacks. ``key`` ends with the columns of the changes' ids. Other columns of the changes may come
+          before them, as in ``["shard", "id"]``.
         - ``append`` inserts rows.
 
-        Only the frame's columns are written. Values are rounded to the target's scale, as in any insert; keys and added
+        Only the frame's columns are written. Values are rounded to the target's scale, as in any insert. Keys and added
         numbers are not, because a sum of rounded parts would depend on where batches end. Only the last digits of a
-        ``double precision`` may differ. Raises InvalidArgument for an unknown mode. Raises MergeRefused, before any work
-        is done, if the frame does not fit or the block has ended.
+        ``double precision`` may differ. Raises InvalidArgument for an unknown mode. Raises MergeRefused, before any
+        work is done, if the frame does not fit or the block has ended.
 
         ``evolve``: the target first gets the frame's new columns and the digits of its decimals, in a short transaction
         of its own. The role of the results must own it. A table of a lake gets new columns only, each of which may be
@@ -287,13 +289,13 @@ class Job:
         source: Source | None = None,
         evolve: bool = False,
     ) -> None:
-        """Check that the schema of ``shown`` fits the target, then call ``rows`` and stage what it returns.
+        """Check that the schema of ``shown`` fits the target, then call ``rows`` and stage its result.
 
-        A table of PostgreSQL follows the columns of ``source`` first, if there is one. A table of a lake gets the columns
-        that it lacks first, if it is to ``evolve``.
+        If ``source`` is given, a table of PostgreSQL first gets changes of its columns. With ``evolve``, a table of a
+        lake first gets the columns that it lacks.
         """
         if self.ended:
-            raise MergeRefused(f"{into}: the batch_job() block has ended without this: merge inside it")
+            raise MergeRefused(f"{into}: the batch_job() block has ended before this merge: merge inside it")
         results = self._work.results
         sink: TableSink | LakeSink
         if isinstance(into, str):
@@ -328,7 +330,7 @@ class Job:
         return sink.stage(frame)
 
     def _source(self, table: str, frame: DataFrame) -> Source:
-        """The columns of a table as its database declares them, as far as a frame has them."""
+        """Return the declarations of a table's columns that are in a frame."""
         with connected(self._work.source, self.batch.lsn) as connection:
             return Source(table, columns_of_table(connection, table, frame.columns))
 

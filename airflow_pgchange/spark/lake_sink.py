@@ -1,7 +1,7 @@
-"""The sink for tables of a lake: a frame into data files, which each task names in its result.
+"""The sink for tables of a lake: it writes a frame into data files. Each task returns the names of its files.
 
-Retries and speculation leave the files of losers behind. Spark keeps one result for each partition, and only the files in
-these results are committed.
+Retries and speculative tasks leave further files behind. Spark keeps one result for each partition, and only the files
+in these results are committed.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from airflow_pgchange.spark.types import arrow_schema
 
 @dataclass(frozen=True)
 class LakeSink:
-    """A place for files, of which there are none yet."""
+    """A place for data files, and the description of the files, which is still empty."""
 
     place: Place
     staged: StagedFiles
 
     def stage(self, frame: DataFrame) -> StagedFiles:
         """Write the frame from the executors, whose Python needs the library of the format."""
-        # Spark takes a dot in the name of a column for a path into a struct. These names have none.
+        # Rename the columns: Spark would take a dot in a column's name for a path into a struct.
         plain = frame.toDF(*(f"c{number}" for number in range(len(frame.columns))))
         writer = _writer(self.place, self.staged.key, frame.columns)
         written = [json.loads(row["files"]) for row in plain.mapInArrow(writer, "files string").collect()]
@@ -59,9 +59,9 @@ def lake_sink(
     evolve: bool = False,
     note: Callable[[str, str], None] = lambda step, how_far: None,
 ) -> LakeSink:
-    """Check that the schema of ``frame`` fits the table. Raises MergeRefused.
+    """Return the sink for a frame. Raises MergeRefused if the frame's schema does not fit the table.
 
-    ``evolve``: the table gets the columns that it lacks first.
+    ``evolve``: the table first gets the columns that it lacks.
     """
     rows = arrow_schema(frame.schema)
     with connect(results, primary=True) as connection:

@@ -1,6 +1,6 @@
-"""What a frame needs to be merged as a mirror: the copy's columns and key, and the ids that are without a row.
+"""Prepare a frame for a merge in mode ``mirror``: give it the copy's columns and key, and add the ids that have no row.
 
-Each row is marked for the merge, in the column ``TOUCHED``.
+The column ``TOUCHED`` marks the ids without a row for the merge.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from airflow_pgchange.spark.types import staging_types
 
 WHOLE = {t.ByteType, t.ShortType, t.IntegerType, t.LongType}
 SHARD = "shard"
-"""The column of a copy of several tables' rows that says which table a row is of."""
+"""The column of a shared copy that says from which table a row is."""
 
 
 def as_copied(
     frame: DataFrame, attached: Attached, copy: Target, *, evolve: bool
 ) -> tuple[DataFrame, tuple[str, ...]]:
-    """The rows of an attached table as its copy has them, and the key that they have there.
+    """Return the rows of an attached table with the columns of its copy, and the key of the copy.
 
-    Raises MergeRefused where the copy lacks a column of them, unless it is to ``evolve``; InvalidArgument where it is
-    shared and lacks the column or the key of the shards, or the table has a column of that name itself.
+    Raises MergeRefused if the copy lacks a column, unless ``evolve`` is true. Raises InvalidArgument if a shared copy
+    lacks the column or the key of the shards. Also if the table itself has a column of that name.
     """
     types = staging_types(frame.drop(TOUCHED).schema)
     if not evolve and (lacking := [name for name in types if name not in copy.columns]):
@@ -38,26 +38,27 @@ def as_copied(
         )
         alter = sql.SQL("alter table {} {}").format(copy.identifier, added).as_string(None)
         raise MergeRefused(
-            f"{copy.name} lacks columns of {attached.table}: run `{alter}`, and backfill the table if they "
-            "are to hold what was there before; or choose what to copy with columns=; or let the copy follow its source "
-            "with evolve=True"
+            f"{copy.name} lacks columns of {attached.table}: run `{alter}`, and backfill the table to fill them in "
+            f"old rows. Or choose the columns to copy with columns=, or let the copy follow its source with evolve=True"
         )
     if not attached.shared and not copy.is_of_shards(SHARD, attached.key):
         return frame, attached.key
     copy.check_shards(SHARD, attached.key)
     if SHARD in map(str.lower, frame.columns):
         raise InvalidArgument(
-            f'{attached.table} has a column "{SHARD}" of its own, which {copy.name} needs for the tables\' shards: '
-            "leave it out with columns=, or merge rows() into a copy of your own design"
+            f'{attached.table} has a column "{SHARD}" of its own, which {copy.name} needs for the shards. Leave it '
+            f"out with columns=, or merge rows() into a copy of your own "
+            "design"
         )
     return frame.withColumn(SHARD, f.lit(attached.shard)), (SHARD, *attached.key)
 
 
 def marked(changed: DataFrame, key: tuple[str, ...]) -> DataFrame:
-    """Of every change its row or, marked, its id alone where the row is gone and the key can hold it."""
+    """Return the row of each change. If the row is gone, return its id alone, marked, unless the key's type cannot hold
+    it."""
     ids = _columns_of_ids(changed, CHANGE, len(key))
     names = [name for name in changed.columns if name not in {CHANGE, *ids}]
-    # Spark reads a column's name as a path of names: of ours it can make one thing alone.
+    # Rename the columns, because Spark would read a dot in a column's name as a path.
     plain = changed.toDF(*(f"c{names.index(name)}" if name in names else name for name in changed.columns))
     held = {f"c{names.index(name)}": id_ for name, id_ in zip(key, ids, strict=True)}
     columns = [
@@ -74,9 +75,10 @@ def marked(changed: DataFrame, key: tuple[str, ...]) -> DataFrame:
 def with_touched(
     frame: DataFrame, changes: DataFrame, into: str, keys: tuple[str, ...], of_id: int
 ) -> DataFrame:
-    """The frame and, marked, the id of each of the changes that the key can hold: what is then without a row is gone.
+    """Return the frame with a marked row for the id of each change. An id with only a marked row is gone.
 
-    The last ``of_id`` columns of the key are those of an id. ``changes`` has them, too.
+    An id that the key's type cannot hold is left out. The last ``of_id`` columns of the key are those of an id.
+    ``changes`` has them, too.
     """
     ids = _columns_of_ids(changes, "id", of_id)
     _check_types(frame, changes, into, dict(zip(keys[-of_id:], ids, strict=True)))
@@ -84,9 +86,9 @@ def with_touched(
     unknown = sorted(set(named.values()) - set(changes.columns))
     if unknown:
         raise MergeRefused(
-            f'{into}: "{unknown[0]}" of the key is no column of this feed\'s changes, which have '
-            f"{', '.join(name for name in changes.columns if name not in {*ids} - {'id'})}: the key of a mirror is "
-            "theirs, the id last"
+            f'{into}: "{unknown[0]}" of the key is no column of this feed\'s changes. They have '
+            f"{', '.join(name for name in changes.columns if name not in {*ids} - {'id'})}. Use columns of the "
+            f"changes as the key of a mirror, with the id last"
         )
     columns = [
         (f.col(named[field.name]) if field.name in named else f.lit(None))
@@ -96,7 +98,8 @@ def with_touched(
     ]
     held = changes
     for name, id_ in zip(keys[-of_id:], ids, strict=True):
-        # A number with more decimal places than the key would be rounded to another key.
+        # Leave out an id that changes in the key's type: a number with more decimal places would be rounded to another
+        # key.
         back = f.col(id_).try_cast(frame.schema[name].dataType).try_cast(changes.schema[id_].dataType)
         held = held.where(back == f.col(id_))
     touched = held.select(*columns, f.lit(True).alias(TOUCHED))
@@ -104,19 +107,20 @@ def with_touched(
 
 
 def _columns_of_ids(changes: DataFrame, id_: str, count: int) -> list[str]:
-    """The columns of an id in a frame of changes: the id itself if it is a number."""
+    """Return the columns of an id in a frame of changes. For an id that is a number, this is the id itself."""
     columns = [KEY_PART.format(place) for place in range(1, count + 1)]
     return columns if columns[0] in changes.columns else [id_]
 
 
 def _check_types(frame: DataFrame, changes: DataFrame, into: str, ids: dict[str, str]) -> None:
-    """Raise MergeRefused if the key column of the frame has another type than the ids, so that no row would be found."""
+    """Raise MergeRefused if a key column of the frame has another type than the ids, because no row would then match."""
     for name, id_ in ids.items():
         comes, is_read = frame.schema[name].dataType, changes.schema[id_].dataType
         if type(comes) is not type(is_read) and not {type(comes), type(is_read)} <= WHOLE:
             raise MergeRefused(
-                f'{into}: "{name}" of the key comes as {comes.simpleString()}, and the ids of the changes are read as '
-                f"{is_read.simpleString()}: take the key from rows(), without a cast"
+                f'{into}: "{name}" of the key comes as {comes.simpleString()}, but the ids of the changes are '
+                f"{is_read.simpleString()}: take the key from rows(), without a "
+                "cast"
             )
 
 

@@ -1,4 +1,4 @@
-"""Values for which one of the two systems has no counterpart, told by table, column and row."""
+"""Errors for values that Spark or PostgreSQL cannot hold. They name the table, the column and the row."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from airflow_pgchange.spark.types import Column, session
 
 T = TypeVar("T")
 SHOWN = 80
-"""Characters of a value that an error shows."""
+"""The number of characters of a value that an error shows."""
 AS_TEXT = "cast the column to text in a view and read that"
 AS_BYTES = "read it as bytea, by convert_to(column, 'SQL_ASCII') in a view"
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What is read or written, as errors name it: rows ``of`` what, told by the columns ``key``."""
+    """The names that errors use for rows: ``of`` is their table or feed, and the columns ``key`` identify a row."""
 
     of: str
     key: tuple[str, ...]
@@ -32,14 +32,14 @@ class Rows:
     def unreadable(
         self, row: Mapping[str, object], column: str, problem: str, advice: str = AS_TEXT
     ) -> UnsupportedType:
-        """The error for a value in PostgreSQL that Spark has no counterpart for."""
+        """Return the error for a value in PostgreSQL that Spark cannot hold."""
         return UnsupportedType(
             f'{self.of}: column "{column}" holds {problem}, which Spark has no value for{self._where(row)}: '
             f"{advice}, or leave it out with columns=[...]"
         )
 
     def unwritable(self, row: Mapping[str, object], column: str) -> UnsupportedType:
-        """The error for a text in Spark that PostgreSQL has no counterpart for."""
+        """Return the error for a text in Spark that PostgreSQL cannot store."""
         return UnsupportedType(
             f'{self.of}: column "{column}" holds a text with a NUL character, {shown(row[column])}, which PostgreSQL has '
             f"no value for{self._where(row)}: take it out in Spark, as by regexp_replace(column, '\\\\x00', '')"
@@ -50,14 +50,14 @@ class Rows:
 
 
 def shown(value: object) -> str:
-    """A value as an error shows it."""
+    """Return a value as an error shows it."""
     text = value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
     printable = text if text.isprintable() else repr(text)
     return printable if len(printable) <= SHOWN else f"{printable[:SHOWN]}..."
 
 
 def nul_found(batch: pa.RecordBatch, rows: Rows) -> UnsupportedType | None:
-    """The error for a text that holds a NUL character."""
+    """Return the error for the first text with a NUL character; None if there is none."""
     for place, field in enumerate(batch.schema):
         array = batch.column(place)
         if not _may_hold_nul(array.flatten() if pa.types.is_list(field.type) else array):
@@ -69,7 +69,8 @@ def nul_found(batch: pa.RecordBatch, rows: Rows) -> UnsupportedType | None:
 
 
 def _may_hold_nul(array: Any) -> bool:
-    """By its bytes, of which some may be of no row; to look at each text takes a hundred times as long."""
+    """Search the bytes of the whole array, because looking at each text takes a hundred times as long. Some bytes may
+    belong to no row."""
     if not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
         return False
     characters = array.buffers()[-1]
@@ -77,14 +78,16 @@ def _may_hold_nul(array: Any) -> bool:
 
 
 def record(batch: pa.RecordBatch, row: int, names: Sequence[str]) -> dict[str, object]:
-    """One row of a batch, as far as it is asked for: of the rest some may be no value of Python's either."""
+    """Return some columns of a row. Python may be unable to hold the values of the others, too."""
     return {name: batch.column(name)[row].as_py() for name in names}
 
 
 @contextmanager
 def bytes_named(server: str, query: str, columns: Sequence[Column], rows: Rows) -> Iterator[None]:
-    """Name the column and the row where a query fails by bytes that are no UTF-8: a database in SQL_ASCII may hold them,
-    and the server's error says neither."""
+    """Name the column and the row if a query fails by bytes that are not UTF-8.
+
+    A database in SQL_ASCII may hold such bytes, and the server's error names neither.
+    """
     try:
         yield
     except (AdbcError, OSError, BatchIncomplete):
@@ -118,7 +121,7 @@ def _is_utf8(text: bytes) -> bool:
 
 
 def _each(value: object, kind: type[T]) -> Iterator[T]:
-    """What is of a kind in a value, or in the list that it is."""
+    """Yield the value, or the elements of a list, that have this type."""
     for one in value if isinstance(value, list) else [value]:
         if isinstance(one, kind):
             yield one

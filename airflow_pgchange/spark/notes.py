@@ -1,4 +1,4 @@
-"""What an application is at, written down beside its manifest, for the operator to say."""
+"""The current step of an application, in a file beside its manifest. The operator logs it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class Notes:
-    """Notes of one application, for which there is no batch any more where they cannot be written."""
+    """The notes of one application. A note that cannot be written is dropped, because then the operator has ended."""
 
     def __init__(self, manifest: Path) -> None:
         self._path = manifest.with_name(manifest.name + ".notes")
@@ -17,7 +17,7 @@ class Notes:
         self._said = 0
 
     def add(self, step: str, how_far: str) -> None:
-        """Write down how far a step is, unless that is what the last note says."""
+        """Write how far a step is, unless the last note says the same."""
         if (step, how_far) == self._last:
             return
         self._last = step, how_far
@@ -26,11 +26,12 @@ class Notes:
 
     @property
     def began(self) -> float | None:
-        """When the first was written, by the clock of this machine; None while there is none."""
+        """The time of the first note, by the monotonic clock of this machine; None if there is none yet."""
         return next((float(when) for when, _, _ in self._read()), None)
 
     def __str__(self) -> str:
-        """What is new since this was asked last, of each step the latest, a line each; or the last of all again."""
+        """The notes since the last call: a line for each step, with its latest note. If there are none, the last note
+        again."""
         notes = self._read()
         new = notes[self._said :] or notes[-1:]
         self._said = len(notes)

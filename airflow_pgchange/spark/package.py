@@ -1,7 +1,7 @@
-"""The package as Spark's executors get it: a zip of pure Python, without Airflow.
+"""The package for Spark's executors: a zip of pure Python, without Airflow.
 
-It holds bytecode as well, for each of Spark's Python processes would compile it anew; another Python than this one takes
-the sources.
+It also holds bytecode, because otherwise each of Spark's Python processes would compile the sources. Another version of
+Python uses the sources.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ EXECUTOR_PACKAGES = (
 """Packages with native code, which no zip can carry: each executor's Python environment must have them."""
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-"""The modes of a file with which its group or everybody may change it."""
+"""The mode bits with which a file's group or everybody may change it."""
 
 KEPT = 30 * 24 * 3600.0
-"""Seconds for which an archive that no run has asked for is kept."""
+"""Seconds after its last use until an archive is deleted."""
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("feeds", "lake", "results", "spark", "topology")
@@ -39,15 +39,16 @@ FOLDERS = ("feeds", "lake", "results", "spark", "topology")
 
 
 def cache() -> Path:
-    """This user's cache of this package; made if it is not there, and closed to other users. Raises PermissionError if it
-    belongs to somebody else, who could put code into it."""
+    """Return this user's cache of this package. Create it if needed, and close it to other users. Raises
+    PermissionError if it belongs to another user, because that user could put code into it."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     path = Path(base) / "airflow_pgchange"
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         raise PermissionError(
-            f"nothing is kept in {path}, as it is not a directory of this user: set XDG_CACHE_HOME to another directory"
+            f"{path} cannot be used as a cache, because it is not a directory of this user: set XDG_CACHE_HOME to "
+            f"another directory"
         )
     if stat.S_IMODE(found.st_mode) & OTHERS_WRITE:
         path.chmod(0o700)
@@ -55,7 +56,7 @@ def cache() -> Path:
 
 
 def is_trusted(path: Path) -> bool:
-    """Whether a file is there that this user made and that nobody else may change."""
+    """Whether the path is a file that this user made and that nobody else may change."""
     try:
         found = path.lstat()
     except FileNotFoundError:
@@ -65,10 +66,10 @@ def is_trusted(path: Path) -> bool:
 
 
 def archive(directory: Path | None = None) -> Path:
-    """The zip in ``directory`` (default: the cache). It is made again when a file of the package has changed, or when
+    """Return the zip in ``directory`` (default: the cache). Write it again if a file of the package has changed, or if
     another user could have changed the zip.
 
-    Older versions' are deleted there once nobody has asked for them in ``KEPT`` seconds.
+    Zips of older versions are deleted when they were not used for ``KEPT`` seconds.
     """
     files = _files()
     digest = hashlib.sha256(importlib.util.MAGIC_NUMBER)
@@ -109,7 +110,7 @@ def _write(files: dict[str, bytes], target: Path) -> None:
 
 
 def _bytecode(name: str, source: bytes) -> bytes:
-    """What a zip's importer takes without a look at the source, whose time no zip keeps well."""
+    """Return bytecode that is not checked against its source. Zips store times too coarsely for the usual check."""
     with tempfile.TemporaryDirectory(prefix="pgchange-") as folder:
         file = Path(folder) / Path(name).name
         file.write_bytes(source)

@@ -1,4 +1,4 @@
-"""A child that ends when its parent does, however the parent ended."""
+"""End a child process together with its parent, however the parent ended."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent ends; usable as ``preexec_fn``.
+    """Ask the kernel to kill this process when its parent ends. It can be a ``preexec_fn``.
 
-    Linux only, elsewhere it does nothing. It survives exec, so a JVM started with it ends too. It does not
-    cover grandchildren.
+    Does nothing on systems other than Linux. The request survives exec, so it also holds for a JVM. It does not hold
+    for grandchildren.
     """
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def follow_parent() -> None:
-    """Die with the parent, also where the kernel does not help: a thread looks every second.
+    """End this process, which runs already, when its parent ends.
 
-    For a process that is already running.
+    A thread also checks every second, for systems whose kernel cannot do it.
     """
     parent = os.getppid()
     die_with_parent()

@@ -1,4 +1,4 @@
-"""Changes that carry JSON, as frames with columns: the payloads of events, the parts of messages."""
+"""Frames with columns for JSON in changes: the payloads of events and the parts of messages."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ TEXTS = "map<string,string>"
 
 
 def columns_of_payloads(changes: DataFrame, schema: str | StructType) -> DataFrame:
-    """The events with the fields of ``schema`` as columns, see ``Job.payloads``. Raises InvalidArgument."""
+    """Return the events with the fields of ``schema`` as columns, see ``Job.payloads``. Raises InvalidArgument."""
     fields = StructType.fromDDL(schema) if isinstance(schema, str) else schema
     if not isinstance(fields, StructType):
-        raise InvalidArgument(f"{schema!r} says no fields: write it as 'carrier string, delay int'")
+        raise InvalidArgument(f"{schema!r} names no fields: write it as 'carrier string, delay int'")
     taken = sorted({*EVENT_COLUMNS, CORRUPT} & {name.lower() for name in fields.names})
     if taken:
         raise InvalidArgument(
-            f"a column of the frame is called {taken[0]} already: take that field with "
-            "from_json of the payload in changes()"
+            f"the frame already has a column {taken[0]}: take that field with from_json of the payload in changes()"
         )
     checked = StructType([*fields.fields, StructField(CORRUPT, StringType())])
     parsed = f.from_json("payload", checked, {"columnNameOfCorruptRecord": CORRUPT})
@@ -36,13 +35,14 @@ def columns_of_payloads(changes: DataFrame, schema: str | StructType) -> DataFra
 
 
 def columns_of_messages(changes: DataFrame) -> DataFrame:
-    """The messages with their data, properties and headers as maps."""
+    """Return the messages with their data, properties and headers as maps."""
     maps = [f.from_json(name, TEXTS).alias(name) for name in ("data", "properties", "headers")]
     return changes.select("id", *maps, "added")
 
 
 def _too_large(parsed: Column, fields: StructType) -> Column:
-    """Whether a number of the payload has become infinity; a text that says infinity, as PostgreSQL writes it, may."""
+    """Whether a number of the payload has become infinity. A text that says infinity, as PostgreSQL writes it, is
+    allowed."""
     names = [field.name for field in fields if isinstance(field.dataType, FloatType | DoubleType)]
     written = f.from_json("payload", StructType([StructField(name, StringType()) for name in names]))
     found = f.lit(False)

@@ -1,4 +1,4 @@
-"""What to read of a batch, as options of the data source."""
+"""The options of the data source: which data of a batch to read."""
 
 from __future__ import annotations
 
@@ -18,13 +18,17 @@ from airflow_pgchange.results.attached import Attached
 CHANGE = "pgchange_id"
 Which = Literal["there", "gone", "every"]
 PATIENCE = 120.0
-"""Seconds for which a reader waits for a failover to end."""
+"""Seconds that a reader waits for the end of a failover."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How a cluster spreads the rows of a table: ``bucket`` is an SQL expression over the row, a whole number, that never
-    changes for it; ``tier`` is the catalogue's. A range whose owner cannot be read is tried for ``timeout`` seconds."""
+    """How a cluster spreads the rows of a table over buckets.
+
+    ``bucket`` is an SQL expression over a row. Its value is a whole number that never changes for the row. ``tier`` is
+    the name of a tier in the catalogue. If the owner of a range of buckets cannot be read, it is tried for ``timeout``
+    seconds.
+    """
 
     bucket: str
     tier: str = "default"
@@ -33,13 +37,15 @@ class Rule:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to read of a batch: its changes, or with ``table`` and ``key`` the rows of a table that they name.
+    """The data of a batch to read: its changes, or, with ``table`` and ``key``, the rows of a table that they name.
 
-    ``which`` asks for the rows that are ``there``; or for the changes whose row is ``gone``: their ids, in the one column
-    ``id``; or for ``every`` change with its row, which is null where it is gone, behind its id as ``pgchange_id``.
-    ``typed`` asks for the changes with the columns of their ids, as ``every`` has them: ``pgchange_key_1`` and so on,
-    unless an id is a number. ``shard`` asks for what the batch has of one shard. ``tube``: rows that its predicate does
-    not hold for are not there. ``rule``: the table's rows are spread over a cluster.
+    - ``which``: ``there``: the rows that exist. ``gone``: the ids of changes whose row is gone, in the column ``id``.
+      ``every``: for each change its id as ``pgchange_id`` and its row, which is null if it is gone.
+    - ``typed``: add the columns of the ids to the changes, as ``every`` has them: ``pgchange_key_1`` and so on. An id
+      that is a number has none.
+    - ``shard``: only the changes of this shard.
+    - ``tube``: rows for which the predicate of this tube is false count as gone.
+    - ``rule``: the table's rows are spread over a cluster.
     """
 
     table: str | None = None
@@ -59,16 +65,14 @@ class Wanted:
         if self.which not in get_args(Which):
             raise InvalidArgument(f"which is one of {', '.join(get_args(Which))}, not {self.which!r}")
         if self.table is None and (self.columns is not None or self.which != "there"):
-            raise InvalidArgument(
-                "columns and which are about the rows of a table: name it with table and key"
-            )
+            raise InvalidArgument("columns and which need a table: name it with table and key")
         if self.rule is not None and (self.table is None or self.which != "there" or self.tube is not None):
             raise InvalidArgument(
-                "bucket is about the rows of a table that are there: name it with table and key, without which and tube"
+                "bucket selects existing rows of a table: name the table with table and key, and leave out which and tube"
             )
 
     def options(self) -> dict[str, str]:
-        """As options of the data source; they show in plans, so there is nothing secret in them."""
+        """Return the options of the data source. They appear in plans, so they hold no secrets."""
         given = {
             "table": self.table,
             "key": self.key[0] if self.key is not None and len(self.key) == 1 else None,
@@ -92,7 +96,7 @@ class Wanted:
         columns: Sequence[str] | None = None,
         which: Which = "there",
     ) -> Wanted:
-        """Of an attached table the key, the shard and the predicate are known."""
+        """Return the data to read of a table. An attached table has its key, shard and predicate."""
         chosen = None if columns is None else tuple(columns)
         if isinstance(table, str):
             return cls(table, None if key is None else names_of(key), chosen, which, shard)
@@ -124,7 +128,7 @@ class Wanted:
 
 @contextmanager
 def explained(wanted: Wanted) -> Iterator[None]:
-    """What PostgreSQL says of a table that somebody named, with what to do."""
+    """Raise InvalidArgument or PermissionDenied, with advice, for an error of PostgreSQL about the named table."""
     try:
         yield
     except (errors.UndefinedTable, errors.UndefinedColumn, errors.UndefinedFunction) as error:
@@ -143,7 +147,7 @@ def explained(wanted: Wanted) -> Iterator[None]:
 
 
 def not_unique(table: str, key: Sequence[str]) -> str:
-    """What is wrong where a change names several rows."""
+    """Return the text of the error for a change that names several rows."""
     shown = ", ".join(f'"{name}"' for name in key)
     several = "column that holds" if len(key) == 1 else "columns that hold"
     return (

@@ -1,10 +1,10 @@
-"""What the operator hands to a Spark application, and how: a file that only its user can read.
+"""The request of an operator to a Spark application, in a file that only its user can read.
 
-An application that serves batch after batch asks for the next one by a file beside it, and is answered by another request
-in the first one's place; an empty one says that there is none.
+An application that processes several batches asks for the next batch by creating a second file. The operator then
+writes another request to the first file. An empty file means that there are no more batches.
 
-An environment variable would end on a command line (the Spark hook passes them as ``--conf`` on YARN and
-Kubernetes) and holds 128 kB at most, so the environment carries the name of a file and nothing else.
+The environment has only the name of the file. On YARN and Kubernetes the Spark hook passes environment variables on a
+command line, as ``--conf``, where secrets would show. A variable also holds at most 128 kB.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ REQUEST = "PGCHANGE_REQUEST"
 NAME = "request.json"
 WANTED = "wanted"
 LOOK_EVERY = 0.02
-"""Seconds between two looks for the next request."""
+"""Seconds between two checks for the next request."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """One batch to process: ``results`` and ``source`` are libpq connection strings, secret ones. ``cluster`` is the one
-    whose tables' rows it may want."""
+    """A batch to process. ``results`` and ``source`` are libpq connection strings with secrets. ``cluster`` is for rows
+    of tables that are spread over a cluster."""
 
     feed: Feed
     batch: Batch
@@ -46,13 +46,13 @@ class Work:
 
 @dataclass(frozen=True, repr=False)
 class Request(Work):
-    """Work of an application beside an operator, which writes its ``manifest`` to a file for the operator."""
+    """A batch for an application that an operator started. The application writes its result to the file ``manifest``."""
 
     manifest: Path = field(kw_only=True)
 
 
 def write(request: Request) -> Path:
-    """Write the request beside its manifest, so that only its user can read it; returns its path."""
+    """Write the request beside its manifest, readable only by its user, and return its path."""
     data = {
         "feed": feeds.to_json(request.feed),
         "batch": request.batch.to_json(),
@@ -71,36 +71,36 @@ def write(request: Request) -> Path:
 
 
 def wanted(folder: Path) -> bool:
-    """Whether the application, whose requests are in the folder, waits for another."""
+    """Whether the application with requests in this folder waits for another batch."""
     return (folder / WANTED).exists()
 
 
 def end(folder: Path) -> None:
-    """Tell the application that there are no more."""
+    """Tell the application that there are no more batches."""
     (folder / NAME).touch()
 
 
 def take() -> Request:
-    """The request that this process was started with; its file is deleted, so that it can be taken once.
+    """Return the request with which this process was started. Its file is deleted, so it can be taken only once.
 
-    Raises InvalidArgument where there is none.
+    Raises InvalidArgument if there is no request.
     """
     path = os.environ.get(REQUEST)
     if not path:
         raise InvalidArgument(
-            f"no batch was handed to this application ({REQUEST} is not set): start it with "
-            "SparkBatchOperator, or with what airflow_pgchange.spark.submit.environment() returns"
+            f"no batch was handed to this application ({REQUEST} is not set): start it with SparkBatchOperator, or "
+            f"with the environment that airflow_pgchange.spark.submit.environment() returns"
         )
     try:
         return _taken(Path(path))
     except FileNotFoundError as error:
         raise InvalidArgument(
-            f"the batch in {path} was already taken: one batch_job() in an application, or one loop over batch_jobs()"
+            f"the batch in {path} was already taken: use one batch_job() in an application, or one loop over batch_jobs()"
         ) from error
 
 
 def take_next() -> Request | None:
-    """Ask for another request, and wait for it; None where there is none any more."""
+    """Ask for another request, wait for it and return it; None if there are no more."""
     path = Path(os.environ[REQUEST])
     path.with_name(WANTED).touch()
     while not path.exists():
@@ -113,7 +113,7 @@ def _taken(path: Path) -> Request:
     path.unlink()
     feed = feeds.from_json(data["feed"])
     if not isinstance(feed, Feed):
-        raise InvalidArgument(f"{feed.name} gives no batches")
+        raise InvalidArgument(f"{feed.name} is a condition and has no batches: use a feed")
     return Request(
         feed=feed,
         batch=Batch.from_json(data["batch"]),

@@ -1,4 +1,4 @@
-"""Rows of a table that is spread over a cluster: each range of buckets from the instance that owns it."""
+"""Read rows of a table that is spread over a cluster: each range of buckets from the instance that owns it."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ from airflow_pgchange.topology.bucket_owners import Cluster, Share
 T = TypeVar("T")
 
 BUCKET, STRAY, PLACE = OURS = "pgchange_bucket", "pgchange_stray", "pgchange_place"
-"""Columns that are read for us alone. The place is that of a row's change among those that are asked about."""
+"""Columns that the caller does not get. The place is the number of the row's change in the query."""
 IDS_A_QUESTION = 50_000
-"""Ids of changes that an instance is asked about at once: their rows are kept until it is sure that they count."""
+"""The number of ids in one query to an instance. Their rows are kept in memory until the owners of their buckets are
+known to be unchanged."""
 LONGEST_PAUSE = 2.0
-"""Seconds between two attempts, at most."""
+"""The longest pause between two attempts, in seconds."""
 
 ROWS = """
     select {wanted}, q.pgchange_place,
@@ -45,12 +46,12 @@ ROWS = """
     where t.pgchange_bucket <@ {buckets}::pg_catalog.int8multirange
        or (t.pgchange_bucket <@ {all}::pg_catalog.int8multirange) is not true
 """
-"""A stray's bucket is none of the tier's, so that no instance would be asked for it."""
+"""A stray is a row in a bucket that the tier does not have. No instance would be asked for such a bucket."""
 
 
 @dataclass(frozen=True)
 class RoutedPart:
-    """A query for the ids of some changes, and the buckets among which their rows are looked for."""
+    """A query for the ids of some changes, and the buckets in which to look for their rows."""
 
     changes: Partition
     buckets: str
@@ -58,7 +59,7 @@ class RoutedPart:
 
 @dataclass(frozen=True)
 class RoutedReading:
-    """How to read rows out of a cluster: travels to the executors, with connection strings that are secrets."""
+    """How to read rows out of a cluster. It is sent to the executors, and its connection strings are secrets."""
 
     feed: Feed
     batch: Batch
@@ -77,10 +78,10 @@ class RoutedReading:
     def prepare(
         cls, feed: Feed, batch: Batch, source: str, wanted: Wanted, cluster: Cluster | None
     ) -> RoutedReading:
-        """Ask the catalogue for the buckets, and a master for the columns. Raises InvalidArgument where they make no
-        sense, ServerUnavailable where the catalogue does not answer, BatchIncomplete where no master does."""
+        """Ask the catalogue for the buckets, and a master for the columns. Raises InvalidArgument if they are invalid,
+        ServerUnavailable if the catalogue does not answer, and BatchIncomplete if no master answers."""
         if wanted.table is None or wanted.key is None or wanted.rule is None:
-            raise InvalidArgument("bucket is about the rows of a table: name it with table and key")
+            raise InvalidArgument("bucket needs a table: name it with table and key")
         if cluster is None:
             raise InvalidArgument(
                 "no cluster was handed to this application: give SparkBatchOperator catalogue_conn_id"
@@ -95,17 +96,17 @@ class RoutedReading:
         return undescribed._described()
 
     def schema(self) -> t.StructType:
-        """What comes out, in Spark's types."""
+        """Return the schema of the rows, in Spark's types."""
         return spark_schema([column for column in self.columns if column.name not in OURS])
 
     def partitions(self, n: int) -> list[RoutedPart]:
-        """About ``n`` partitions: some of the changes, and the buckets of one replicaset, each."""
+        """Return about ``n`` partitions. Each has some of the changes and the buckets of one replicaset."""
         shares = self._shares(self.buckets)
         parts = partitions(self.feed, self.batch, max(1, n // len(shares)), self.wanted.shard)
         return [RoutedPart(_ids(part), share.buckets) for part in parts for share in shares]
 
     def read(self, part: RoutedPart) -> Iterator[pa.RecordBatch]:
-        """The rows of one partition, in the Arrow form of ``schema``."""
+        """Yield the rows of one partition, in the Arrow form of ``schema``."""
         schema = _arrow(self.ids)
         changes = Rows(f"the changes of {self.feed.name}", ("id",))
         ids = pa.Table.from_batches(
@@ -115,8 +116,11 @@ class RoutedReading:
             yield from self._rows(ids.slice(place, IDS_A_QUESTION).to_pylist(), part.buckets)
 
     def _rows(self, ids: Sequence[object], buckets: str) -> list[pa.RecordBatch]:
-        """The rows of these changes in these buckets. What was read of a bucket counts if its owner was the same all the
-        while, for one that has lost it may have deleted its rows by then; the others are read anew."""
+        """Return the rows of these changes in these buckets.
+
+        The rows of a bucket count only if it had the same owner during the whole read. An instance that has lost a
+        bucket may already have deleted rows. Such buckets are read again.
+        """
         found, left = list[pa.RecordBatch](), buckets
 
         def attempt() -> None:
@@ -148,7 +152,7 @@ class RoutedReading:
         return rows
 
     def _check(self, rows: pa.Table, share: Share) -> None:
-        """Raise InvalidArgument where a change names several rows, or one in a bucket that the tier does not have."""
+        """Raise InvalidArgument if a change names several rows, or a row in a bucket that the tier does not have."""
         if pc.count_distinct(rows.column(PLACE)).as_py() < rows.num_rows:
             raise InvalidArgument(not_unique(self.table, self.names))
         strays = rows.filter(rows.column(STRAY))
@@ -159,7 +163,7 @@ class RoutedReading:
             )
 
     def _described(self) -> RoutedReading:
-        """This reading with the columns of the table, as an instance has them."""
+        """Return this reading with the columns of the table on an instance."""
 
         def attempt() -> RoutedReading:
             share = self._shares(self.buckets)[0]
@@ -171,7 +175,7 @@ class RoutedReading:
         return self._patiently(attempt, self.buckets)
 
     def _query(self, ids: Sequence[object], buckets: str) -> str:
-        """The rows that some ids name in some buckets."""
+        """Return the query for the rows that some ids name in some buckets."""
         names = None if self.wanted.columns is None else dict.fromkeys([*self.names, *self.wanted.columns])
         arrays, columns = self._arrays(ids), [f"pgchange_id_{place}" for place, _ in enumerate(self.key)]
         some = [sql.Identifier("t", name) for name in [*(names or []), BUCKET]]
@@ -188,7 +192,7 @@ class RoutedReading:
         return query.as_string(None)
 
     def _arrays(self, ids: Sequence[Any]) -> list[sql.Composed]:
-        """The ids as sets of values, one for each column of the key."""
+        """Return the ids as sets of values, a set for each column of the key."""
         if len(self.key) == 1:
             kind = dict(self.feed.columns)["id"] if self.batch.key == BIGINT else "text"
             return [sql.SQL("pg_catalog.unnest({}::{}[])").format(list(ids), sql.SQL(kind))]
@@ -198,7 +202,7 @@ class RoutedReading:
         ]
 
     def _shares(self, buckets: str) -> list[Share]:
-        """Who owns buckets now. Raises ServerUnavailable."""
+        """Return the current owners of buckets. Raises ServerUnavailable."""
         with self._catalogue() as connection:
             return bucket_owners.shares(connection, self.rule.tier, buckets)
 
@@ -206,13 +210,14 @@ class RoutedReading:
         return connect(self.cluster.catalogue, primary=True)
 
     def _server(self, share: Share) -> str:
-        """Where a share is written to, and so is read whole. Raises ServerUnavailable where the catalogue knows none."""
+        """Return the connection string of the master that owns a share. Raises ServerUnavailable if the catalogue has
+        none."""
         if share.trouble is not None or share.address is None:
             raise ServerUnavailable(str(share.trouble))
         return complete(bucket_owners.at(self.cluster.instances, share.address), primary=True)
 
     def _patiently(self, attempt: Callable[[], T], buckets: str) -> T:
-        """What an attempt returns, tried again while servers fail. Raises BatchIncomplete once timeout is over."""
+        """Retry an attempt while servers fail, and return its result. Raises BatchIncomplete after the timeout."""
         until, pause = time.monotonic() + self.rule.timeout, 0.1
         while True:
             try:
@@ -221,7 +226,7 @@ class RoutedReading:
                 if time.monotonic() + pause > until:
                     raise BatchIncomplete(
                         f"buckets {buckets:.200} of tier {self.rule.tier!r} could not be read within "
-                        f"{self.rule.timeout:g} s; at last: {error}"
+                        f"{self.rule.timeout:g} s; the last error: {error}"
                     ) from error
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
@@ -233,7 +238,7 @@ def _ids(partition: Partition) -> Partition:
 
 
 def _outside(rows: pa.Table, buckets: str | None) -> pa.Table:
-    """The rows that are in none of these buckets."""
+    """Return the rows outside of these buckets."""
     if buckets is None:
         return rows
     inside = bucket_owners.among(rows.column(BUCKET).unique().to_pylist(), buckets)

@@ -1,4 +1,4 @@
-"""An application at work beside an operator, which hands it one batch, or one after another."""
+"""An application that runs beside an operator and gets its batches from it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from tempfile import TemporaryDirectory
 from airflow_pgchange.spark import request
 
 LOOK_EVERY = 0.02
-"""Seconds between two looks at what an application has done."""
+"""Seconds between two checks of an application's files."""
 
 
 class Serving:
-    """One application, on a thread of its own, with a folder that only this user can read, which goes with it.
+    """An application, which runs in a thread of its own, and its folder, which only this user can read.
 
-    ``kill`` ends what was started; it is called until that has ended, so it may find nothing to end yet.
+    ``kill`` ends the application. It is called until the application has ended, so it may be called before there is a
+    process.
     """
 
     def __init__(self, kill: Callable[[], object]) -> None:
@@ -35,21 +36,21 @@ class Serving:
 
     @property
     def wants_more(self) -> bool:
-        """Whether it waits for another batch."""
+        """Whether the application waits for another batch."""
         return self._runs and request.wanted(self.folder)
 
     @property
     def failure(self) -> BaseException | None:
-        """What it failed on, once it has ended."""
+        """The error of the application, after it has ended."""
         return None if self._runs else self._error
 
     def next_manifest(self) -> Path:
-        """Where it is to write what it staged of the next batch."""
+        """Return the path of the manifest for the next batch."""
         self._handed += 1
         return self.folder / f"manifest-{self._handed}.json"
 
     def begin(self, run: Callable[[], object]) -> None:
-        """Have it run, by a function that returns when it has ended well, and raises if it has not."""
+        """Run the application by a function, which returns when the application has ended and raises if it failed."""
         context = contextvars.copy_context()
 
         def work() -> None:
@@ -58,30 +59,31 @@ class Serving:
             except BaseException as error:  # noqa: BLE001
                 self._error = error
 
-        # The kernel ends what was started with the thread that started it, not before: it lasts as long.
+        # The kernel kills a child when the thread that started it ends, so this thread lasts as long as the application.
         self._thread = threading.Thread(target=work, name="pgchange-spark", daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
-        """Return once it has served its batch: it wants another, or has ended well. Raises what it failed on."""
+        """Wait until the application has processed its batch: it asks for another batch, or has ended. Raises its error
+        if it failed."""
         while self._runs and not self.wants_more:
             self._rest()
         if self.failure is not None:
             raise self.failure
 
     def finish(self) -> None:
-        """Tell it that there are no more, and wait for its end."""
+        """Tell the application that there are no more batches, and wait for its end."""
         request.end(self.folder)
         while self._runs:
             self._rest()
 
     def stop(self) -> None:
-        """End it; from another thread, or from a signal's handler."""
+        """End the application. Can be called from another thread or a signal handler."""
         self._to_end = True
         self._kill()
 
     def close(self) -> None:
-        """End it if it still runs, and remove its folder."""
+        """End the application if it still runs, and remove its folder."""
         self._to_end = True
         while self._runs:
             self._rest()

@@ -1,4 +1,4 @@
-"""What a session needs to process a batch, in a driver of its own or on a Spark Connect server."""
+"""Prepare Spark sessions for a batch, in a driver of their own or on a Spark Connect server."""
 
 from __future__ import annotations
 
@@ -26,18 +26,20 @@ if TYPE_CHECKING:
 PATIENCE = 60.0
 """Seconds for a server to answer."""
 RETRIES = 6
-"""How often a server that has answered before is asked again when it does not: for that minute. Spark's client would by
-itself go on for ten."""
+"""The number of retries if a server that has answered before does not answer: they take about a minute. Spark's client
+would retry for ten minutes by default."""
 
 _shipped: WeakKeyDictionary[SparkSession, set[Path]] = WeakKeyDictionary()
 
 
 def prepare(remote: str, conf: Mapping[str, str], py_files: Sequence[str]) -> None:
-    """Open the session on a Connect server that the application will find, as ``spark-submit`` has a driver ready:
-    with its settings, and its files in reach of the server's Python and of this one. ``remote`` is the connection string
-    that the environment has. Raises InvalidArgument, PermissionDenied if the server refuses the token, and
-    ServerUnavailable where the server does not answer; one that goes away later fails what asks it within minutes."""
-    # What submits a batch has no use for a server's client, whose import takes a second.
+    """Open the session of the application on a Connect server, with its settings and files, as ``spark-submit`` would.
+
+    The files are available to the server's Python and to this one. ``remote`` is the server's connection string. Raises
+    InvalidArgument for a setting or file, PermissionDenied if the server refuses the token, and ServerUnavailable if it
+    does not answer. If the server goes away later, a request fails within minutes.
+    """
+    # Import here only: it takes a second, and the process that submits a batch does not need it.
     from pyspark.sql.connect.client.retries import DefaultPolicy  # noqa: PLC0415
 
     _reach(remote)
@@ -49,8 +51,8 @@ def prepare(remote: str, conf: Mapping[str, str], py_files: Sequence[str]) -> No
             spark.conf.set(name, value)
         except AnalysisException as error:
             raise InvalidArgument(
-                f"{name} cannot be set for one session of a Spark Connect server: set it where the server is started, "
-                "and leave it out of the operator's conf"
+                f"{name} cannot be set for a session of a Spark Connect server. Set it in the server's configuration, "
+                f"and leave it out of the operator's conf"
             ) from error
     for file in py_files:
         if not Path(file).is_file():
@@ -65,7 +67,7 @@ def _sign_in(spark: SparkSession) -> None:
     try:
         _ = spark.version
     except PySparkException as error:
-        # Spark's client has no other sign of it.
+        # Spark's client shows a refused token only in the text of the error.
         if "UNAUTHENTICATED" not in str(error):
             raise
         raise PermissionDenied(
@@ -75,8 +77,8 @@ def _sign_in(spark: SparkSession) -> None:
 
 
 def opened() -> SparkSession:
-    """Return the session of this application. Raises VersionsDiffer if the server's Spark and the one that is installed
-    here cannot work together."""
+    """Return the session of this application. Raises VersionsDiffer if the server's Spark and the installed Spark
+    cannot work together."""
     spark = SparkSession.builder.appName("pgchange").getOrCreate()
     if is_remote():
         check_pair(pyspark.version.__version__, spark.version)
@@ -84,12 +86,12 @@ def opened() -> SparkSession:
 
 
 def makes_frames(spark: SparkSession) -> bool:
-    """Whether the session can make a frame of rows that this process has."""
+    """Whether the session can create a frame from rows in this process."""
     return not is_remote() or sends_rows(pyspark.version.__version__, spark.version)
 
 
 def ship(spark: SparkSession) -> None:
-    """Let the server's Python processes have this package, once for a session; a driver of its own was given it."""
+    """Send this package to the server's Python processes, once for a session. A local driver has it already."""
     if not is_remote():
         return
     archive, shipped = package.archive(), _shipped.setdefault(spark, set())
@@ -100,7 +102,7 @@ def ship(spark: SparkSession) -> None:
 
 @contextmanager
 def followed(spark: SparkSession, note: Callable[[str, str], None]) -> Iterator[None]:
-    """Note how many stages of what runs in the block are done, as a server tells its client."""
+    """While the block runs, note how many stages of its queries are done, as a Connect server reports them."""
     if not is_remote():
         yield
         return
@@ -117,7 +119,7 @@ def followed(spark: SparkSession, note: Callable[[str, str], None]) -> Iterator[
 
 
 def parallelism(spark: SparkSession) -> int:
-    """Into how many parts the session divides what says nothing of it, as one of its plans tells without being run."""
+    """Return the default number of partitions of the session, read from a plan that is not executed."""
     plan = io.StringIO()
     with redirect_stdout(plan):
         spark.range(1).explain()
@@ -126,7 +128,7 @@ def parallelism(spark: SparkSession) -> int:
 
 
 def _reach(remote: str) -> None:
-    """Wait for the server, as its client would for ten minutes without a word."""
+    """Wait until the server answers. Its client would wait for ten minutes and log nothing."""
     import grpc  # noqa: PLC0415
     from pyspark.sql.connect.client import DefaultChannelBuilder  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""The data source ``pgchange``: a batch's changes, or the current rows that they name, read in partitions."""
+"""The data source ``pgchange``. It reads a batch's changes, or the current rows that they name, in partitions."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ from airflow_pgchange.topology.bucket_owners import Cluster
 
 NAME = "pgchange"
 ROWS_A_PARTITION = 2_500_000
-"""Partitions are streams, so few and large ones: each joins with the table anew."""
+"""The largest number of changes in a partition by default. Partitions are streamed, so they can be large. Fewer are
+better, because each joins with the table anew."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How to read something of a batch: travels to the executors, with a connection string that is a secret."""
+    """How to read changes or rows of a batch. It is sent to the executors, and its connection string is a secret."""
 
     feed: Feed
     batch: Batch
@@ -42,8 +43,8 @@ class Reading:
 
     @classmethod
     def prepare(cls, feed: Feed, batch: Batch, source: str, wanted: Wanted) -> Reading:
-        """Ask the source what the columns are. Raises UnsupportedType, InvalidArgument for a column that is not there,
-        and PermissionDenied where row security hides rows."""
+        """Ask the source for the columns. Raises UnsupportedType, InvalidArgument for a column that does not exist, and
+        PermissionDenied if row security hides rows."""
         with reading.connected(source, batch.lsn) as connection:
             with explained(wanted):
                 key = _key(connection, batch, wanted)
@@ -57,19 +58,19 @@ class Reading:
         return f"Reading({self.feed.name}, {self.batch.id}, {self.wanted})"
 
     def schema(self) -> t.StructType:
-        """What comes out, in Spark's types."""
+        """Return the schema of the rows, in Spark's types."""
         if self.wanted.which == "gone":
             [id_] = [column for column in self.columns if column.name == CHANGE]
             return t.StructType([t.StructField("id", id_.spark)])
         return spark_schema(self.columns)
 
     def partitions(self, n: int) -> list[Partition]:
-        """At most ``n`` partitions, in the order of the changes."""
+        """Return at most ``n`` partitions, in the order of the changes."""
         parts = partitions(self.feed, self.batch, n, self.wanted.shard)
         return [_query(partition, self.wanted, self.key) for partition in parts]
 
     def read(self, partition: Partition) -> Iterator[pa.RecordBatch]:
-        """The rows of one partition, in the Arrow form of ``schema``."""
+        """Yield the rows of one partition, in the Arrow form of ``schema``."""
         read_schema = arrow_schema(spark_schema(self.columns))
         rows = Rows(self.wanted.table or f"the changes of {self.feed.name}", self.wanted.key or ("id",))
         found = 0
@@ -90,7 +91,7 @@ class Reading:
 
 
 def _key(connection: psycopg.Connection[Any], batch: Batch, wanted: Wanted) -> tuple[KeyColumn, ...]:
-    """The columns by which the changes name rows, or that their ids have if these are wanted."""
+    """Return the key columns of the table, or, if they are wanted, the columns of the changes' ids."""
     if wanted.table is not None and wanted.key is not None:
         return key_columns(connection, wanted.table, wanted.key, batch.key)
     return typed_columns(connection, batch.key) if wanted.typed else ()
@@ -111,7 +112,7 @@ def _query(partition: Partition, wanted: Wanted, key: Sequence[KeyColumn]) -> Pa
 
 
 class Readable(Protocol):
-    """What to read, in parts that travel to the executors."""
+    """Data that can be read in partitions, which are sent to the executors."""
 
     def schema(self) -> t.StructType: ...
 
@@ -121,7 +122,7 @@ class Readable(Protocol):
 
 
 def prepare(feed: Feed, batch: Batch, source: str, wanted: Wanted, cluster: Cluster | None) -> Readable:
-    """A reading of what is wanted: from the source, or from the instances of a cluster."""
+    """Return how to read the wanted data: from the source, or from the instances of a cluster."""
     if wanted.rule is None:
         return Reading.prepare(feed, batch, source, wanted)
     return RoutedReading.prepare(feed, batch, source, wanted, cluster)
@@ -151,11 +152,11 @@ class PgChangeReader(DataSourceReader):
 def data_source(
     feed: Feed, batch: Batch, source: str, parallelism: int, cluster: Cluster | None = None
 ) -> type[DataSource]:
-    """The data source of one batch, to be registered in a session.
+    """Return the class of the data source for one batch, for registration in a session.
 
-    The connection strings travel in the pickled class: options end in plans, in the event log and in the UI. Options:
-    ``table`` and ``key`` or, as a JSON list, ``keys`` (none: the changes), ``columns`` (a JSON list), ``which``,
-    ``shard``, ``tube``, ``typed``, ``partitions``, and for the rows of a cluster ``bucket``, ``tier`` and ``timeout``.
+    The connection strings are in the pickled class, because options appear in plans, in the event log and in the UI.
+    The options are the fields of ``Wanted`` and of its ``Rule``, and the number of ``partitions``. ``columns`` and the
+    key of several columns, as ``keys``, are JSON lists.
     """
     usual = max(parallelism, -(-batch.count // ROWS_A_PARTITION))
 

@@ -1,4 +1,4 @@
-"""A quicker start of the JVM: a class-data archive, made once for each pair of Java and Spark."""
+"""Start the JVM faster, by a class-data archive that is made once for each pair of Java and Spark."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from airflow_pgchange.spark import package
 log = logging.getLogger(__name__)
 
 SHORT_RUN = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
-"""Compile quickly rather than well, and collect with one thread: right for seconds, wrong for hours.
+"""Options that compile quickly rather than well, and collect garbage with one thread. They suit runs of seconds, not of
+hours.
 
-An archive can only be used with the collector that it was made with.
+The archive can only be used with the garbage collector with which it was made.
 """
 
 QUIET = "-Xlog:cds=off,cds+dynamic=off"
@@ -27,7 +28,7 @@ WARM_UP = Path(__file__).with_name("warm_up.py")
 
 
 def conf(spark_binary: str = "spark-submit") -> dict[str, str]:
-    """Spark properties for a driver that lives for seconds; without the archive where it cannot be made."""
+    """Return Spark properties for a driver that lives for seconds. If the archive cannot be made, they do without it."""
     made = _archive(spark_binary)
     options = [*SHORT_RUN] if made is None else [*SHORT_RUN, f"-XX:SharedArchiveFile={made}", QUIET]
     return {"spark.driver.extraJavaOptions": " ".join(options)}
@@ -65,7 +66,8 @@ def _make(spark: str, target: Path) -> bool:
     options = f"-XX:ArchiveClassesAtExit={part} {' '.join(SHORT_RUN)}"
     confs = ("--conf", f"spark.driver.extraJavaOptions={options}")
     log.info("making the class-data archive of Spark's driver, once: %s", target)
-    # In a folder of its own: a script's folder comes first on Python's path, and here is a module named types.
+    # Copy the script to a folder of its own: a script's folder comes first on Python's path, and this folder has a module
+    # named types.
     with TemporaryDirectory(prefix="pgchange-") as folder:
         application = shutil.copy(WARM_UP, folder)
         command = [spark, "--master", "local[1]", *confs, application]

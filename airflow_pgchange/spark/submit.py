@@ -1,4 +1,5 @@
-"""What an operator needs to submit a batch: environment, package, start-up options, and a sure end."""
+"""Functions to submit a batch with ``spark-submit``: the environment, the package, and options that start the JVM
+faster."""
 
 from __future__ import annotations
 
@@ -22,12 +23,12 @@ def environment(
     *,
     cluster: Cluster | None = None,
 ) -> dict[str, str]:
-    """The environment variables of one submission; they hold no secret, so they may be logged.
+    """Return the environment variables of one submission. They hold no secret, so they may be logged.
 
-    ``results`` and ``source`` (None: the same) are libpq connection strings, as are those of ``cluster``. They
-    go into a file beside ``manifest_path`` that only this user can read, and that the application deletes when
-    it has read it: keep both in a directory that is made for one submission and removed after it. The
-    application writes ``manifest_path`` when it ends well, and only then; ``merge.read_manifest`` reads it.
+    ``results``, ``source`` (None: the same) and those of ``cluster`` are libpq connection strings. They are written to
+    a file beside ``manifest_path``. Only this user can read it, and the application deletes it after reading. Keep both
+    in a directory that is made for one submission and removed after it. The application writes ``manifest_path`` only
+    if it succeeds. ``merge.read_manifest`` reads it.
     """
     handed = request.Request(feed, batch, results, source or results, cluster, manifest=Path(manifest_path))
     return {request.REQUEST: str(request.write(handed))}
@@ -39,10 +40,11 @@ def py_files() -> str:
 
 
 def startup_conf(*, fast_start: bool = False, spark_binary: str = "spark-submit") -> dict[str, str]:
-    """Spark properties for ``spark-submit --conf`` that shorten the start of a local driver.
+    """Return Spark properties for ``spark-submit --conf`` that shorten the start of a local driver; none without
+    ``fast_start``.
 
-    ``fast_start`` gives the JVM a class-data archive, made at the first call (about half a minute, 160 MB in
-    this user's cache), and settings that suit short runs: for batches of up to some hundred thousand changes.
-    Without it there are none. They replace ``spark.driver.extraJavaOptions``.
+    The JVM gets a class-data archive, and settings for short runs: batches of up to some hundred thousand changes. The
+    first call makes the archive, which takes about half a minute and 160 MB in this user's cache. The properties
+    replace ``spark.driver.extraJavaOptions``.
     """
     return startup.conf(spark_binary) if fast_start else {}

@@ -1,7 +1,8 @@
-"""The sink for tables of PostgreSQL: a frame into a staging table, each row under the task attempt that wrote it.
+"""The sink for tables of PostgreSQL. It writes a frame into a staging table, each row with the task attempt that wrote
+it.
 
-Retries and speculation leave the rows of losers behind. A task that wins returns its attempt and its count as its
-result, and Spark keeps one result for each partition: those are the winners.
+Retries and speculative tasks leave the rows of other attempts behind. Each task returns its attempt and its number of
+rows, and Spark keeps one result for each partition. Only the rows of these attempts, the winners, are merged.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ from airflow_pgchange.spark.misfits import Rows
 from airflow_pgchange.spark.types import staging_types
 
 DRIVER = -1
-"""The attempt under which the driver stages a small frame itself."""
+"""The attempt of the rows of a small frame, which the driver stages itself."""
 
 
 @dataclass(frozen=True)
 class TableSink:
-    """A staging table that is empty yet. ``results`` is a connection string with its password."""
+    """An empty staging table. ``results`` is a connection string with its password."""
 
     results: str = field(repr=False)
     staged: Staged
 
     def stage(self, frame: DataFrame) -> Staged:
         """Write the frame from the executors."""
-        # Spark takes a dot in the name of a column for a path into a struct. These names have none.
+        # Rename the columns: Spark would take a dot in a column's name for a path into a struct.
         plain = frame.toDF(*(f"c{place}" for place in range(len(frame.columns))))
         writer = _writer(self.results, self.staged.table, frame.columns, self._rows)
         written = plain.mapInArrow(writer, "attempt bigint, rows bigint").collect()
@@ -65,9 +66,9 @@ def table_sink(
     source: Source | None,
     note: Callable[[str, str], None],
 ) -> TableSink:
-    """Check that the schema of ``frame`` fits the target, and create the staging table.
+    """Create the staging table, and return its sink. Raises MergeRefused if the frame's schema does not fit the target.
 
-    The target follows the columns of ``source`` first, if there is one. Raises MergeRefused.
+    If ``source`` is given, the target first gets changes of its columns.
     """
     columns = staging_types(frame.schema)
     with connect(results, primary=True) as connection:

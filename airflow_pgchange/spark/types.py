@@ -1,7 +1,7 @@
-"""PostgreSQL's types as Spark sees them, and back: converted exactly, or refused by name.
+"""Conversion between PostgreSQL's and Spark's types. It is exact, or raises an error that names the column.
 
-What Spark has no type for (uuid, json, enums, intervals, times of day, ranges, inet, hstore, composites, ...) is read as
-PostgreSQL's text, which writes back into the same type.
+Types that Spark lacks (uuid, json, enums, intervals, times of day, ranges, inet, hstore, composites, ...) are read as
+PostgreSQL's text. The text can be written back into the same type.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from airflow_pgchange.errors import UnsupportedType
 from airflow_pgchange.feeds.errors import translated
 
 MISFIT = "pgchange_misfit"
-"""Last column of a reading query: NULL, or the place of a column whose value in this row Arrow would not show."""
+"""The last column of a reading query: NULL, or the number of a column whose value in this row has no counterpart in
+Spark."""
 MAX_DIGITS = 38
 DECIMAL = t.DecimalType(38, 18)
-"""What a numeric without precision is read as.
+"""The type of a numeric without precision.
 
-Numbers travel as text and are made decimals here, which fails for whatever does not fit exactly: NaN, infinity, digits.
+Numbers are sent as text and become decimals here. The conversion fails for NaN, infinity and too many digits.
 """
 
 PINNED: Mapping[str, str] = {
@@ -49,11 +50,11 @@ PINNED: Mapping[str, str] = {
     "gin_fuzzy_search_limit": "0",
     "plpgsql.check_asserts": "on",
 }
-"""Settings under which a query, and PostgreSQL's text, mean the same in every session: those of
-``pgchange.pinned_settings()``, but for the two that a reading session must not choose.
+"""Settings under which a query and PostgreSQL's text have the same meaning in every session.
 
-``row_security`` stays what the role has: where it is off, a query that row security would shorten fails. The text search
-configuration is looked up in the database, and stays what it is where our schema is not installed.
+They are those of ``pgchange.pinned_settings()`` without two. ``row_security`` is not changed: if it is off for the
+role, a query fails instead of losing rows to row security. ``default_text_search_config`` is looked up in the database,
+and not changed if our schema is not installed.
 """
 _SESSION = """
     select {settings}, pg_catalog.set_config('jit', 'off', {local}),
@@ -78,9 +79,9 @@ def arrow_schema(schema: t.StructType) -> pa.Schema:
 
 
 def session(*, local: bool) -> str:
-    """The query that pins the settings of a reading session, or of its transaction alone.
+    """Return the query that pins the settings of a reading session, or of its transaction only (``local``).
 
-    It turns JIT off too: compiling costs each partition more than it gains.
+    It also turns JIT off, because compiling costs more time than a partition saves by it.
     """
     settings = [
         sql.SQL("pg_catalog.set_config({}, {}, {})").format(name, value, local)
@@ -93,8 +94,8 @@ def session(*, local: bool) -> str:
 class Column:
     """How one column of a query is read.
 
-    ``cast`` is the PostgreSQL expression to select and ``misfit`` the condition under which a value has no
-    counterpart, both over ``{}``; ``problem`` says what is then wrong.
+    ``cast`` is the PostgreSQL expression to select. ``misfit`` is the condition under which a value has no counterpart
+    in Spark, and ``problem`` describes such a value. ``{}`` stands for the column in both expressions.
     """
 
     name: str
@@ -135,7 +136,8 @@ _MISFITS: Mapping[str, tuple[str, str]] = {
 
 
 def describe(connection: psycopg.Connection[Any], query: str) -> list[Column]:
-    """How the columns of a query are read. Raises UnsupportedType for one that cannot be, by name."""
+    """Return how to read the columns of a query. Raises UnsupportedType, with the column's name, if a column cannot be
+    read."""
     with translated():
         cursor = connection.execute(sql.SQL("select * from ({}) q limit 0").format(sql.SQL(query)))
         result = cursor.pgresult
@@ -151,7 +153,8 @@ def describe(connection: psycopg.Connection[Any], query: str) -> list[Column]:
 
 
 def reading_query(query: str, columns: Sequence[Column]) -> str:
-    """The query whose rows ADBC reads exactly: our casts, and MISFIT where a column can hold a misfit."""
+    """Return the query whose rows ADBC reads exactly, with our casts. It has the column MISFIT if a column can hold a
+    misfit."""
     selected = [
         sql.SQL("{} as {}").format(_over(column.cast, column), sql.Identifier(column.name))
         for column in columns
@@ -174,7 +177,8 @@ def spark_schema(columns: Sequence[Column]) -> t.StructType:
 
 
 def staging_types(schema: t.StructType) -> dict[str, str]:
-    """The PostgreSQL type in which each column is staged. Raises UnsupportedType for one that cannot be, by name."""
+    """Return the PostgreSQL type in which each column is staged. Raises UnsupportedType, with the column's name, if
+    there is none."""
     _refuse_twins(schema.names)
     return {field.name: _staging_type(field.name, field.dataType) for field in schema.fields}
 
@@ -210,7 +214,8 @@ def _staging_type(name: str, kind: t.DataType) -> str:
 
 
 def _kinds(connection: psycopg.Connection[Any], oids: set[int]) -> dict[int, tuple[str, str | None]]:
-    """For each type: its name, and for an array the name of its elements' type, domains looked through."""
+    """Return the name of each type, and for an array the name of its elements' type. A domain has the name of its base
+    type."""
     rows = connection.execute(
         sql.SQL(
             "with recursive element (oid, kind) as ("
@@ -231,7 +236,7 @@ def _column(name: str, kind: str, element: str | None, modifier: int) -> Column:
         return Column(name, read.spark, read.cast(), read.misfit, read.problem)
     read = _read(name, element, modifier)
     misfit = "pg_catalog.array_ndims({}) > 1 or pg_catalog.array_lower({}, 1) <> 1"
-    problem = "an array of more than one dimension, or that does not begin at 1"
+    problem = "an array with several dimensions, or whose first index is not 1"
     if read.misfit is not None:
         inside = read.misfit.replace("{}", "e.value")
         misfit += f" or exists (select from pg_catalog.unnest({{}}) e (value) where {inside})"
@@ -241,7 +246,7 @@ def _column(name: str, kind: str, element: str | None, modifier: int) -> Column:
 
 @dataclass(frozen=True)
 class _Read:
-    """How a scalar type is read: by which casts in turn, and what has no counterpart."""
+    """How a scalar type is read: the casts to apply in turn, and the values without a counterpart in Spark."""
 
     spark: t.DataType
     casts: tuple[str, ...]
@@ -265,15 +270,17 @@ def _read(name: str, kind: str, modifier: int) -> _Read:
 
 
 def _numeric(name: str, modifier: int) -> _Read:
-    """The modifier holds precision and scale, the scale with a sign in 11 bits (PostgreSQL 15)."""
+    """Return how a numeric is read. Its modifier holds the precision and the scale, a signed number of 11 bits
+    (PostgreSQL 15)."""
     if modifier < 0:
         return _Read(DECIMAL, ("text",))
     precision, scale = (modifier - 4) >> 16, (((modifier - 4) & 0x7FF) ^ 0x400) - 0x400
     digits = max(precision, scale) - min(scale, 0)
     if digits > MAX_DIGITS:
         raise UnsupportedType(
-            f'column "{name}" is numeric({precision},{scale}), and Spark counts {MAX_DIGITS} digits: cast it to '
-            "text in a view and read that, or leave it out with columns=[...]"
+            f'column "{name}" is numeric({precision},{scale}), but Spark has at most {MAX_DIGITS} digits. Cast it to '
+            f"text in a view and read that, or leave it out with "
+            "columns=[...]"
         )
     return _Read(t.DecimalType(digits, max(scale, 0)), ("text",))
 
@@ -283,10 +290,11 @@ def _over(template: str, column: Column) -> sql.Composable:
 
 
 def _refuse_twins(names: Sequence[str]) -> None:
-    """Spark does not tell names apart by case."""
+    """Raise UnsupportedType if two names differ only by case, because Spark does not tell them apart."""
     twins = [name for name, count in Counter(map(str.lower, names)).items() if count > 1]
     if twins:
         raise UnsupportedType(
-            f'columns called "{twins[0]}" come twice (Spark does not tell names apart by case): name those that you '
-            "need with columns=[...], or rename them in a view"
+            f'columns called "{twins[0]}" come twice (Spark does not tell names apart by case). Choose columns with '
+            f"columns=[...], or rename them in a "
+            "view"
         )

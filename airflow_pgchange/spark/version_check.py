@@ -1,4 +1,5 @@
-"""An application that fails if the Spark of its Spark Connect server does not fit the one that is installed here."""
+"""An application that fails if its Spark Connect server has a version of Spark that does not fit the installed
+version."""
 
 from airflow_pgchange.spark import session
 

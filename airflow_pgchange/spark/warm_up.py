@@ -1,4 +1,4 @@
-"""A run that loads the classes of a short batch, for the class-data archive; started by ``startup``."""
+"""An application that loads the classes of a short batch, for the class-data archive. ``startup`` runs it."""
 
 from __future__ import annotations
 

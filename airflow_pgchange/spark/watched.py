@@ -1,6 +1,6 @@
-"""ADBC's connections, watched as ours are: a wait for a server that gives no sign of life ends.
+"""Watch ADBC's connections as ours are: end the wait for a server that gives no sign of life.
 
-ADBC does not tell which socket it uses, so the socket that is new after it has connected is taken for it.
+ADBC does not tell which socket it uses. So we take the only socket that is new after it has connected.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ log = logging.getLogger(__name__)
 
 
 class Watched:
-    """A statement in a transaction, whose line says that it waits as long as a call of the driver takes."""
+    """An ADBC statement in a transaction. Each call of the driver counts as a wait for the server."""
 
     def __init__(self, statement: AdbcStatement, line: Line | None) -> None:
         self.statement = statement
         self._line = line
 
     def update(self, query: str | None = None) -> None:
-        """Execute a query, or what was prepared."""
+        """Execute a query, or the statement that was prepared."""
         if query is not None:
             self.statement.set_sql_query(query)
         with self.waiting():
             self.statement.execute_update()
 
     def batches(self, query: str) -> Iterator[pa.RecordBatch]:
-        """The rows of a query, streamed."""
+        """Stream the rows of a query."""
         self.statement.set_sql_query(query)
         with self.waiting():
             stream, _ = self.statement.execute_query()
@@ -61,7 +61,8 @@ class Watched:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """While the driver waits for the server. Raises ServerUnavailable where that has ended the connection."""
+        """Count the time of the block as a wait for the server. Raises ServerUnavailable if the heartbeat has ended the
+        connection."""
         if self._line is None:
             yield
             return
@@ -77,7 +78,7 @@ class Watched:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Within ``waiting``: while the driver calls us, so that the server waits for us."""
+        """Interrupt ``waiting`` while the driver calls our code, because then the server waits for us."""
         if self._line is None:
             yield
             return
@@ -88,7 +89,7 @@ class Watched:
 
 @contextmanager
 def transaction(conninfo: str) -> Iterator[Watched]:
-    """A statement in a transaction that is committed at the end."""
+    """Yield a statement in a transaction, which commits at the end of the block."""
     check_arrow_driver()
     with ExitStack() as opened:
         watched = opened.enter_context(_opened(conninfo))
@@ -134,7 +135,7 @@ def _opened(conninfo: str) -> Iterator[Watched]:
 
 
 def _line(conninfo: str, deadlines: Deadlines, before: dict[int, int]) -> Line | None:
-    """The line of the connection that was opened since, watched; None where it cannot be told."""
+    """Watch the connection that was opened since ``before``, and return its line; None if its socket is not known."""
     given = conninfo_to_dict(conninfo)
     if str(given.get("host") or "").startswith(("/", "@")):
         # The system closes a Unix socket with its server. A TCP socket of this port belongs to another connection.
@@ -143,8 +144,8 @@ def _line(conninfo: str, deadlines: Deadlines, before: dict[int, int]) -> Line |
     found = {fd: peer for fd, peer in _peers(before).items() if str(peer[1]) in ports}
     if len(found) != 1:
         log.warning(
-            "a connection of ADBC to port %s is not watched: %d connections were opened at the same time, and this one "
-            "cannot be told among them. If the server falls silent, only TCP's own timeouts end the wait",
+            "a connection of ADBC to port %s is not watched, because %d connections were opened at the same time. If "
+            "the server falls silent, only TCP's own timeouts end the wait",
             " or ".join(ports),
             len(found),
         )
@@ -160,19 +161,19 @@ def _line(conninfo: str, deadlines: Deadlines, before: dict[int, int]) -> Line |
 
 
 def _guard(watched: Watched, line: Line) -> None:
-    """Have the server look for its client for the time of this transaction, and learn which session it is."""
+    """Let the server check for its client during this transaction, and note the session."""
     settings = ", ".join(
         f"pg_catalog.set_config('{name}', '{value}', true)"
         for name, value in guarded.settings_of(line.deadlines).items()
         if name != guarded.CHECK
     )
     for batch in watched.batches(f"select {guarded.OPENED}, {settings}"):
-        # ADBC does not tell whether the session is a pooler's, which may lend it to somebody else.
+        # ADBC does not tell whether a pooler shares the session with other clients.
         guarded.learn(line, tuple(batch.column(place)[0].as_py() for place in range(5)), is_own=False)
 
 
 def _sockets() -> dict[int, int]:
-    """The open sockets of this process, by what identifies each."""
+    """Return the open sockets of this process: their file descriptors by their inodes."""
     found: dict[int, int] = {}
     with suppress(OSError):
         for entry in OPEN_FILES.iterdir():
@@ -184,7 +185,7 @@ def _sockets() -> dict[int, int]:
 
 
 def _peers(before: dict[int, int]) -> dict[int, Any]:
-    """The sockets that are new since, and connected to a host."""
+    """Return the peers of sockets that are new since ``before`` and connected to a host."""
     peers = {}
     for identity, fd in _sockets().items():
         if identity not in before:

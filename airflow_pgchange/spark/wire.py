@@ -1,4 +1,4 @@
-"""What a task and a fork server say to each other: one application with the file for its output, and its exit code."""
+"""The messages between a task and a fork server: an application with the file for its output, and its exit code."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import socket
 import struct
 
 LOCK = "lock"
-"""The file, beside the sockets, that whoever connects or takes a socket away holds a lock on."""
+"""A file beside the sockets. A process locks it to connect to a socket, or to remove a socket."""
 _SIZE = struct.Struct("!Q")
 _CODE = struct.Struct("!i")
 
 
 def send(connection: socket.socket, message: bytes, output: int) -> None:
-    """Hand over a message and an open file."""
+    """Send a message and an open file."""
     socket.send_fds(connection, [_SIZE.pack(len(message))], [output])
     connection.sendall(message)
 
 
 def receive(connection: socket.socket) -> tuple[bytes, int]:
-    """The message and the open file. Raises EOFError where whoever sends is gone."""
+    """Return the message and the open file. Raises EOFError if the sender is gone."""
     head, files, _, _ = socket.recv_fds(connection, _SIZE.size, 1)
     if len(head) < _SIZE.size or not files:
         raise EOFError
@@ -27,7 +27,7 @@ def receive(connection: socket.socket) -> tuple[bytes, int]:
 
 
 def tell(connection: socket.socket, code: int) -> None:
-    """Send the exit code, if there is still somebody to hear it."""
+    """Send the exit code, if the receiver still exists."""
     try:
         connection.sendall(_CODE.pack(code))
     except OSError:
@@ -35,7 +35,7 @@ def tell(connection: socket.socket, code: int) -> None:
 
 
 def told(connection: socket.socket) -> int:
-    """The exit code. Raises EOFError where whoever was to tell it is gone."""
+    """Return the exit code. Raises EOFError if the sender is gone."""
     (code,) = _CODE.unpack(_exactly(connection, _CODE.size))
     return int(code)
 

@@ -149,7 +149,7 @@ def test_a_client_without_java_classes_is_left_alone(monkeypatch):
 
 @pytest.mark.parametrize(("client", "remote"), [("3.5.1", "4.2.0"), ("4.2.0", "3.5.9")])
 def test_a_connect_client_or_server_without_python_data_sources_is_refused(client, remote):
-    with pytest.raises(VersionsDiffer, match=f"server is of version {remote} and pyspark here of {client}"):
+    with pytest.raises(VersionsDiffer, match=f"server has version {remote} and pyspark here {client}"):
         check_pair(client, remote)
 
 
@@ -161,7 +161,7 @@ def test_a_connect_client_and_server_that_were_not_tested_together_give_a_warnin
     client, remote, warned, caplog
 ):
     check_pair(client, remote)
-    assert ("this pair was not tested" in caplog.text) is warned
+    assert ("This pair was not tested" in caplog.text) is warned
 
 
 @pytest.mark.parametrize(

@@ -213,13 +213,13 @@ def test_an_error_of_many_lines_is_reported_by_the_line_that_names_the_cause(ope
 
 
 def test_a_setting_of_the_server_is_refused_by_name(operator):
-    with pytest.raises(ApplicationFailed, match="spark.executor.memory cannot be set for one session"):
+    with pytest.raises(ApplicationFailed, match="spark.executor.memory cannot be set for a session"):
         run(operator(ADD_UP, conf={"spark.executor.memory": "1g"}))
 
 
 def test_a_server_of_another_version_is_refused(operator):
     older = "import pyspark.version; pyspark.version.__version__ = '3.5.1'\n"
-    with pytest.raises(ApplicationFailed, match="server is of version 4.* and pyspark here of 3.5.1"):
+    with pytest.raises(ApplicationFailed, match="server has version 4.* and pyspark here 3.5.1"):
         run(operator(older + ADD_UP))
 
 
@@ -230,7 +230,7 @@ def test_a_server_of_another_version_is_refused_before_a_claim(operator, ledger,
         + Path(spark_connect.VERSION_CHECK).read_text()
     )
     monkeypatch.setattr(spark_connect, "VERSION_CHECK", str(older))
-    with pytest.raises(VersionsDiffer, match=r"^the Spark Connect server is of version 4.* here of 3\.5\.1"):
+    with pytest.raises(VersionsDiffer, match=r"^the Spark Connect server has version 4.* here 3\.5\.1"):
         run(operator(ADD_UP))
     assert ledger.execute("select from pgchange.claim").fetchall() == []
     with pytest.raises(VersionsDiffer):
