@@ -27,6 +27,9 @@ GUIDES = (
     "reference/command-line",
     "reference/metrics",
     "reference/matrix",
+    "reference/configuration",
+    "reference/sql",
+    "reference/glossary",
     "performance",
 )
 """Pages below ``docs`` in the source distribution."""

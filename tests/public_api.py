@@ -35,6 +35,7 @@ class Module:
     exported: tuple[str, ...] = ()
     lazy: tuple[str, ...] = ()
     """The names of its call of ``lazily``."""
+    tree: ast.Module = field(default_factory=lambda: ast.Module([], []), compare=False)
 
 
 @cache
@@ -59,7 +60,7 @@ def module(name: str) -> Module | None:
             found.defined[node.targets[0].id] = node
             if node.targets[0].id == "__all__":
                 exported = ast.literal_eval(node.value)
-    return Module(name, found.defined, found.imported, tuple(exported), tuple(_lazy(tree)))
+    return Module(name, found.defined, found.imported, tuple(exported), tuple(_lazy(tree)), tree)
 
 
 def _lazy(tree: ast.Module) -> Iterator[str]:
@@ -108,7 +109,7 @@ def described(place: Module, name: str, home: dict[str, str], bases: dict[str, l
     if isinstance(node, Function):
         yield _signature(where, node)
     elif isinstance(node, ast.ClassDef):
-        inherited = dict(_bases(where, node))
+        inherited = dict(bases_of(where, node))
         bases_written = ", ".join(dict.fromkeys([*inherited, *map(ast.unparse, node.bases)]))
         yield f"class {name}" + (f"({bases_written})" if bases_written else "")
         known = {member for base in inherited.values() for member in _inherited(*base)}
@@ -122,7 +123,7 @@ def described(place: Module, name: str, home: dict[str, str], bases: dict[str, l
         yield f"{name} = {ast.unparse(node.value)}"
 
 
-def _bases(where: Module, node: ast.ClassDef) -> Iterator[tuple[str, tuple[Module, ast.ClassDef]]]:
+def bases_of(where: Module, node: ast.ClassDef) -> Iterator[tuple[str, tuple[Module, ast.ClassDef]]]:
     """The classes of this package that a class inherits, or whose contract a kind of feed keeps."""
     names = [ast.unparse(base) for base in node.bases]
     for decorator in node.decorator_list:
@@ -141,7 +142,7 @@ def _contracts() -> dict[str, tuple[str, str]]:
 
 def _inherited(where: Module, node: ast.ClassDef) -> Iterator[str]:
     yield from (each.name for each in node.body if isinstance(each, Function) and each.name not in CALLED)
-    for _, base in _bases(where, node):
+    for _, base in bases_of(where, node):
         yield from _inherited(*base)
 
 

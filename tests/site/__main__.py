@@ -8,9 +8,13 @@ from __future__ import annotations
 import os
 import sys
 
+from click import ClickException
 from mkdocs.__main__ import cli
 
+from tests.readme import ROOT
 from tests.site.prose import pages, report
+
+SITE = ROOT / ".cache" / "site"
 
 
 def main() -> int:
@@ -22,7 +26,14 @@ def main() -> int:
     if wanted:
         return 0
     os.environ.setdefault("NO_MKDOCS_2_WARNING", "1")
-    return int(cli(["build", "--strict", "--quiet"], standalone_mode=False) or 0)
+    # With --quiet, warnings would not count as errors.
+    try:
+        cli(["build", "--strict"], standalone_mode=False)
+    except ClickException as error:
+        error.show()
+        return 1
+    print(f"the site: {SITE / 'index.html'}")
+    return 0
 
 
 if __name__ == "__main__":

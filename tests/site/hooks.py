@@ -12,13 +12,25 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
 from tests.readme import FENCE, LINK, ROOT
+from tests.site import names, settings, sql
 
 DOCS = "docs"
+GENERATED = {
+    "commands": settings.commands,
+    "configuration": settings.configuration,
+    "functions": sql.functions,
+    "grants": sql.grants,
+}
+"""The text for each mark such as ``<!-- generated: commands -->`` of a page."""
+MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 LANGUAGES = {".py": "python", ".sh": "bash", ".sql": "sql", ".yml": "yaml"}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add a page for each file of the source that a page links to, directly or through such a page."""
+    """Add the pages of public names, and one for each file of the source that a page links to, directly or through such a
+    page."""
+    for path, text in names.pages().items():
+        files.append(File.generated(config, path, content=text))
     waiting = [path.relative_to(ROOT) for path in sorted((ROOT / DOCS).rglob("*.md"))]
     known = set(waiting)
     while waiting:
@@ -35,7 +47,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Let links lead to the places that files of the source have in the site."""
+    """Fill in what is generated, and let links lead to the places that files of the source have in the site."""
+    markdown = MARK.sub(lambda mark: GENERATED[mark[1]](), markdown)
     here = source_path(page.file.src_uri)
 
     def moved(link: re.Match[str]) -> str:

@@ -23,7 +23,7 @@ WORST = 20
 
 LEFT_OUT = re.compile(r"^(?P<fence> *```).*?^ *```$|<!--.*?-->|^---\n.*?\n---$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
-MARKUP = re.compile(r"\*\*|(?<!\w)[*_](?=\S)|(?<=\S)[*_](?!\w)")
+MARKUP = re.compile(r"\*\*|(?<!\w)\*(?=\S)|(?<=\S)\*(?!\w)")
 HEADING = re.compile(r"^#+ .*$", re.MULTILINE)
 ROW = re.compile(r"^\|.*\|$", re.MULTILINE)
 CODE_BLOCK = re.compile(r"(?<=\n\n)(?: {4,}(?![-*\d]).*\n)+")
@@ -98,7 +98,7 @@ def prose(path: Path) -> Prose:
         if cell.strip()
     ]
     paragraphs = CODE_BLOCK.sub("\n", HEADING.sub("\n", ROW.sub("\n", text)))
-    return Prose(list(_sentences(name, paragraphs)), cells)
+    return Prose(list(_sentences(name, MARKUP.sub("", paragraphs))), cells)
 
 
 def whole(found: dict[str, Prose]) -> Prose:
@@ -127,6 +127,6 @@ def _plain(text: str) -> str:
 
 def _sentences(page: str, text: str) -> Iterator[Sentence]:
     for sentence in Text(page, 0, text).sentences:
-        plain = re.sub(r"^(?:[-*]|\d+\.)\s+", "", _plain(sentence))
+        plain = re.sub(r"^(?:-|\d+\.)\s+", "", sentence)
         if WORD.search(plain):
             yield Sentence(page, plain)
