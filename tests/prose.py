@@ -34,6 +34,7 @@ CLEAN = (
     "airflow_pgchange/messages",
     "airflow_pgchange/plugins",
     "airflow_pgchange/queues",
+    "airflow_pgchange/results",
     "airflow_pgchange/sensors",
     "airflow_pgchange/spark",
     "airflow_pgchange/testing",

@@ -1,4 +1,5 @@
-"""Results on their way into their tables: staged while a batch is processed, merged when it commits. psycopg only."""
+"""Write results to their tables: stage them while a batch is processed, and merge them when it commits. Needs psycopg
+only."""
 
 from typing import TYPE_CHECKING
 

@@ -33,10 +33,11 @@ _RIGHTS = """
 class Attached:
     """A table that is attached to a tube.
 
-    ``shared``: a copy with the table's name holds the rows of several tables, because another table of this name is
-    attached too, or was under another shard. Such a copy has a column ``shard``, and its key is the shard and the
-    table's own ``key``: the columns of the ids by which the table touches the tube. ``twin`` is the other table with
-    this name and this shard: a copy could not tell their rows apart. ``keeper`` is the owner of the tube's pods.
+    ``key`` is the columns of the ids by which the table touches the tube. ``keeper`` is the owner of the tube's pods.
+
+    ``shared``: a copy with the table's name holds the rows of several tables. The reason is another table of this name,
+    which is attached too, or was under another shard. Such a copy has a column ``shard``, and its key is the shard and
+    ``key``. ``twin`` is another table with the same name and shard. A copy could not tell their rows apart.
     """
 
     tube: str
@@ -51,7 +52,7 @@ class Attached:
 
     @classmethod
     def all(cls, tube: str, rows: Iterable[Mapping[str, Any]]) -> list[Attached]:
-        """Make them of the rows of the query ``TubeFeed.attached``."""
+        """Return the tables in the result of the query ``TubeFeed.attached``."""
         return [cls(tube, **{**row, "key": tuple(row["key"])}) for row in rows]
 
     @property
@@ -67,8 +68,8 @@ class Attached:
         """Return the name of the copy. Raises InvalidArgument if the copy would also hold the rows of the twin."""
         if self.twin is not None and "{table}" in template:
             raise InvalidArgument(
-                f"{self.table} and {self.twin} both touch tube {self.tube} under shard {self.shard}, so a copy could not "
-                "tell their rows apart: attach one of them under another shard, or to another tube"
+                f"{self.table} and {self.twin} both touch tube {self.tube} under shard {self.shard}, so a copy could "
+                f"not tell their rows apart. Attach one of them under another shard, or to another tube"
             )
         return named(template, self.tube, self.name)
 
@@ -76,9 +77,9 @@ class Attached:
         """Return the name of the copy, checked for writing.
 
         With ``{tube}`` as the schema, the maker of the tube chooses which table is written. So the tube's keeper must
-        have the right to write that table, and the table must belong to the role of ``results`` or to a superuser:
-        triggers of another owner would run with this role's rights. Raises PermissionDenied otherwise. A schema that the
-        DAG's author wrote, as in ``copies.{table}``, is not checked.
+        have the right to write that table. The table must belong to the role of ``results`` or to a superuser, because
+        triggers of another owner would run with this role's rights. Raises PermissionDenied otherwise. A schema that
+        the DAG's author wrote, as in ``copies.{table}``, is not checked.
         """
         copy = self.copy(template)
         schema = NAME.fullmatch(template)
@@ -91,12 +92,12 @@ class Attached:
         ):
             if not may_write:
                 raise PermissionDenied(
-                    f"{self.keeper}, who keeps tube {self.tube}, may not write {copy}, so it is taken for no copy: if it "
-                    f'is one, grant select, insert, update, delete on {name} to "{self.keeper}"; {instead}'
+                    f"{copy} is not written, because {self.keeper}, the owner of tube {self.tube}, may not write it. Run "
+                    f'`grant select, insert, update, delete on {name} to "{self.keeper}"`, {instead}'
                 )
             if strangers:
                 raise PermissionDenied(
                     f"{copy} or its schema belongs to {', '.join(strangers)}, whose triggers would run with the rights "
-                    f"of {role}: let {role} or a superuser own both; {instead}"
+                    f"of {role}: let {role} or a superuser own both, {instead}"
                 )
         return copy

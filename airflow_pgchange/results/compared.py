@@ -1,4 +1,4 @@
-"""The columns of a source beside those of a table of results, by the catalogues of both databases."""
+"""Compare the columns of a source with those of a table of results, by the catalogues of both databases."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ from unnest({{names}}::text[], {{types}}::oid[], {{modifiers}}::integer[])
 order by u.n
 """
 
-# An array's elements and what a domain is made of are types, too: the checks of a domain run with the rights of the role
-# that writes a row.
+# Also look at the types of an array's elements and the base types of domains. The checks of a domain run with the rights
+# of the role that writes a row.
 _COMPARED = f"""
 with recursive wanted as materialized (
     select x.place, x.name, x.modifier, pg_catalog.to_regtype(x.type)::pg_catalog.oid as oid
@@ -76,7 +76,7 @@ left join pg_catalog.pg_attribute as a
 order by w.place
 """
 
-# A change of type makes these anew, for which PostgreSQL reads the whole table.
+# Find constraints and indexes that PostgreSQL makes again after a change of type, for which it reads the whole table.
 _READ_AGAIN = """
 with recursive tree(oid) as (
     select pg_catalog.to_regclass({table})::pg_catalog.oid
@@ -93,7 +93,7 @@ cross join lateral (
     select 'index', x.relname
     from pg_catalog.pg_index as i join pg_catalog.pg_class as x on x.oid = i.indexrelid
     where i.indrelid = t.oid
-      -- Of plain columns PostgreSQL keeps the index of a table, but not those of partitions.
+      -- PostgreSQL keeps a table's index on plain columns, but not those of partitions.
       and (i.indpred is not null or i.indexprs is not null or not i.indisvalid or x.relkind = 'I' or x.relispartition)
       and (a.attnum = any (i.indkey::smallint[]) or exists (
           select from pg_catalog.pg_depend as d
@@ -106,10 +106,11 @@ order by 1, 2
 
 @dataclass(frozen=True)
 class SourceColumn:
-    """A column that a table of results is to follow. ``type`` is its type without length, and with its schema.
+    """A column of the source, which a table of results should have too. ``type`` is its type without length, and with
+    its schema.
 
     ``filled`` says why rows that were merged before would lack the values of a new column; None if they lack none. A
-    column of a frame or a query is not ``declared``: a frame has no length of strings, and both often have more digits
+    column of a frame or a query is not ``declared``. A frame has no length of strings, and both often have more digits
     than their values.
     """
 
@@ -122,12 +123,12 @@ class SourceColumn:
 
 @dataclass(frozen=True)
 class Compared:
-    """A column of the source beside that of the target.
+    """A column of the source, and the column of the target with its name.
 
-    ``wanted`` is the source's type as the target's database shows it, None if that has no such type. ``held`` is the type
-    of the target's column, None if there is none. ``constrained``: the wanted type is a domain that rows of the target
-    would have to be checked against. ``stranger`` owns the wanted type, and is neither a superuser nor a role that this
-    one has.
+    ``wanted`` is the source's type as the target's database shows it, None if that database lacks it. ``held`` is the
+    type of the target's column, None if there is no such column. ``constrained``: the wanted type is a domain with
+    constraints or a default. ``stranger`` is the owner of the wanted type if it is neither a superuser nor a role that
+    this role is a member of.
     """
 
     column: SourceColumn
@@ -154,14 +155,14 @@ def columns_of_frame(types: Mapping[str, str]) -> list[SourceColumn]:
             found.append(SourceColumn(name, kind, declared=False))
             continue
         precision, scale = map(int, decimal.groups())
-        # PostgreSQL keeps both in one number.
+        # PostgreSQL keeps precision and scale in one number.
         modifier = (precision << 16 | scale) + 4
         found.append(SourceColumn(name, "numeric" + kind[decimal.end() :], modifier, declared=False))
     return found
 
 
 def columns_of_query(source: psycopg.Connection[Any], query: sql.Composable) -> list[SourceColumn]:
-    """Return the columns of a query. One that is computed has no length and no precision."""
+    """Return the columns of a query. A computed column has no length and no precision."""
     result = source.execute(sql.SQL("select * from ({}\n) as r limit 0").format(query)).pgresult
     assert result is not None
     places = range(result.nfields)
@@ -176,7 +177,7 @@ def columns_of_query(source: psycopg.Connection[Any], query: sql.Composable) -> 
 def compared(
     results: psycopg.Connection[Any], target: str, columns: Sequence[SourceColumn]
 ) -> list[Compared]:
-    """Return each column of the source with what the target has for it."""
+    """Return each column of the source, compared with the target's column of that name."""
     listed = Jsonb([{"place": place, **asdict(column)} for place, column in enumerate(columns)])
     query = sql.SQL(_COMPARED).format(columns=listed, table=_shown(target))
     return [Compared(columns[place], *found) for place, *found in rows(results, query)]
@@ -185,8 +186,8 @@ def compared(
 def read_again(
     results: psycopg.Connection[Any], target: str, columns: Sequence[str]
 ) -> list[tuple[str, str]]:
-    """Return the columns, each with an index or a constraint for which PostgreSQL reads the whole table if the column's
-    type is changed."""
+    """Return the columns whose change of type makes PostgreSQL read the whole table, each with the index or constraint
+    that is the cause."""
     if not columns:
         return []
     query = sql.SQL(_READ_AGAIN).format(table=_shown(target), names=list(columns))

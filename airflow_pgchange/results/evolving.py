@@ -1,6 +1,6 @@
 """Let a table of results follow the columns of its source: new columns, longer strings and wider numbers.
 
-Only changes are made for which PostgreSQL neither rewrites nor reads the table.
+A change is made only if PostgreSQL neither rewrites nor reads the table for it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pg_catalog.pg_class as c where c.oid = pg_catalog.to_regclass({table})
 
 @dataclass(frozen=True)
 class Source:
-    """The columns that a table of results is to follow, and the name of the table or frame that has them."""
+    """The columns that a table of results should get, and the name of the table or frame that has them."""
 
     name: str
     columns: Sequence[SourceColumn]
@@ -56,12 +56,12 @@ def evolve(
     source: Source | None,
     check: Callable[[], object],
 ) -> list[str]:
-    """Let ``target`` follow the columns of ``source``, if there is one, and return the statements that were run.
-    The log has them, too.
+    """Give ``target`` the columns of ``source``, unless that is None. Return the statements that were run, and log
+    them.
 
     The statements and ``check`` share a transaction, which is rolled back if ``check`` raises. Several workers may call
-    this at once, because each compares the columns again when it has locked the table. Raises MergeRefused, before it
-    runs anything, if one of the changes is not made, with the statement that makes it. Raises PermissionDenied if the
+    this at once, because each compares the columns again when it has locked the table. If a change cannot be made,
+    raises MergeRefused with the statement that makes it, before any statement is run. Raises PermissionDenied if the
     role does not own the table, and ConsumerBusy if other transactions use it for longer than ``LOCK_TIMEOUT``.
     """
     if source is None or not look_up(results, target).is_table:
@@ -92,14 +92,14 @@ def _alterations(results: psycopg.Connection[Any], target: str, source: Source) 
     refused = [alteration.refused for alteration in found if alteration.refused is not None]
     widened = {each.column: each.statement for each in found if each.changes_type and each.refused is None}
     refused += [
-        f'{made} of {target} is made from "{column}", and PostgreSQL would read the whole table to make it anew: run '
+        f'{made} of {target} depends on "{column}", and PostgreSQL would read the whole table to make it again: run '
         f"`{widened[column]}`"
         for column, made in read_again(results, target, list(widened))
     ]
     if refused:
         raise MergeRefused(
-            f"{target} does not follow {source.name} by itself: {'; '.join(refused)}; or leave such a column out of what "
-            "is merged"
+            f"{target} does not follow {source.name} by itself: {'; '.join(refused)}; or leave such a column out of "
+            f"the merge"
         )
     return found
 
@@ -113,7 +113,7 @@ def _alteration(each: Compared, target: str, of: str) -> _Alteration | None:
     source = each.column
     if not source.declared and not (change.in_place and source.modifier >= 0):
         return None
-    # Without its collation the column would get the default one.
+    # Name the collation, or the column would get the default collation.
     collate = "" if each.collation is None else f" collate {each.collation}"
     statement = (
         sql.SQL("alter table {} alter column {} type {}{}")
@@ -121,8 +121,8 @@ def _alteration(each: Compared, target: str, of: str) -> _Alteration | None:
         .as_string(None)
     )
     refused = (
-        f'"{source.name}" is {each.wanted} there and {each.held} here, and PostgreSQL would rewrite the table to change '
-        f"that: run `{statement}`"
+        f'"{source.name}" is {each.wanted} in the source and {each.held} in the target, and PostgreSQL would rewrite '
+        f"the table to change that: run `{statement}`"
     )
     return _Alteration(source.name, statement, None if change.in_place else refused, changes_type=True)
 
@@ -142,8 +142,9 @@ def _added(each: Compared, target: str, of: str) -> _Alteration:
         )
     elif each.stranger is not None:
         refused = (
-            f'"{source.name}" has the type {each.wanted}, which belongs to {each.stranger} in the results database, so '
-            "that its checks would run with the rights of this role: let this role or a superuser own the type, or run "
+            f'"{source.name}" has the type {each.wanted}, which belongs to {each.stranger} in the results database. '
+            f"Its checks would run with the rights of this role: let this role or a superuser own the type, or "
+            "run "
             f"`{statement}`"
         )
     elif source.filled is not None:
@@ -165,8 +166,8 @@ def _check_owner(results: psycopg.Connection[Any], target: str, alterations: Seq
         if not owns:
             statements = "; ".join(alteration.statement for alteration in alterations)
             raise PermissionDenied(
-                f"{role}, the role of the results connection, does not own {target} and cannot alter it: let its owner "
-                f"{owner} run `{statements}`, or grant {owner} to {role}"
+                f"{role}, the role of the results connection, does not own {target} and cannot alter it. Let its "
+                f"owner {owner} run `{statements}`, or grant {owner} to {role}"
             )
 
 
@@ -176,8 +177,8 @@ def _lock(results: psycopg.Connection[Any], target: str) -> None:
         results.execute(query.format(LOCK_TIMEOUT, table_identifier(target)))
     except errors.LockNotAvailable as error:
         raise ConsumerBusy(
-            f"{target} cannot follow its source, because other transactions used it for {LOCK_TIMEOUT}: nothing was "
-            "changed, and the batch is tried again; pg_locks shows those transactions"
+            f"{target} cannot follow its source, because other transactions used it for {LOCK_TIMEOUT}. Nothing was "
+            f"changed, and the batch is tried again; pg_locks shows those transactions"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""What a target table must be like for what is staged to fit."""
+"""Check that the staged columns fit the target table."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ EXACT: Mapping[str, frozenset[str]] = {
     "timestamp without time zone": frozenset({"timestamp without time zone"}),
     "timestamp with time zone": frozenset({"timestamp with time zone"}),
 }
-"""The targets of each staged type that lose nothing, or refuse the value; text goes into every other type."""
+"""The target types of each staged type: they hold its values exactly or refuse them. Text can be staged for every other
+type."""
 DECIMAL = re.compile(r"numeric\(\d+,(\d+)\)")
 INTERVAL = re.compile(r"interval(?:.* second|.*\(6\))?")
-"""The intervals that keep microseconds, whichever fields they name."""
+"""The interval types that keep microseconds."""
 
 
 def validate(
@@ -46,17 +47,17 @@ def validate(
     *,
     ids: Sequence[str] = BIGINT,
 ) -> Target:
-    """The target, if ``columns`` (name to PostgreSQL type, as they will be staged) fit into it.
+    """Return the target if the columns fit. ``columns`` has the PostgreSQL type in which each column will be staged.
 
-    ``ids`` are the key types of the batch, whose ids are the end of a mirror's key.
-    Raises MergeRefused for what does not fit, and PermissionDenied: call it before any work is done.
+    ``ids`` are the types of the batch's ids, with which a mirror's key ends. Raises MergeRefused if a column does not
+    fit, and PermissionDenied. Call it before any work is done.
     """
     found, behaviour = look_up(connection, target), mode.behaviour
     if not found.is_table:
-        raise MergeRefused(f"{target} is not a table: merge into the table behind it")
+        raise MergeRefused(f"{target} is not a table: merge into the table under the view")
     if len(columns) > ROOM:
         raise MergeRefused(
-            f"{target}: {len(columns)} columns come, and a staging table has room for {ROOM}: leave some out"
+            f"{target}: {len(columns)} columns are merged, but a staging table has at most {ROOM}: leave some out"
             + (", or merge them by several calls, each with the key" if behaviour.needs_key else "")
         )
     _check_key(found, key, mode, columns)
@@ -71,7 +72,7 @@ def validate(
     ]
     if missing:
         raise MergeRefused(
-            f"{target}: {_listed(missing)} must have a value and has no default: add it to what is merged"
+            f"{target}: {_listed(missing)} must have a value and has no default: merge it, too"
         )
     denied = [right for right in behaviour.privileges if not found.privileges[right]]
     if denied:
@@ -82,8 +83,8 @@ def validate(
         )
     if behaviour.deletes_touched and found.is_hidden:
         raise PermissionDenied(
-            f"row security hides rows of {target} from the role of the results connection, which could not delete "
-            "what is gone: merge as a role with bypassrls, or as its owner without force row level security"
+            f"row security hides rows of {target} from the role of the results connection, so it could not delete "
+            f"rows that are gone. Merge as a role with bypassrls, or as the owner if row security is not forced"
         )
     return found
 
@@ -91,19 +92,17 @@ def validate(
 def _check_key(target: Target, key: Sequence[str], mode: Mode, columns: Mapping[str, str]) -> None:
     absent = [name for name in key if name not in columns]
     if absent:
-        raise MergeRefused(f"{target.name}: the key's {_listed(absent)} is not in what is merged")
+        raise MergeRefused(f"{target.name}: the key's {_listed(absent)} is not among the merged columns")
     behaviour = mode.behaviour
     if not behaviour.needs_key:
         return
     if target.rules:
         raise MergeRefused(
-            f"{target.name}: PostgreSQL does not overwrite rows under rules of the table ({', '.join(target.rules)}), as "
-            f"mode {mode} does: put triggers in their place, or use append"
+            f"{target.name}: mode {mode} cannot overwrite rows of a table with rules ({', '.join(target.rules)}): "
+            f"replace the rules by triggers, or use append"
         )
     if not key:
-        raise MergeRefused(
-            f"{target.name}: mode {mode} needs a key: the columns that tell a row from the others"
-        )
+        raise MergeRefused(f"{target.name}: mode {mode} needs a key: the columns that identify a row")
     if frozenset(key) not in target.unique:
         index = sql.SQL("create unique index on {} ({})").format(
             target.identifier, sql.SQL(", ").join(map(sql.Identifier, key))
@@ -115,28 +114,29 @@ def _check_key(target: Target, key: Sequence[str], mode: Mode, columns: Mapping[
     for name in key:
         if name in target.columns and target.columns[name].type == "money" and columns[name] == "text":
             raise MergeRefused(
-                f'{target.name}: the key "{name}" is money and comes as text, which it would round: cast it in Spark, '
-                "as by cast('decimal(18,2)')"
+                f'{target.name}: the key "{name}" is money, and would round the text that is merged: cast it in '
+                f"Spark, as by "
+                "cast('decimal(18,2)')"
             )
     if behaviour.sums and len(columns) == len(key):
-        raise MergeRefused(f"{target.name}: nothing to add beside the key {_listed(key)}")
+        raise MergeRefused(f"{target.name}: there is no column to add besides the key {_listed(key)}")
 
 
 def _check_ids(target: Target, key: Sequence[str], columns: Mapping[str, str], ids: Sequence[str]) -> None:
     if tuple(ids) == BIGINT and columns[key[-1]] not in INTEGERS:
         raise MergeRefused(
-            f"{target.name}: the key of a mirror ends with an integer column, the id that changes name"
+            f"{target.name}: the key of a mirror must end with an integer column, the id of the changes"
         )
     if len(key) < len(ids):
         raise MergeRefused(
-            f"{target.name}: the ids that changes name have {len(ids)} columns ({', '.join(ids)}), and the key of a "
-            f"mirror ends with all of them: it is {_listed(key)}"
+            f"{target.name}: the key of a mirror must end with all {len(ids)} columns of the changes' ids "
+            f"({', '.join(ids)}), but it is {_listed(key)}"
         )
     for name, kind in zip(key[-len(ids) :], ids, strict=True):
         if (columns[name] in INTEGERS) != (kind in ("bigint", "oid")):
             raise MergeRefused(
-                f'{target.name}: "{name}" comes as {columns[name]}, and this column of the ids that changes name is '
-                f"{kind}: let the key of a mirror end with the columns of the ids, in their order"
+                f'{target.name}: "{name}" comes as {columns[name]}, but this column of the changes\' ids is {kind}. '
+                "Let the key of a mirror end with the columns of the ids, in their order"
             )
 
 
@@ -150,14 +150,14 @@ def _check_column(target: Target, name: str, kind: str, behaviour: Behaviour, *,
             "select or rename columns before merging"
         )
     if column.generated:
-        raise MergeRefused(f'{target.name}: "{name}" is always generated: leave it out of what is merged')
+        raise MergeRefused(f'{target.name}: "{name}" is always generated: leave it out of the merge')
     if column.identity and not is_key:
         alter = sql.SQL("alter table {} alter column {} set generated by default").format(
             target.identifier, sql.Identifier(name)
         )
-        others = "" if behaviour.copies_rows else "leave it out of what is merged, or "
+        others = "" if behaviour.copies_rows else "leave it out of the merge, or "
         raise MergeRefused(
-            f'{target.name}: "{name}" is generated always as identity, and would not take what comes: {others}run '
+            f'{target.name}: "{name}" is generated always as identity, and would refuse the merged values: {others}run '
             f"`{alter.as_string(None)}`"
         )
     if not _fits(kind, column.type):
@@ -166,13 +166,13 @@ def _check_column(target: Target, name: str, kind: str, behaviour: Behaviour, *,
         )
         instead = f", or run `{alter.as_string(None)}`" if behaviour.copies_rows else ""
         raise MergeRefused(
-            f'{target.name}: "{name}" comes as {kind} and its column is {column.type}: cast it where it is '
-            f"computed, so that nothing is lost unseen{instead}"
+            f'{target.name}: "{name}" comes as {kind}, but its column is {column.type}, and values could be lost: '
+            f"cast it in your code{instead}"
         )
 
 
 def _check_sum(target: Target, column: Column, kind: str) -> None:
-    """A sum that is rounded where a batch ends would depend on where that is."""
+    """Raise MergeRefused if the column would round a sum. The total would then depend on where batches end."""
     if column.type not in ADDITIVE:
         raise MergeRefused(
             f'{target.name}: column "{column.name}" is {column.type}, which cannot be added: put it into the key, leave '
@@ -188,8 +188,8 @@ def _check_sum(target: Target, column: Column, kind: str) -> None:
     if column.places is not None and column.places >= 0:
         ways = f"round each value in Spark before it is summed, as by cast('decimal(18,{column.places})'), or {ways}"
     raise MergeRefused(
-        f'{target.name}: "{column.name}" comes as {kind} and its column, {column.stored}, would round the sum of each '
-        f"batch, so that the total depended on where batches end: {ways}"
+        f'{target.name}: "{column.name}" comes as {kind}, and its column, {column.stored}, would round the sum of '
+        f"each batch. The total would depend on where batches end: {ways}"
     )
 
 
@@ -204,7 +204,7 @@ def _adds_exactly(column: Column, kind: str) -> bool:
 
 
 def _places(staged: str) -> int | None:
-    """The decimal places of what is staged; None where they can be any number."""
+    """Return the decimal places of a staged type; None if they are not limited."""
     found = DECIMAL.fullmatch(staged)
     return None if found is None else int(found[1])
 

@@ -1,4 +1,4 @@
-"""Rows that a trigger or a rule of a target has kept from being written or deleted, found by counting."""
+"""Find rows that a trigger or a rule of a target has kept from being written or deleted, by counting."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from airflow_pgchange.results.target import Column, Target
 
 AND, COMMA = sql.SQL(" and "), sql.SQL(", ")
 KEPT_OUT = (
-    "a trigger or a rule of the table kept {them} out: nothing was written: take it off, merge into a table that takes "
-    "all rows, or leave such rows out before"
+    "a trigger or a rule of the table kept {them} out, so nothing was written. Drop it, merge into a table that "
+    "accepts all rows, or filter such rows before the merge"
 )
 KEPT_IN = (
-    "a trigger or a rule of the table kept {them}: nothing was written: take it off, and let a trigger after delete note "
-    "what is gone if that is its purpose; or use another mode than mirror"
+    "a trigger or a rule of the table kept {them}, so nothing was written. Drop it, or use another mode than mirror. "
+    "To note deleted rows, use a trigger after delete"
 )
 _TREE = """
 with recursive tree(oid) as (
@@ -36,7 +36,7 @@ select exists (
     select from tree as t join pg_catalog.pg_class as c on c.oid = t.oid
     where c.relkind = 'f'
        or exists (select from pg_catalog.pg_rewrite as r where r.ev_class = c.oid and r.ev_type = '4' and r.is_instead)
-       -- Before each row that is deleted: bits 0, 1 and 3.
+       -- Triggers before delete for each row have bits 0, 1 and 3.
        or exists (select from pg_catalog.pg_trigger as g where g.tgrelid = c.oid and g.tgtype & 11 = 11))
 """
 _INTO_CHILDREN = """
@@ -53,13 +53,13 @@ def are_missing(
     selected: sql.Composed,
     written: int,
 ) -> bool:
-    """Whether some of the rows that were selected to be inserted may not be written, given how many were written."""
+    """Whether some of the selected rows may not have been written. ``written`` is the number of rows that were."""
     if written >= _counted(connection, selected):
         return False
     conflict = staged.behaviour.conflict
     if conflict is None or not conflict.idempotent:
         return True
-    # A row that stood there already may have been left alone.
+    # A trigger may have skipped a row that the table already has.
     return _first(connection, staged, selected, _stands(staged, target, conflict)) is not None
 
 
@@ -70,9 +70,9 @@ def insert(
     query: sql.Composed,
     selected: sql.Composed,
 ) -> None:
-    """Insert, and raise MergeRefused if a row is not written that does not stand there already.
+    """Insert rows. Raise MergeRefused if a row was not written and the table does not have it already.
 
-    It returns the keys that are written, which costs more than to count them.
+    The statement returns the keys that were written, which costs more than counting them.
     """
     name = target.identifier.as_string(None)
     in_children = sql.SQL(_TREE + _INTO_CHILDREN).format(name, name)
@@ -82,7 +82,7 @@ def insert(
         count, first = _counted(connection, selected) - connection.execute(query).rowcount, None
     else:
         count, first = _unwritten(connection, staged, query, selected, _stands(staged, target, conflict))
-    # A trigger that stands in for partitioning writes the row into a child of the table.
+    # Do not count rows that a trigger has written into a child of the table, as a replacement for partitioning.
     if count > ask(connection, in_children) - before:
         were = f"{count:,} of {_counted(connection, selected):,} rows {_was(count)} not written"
         told = _named(were, first, count)
@@ -92,7 +92,7 @@ def insert(
 def check_deleted(
     connection: psycopg.Connection[Any], staged: Staged, target: Target, gone: sql.Composed
 ) -> None:
-    """Raise MergeRefused where rows that were to be deleted are still there."""
+    """Raise MergeRefused if rows that had to be deleted still exist."""
     if not ask(connection, sql.SQL(_TREE + _KEEPS).format(target.identifier.as_string(None))):
         return
     key = COMMA.join(map(sql.Identifier, staged.key))
@@ -112,9 +112,9 @@ def _unwritten(
     selected: sql.Composed,
     stands: sql.Composed,
 ) -> tuple[int, str | None]:
-    """Insert; how many rows were neither written nor stood there before, and the key of the first."""
+    """Insert rows. Return how many were neither written nor in the table before, and the key of the first."""
     key = [sql.Identifier(name) for name in staged.key]
-    # The statement does not see what it writes itself: what stands there stood there before.
+    # The statement does not see rows that it writes, so it compares with the rows from before.
     checked = sql.SQL(
         "with written as ({query} returning {returned}) "
         "select pg_catalog.count(*) over (), {key} from ({selected}) as s "
@@ -135,14 +135,14 @@ def _unwritten(
 def _first(
     connection: psycopg.Connection[Any], staged: Staged, selected: sql.Composed, stands: sql.Composed
 ) -> Sequence[Any] | None:
-    """A row of those to insert that does not stand in the table as it is staged."""
+    """Return the key of a selected row that the table does not have as it was staged; None if there is none."""
     key = COMMA.join(sql.SQL("s.{}").format(sql.Identifier(name)) for name in staged.key)
     query = sql.SQL("select {} from ({}) as s where not ({}) limit 1")
     return next(iter(rows(connection, query.format(key, selected, stands))), None)
 
 
 def _stands(staged: Staged, target: Target, conflict: Conflict) -> sql.Composed:
-    """The condition that a row s, if it were written, would change nothing in the table."""
+    """Return the condition that writing a row ``s`` would change nothing in the table."""
     same = [sql.SQL("t.{0} = s.{0}").format(sql.Identifier(name)) for name in staged.key]
     for name, _ in staged.columns:
         if name not in staged.key:
@@ -152,7 +152,8 @@ def _stands(staged: Staged, target: Target, conflict: Conflict) -> sql.Composed:
 
 def _unchanged(column: Column, conflict: Conflict) -> sql.Composed:
     name, stored = sql.Identifier(column.name), sql.SQL(column.stored)
-    # Numbers can be equal though their texts differ, and not every type has an operator for "equal".
+    # Compare other types than numbers as text, because some types have no operator for equality. Equal numbers may differ
+    # as text.
     shown = sql.SQL("" if column.type in ADDITIVE else "::text")
     return sql.SQL(conflict.unchanged).format(name, stored, shown)
 

@@ -1,4 +1,4 @@
-"""What is staged and is more than its column can hold: which value it is, and in which row."""
+"""Find staged values that do not fit their columns, and the rows that have them."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from airflow_pgchange.results.target import Column, Target
 
 BITS = {"smallint": 16, "integer": 32, "bigint": 64}
 CUT = frozenset({"name", '"char"'})
-"""Types that shorten what is too long, without a word."""
+"""Types that silently cut a text that is too long."""
 PRECISION = re.compile(r"numeric\((\d+),(-?\d+)\)")
 
 
 def is_winner(staged: Staged) -> sql.Composed:
-    """The condition that holds for rows of the attempts that won."""
+    """Return the condition that a row was staged by a winning attempt."""
     attempts = [attempt for attempt, _ in staged.winners]
     return sql.SQL("{} = any({}::bigint[])").format(sql.Identifier(ATTEMPT), attempts)
 
 
 def first_lossy(connection: psycopg.Connection[Any], staged: Staged, target: Target, name: str) -> str | None:
-    """A value of a column that would not come back from its type as it was staged; None where all would."""
+    """Return a value that the target's type would change; None if there is none."""
     query = sql.SQL("select {0} from {1} where {2} and {0}::{3}::{4} <> {0} order by 1 limit 1").format(
         sql.Identifier(name),
         staged.identifier,
@@ -41,7 +41,7 @@ def first_lossy(connection: psycopg.Connection[Any], staged: Staged, target: Tar
 
 
 def check_cut(connection: psycopg.Connection[Any], staged: Staged, target: Target) -> None:
-    """Raises MergeRefused for a text that its column would shorten."""
+    """Raise MergeRefused for a text that its column would cut."""
     for name, _ in staged.columns:
         kind = target.columns[name].type
         if kind.removesuffix("[]") not in CUT:
@@ -49,13 +49,14 @@ def check_cut(connection: psycopg.Connection[Any], staged: Staged, target: Targe
         cut = first_lossy(connection, staged, target, name)
         if cut is not None:
             raise MergeRefused(
-                f'{staged.target}: {cut} in "{name}" would be cut: the column is {kind}: shorten it where it is '
-                "computed, or make the column text"
+                f'{staged.target}: {cut} in "{name}" would be cut, because the column is {kind}: shorten it in your '
+                f"code, or make the column "
+                "text"
             )
 
 
 def beyond(connection: psycopg.Connection[Any], staged: Staged, target: Target) -> str:
-    """Which value is out of the range of which column, and the key of its row; nothing where it cannot be told."""
+    """Return a text about a value that is out of its column's range, with the key of its row. Empty if none is found."""
     for name, numbers in _numbers(staged, target):
         limits = _limits(target.columns[name])
         if limits is None:
@@ -74,7 +75,8 @@ def beyond(connection: psycopg.Connection[Any], staged: Staged, target: Target) 
 
 
 def _numbers(staged: Staged, target: Target) -> Iterator[tuple[str, sql.Composable]]:
-    """Of each column its numbers with the keys of their rows: as they come, and as they would be added up."""
+    """Yield for each column a query of its numbers with the keys of their rows. A mode that adds has a second query, of
+    the sums with the target's numbers."""
     keys = [sql.Identifier(name) for name in staged.key]
     values = [name for name, _ in staged.columns if name not in staged.key]
     numeric = {name for name, kind in staged.columns if kind in INTEGERS or DECIMAL.fullmatch(kind)}
@@ -105,13 +107,13 @@ def _numbers(staged: Staged, target: Target) -> Iterator[tuple[str, sql.Composab
 
 
 def _shown(staged: Staged) -> sql.Composable:
-    """The key of a row as text."""
+    """Return an expression for the key of a row as text."""
     parts = [sql.SQL("{} || {}::text").format(f"{name}=", sql.Identifier(name)) for name in staged.key]
     return sql.SQL("concat_ws(', ', {})").format(sql.SQL(", ").join(parts)) if parts else sql.SQL("''::text")
 
 
 def _limits(column: Column) -> tuple[Decimal, Decimal, int] | None:
-    """The lowest and highest number that a column takes, and to how many places it rounds."""
+    """Return the lowest and the highest number of a column, and the decimal places to which it rounds."""
     if column.type in BITS:
         bits = BITS[column.type]
         return Decimal(-(2 ** (bits - 1))), Decimal(2 ** (bits - 1) - 1), 0

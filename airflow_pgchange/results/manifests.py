@@ -1,10 +1,11 @@
-"""What an application has staged for a detached batch, recorded where the results are, so that an ack anywhere merges it.
+"""Manifests of detached batches, kept in the database of the results, so that an ack on any machine can merge the
+results.
 
-The manifest of an application is the only row of a staging table of its own. So it has the rights, the cleaning up and
-the end of all staging tables: a crash of the server empties it together with the results that it lists.
+The manifest of an application is the only row of a staging table. So it has the rights of staging tables and is removed
+with them. A crash of the server empties it together with the results that it lists.
 
-Workers of a queue do not exclude each other. So two acks of one attempt may run at once. The faster
-one drops the table.
+Workers of a queue do not exclude each other. So two acks of one attempt may run at once. The first to finish drops the
+table.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from airflow_pgchange.results.staging import SCHEMA, Result, create, prefix, res
 TARGET = ""
 """The target in the comment of the staging table. No table has this name."""
 
-# A manifest decides which tables are merged into which, with the rights of the role that acks. So only a manifest counts
-# that this role could have written. A superuser has the rights of every role, and so takes only its own.
+# A manifest names the tables to merge, with the rights of the role that acks. So accept only manifests of roles that this
+# role is a member of. A superuser is a member of every role, so it accepts only its own.
 CANDIDATES = """
 select c.relname, pg_catalog.obj_description(c.oid, 'pg_class')
 from pg_catalog.pg_class as c, pg_catalog.pg_roles as me
@@ -48,7 +49,7 @@ class Kept:
 
 
 def keep(connection: psycopg.Connection[Any], batch: Batch, manifest: Sequence[Result]) -> None:
-    """Record all that an application has staged for its attempt on the batch. It counts from this commit on."""
+    """Record everything that an application has staged for its attempt on the batch. It counts from this commit on."""
     with connection.transaction():
         table = create(connection, batch, TARGET, [("manifest", "jsonb"), ("kept_at", "timestamptz")])
         connection.execute(
@@ -64,17 +65,17 @@ def merge_kept(
     batch: Batch,
     at: Callable[[str, str], None] = lambda step, how_far: None,
 ) -> tuple[Result, ...]:
-    """Merge what the last application that finished this attempt on the batch has staged, and return its manifest.
+    """Merge the results of the last application that finished this attempt on the batch, and return its manifest.
 
-    Several applications may work on one attempt, as after a retry of the task that started the first. Each stages by
-    itself, and one of them counts. Raises BatchNotFinished if none has finished.
+    Several applications may work on one attempt, as after a retry of the task that started the first. Each stages its
+    own results, and only the last to finish counts. Raises BatchNotFinished if none has finished.
     """
     kept = _last(connection, batch)
     if kept is None:
         raise BatchNotFinished(
-            f"{batch.feed}: no application has staged results for attempt {batch.attempt} on batch {batch.id}, or a "
-            "crash of the server has emptied them, so nothing was merged: run the application again, with `with "
-            "batch_job(handle)`; if it does not stage its results, ack the batch with staged=False"
+            f"{batch.feed}: nothing was merged: no application has staged results for attempt {batch.attempt} on "
+            f"batch {batch.id}, or a crash of the server has emptied them. Run the application again, with `with "
+            f"batch_job(handle)`. If it does not stage its results, ack the batch with staged=False"
         )
     merge(connection, batch, kept.manifest, at)
     connection.execute(sql.SQL("drop table {}").format(kept.table))

@@ -46,11 +46,12 @@ def merge(
         if (staged.batch_id, staged.attempt) != (batch.id, batch.attempt):
             raise MergeRefused(
                 f"{staged.target}: staged for attempt {staged.attempt} on batch {staged.batch_id}, "
-                f"and this is attempt {batch.attempt} on {batch.id}: it is not merged"
+                f"but this is attempt {batch.attempt} on {batch.id}: it is not merged"
             )
     written = []
-    # The catalog of a lake may commit at once, so PostgreSQL refuses first what it refuses. Then tables of lakes in the
-    # order of their names, because two merges that lock the pointers of two tables in different orders deadlock.
+    # Merge into PostgreSQL first, because it may refuse rows, and the catalog of a lake may commit at once. Then merge
+    # into tables of lakes in the order of their names: two merges that lock the pointers of two tables in different
+    # orders deadlock.
     for staged in sorted(manifest, key=lambda each: "" if isinstance(each, Staged) else each.target):
         at(f"merging {staged.target}", f"{staged.rows:,} rows")
         if isinstance(staged, Staged):
@@ -130,7 +131,7 @@ def _inserted(
 
 
 def _plain_insert(staged: Staged, target: Target) -> sql.Composed:
-    # Overriding: if the key is an identity that is always generated, the source's values are written.
+    # Override system values: a key may be an identity that is always generated.
     return sql.SQL("insert into {} as t ({}) overriding system value {}").format(
         target.identifier, COMMA.join([*_key(staged), *_values(staged)]), _selected(staged, target)
     )
@@ -161,8 +162,8 @@ def _selected(staged: Staged, target: Target) -> sql.Composed:
 def _rows(staged: Staged, target: Target, which: Which = "is not true") -> sql.Composed:
     """Select the rows of winning tasks, cast to the target's types.
 
-    A mirror has rows of three kinds, by ``TOUCHED``: rows read without the ids of the batch (null), rows read together
-    with them (false), and ids without a row (true). Ids that the target's key cannot hold are left out.
+    A mirror has rows of three kinds. ``TOUCHED`` is null for rows read without the ids of the batch, false for rows
+    read with them, and true for ids without a row. Ids that the target's key cannot hold are left out.
     """
     columns = COMMA.join(
         sql.SQL("{0}::{1} as {0}").format(sql.Identifier(name), sql.SQL(target.columns[name].type))
@@ -218,8 +219,8 @@ def _counted(connection: psycopg.Connection[Any], staged: Staged) -> _Kinds:
     expected = {attempt: count for attempt, count in staged.winners if count}
     if found != expected:
         raise StagingOutdated(
-            f"{staged.target}: {sum(expected.values())} rows were staged, {sum(found.values())} are there (a "
-            "crash of the server empties staging): nothing was written, and the batch is tried again"
+            f"{staged.target}: {sum(expected.values())} rows were staged, but {sum(found.values())} exist, as after a "
+            f"crash of the server. Nothing was written, and the batch is tried again"
         )
     return _Kinds(*(sum(column) for column in list(zip(*rows, strict=True))[2:])) if rows else _Kinds(0, 0, 0)
 
@@ -229,7 +230,7 @@ def _check_keys(connection: psycopg.Connection[Any], staged: Staged, target: Tar
         null = _first(
             connection, staged, target, "select {key} from ({rows}) s where {} limit 1", _is_null(staged)
         )
-        raise MergeRefused(f"{staged.target}: the key {null} holds NULL: drop such rows before merging")
+        raise MergeRefused(f"{staged.target}: the key {null} has a NULL: drop such rows before merging")
     for name in staged.key:
         column = target.columns[name]
         differs = sql.SQL("{0} <> {0}::{1}").format(sql.Identifier(name), sql.SQL(column.stored))
@@ -243,8 +244,9 @@ def _check_keys(connection: psycopg.Connection[Any], staged: Staged, target: Tar
         if rounded is not None:
             way = "shorten" if column.type.startswith(STRINGS) else "round"
             raise MergeRefused(
-                f'{staged.target}: the key {rounded} would not be stored as it is, for "{name}" is {column.stored}, and '
-                f"several keys could become one: {way} it in Spark before merging, or widen the column"
+                f'{staged.target}: the key {rounded} would be changed, because "{name}" is {column.stored}. Several '
+                f"keys could become the same: {way} it in Spark before merging, or widen the "
+                "column"
             )
     if staged.behaviour.one_row_a_key and not _values(staged):
         _check_once(connection, staged, target)
@@ -259,20 +261,20 @@ def _check_keys(connection: psycopg.Connection[Any], staged: Staged, target: Tar
         )
         if foreign is not None:
             raise MergeRefused(
-                f"{staged.target}: the key {foreign} is not an id that this batch's changes name: a mirror "
-                "holds rows under the id of their change; for other keys use replace"
+                f"{staged.target}: the key {foreign} is not an id of this batch's changes. The key of a mirror ends "
+                f"with that id; for other keys use replace"
             )
 
 
 def _check_once(connection: psycopg.Connection[Any], staged: Staged, target: Target) -> None:
-    """Raise MergeRefused with the key if one comes twice. Called when the server refused to overwrite a row twice."""
+    """Raise MergeRefused with a key that was staged twice. Called when the server refused to overwrite a row twice."""
     twice = _first(
         connection, staged, target, "select {key} from ({rows}) s group by {key} having count(*) > 1 limit 1"
     )
     if twice is not None:
         raise MergeRefused(
-            f"{staged.target}: the key {twice} comes more than once, so which row should win? "
-            "Use dropDuplicates or an aggregate before merging"
+            f"{staged.target}: the key {twice} was staged more than once, so it is not clear which row is right: use "
+            f"dropDuplicates or an aggregate before merging"
         )
 
 

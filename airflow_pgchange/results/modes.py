@@ -62,11 +62,11 @@ class Behaviour:
     """Everything in which the modes of a merge differ. No field has a default, so each mode states all of them."""
 
     privileges: tuple[Privilege, ...]
-    """What the role of the results connection needs on the target."""
+    """The privileges on the target that the role of the results connection needs."""
     selected: LiteralString
-    """The template of the query that returns the rows to insert. {rows} is the query of the staged rows, {columns} lists
-    all columns, {key} the columns of the key, and {sums} the sums of the other columns. {order} is an ``order by`` of the
-    key, or nothing without a key."""
+    """The template of the query that returns the rows to insert. {rows} is the query of the staged rows. {columns}
+    lists all columns, {key} the columns of the key, and {sums} the sums of the other columns. {order} is an ``order
+    by`` of the key, or empty without a key."""
     conflict: Conflict | None
     """How rows with the same key are resolved; None if the mode only inserts. Rows that a trigger keeps out are found by
     their keys. If the mode only inserts, they are counted by the number of rows that PostgreSQL inserted."""
@@ -76,7 +76,7 @@ class Behaviour:
     one_row_a_key: bool
     """A merge is refused if two staged rows have the same key, because the merge cannot know which of them is right."""
     sums: bool
-    """The columns outside the key are summed. There is at least one of them, and none may round the sum of a batch."""
+    """The columns outside the key are summed. There must be such a column, and none may round the sum of a batch."""
     deletes_touched: bool
     """Rows of the target whose ids are in the batch are deleted if no row is staged for them. The id is the end
     of the key. Every staged row must have an id of the batch. Row security must not hide rows of the target."""

@@ -1,4 +1,4 @@
-"""Translate PostgreSQL's errors about the rows of a merge into refusals that name the target."""
+"""Translate PostgreSQL's errors about the rows of a merge into MergeRefused, with the name of the target."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from airflow_pgchange.results.staging import Staged
 
 ONE_BY_ONE = (errors.UniqueViolation, errors.ForeignKeyViolation)
 AT_THE_END = (
-    "rows are written one by one and tables one after the other, so let constraints of the table other than its key be "
-    "deferrable initially deferred"
+    "rows are written one by one and tables one after the other, so make the table's other constraints deferrable "
+    "initially deferred"
 )
-SAME_ROW = "keys that differ in Spark are one in the table, by its index's collation or a trigger: make them one in Spark"
+SAME_ROW = "keys that differ in Spark are equal in the table, by its index's collation or a trigger: make them equal "
+"in Spark"
 
 
 @contextmanager
 def refusals(staged: Staged) -> Iterator[None]:
-    """Name the target in what PostgreSQL says about its rows; deadlocks and lost connections pass."""
+    """Name the target in PostgreSQL's errors about its rows. Deadlocks and lost connections are raised unchanged."""
     try:
         yield
     except (

@@ -25,15 +25,15 @@ ATTEMPT = "pgchange_attempt"
 """A column of every staging table: the attempt of the Spark task that wrote the row. Only the rows of the attempts in
 ``Staged.winners`` are merged."""
 TOUCHED = "pgchange_touched"
-"""A column of every staging table. A mirror writes true for an id of the batch without its row, false for a row that is
-known to have an id of the batch, and null for any other row. Other modes write null."""
+"""A column of every staging table. A mirror writes true for an id of the batch that has no row. It writes false for a
+row that is known to have an id of the batch, and null for any other row. Other modes write null."""
 ROOM = 1600 - 2
 """How many columns a staging table can have besides these two."""
 RESERVED = "pgchange_"
 
 our_schema(
     SCHEMA,
-    grants="`pgchange.grant_consumer('<role>')`, or the grant of a feed, is for who stages results",
+    grants="`pgchange.grant_consumer('<role>')`, or the grant of a feed, is for roles that stage results",
 )
 
 
@@ -52,8 +52,8 @@ class Staged:
     """Results of one attempt on a batch, for one target.
 
     ``columns`` are the names and PostgreSQL types of the staged columns. ``winners`` are the attempts of Spark tasks
-    whose rows are merged, each with its number of rows. ``copied`` is the table whose rows they are, or None if the
-    application computed them.
+    whose rows are merged, each with its number of rows. ``copied`` is the table from which the rows come, or None if
+    the application computed them.
     """
 
     target: str
@@ -148,12 +148,13 @@ def write_manifest(path: Path, manifest: Sequence[Result]) -> None:
 
 
 def read_manifest(path: Path) -> tuple[Result, ...]:
-    """Return the manifest that an application wrote. Raises MergeRefused if it failed before it wrote one."""
+    """Return the manifest that an application wrote. Raises MergeRefused if there is none because the application
+    failed."""
     try:
         return tuple(result_of(entry) for entry in json.loads(path.read_text()))
     except FileNotFoundError as error:
         raise MergeRefused(
-            "the application ended without saying what it staged: its `with batch_job()` block must be "
-            "entered, and left without an error; a loop over batch_jobs() must not be left by a break. Nothing was "
-            "written; the batch is tried again"
+            "the application ended without a manifest of its results. Its `with batch_job()` block must be entered, "
+            "and must end without an error; a loop over batch_jobs() must not be left by a break. Nothing was "
+            "written, and the batch is tried again"
         ) from error

@@ -1,4 +1,4 @@
-"""Where results go: a table as it is in the database."""
+"""The target of a merge: a table as it is in the database."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ select ({_COLUMNS}), ({_UNIQUE}), c.relkind in ('r', 'p'), pg_catalog.jsonb_buil
     'insert', pg_catalog.has_table_privilege(c.oid, 'insert'),
     'update', pg_catalog.has_table_privilege(c.oid, 'update'),
     'delete', pg_catalog.has_table_privilege(c.oid, 'delete')), pg_catalog.row_security_active(c.oid), (
-    -- PostgreSQL refuses "on conflict" for these. Types 2 and 3 are update and insert.
+    -- PostgreSQL refuses "on conflict" for tables with such rules. Types 2 and 3 are update and insert.
     select coalesce(pg_catalog.array_agg(r.rulename::text order by r.rulename), array[]::text[])
     from pg_catalog.pg_rewrite as r
     where r.ev_class = c.oid and r.ev_type in ('2', '3')),
@@ -74,8 +74,11 @@ where c.oid = pg_catalog.to_regclass({{}})
 
 @dataclass(frozen=True)
 class Column:
-    """``type`` is without length or precision, domains looked through: casting to it cuts nothing off. ``stored`` is with
-    them, and ``places`` the decimal places that are kept; None: all."""
+    """A column of a target.
+
+    ``type`` has no length or precision, so a cast to it loses nothing. For a domain it is the base type. ``stored`` is
+    the type with length and precision. ``places`` is the number of decimal places that are kept; None: all.
+    """
 
     name: str
     type: str
@@ -84,13 +87,15 @@ class Column:
     required: bool
     generated: bool
     identity: bool
-    """Always made by PostgreSQL, unless it is told to take another."""
+    """``generated always as identity``: PostgreSQL accepts another value only with ``overriding system value``."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A table or a view: its columns by name, the columns of each unique index that a merge can use, and what the role of
-    the connection may do with it."""
+    """A table or a view: its columns by name, and the privileges of the connection's role.
+
+    ``unique`` has the columns of each unique index that a merge can use.
+    """
 
     name: str
     columns: Mapping[str, Column]
@@ -98,9 +103,9 @@ class Target:
     privileges: Mapping[str, bool]
     is_table: bool = True
     is_hidden: bool = False
-    """Whether row security hides rows of it."""
+    """Whether row security hides rows of the table."""
     rules: Sequence[str] = ()
-    """The rules for inserts and updates, with which PostgreSQL does not overwrite rows."""
+    """The rules for inserts and updates. A merge cannot overwrite rows of a table that has such rules."""
     is_empty: bool = False
     """The table is not partitioned, and its file is empty."""
 
@@ -109,20 +114,21 @@ class Target:
         return table_identifier(self.name)
 
     def check_shards(self, shard: str, key: Sequence[str]) -> None:
-        """Raises InvalidArgument for a copy of several tables' rows that has nothing to tell them apart by."""
+        """Raise InvalidArgument if a shared copy has no column for the shard, or no key with it."""
         if shard not in self.columns:
             raise InvalidArgument(
-                f"{self.name} is of several tables' rows and has no column {shard} to tell them apart: add it, not null, "
-                f"by default the shard of the rows that are there, and make ({', '.join([shard, *key])}) the key"
+                f"{self.name} holds rows of several tables and has no column {shard} to tell them apart. Add it as "
+                f"not null, with the shard of the old rows as its default, and make ({', '.join([shard, *key])}) the key"
             )
 
     def is_of_shards(self, shard: str, key: Sequence[str]) -> bool:
-        """Whether its key is the shard and the id: it is of several tables' rows, or was before the others went."""
+        """Whether the key is the shard and the id: the copy holds rows of several tables, or did before the others were
+        dropped."""
         return frozenset({shard, *key}) in self.unique and frozenset(key) not in self.unique
 
 
 def look_up(connection: psycopg.Connection[Any], name: str) -> Target:
-    """The table or view as it is now; raises MergeRefused where there is none."""
+    """Return the table or view as it is now. Raises MergeRefused if it does not exist."""
     shown = table_identifier(name).as_string(None)
     found = rows(connection, sql.SQL(_TARGET).format(shown))
     if not found:

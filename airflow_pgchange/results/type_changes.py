@@ -44,8 +44,8 @@ class _Type:
 def type_change(source: str, copy: str) -> TypeChange | None:
     """Return the change that the copy's column needs; None if it holds every value of the source's column.
 
-    It also returns None for two types of different families, such as an enum and text: whether the values fit is then
-    checked as for any merge.
+    It also returns None for types of different families, such as an enum and text. The merge then checks whether the
+    values fit.
     """
     wanted, held = _parsed(source), _parsed(copy)
     if wanted is None or held is None or wanted.array != held.array:
@@ -65,7 +65,7 @@ def _of_length(source: str, wanted: _Type, held: _Type) -> TypeChange | None:
     if held.name != VARCHAR:
         return TypeChange(source, in_place=False)
     if wanted.name in CHARS:
-        # Not char itself, to which PostgreSQL would convert each value.
+        # Use varchar instead of char, because PostgreSQL would convert each value to char.
         source = VARCHAR + ("" if wanted.size is None else f"({wanted.size})") + held.array
     return TypeChange(source, in_place=not held.array)
 
@@ -77,7 +77,7 @@ def _of_numeric(wanted: _Type, held: _Type) -> TypeChange | None:
     digits, scale = max(wanted.digits, held.digits), max(wanted_scale, held_scale)
     if (digits, scale) == (held.digits, held_scale):
         return None
-    # Numbers are stored with their decimal places, so another scale has every row written anew.
+    # Numbers are stored with their decimal places, so a change of scale rewrites every row.
     in_place = scale == held_scale and not held.array
     return TypeChange(f"numeric({digits + scale},{scale}){held.array}", in_place)
 

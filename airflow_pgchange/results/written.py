@@ -1,4 +1,4 @@
-"""Which tables a transaction wrote."""
+"""Find the tables that a transaction has written."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from psycopg import sql
 
 from airflow_pgchange.feeds.queries import rows
 
-# The lock of insert, update, delete, merge and copy is held to the end; one of a savepoint that was rolled back is not.
-# A partition that was written by its table's name is of that table.
+# Insert, update, delete, merge and copy hold their lock until the end of the transaction, or until a savepoint is rolled
+# back. If a partition was written by way of its table, only the table is listed.
 _WRITTEN = """
 with written as (
     select distinct c.oid, n.nspname, c.relname, c.relispartition
@@ -32,6 +32,8 @@ order by nspname, relname
 
 
 def written(connection: psycopg.Connection[Any], without: Collection[str] = ()) -> list[tuple[str, str]]:
-    """Schema and name of every table that the open transaction inserted into, updated or deleted from, also where that
-    met no row; not those of the schemas ``without``."""
+    """Return the schema and name of each table that the open transaction has written, even if no row was affected.
+
+    Tables in the schemas ``without`` are left out.
+    """
     return [(schema, table) for schema, table in rows(connection, sql.SQL(_WRITTEN).format(sorted(without)))]

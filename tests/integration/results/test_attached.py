@@ -14,7 +14,8 @@ def test_a_copy_is_taken_for_one_where_keeper_and_writer_may_write_it_and_nobody
     keeper, stranger = role("keeper").name, role("stranger").name
     attached = Attached("finance", 0, "public", "ledger", ("id",), keeper=keeper)
     with pytest.raises(
-        PermissionDenied, match=f"{keeper}, who keeps tube finance, may not write finance.ledger"
+        PermissionDenied,
+        match=f"finance.ledger is not written, because {keeper}, the owner of tube finance, may not",
     ):
         attached.copy_in(ledger, "{tube}.{table}")
     assert attached.copy_in(ledger, "finance.{table}") == "finance.ledger"

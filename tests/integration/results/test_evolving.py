@@ -140,11 +140,11 @@ REFUSED = {
     "constrained domain": ("add x short", "", "a domain with constraints"),
     "domain with a default": ("add x filled", "", '"x" of public.t has a default'),
     "wider integer": ("alter id type bigint", "alter table copies.t alter id type int",
-                      r'"id" is bigint there and integer here.*run `alter .* "id" type bigint`'),
+                      r'"id" is bigint in the source and integer in the target.*run `alter .* "id" type bigint`'),
     "more decimal places": ("alter n type numeric(7,3)", "", r"rewrite .*type numeric\(7,3\)`"),
     "check": (LONGER, "alter table copies.t add check (word <> 'x')", "constraint t_word_check .*read the whole table"),
-    "index of an expression": (LONGER, f"{INDEX} (lower(word))", "index i of copies.t is made from"),
-    "partial index": (LONGER, f"{INDEX} (id) where word = 'x'", "index i of copies.t is made from"),
+    "index of an expression": (LONGER, f"{INDEX} (lower(word))", "index i of copies.t depends on"),
+    "partial index": (LONGER, f"{INDEX} (id) where word = 'x'", "index i of copies.t depends on"),
     "view": (LONGER, "create view copies.v as select word from copies.t",
              r"PostgreSQL refuses .*used by a view or rule \(.*v.*\): nothing was changed"),
     "generated from it": (LONGER, "alter table copies.t add y text generated always as (word || '!') stored",
@@ -260,7 +260,7 @@ def test_a_table_that_is_in_use_is_not_waited_for(results, shared_db, monkeypatc
     with psycopg.connect(shared_db) as reader:
         reader.execute("select from copies.t")
         with pytest.raises(
-            ConsumerBusy, match=r"copies\.t cannot follow its source.*5ms: nothing was changed"
+            ConsumerBusy, match=r"copies\.t cannot follow its source.*5ms. Nothing was changed"
         ):
             follow(results)
     assert follow(results) == ['alter table "copies"."t" add column if not exists "x" integer']

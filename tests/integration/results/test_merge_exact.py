@@ -86,7 +86,7 @@ def batch(connection, kind, values):
 def test_what_its_column_would_round_is_not_added(summed, column, staged):
     connection = summed(column)
     with pytest.raises(
-        MergeRefused, match='public.summed: "n" comes as .*(where it is computed|in Spark|alter table)'
+        MergeRefused, match='public.summed: "n" comes as .*(in your code|in Spark|alter table)'
     ):
         validate(connection, "public.summed", ["k"], Mode.ADD, {"k": "integer", "n": staged})
 
@@ -127,7 +127,9 @@ def test_keys_that_their_column_would_round_to_one_are_refused_each_alone(
     results.execute(f"create table public.keyed (k {column} primary key, n int)")
     for value in values[1:]:
         rounded = stage(results, "public.keyed", ["k"], mode, {"k": staged, "n": "integer"}, [(value, 1)])
-        with pytest.raises(MergeRefused, match=r'public\.keyed: the key k=.*, for "k" is .*widen the column'):
+        with pytest.raises(
+            MergeRefused, match=r'public\.keyed: the key k=.*, because "k" is .*widen the column'
+        ):
             merge(results, BATCH, [rounded])
 
 
@@ -150,13 +152,13 @@ def test_what_a_type_of_the_catalogue_would_cut_is_refused(results, mode, column
     results.execute(f"create table public.keyed (k {column} unique, n int)")
     kinds = {"k": "text[]" if isinstance(value, list) else "text", "n": "integer"}
     cut = stage(results, "public.keyed", [] if mode == "append" else ["k"], mode, kinds, [(value, 1)])
-    with pytest.raises(MergeRefused, match=r'public\.keyed: .* in "k" would be cut: .*shorten it'):
+    with pytest.raises(MergeRefused, match=r'public\.keyed: .* in "k" would be cut, .*shorten it'):
         merge(results, BATCH, [cut])
 
 
 def test_a_key_of_money_is_not_read_from_text(results):
     results.execute("create table public.keyed (k money primary key, n int)")
-    with pytest.raises(MergeRefused, match=r'"k" is money .*decimal'):
+    with pytest.raises(MergeRefused, match=r'"k" is money, .*decimal'):
         validate(results, "public.keyed", ["k"], Mode.REPLACE, {"k": "text", "n": "integer"})
 
 

@@ -119,7 +119,7 @@ MISFITS = {
     "no such table": ("public.nowhere", ["id"], "replace", {"id": "bigint"}, "no table public.nowhere"),
     "view": ("public.seen", ["id"], "replace", {"id": "bigint"}, "not a table"),
     "no such column": (PLACE, ["id"], "replace", {"id": "bigint", "size": "bigint"}, 'no column "size"'),
-    "key not in frame": (PLACE, ["id"], "replace", {"code": "text"}, '"id" is not in what is merged'),
+    "key not in frame": (PLACE, ["id"], "replace", {"code": "text"}, '"id" is not among the merged columns'),
     "no key": (PLACE, [], "add", {"area": "numeric"}, "needs a key"),
     "no index": (PLACE, ["note"], "replace", {"note": "text"},
                  r'create unique index on "public"."places" \("note"\)'),
@@ -127,17 +127,17 @@ MISFITS = {
     "deferrable key": (ODD, ["b"], "replace", {"b": "bigint"}, "no unique index on exactly"),
     "index on more": (ODD, ["c"], "replace", {"c": "bigint"}, "no unique index on exactly"),
     "text is not added": (PLACE, ["id"], "add", {"id": "bigint", "note": "text"}, "cannot be added"),
-    "nothing to add": (PLACE, ["id"], "add", {"id": "bigint"}, "nothing to add"),
-    "rounded": (PLACE, ["id"], "replace", {"id": "double precision"}, "cast it where it is computed"),
-    "float to decimal": (PLACE, ["id"], "add", {"id": "bigint", "area": "real"}, "cast it where it is computed"),
+    "no column to add": (PLACE, ["id"], "add", {"id": "bigint"}, "no column to add"),
+    "rounded": (PLACE, ["id"], "replace", {"id": "double precision"}, "cast it in your code"),
+    "float to decimal": (PLACE, ["id"], "add", {"id": "bigint", "area": "real"}, "cast it in your code"),
     "time zone guessed": (MADE, ["id"], "replace", {"id": "bigint", "at": "timestamp without time zone"},
-                          "cast it where it is computed"),
-    "mirror by text": (PLACE, ["code"], "mirror", {"code": "text"}, "ends with an integer column"),
-    "mirror by two": (ODD, ["c", "d"], "mirror", {"c": "bigint", "d": "text"}, "ends with an integer column"),
+                          "cast it in your code"),
+    "mirror by text": (PLACE, ["code"], "mirror", {"code": "text"}, "must end with an integer column"),
+    "mirror by two": (ODD, ["c", "d"], "mirror", {"c": "bigint", "d": "text"}, "must end with an integer column"),
     "generated": (MADE, ["id"], "replace", {"id": "bigint", "twice": "bigint"}, "always generated"),
     "identity": (MADE, ["id"], "replace", {"id": "bigint", "no": "bigint"}, "leave it out .*, or run `alter"),
     "more columns than a table has": (PLACE, ["id"], "replace", {f"c{n}": "text" for n in range(1599)},
-                                      "public.places: 1599 columns come, .*room for 1598: leave some out, or merge them"),
+                                      "public.places: 1599 columns are merged, .*at most 1598: leave some out, or merge them"),
     "required": (MADE, ["id"], "replace", {"id": "bigint"}, '"must" must have a value'),
     "required by a domain": ("public.ruled", ["id"], "replace", {"id": "bigint"}, '"must" must have a value'),
     "reserved": (PLACE, ["id"], "replace", {"id": "bigint", "pgchange_attempt": "bigint"}, "reserved"),
@@ -166,7 +166,7 @@ def test_keys_that_become_one_as_they_are_written_are_refused_with_what_to_do(re
         "create trigger t before insert on words for each row execute function public.lowered()"
     )
     columns, rows = {"word": "text", "n": "integer"}, [("a", 1), ("A", 1)]
-    with pytest.raises(MergeRefused, match="are one in the table"):
+    with pytest.raises(MergeRefused, match="are equal in the table"):
         merge(results, BATCH, [stage(results, "public.words", ["word"], "add", columns, rows)])
 
 

@@ -144,9 +144,7 @@ def test_a_sum_does_not_depend_on_how_many_changes_a_batch_has(db, connect, path
     for _ in range(10 // limit):
         with batch_of(feed, db, limit=limit) as job:
             rows = job.rows("public.fee", key="id").groupBy(f.lit(1).alias("k"))
-            with pytest.raises(
-                MergeRefused, match=r"depended on where batches end.*cast\('decimal\(18,2\)'\)"
-            ):
+            with pytest.raises(MergeRefused, match=r"depend on where batches end.*cast\('decimal\(18,2\)'\)"):
                 job.merge(rows.agg(f.sum("amount").alias("amount")), into="fees", key="k", mode="add")
             rounded = f.col("amount").cast("decimal(18,2)")
             job.merge(rows.agg(f.sum(rounded).alias("amount")), into="fees", key="k", mode="add")

@@ -149,9 +149,11 @@ def test_a_key_of_other_columns_than_the_ids_is_refused(db, connection):
         with pytest.raises(InvalidArgument, match='two has no column "na"'):
             job.mirror("two", "copy", key=["tenant", "na"])
         rows = job.rows("two", ["tenant", "no"])
-        with pytest.raises(MergeRefused, match='"no" comes as text, and this column of the ids .* is bigint'):
+        with pytest.raises(
+            MergeRefused, match='"no" comes as text, but this column of the changes\' ids is bigint'
+        ):
             job.merge(rows, "copy", ["no", "tenant"], "mirror")
-        with pytest.raises(MergeRefused, match="have 2 columns .* ends with all of them"):
+        with pytest.raises(MergeRefused, match="must end with all 2 columns"):
             connection.execute("create unique index on copy (no)")
             job.merge(rows, "copy", ["no"], "mirror")
         dates = rows.selectExpr("tenant", "date '2024-01-01' as no")

@@ -174,7 +174,7 @@ def test_other_workers_shards_count_for_who_shares_a_copy(copied, settle, replay
 def test_a_shared_copy_without_a_shard_is_refused_by_name(shards, replay, db):
     shards.execute("drop table copies.flight; create table copies.flight (id bigint primary key, word text)")
     with pytest.raises(
-        InvalidArgument, match=r"no column shard to tell them apart: .* make \(shard, id\) the key"
+        InvalidArgument, match=r"no column shard to tell them apart. .* make \(shard, id\) the key"
     ):
         replay()
     shards.execute("delete from copies; truncate sh0001.flight")
@@ -197,7 +197,7 @@ def test_a_second_table_of_one_name_and_shard_is_refused_and_the_first_is_kept(s
         attach(shards, "other.flight", "copies", 1)
     assert (told.value.sqlstate, told.value.diag.message_hint) == (
         "PC008",
-        "attach one of them under another shard, or to another tube",
+        "Attach one of them under another shard, or to another tube",
     )
     attach(shards, "other.flight", "copies", 3)
     with pytest.raises(psycopg.Error, match=r"sh0001\.flight would both touch tube copies"):

@@ -233,7 +233,7 @@ def test_a_tube_writes_no_table_that_its_keeper_may_not_write(ledger, keeper, db
     """Seconds where the worker's Spark session starts with it."""
     feed = TubeFeed("finance")
     keeper_name = one(keeper, "select current_user")
-    told = f"{keeper_name}, who keeps tube finance, may not write finance.ledger"
+    told = f"finance.ledger is not written, because {keeper_name}, the owner of tube finance, may not"
     with pytest.raises(PermissionDenied, match=told):
         replay(db)
     keeper.execute("delete from own.finance where ids <> '{}'")

@@ -134,7 +134,7 @@ def test_rows_of_any_table_under_row_security_are_refused(hidden, item, path):
 def test_a_copy_under_row_security_is_refused_as_a_mirror(db, item, role):
     worker = worker_of(item, role)
     item.execute("alter table copies.item enable row level security; insert into item values (1, 'open', 1)")
-    with pytest.raises(PermissionDenied, match="could not delete what is gone"):
+    with pytest.raises(PermissionDenied, match="could not delete rows that are gone"):
         mirror(worker)
 
 
