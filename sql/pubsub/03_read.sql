@@ -6,33 +6,36 @@ create function pubsub.unread(
     after pg_snapshot, partial_txid xid8, partial_id bigint,
     upto pg_snapshot,
     low_txid xid8 default '0', low_id bigint default 0,
-    high_txid xid8 default '18446744073709551615', high_id bigint default 9223372036854775807
+    high_txid xid8 default '18446744073709551615', high_id bigint default 9223372036854775807,
+    lowest xid8 default '0', late xid8[] default null
 )
 returns table (txid xid8, id bigint, commit_id bigint, created_at timestamptz, key text)
 language sql stable as $$
     (
         select q.txid, q.id, q.commit_id, q.created_at, q.key
-        from pg_catalog.pg_snapshot_xip(unread.after) as late(txid)
+        from pg_catalog.pg_snapshot_xip(unread.after) as open(txid)
         cross join lateral (
             select c.txid, c.id, c.commit_id, c.created_at, c.key
             from revision.commit_queue as c
             where c.branch_id = unread.branch_id
-              and c.txid = late.txid
+              and c.txid = open.txid
+              and (unread.late is null or c.txid = any (unread.late))
               and (c.txid <> unread.partial_txid or c.id > unread.partial_id or unread.partial_txid is null)
               and (c.txid, c.id) > (unread.low_txid, unread.low_id)
               and (c.txid, c.id) <= (unread.high_txid, unread.high_id)
             order by c.txid, c.id
         ) as q
-        where pg_catalog.pg_visible_in_snapshot(late.txid, unread.upto)
-          and late.txid >= unread.low_txid
-          and late.txid <= unread.high_txid
-        order by late.txid, q.id
+        where pg_catalog.pg_visible_in_snapshot(open.txid, unread.upto)
+          and open.txid >= unread.low_txid
+          and open.txid <= unread.high_txid
+        order by open.txid, q.id
     )
     union all
     (
         select c.txid, c.id, c.commit_id, c.created_at, c.key
         from revision.commit_queue as c
         where c.branch_id = unread.branch_id
+          and c.txid >= unread.lowest
           and c.txid >= greatest(pg_catalog.pg_snapshot_xmax(unread.after), unread.partial_txid, unread.low_txid)
           and c.txid < pg_catalog.pg_snapshot_xmax(unread.upto)
           and c.txid <= unread.high_txid
@@ -52,7 +55,10 @@ language sql stable as $$
 $$;
 comment on function pubsub.unread is
     'The commits of a branch that a position has not processed and upto sees, in order of (txid, id): first those of '
-    'transactions that the position found open, then the range behind it. Its cost depends on neither backlog nor history.';
+    'transactions that the position found open, then the range behind it. Its cost depends on neither backlog nor history. For a '
+    'caller that reads for many positions: no range begins before lowest, and late has the transactions that any of them found open. If '
+    'these are constants of the plan, it has only the partitions that can hold unread commits. late needs an element, such as 0: for an '
+    'empty array PostgreSQL plans all partitions.';
 
 -- The snapshot and the partly processed transaction of a position.
 create function pubsub.cursor_of("position" jsonb, out after pg_snapshot, out partial_txid xid8, out partial_id bigint)
@@ -60,6 +66,27 @@ language sql immutable as $$
     select coalesce("position" ->> 'snapshot', '1:1:')::pg_catalog.pg_snapshot,
            ("position" -> 'partial' ->> 0)::pg_catalog.xid8,
            ("position" -> 'partial' ->> 1)::bigint
+$$;
+
+-- The snapshot of a position, moved over the gap of the branch in which it ends. The branch has no commits in the gap, so the same
+-- commits are unread. is_behind: whether it still ends before the last gap of the branch.
+-- Without settings of its own, so that the plan of its caller takes it in.
+create function pubsub.over_gap(branch_id bigint, "position" pg_snapshot) returns table (after pg_snapshot, is_behind boolean)
+language sql stable as $$
+    select moved.after, coalesce((
+               select g.high > pg_catalog.pg_snapshot_xmax(moved.after)
+               from revision.gap as g where g.branch_id = over_gap.branch_id order by g.low desc limit 1), false)
+    from (
+        select coalesce((
+            select case when g.high > pg_catalog.pg_snapshot_xmax(over_gap."position") then (
+                select (coalesce(pg_catalog.min(x.txid), g.high) || ':' || g.high || ':'
+                        || coalesce(pg_catalog.string_agg(x.txid::text, ',' order by x.txid), ''))::pg_catalog.pg_snapshot
+                from pg_catalog.pg_snapshot_xip(over_gap."position") as x(txid) where x.txid < g.low) end
+            from revision.gap as g
+            where g.branch_id = over_gap.branch_id and g.low <= pg_catalog.pg_snapshot_xmax(over_gap."position")
+            order by g.low desc limit 1), over_gap."position") as after
+        offset 0
+    ) as moved
 $$;
 
 -- The changes of one slice of a batch, in order.

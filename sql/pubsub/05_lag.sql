@@ -1,28 +1,97 @@
 -- What waits for a position, and whether it has come to a point. Nothing here writes; all of it works on a standby.
 
--- How many commits are unread, exact up to max_changes. Beyond that it is an estimate: the numbers of the queue count the commits of
--- all branches, so the rest of the way to the branch's latest commit is taken to be as thick with its commits as the way so far.
--- Without settings of its own, so that the plan of a look takes it in.
-create function pubsub.count_unread(branch_id bigint, at jsonb, upto pg_snapshot, low_txid xid8, max_changes integer)
-returns table (counted bigint, exact boolean, age double precision)
-language sql stable as $$
-    select case when f.counted <= count_unread.max_changes then f.counted else f.counted + greatest(0, coalesce((
-               select ((q.id - f.last_id)::double precision * f.counted / (f.last_id - f.first_id + 1))::bigint
-               from revision.commit_queue as q
-               where q.branch_id = count_unread.branch_id order by q.branch_id desc, q.txid desc, q.id desc limit 1), 0)) end,
-           f.counted <= count_unread.max_changes,
-           extract(epoch from pg_catalog.clock_timestamp() - f.oldest)
-    from (
-        select count(*) as counted, min(u.id) as first_id, max(u.id) as last_id, min(u.created_at) as oldest
+create type pubsub.unread_range as (
+    n bigint, branch_id bigint, after pg_snapshot, partial_txid xid8, partial_id bigint, upto pg_snapshot, max_changes integer,
+    is_behind boolean
+);
+comment on type pubsub.unread_range is
+    'The commits of a branch that a position has not processed and upto sees, to be counted up to max_changes; n is the place of the '
+    'position in the question. is_behind: see pubsub.over_gap().';
+
+-- How many commits are unread in a range that is behind, exact up to max_changes; else an estimate. It reads a part of the range, and a
+-- larger part if that has too few commits. So the plans have no more partitions than are needed.
+create function pubsub.count_behind(r pubsub.unread_range) returns table (counted bigint, exact boolean, age double precision)
+language plpgsql volatile
+set plan_cache_mode = force_custom_plan
+set jit = off
+set enable_sort = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+    lowest constant xid8 := pg_snapshot_xmax(r.after);
+    late constant xid8[] := '{0}' || array(select pg_snapshot_xip(r.after));
+    distance constant bigint := pg_snapshot_xmax(r.upto)::text::bigint - lowest::text::bigint;
+    gap revision.gap;
+    part integer;
+    seen record;
+begin
+    foreach part in array array[64, 8, 1] loop
+        select count(*) as commits, min(u.id) as first_id, max(u.id) as last_id, min(u.created_at) as oldest into seen
         from (
-            select r.id, r.created_at
-            from pubsub.cursor_of(count_unread.at) as c
-            cross join lateral pubsub.unread(
-                count_unread.branch_id, c.after, c.partial_txid, c.partial_id, count_unread.upto,
-                low_txid => count_unread.low_txid) as r
-            limit count_unread.max_changes::bigint + 1
-        ) as u
-    ) as f
+            select c.id, c.created_at
+            from pubsub.unread(
+                r.branch_id, r.after, r.partial_txid, r.partial_id, r.upto,
+                high_txid => (lowest::text::bigint + distance / part)::text::xid8, lowest => lowest, late => late) as c
+            limit r.max_changes::bigint + 1
+        ) as u;
+        exit when seen.commits > r.max_changes;
+    end loop;
+    exact := seen.commits <= r.max_changes;
+    counted := seen.commits;
+    if not exact then
+        select g.* into gap from revision.gap as g where g.branch_id = r.branch_id order by g.low desc limit 1;
+        counted := counted + greatest(0, coalesce((
+            select ((q.id - seen.last_id)::double precision * seen.commits / (seen.last_id - seen.first_id + 1))::bigint
+            from revision.commit_queue as q
+            where q.branch_id = r.branch_id and (q.txid >= gap.high or q.txid = (gap.low::text::bigint - 1)::text::xid8)
+            order by q.branch_id desc, q.txid desc, q.id desc limit 1), 0));
+    end if;
+    age := extract(epoch from clock_timestamp() - seen.oldest);
+    return next;
+end
+$$;
+
+-- How many commits are unread in each range, exact up to max_changes. Beyond that it is an estimate: the numbers of the queue count the
+-- commits of all branches, so the rest of the way to the branch's latest commit is taken to be as thick with its commits as the way so
+-- far. low_txid: count no commits before it. lowest, late: as for pubsub.unread(), for the ranges that are not behind.
+create function pubsub.count_unread(ranges pubsub.unread_range[], low_txid xid8, lowest xid8, late xid8[])
+returns table (n bigint, counted bigint, exact boolean, age double precision)
+language plpgsql volatile
+set plan_cache_mode = force_custom_plan
+set jit = off
+set enable_sort = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+begin
+    if ranges is null then
+        return;
+    end if;
+    return query
+        select r.n, case when f.counted <= r.max_changes then f.counted else f.counted + greatest(0, coalesce((
+                   select ((q.id - f.last_id)::double precision * f.counted / (f.last_id - f.first_id + 1))::bigint
+                   from revision.commit_queue as q
+                   where q.branch_id = r.branch_id and q.txid >= lowest
+                   order by q.branch_id desc, q.txid desc, q.id desc limit 1), 0)) end,
+               f.counted <= r.max_changes, extract(epoch from clock_timestamp() - f.oldest)::double precision
+        from unnest(ranges) as r
+        cross join lateral (
+            select count(*) as counted, min(u.id) as first_id, max(u.id) as last_id, min(u.created_at) as oldest
+            from (
+                select c.id, c.created_at
+                from pubsub.unread(
+                    r.branch_id, r.after, r.partial_txid, r.partial_id, r.upto,
+                    low_txid => count_unread.low_txid, lowest => count_unread.lowest, late => count_unread.late) as c
+                limit r.max_changes::bigint + 1
+            ) as u
+        ) as f
+        where not r.is_behind;
+    if exists (select from unnest(ranges) as r where r.is_behind) then
+        return query
+            select r.n, b.* from unnest(ranges) as r cross join lateral pubsub.count_behind(r) as b where r.is_behind;
+    end if;
+end
 $$;
 
 -- How many faults may belong to each of these branches, up to a thousand: those of its tables, and those of tables whose branch an
@@ -62,53 +131,21 @@ language sql volatile as $$
         'faults', faults)
 $$;
 
--- How many commits are ready for a position, with those of the dead letter that it is to process again, and how many an in-order
--- consumer has to wait for because an older transaction is open. What an open transaction has written itself nobody can see.
-create function pubsub.lag(branch_id bigint, "position" jsonb, upto integer, in_order boolean) returns jsonb
-language plpgsql volatile
-set plan_cache_mode = force_generic_plan
-set jit = off
-set enable_sort = off
-set enable_seqscan = off
-set enable_bitmapscan = off
-as $$
-declare
-    visible pg_snapshot := pubsub.current_snapshot();
-    settled pg_snapshot := visible;
-    ready record;
-    waiting record;
-begin
-    perform pubsub.check_branch(branch_id);
-    perform pubsub.check_position("position" ->> 'consumer', branch_id, "position");
-    if coalesce(upto < 0, true) then
-        raise invalid_parameter_value using message = 'upto must not be negative';
-    end if;
-    select null::bigint as counted, null::boolean as exact, null::double precision as age into waiting;
-    if in_order then
-        settled := pgchange.snapshot_below(visible, pg_snapshot_xmin(visible));
-        select c.* into waiting from pubsub.count_unread(branch_id, "position", visible, pg_snapshot_xmax(settled), upto) as c;
-    end if;
-    select c.* into ready from pubsub.count_unread(branch_id, "position", settled, '0', upto) as c;
-    return pubsub.lag_of(
-        "position", ready.counted, ready.exact, ready.age, waiting.counted, waiting.exact, waiting.age,
-        (select f.faults from pubsub.faults(array[lag.branch_id]) as f));
-end
-$$;
-
--- lag() of many at once, for less than one by one: of [{branch_id, position, upto, in_order}, ...] an array in their order. Refused
--- where it would be of one of them. are_checked: positions were, by a snapshot of then, so that whoever is dropped meanwhile has its
--- lag still.
+-- pubsub.lag() of many at once, for less than one by one: of [{branch_id, position, upto, in_order}, ...] an array in their order.
+-- Raises an error if lag() would raise one for any of them. are_checked: the positions were checked, in an earlier snapshot, so that a
+-- consumer that was dropped meanwhile still has a lag.
 create function pubsub.lags(asked jsonb, are_checked boolean default false) returns jsonb
 language plpgsql volatile
 set plan_cache_mode = force_generic_plan
 set jit = off
-set enable_sort = off
-set enable_seqscan = off
-set enable_bitmapscan = off
 as $$
 declare
     visible pg_snapshot := pubsub.current_snapshot();
     settled pg_snapshot := pgchange.snapshot_below(visible, pg_snapshot_xmin(visible));
+    ranges pubsub.unread_range[];
+    waits pubsub.unread_range[];
+    lowest xid8;
+    late xid8[];
 begin
     if not are_checked then
         perform pubsub.check_branch(b.id)
@@ -118,26 +155,40 @@ begin
             raise invalid_parameter_value using message = 'upto must not be negative';
         end if;
     end if;
+    select array_agg(row(a.n, a.branch_id, o.after, c.partial_txid, c.partial_id, case when a.in_order then settled else visible end,
+                         a.upto, o.is_behind)::pubsub.unread_range),
+           array_agg(row(a.n, a.branch_id, o.after, c.partial_txid, c.partial_id, visible, a.upto, false)::pubsub.unread_range)
+               filter (where a.in_order),
+           min(pg_snapshot_xmax(o.after)) filter (where not o.is_behind)
+    into ranges, waits, lowest
+    from rows from (jsonb_to_recordset(asked) as (branch_id bigint, "position" jsonb, upto integer, in_order boolean))
+        with ordinality as a(branch_id, "position", upto, in_order, n)
+    cross join lateral pubsub.cursor_of(a."position") as c
+    cross join lateral pubsub.over_gap(a.branch_id, c.after) as o;
+    late := '{0}' || array(
+        select distinct x from unnest(ranges) as r cross join lateral pg_snapshot_xip(r.after) as x where not r.is_behind);
     return (
         with branch as materialized (
             select f.branch_id as id, f.faults
-            from pubsub.faults(array(
-                select distinct a.branch_id from jsonb_to_recordset(asked) as a(branch_id bigint))) as f
+            from pubsub.faults(array(select distinct r.branch_id from unnest(ranges) as r)) as f
         )
         select jsonb_agg(
             pubsub.lag_of(
                 a."position", ready.counted, ready.exact, ready.age, waiting.counted, waiting.exact, waiting.age, branch.faults)
             order by a.n)
-        from rows from (jsonb_to_recordset(asked) as (branch_id bigint, "position" jsonb, upto integer, in_order boolean))
-            with ordinality as a(branch_id, "position", upto, in_order, n)
+        from rows from (jsonb_to_recordset(asked) as (branch_id bigint, "position" jsonb)) with ordinality as a(branch_id, "position", n)
         join branch on branch.id = a.branch_id
-        cross join lateral pubsub.count_unread(
-            a.branch_id, a."position", case when a.in_order then settled else visible end, '0', a.upto) as ready
-        -- The condition of a join comes after what it joins: where nothing waits for order there is nothing to read.
-        left join lateral pubsub.count_unread(
-            a.branch_id, a."position", case when a.in_order then visible else '1:1:' end, pg_snapshot_xmax(settled), a.upto)
-            as waiting on a.in_order);
+        join pubsub.count_unread(ranges, '0', lowest, late) as ready on ready.n = a.n
+        left join pubsub.count_unread(waits, pg_snapshot_xmax(settled), pg_snapshot_xmax(settled), late) as waiting on waiting.n = a.n);
 end
+$$;
+
+-- How many commits are ready for a position, with those of the dead letter that it is to process again, and how many an in-order
+-- consumer has to wait for because an older transaction is open. What an open transaction has written itself nobody can see.
+create function pubsub.lag(branch_id bigint, "position" jsonb, upto integer, in_order boolean) returns jsonb
+language sql volatile as $$
+    select pubsub.lags(jsonb_build_array(jsonb_build_object(
+        'branch_id', branch_id, 'position', "position", 'upto', upto, 'in_order', in_order))) -> 0
 $$;
 
 -- A point in the queue to wait for or to move a consumer to: all that is committed now, or all before the first commit that was

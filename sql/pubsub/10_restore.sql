@@ -94,7 +94,7 @@ declare
     commits bigint := (select count(*) from moved);
     part regclass;
 begin
-    truncate revision.commit_queue;
+    truncate revision.commit_queue, revision.gap;
     for part in select p.relid from revision.partitions() as p loop
         execute format('drop table %s', part);
     end loop;

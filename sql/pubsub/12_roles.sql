@@ -8,11 +8,11 @@ select pgchange.add_role(
     objects => array[
         'usage on schema revision',
         'execute on function revision.here()',
-        'select on revision.commit_queue, revision.branch',
+        'select on revision.commit_queue, revision.branch, revision.gap',
         'select on pubsub.watermark, pubsub.out_of_order, pubsub.installed'
     ],
     functions => $$
-        current_snapshot unread cursor_of changes keyed_changes check_branch choose(bigint,jsonb,integer,boolean) count_unread lag_of lags lag faults point passed
+        current_snapshot unread cursor_of changes keyed_changes check_branch choose(bigint,jsonb,integer,boolean) over_gap count_unread count_behind lag_of lags lag faults point passed
         check_origin check_position check_positions register position lock_watermark poll poll_keyed status held_back_by kept mark
     $$);
 
@@ -28,6 +28,6 @@ select pgchange.add_role(
     $$);
 
 select pgchange.close_schema('pubsub', unpinned => $$
-        at changes keyed_changes check_known choose(text,bigint,jsonb,integer,boolean,boolean,jsonb) count_unread cursor_of follow_snapshot lag_of
-        position_of put restored_in_part undecided unread
+        at changes keyed_changes check_known choose(text,bigint,jsonb,integer,boolean,boolean,jsonb) cursor_of follow_snapshot lag_of
+        over_gap position_of put restored_in_part undecided unread
     $$);

@@ -127,3 +127,15 @@ create table revision.trimmed (
 );
 alter table revision.trimmed replica identity full;
 comment on table revision.trimmed is 'History that is gone: how many commits of which branch, below which transaction.';
+
+create table revision.gap (
+    branch_id bigint not null,
+    low xid8 not null,
+    high xid8 not null,
+    primary key (branch_id, low)
+);
+comment on table revision.gap is
+    'For each branch, ranges of transactions that wrote none of its commits: low is in the range, high is the first transaction behind '
+    'it. All of these transactions have ended. Readers step over a gap, so that an idle consumer does not cost more with each partition. '
+    'revision.maintain_partitions() extends the last gap of each branch to the beginning of the current partition, and keeps an earlier one if it '
+    'holds a whole partition.';

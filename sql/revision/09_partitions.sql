@@ -110,10 +110,11 @@ begin
             'writers would wait while the %s of the default partition are read; when they may: '
             'select revision.maintain_partitions(stop_writers => true)', pg_size_pretty(d.bytes))
         from pg_relation_size('revision.commit_queue_default') as d(bytes)
-        where d.bytes > 16 * 1024 * 1024 and not exists (
+        -- In this order: the size is known at once, and the partitions are read from the catalogue.
+        where case when d.bytes > 16 * 1024 * 1024 then not exists (
             select from revision.partitions() as p
             where p.lower <= pg_snapshot_xmax(pg_current_snapshot())::text::bigint
-              and p.upper > pg_snapshot_xmax(pg_current_snapshot())::text::bigint));
+              and p.upper > pg_snapshot_xmax(pg_current_snapshot())::text::bigint) end);
 end
 $$;
 
@@ -193,6 +194,64 @@ exception when lock_not_available or deadlock_detected then
 end
 $$;
 
+-- For each branch the transaction of its latest commit from its entry of lows on and below a transaction; null if there is none. lowest:
+-- the lowest of lows, a constant of the plan, which so has the partitions from there on.
+create function revision.latest_commits(ids bigint[], lows xid8[], lowest xid8, below xid8) returns xid8[]
+language plpgsql stable
+set plan_cache_mode = force_custom_plan
+set jit = off
+set enable_sort = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+begin
+    return array(
+        select (
+            select q.txid from revision.commit_queue as q
+            where q.branch_id = b.id and q.txid >= b.low and q.txid >= lowest and q.txid < below
+            order by q.branch_id desc, q.txid desc, q.id desc limit 1)
+        from unnest(ids, lows) with ordinality as b(id, low, n)
+        order by b.n);
+end
+$$;
+
+-- Extend the last gap of each branch to the beginning of the current partition; or begin its next gap behind its last commit. It writes
+-- once for each branch and partition. For the holder of revision.upkeep_key().
+create function revision.note_gaps() returns void
+language plpgsql as $$
+declare
+    settled constant bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
+    -- No transaction below it is open, or will be.
+    edge constant xid8 := (select max(p.lower)::text::xid8 from revision.partitions() as p where p.lower <= settled);
+    ids bigint[];
+    highs xid8[];
+    latest xid8[];
+begin
+    select array_agg(b.id order by b.id), array_agg(coalesce(g.high, '0') order by b.id) into ids, highs
+    from revision.branch as b
+    left join lateral (select x.high from revision.gap as x where x.branch_id = b.id order by x.low desc limit 1) as g on true
+    where coalesce(g.high, '0') < edge;
+    if ids is null or not revision.is_native() then
+        return;
+    end if;
+    latest := revision.latest_commits(ids, highs, (select min(h) from unnest(highs) as h), edge);
+    update revision.gap as g set high = edge
+    from unnest(ids, highs, latest) as l(id, high, txid)
+    where g.branch_id = l.id and g.high = l.high and l.txid is null;
+    -- A gap within one partition saves no reader anything.
+    delete from revision.gap as g
+    using unnest(ids, highs, latest) as l(id, high, txid)
+    where g.branch_id = l.id and g.high = l.high and not exists (
+        select from revision.partitions() as p
+        where p.lower >= g.low::text::bigint and p.upper <= g.high::text::bigint) and l.txid is not null;
+    insert into revision.gap (branch_id, low, high)
+    select l.id, coalesce((l.txid::text::bigint + 1)::text::xid8, '0'), edge
+    from unnest(ids, highs, latest) as l(id, high, txid)
+    where l.txid is not null or l.high = '0';
+    delete from revision.gap as g where not exists (select from revision.branch as b where b.id = g.branch_id);
+end
+$$;
+
 create function revision.maintain_partitions(
     width bigint default 1000000, ahead integer default 2, stop_writers boolean default false
 ) returns setof text
@@ -211,6 +270,7 @@ begin
         return next 'postponed partitions: another maintenance is at work';
         return;
     end if;
+    perform revision.note_gaps();
     crowded := revision.crowded_default();
     if crowded is not null and not stop_writers then
         return next format('postponed partitions: %s', crowded);
