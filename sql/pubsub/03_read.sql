@@ -145,6 +145,8 @@ as $$
 declare
     upto pg_snapshot := coalesce(("position" -> 'within' ->> 'visible')::pg_snapshot, pubsub.current_snapshot());
     at record := pubsub.cursor_of("position");
+    seen pg_snapshot := (select o.after from pubsub.over_gap(choose.branch_id, at.after) as o);
+    late xid8[] := '{0}' || array(select pg_snapshot_xip(seen));
     only_txid xid8;
     step integer := greatest(10000, ceil(max_changes / 256.0));
     slices jsonb := '[]';
@@ -165,7 +167,7 @@ begin
             return null;
         end if;
         if exists (
-            select from pubsub.unread(choose.branch_id, at.after, at.partial_txid, at.partial_id, upto,
+            select from pubsub.unread(choose.branch_id, seen, at.partial_txid, at.partial_id, upto,
                                       high_txid => at.partial_txid, high_id => at.partial_id)
         ) then
             only_txid := at.partial_txid;
@@ -178,9 +180,10 @@ begin
         select * from (
             select row_number() over w as n, lead(u.id) over w is null as ends, u.txid, u.id, u.commit_id, u.created_at
             from pubsub.unread(
-                choose.branch_id, at.after, at.partial_txid, at.partial_id, upto,
+                choose.branch_id, seen, at.partial_txid, at.partial_id, upto,
                 low_txid => coalesce(only_txid, '0'), low_id => case when only_txid is null then 0 else at.partial_id end,
-                high_txid => coalesce(only_txid, '18446744073709551615')) as u
+                high_txid => coalesce(only_txid, '18446744073709551615'),
+                lowest => case when only_txid is null then pg_snapshot_xmax(seen) else '0' end, late => late) as u
             window w as ()
             limit max_changes::bigint + 1
         ) as numbered

@@ -247,7 +247,14 @@ begin
     insert into revision.gap (branch_id, low, high)
     select l.id, coalesce((l.txid::text::bigint + 1)::text::xid8, '0'), edge
     from unnest(ids, highs, latest) as l(id, high, txid)
-    where l.txid is not null or l.high = '0';
+    where l.txid is not null or l.high = '0'
+    union all
+    -- A branch that is noted the first time has a gap before its first commit, too: a new consumer begins there.
+    select l.id, '0', first.txid
+    from unnest(ids, highs, latest) as l(id, high, txid)
+    cross join lateral (
+        select q.txid from revision.commit_queue as q where q.branch_id = l.id order by q.branch_id, q.txid, q.id limit 1) as first
+    where l.txid is not null and l.high = '0' and first.txid > '0';
     delete from revision.gap as g where not exists (select from revision.branch as b where b.id = g.branch_id);
 end
 $$;

@@ -15,7 +15,7 @@ from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from airflow_pgchange.feeds.feed import NOWHERE, lags
 from airflow_pgchange.feeds.queries import ask
 from tests.benchmarks.measure import backend_cpu
-from tests.commits import commits
+from tests.commits import commits, drain, narrow_partitions, use_up_transactions
 from tests.ledger import Connect
 
 READ = """
@@ -94,3 +94,63 @@ def test_a_look_at_many_costs_a_third_of_looks_at_each(connect: Connect) -> None
         cost(connection, [lags(asked)])
         < cost(connection, [feed.lag(at, upto) for feed, at, upto in asked]) / 3
     )
+
+
+def maintained(connection: psycopg.Connection[Any]) -> int:
+    """Begin the next partition, and maintain; how many gaps are noted for trunk."""
+    use_up_transactions(connection)
+    connection.execute("select revision.maintain_partitions(50)")
+    return int(ask(connection, "select count(*) from revision.gap where branch_id = 0"))
+
+
+def test_no_commit_of_a_late_transaction_is_stepped_over(db: str, connect: Connect) -> None:
+    """Transactions that a position found open are read although gaps were noted behind it and before it."""
+    connection, late, later = connect(), connect(autocommit=False), connect(autocommit=False)
+    narrow_partitions(connection)
+    for writer in (late, later):
+        writer.execute("select pg_current_xact_id()")
+    commits(connection, 1)
+    assert len(drain(db, feed=EARLY)) == 1
+    commits(late, 2)
+    late.commit()
+    maintained(connection)
+    assert [lag["ready"] for lag in told(connection, EARLY)] == [2]
+    assert len(drain(db, feed=EARLY)) == 2
+    commits(later, 3)
+    maintained(connection)
+    later.commit()
+    maintained(connection)
+    assert [lag["ready"] for lag in told(connection, EARLY, CommitFeed("new", 0))] == [3, 6]
+    assert len(drain(db, feed=EARLY)) == 3
+
+
+def test_the_partitions_that_an_idle_consumer_has_behind_it_are_not_planned(db: str, connect: Connect) -> None:
+    connection = connect()
+    narrow_partitions(connection)
+    commits(connection, 2)
+    drain(db, feed=EARLY)
+    for _ in range(4):
+        maintained(connection)
+        connection.execute("insert into revision.commit_queue (commit_id, branch_id) values (1, 1)")
+    assert maintained(connection) == 2
+    other, queue = connect(), "select count(*) from pg_locks where relation = any (array(select relid from revision.partitions()))"
+    with other.transaction():
+        assert [lag["ready"] for lag in told(other, EARLY)] == [0]
+        # The current partition and those that were made ahead.
+        assert ask(other, queue + " and pid = pg_backend_pid()") <= 4
+    commits(connection, 1)
+    assert [lag["ready"] for lag in told(connection, EARLY)] == [1]
+
+
+def test_a_gap_of_whole_partitions_is_kept_for_who_stands_before_it(db: str, connect: Connect) -> None:
+    connection = connect()
+    narrow_partitions(connection)
+    commits(connection, 2)
+    drain(db, feed=EARLY)
+    for _ in range(3):
+        maintained(connection)
+    commits(connection, 3)
+    # The gap before the first commit lies in one partition, the second has whole ones, the third is behind the last commit.
+    assert [maintained(connection) for _ in range(2)] == [3, 3]
+    assert [lag["ready"] for lag in told(connection, EARLY, CommitFeed("new", 0))] == [3, 5]
+    assert len(drain(db, feed=EARLY)) == 3
