@@ -124,7 +124,9 @@ def test_no_commit_of_a_late_transaction_is_stepped_over(db: str, connect: Conne
     assert len(drain(db, feed=EARLY)) == 3
 
 
-def test_the_partitions_that_an_idle_consumer_has_behind_it_are_not_planned(db: str, connect: Connect) -> None:
+def test_the_partitions_that_an_idle_consumer_has_behind_it_are_not_planned(
+    db: str, connect: Connect
+) -> None:
     connection = connect()
     narrow_partitions(connection)
     commits(connection, 2)
@@ -133,11 +135,15 @@ def test_the_partitions_that_an_idle_consumer_has_behind_it_are_not_planned(db: 
         maintained(connection)
         connection.execute("insert into revision.commit_queue (commit_id, branch_id) values (1, 1)")
     assert maintained(connection) == 2
-    other, queue = connect(), "select count(*) from pg_locks where relation = any (array(select relid from revision.partitions()))"
+    other = connect()
+    locked = """
+        select count(*) from pg_locks
+        where pid = pg_backend_pid() and relation = any (array(select relid from revision.partitions()))
+    """
     with other.transaction():
         assert [lag["ready"] for lag in told(other, EARLY)] == [0]
         # The current partition and those that were made ahead.
-        assert ask(other, queue + " and pid = pg_backend_pid()") <= 4
+        assert ask(other, locked) <= 4
     commits(connection, 1)
     assert [lag["ready"] for lag in told(connection, EARLY)] == [1]
 
@@ -150,7 +156,7 @@ def test_a_gap_of_whole_partitions_is_kept_for_who_stands_before_it(db: str, con
     for _ in range(3):
         maintained(connection)
     commits(connection, 3)
-    # The gap before the first commit lies in one partition, the second has whole ones, the third is behind the last commit.
+    # One gap is before the first commit, one holds whole partitions, and one is behind the last commit.
     assert [maintained(connection) for _ in range(2)] == [3, 3]
     assert [lag["ready"] for lag in told(connection, EARLY, CommitFeed("new", 0))] == [3, 5]
     assert len(drain(db, feed=EARLY)) == 3
