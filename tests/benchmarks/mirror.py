@@ -33,6 +33,7 @@ def run(conninfo: str, report: Report) -> None:
         connection.execute("analyze revision.commit_queue")
     spark, branch, names = session(), row[0] if row else 0, count()
     usual = spark.conf.get(LIMIT)
+    assert usual is not None
     parts: dict[str, list[float]] = {"claim": [], "staging": [], "merge": []}
 
     def emptied() -> None:
