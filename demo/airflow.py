@@ -119,10 +119,12 @@ class LocalAirflow(Started):
             print("#!/bin/sh", *lines, f'exec {shlex.join(_airflow())} "$@"', sep="\n", file=file)
         return program
 
-    def start_component(self, name: str) -> None:
+    def start_component(self, name: str, called: str | None = None) -> None:
+        """Start a component. If it runs already, ``called`` is the name of the other."""
+        called = called or name
         arguments = [*COMPONENTS[name], *(["--port", str(self.port)] if name == "api-server" else [])]
-        with (self.home / f"{name}.log").open("ab") as log:
-            self.processes[name] = subprocess.Popen(
+        with (self.home / f"{called}.log").open("ab") as log:
+            self.processes[called] = subprocess.Popen(
                 [*_airflow(), *arguments],
                 env=self._environment,
                 cwd=self.home,

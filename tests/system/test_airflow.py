@@ -203,6 +203,32 @@ def a_triggerer_that_restarts_keeps_the_point_of_a_sensor(
     assert process(airline, 1000) == 5
 
 
+def another_triggerer_watches_the_feeds_of_a_dead_triggerer(
+    airflow: LocalAirflow, airline: psycopg.Connection[Any]
+) -> None:
+    airflow.unpause("noted")
+    eventually(lambda: not unread(airline, "commits:noted/0"), "nothing is left to note", airflow)
+    airflow.start_component("triggerer", called="second triggerer")
+    eventually(lambda: triggerers(airflow) == 2, "two triggerers run", airflow)
+    airflow.kill_component("triggerer")
+    write(airline, 1)
+    killed = time.monotonic()
+    eventually(lambda: not unread(airline, "commits:noted/0"), "the change is noted", airflow)
+    print(f"noted {time.monotonic() - killed:.1f} s after the death of the triggerer that watched")
+    airflow.start_component("triggerer")
+    airflow.pause("noted")
+
+
+def triggerers(airflow: LocalAirflow) -> int:
+    """How many triggerers have a heartbeat that Airflow takes for alive."""
+    with psycopg.connect(airflow.metadata_url.replace("+psycopg2", "")) as connection:
+        row = connection.execute(
+            "select count(*) from job where job_type = 'TriggererJob' and state = 'running' "
+            "and latest_heartbeat > now() - interval '10 s'"
+        ).fetchone()
+    return int(row[0]) if row else 0
+
+
 def a_deferred_sensor_ends_when_a_change_comes(
     airflow: LocalAirflow, airline: psycopg.Connection[Any]
 ) -> None:
@@ -299,6 +325,7 @@ ALWAYS = (
     a_driver_elsewhere_takes_no_worker_slot,
 )
 AT_A_RELEASE = (
+    another_triggerer_watches_the_feeds_of_a_dead_triggerer,
     a_deferred_sensor_ends_when_a_change_comes,
     a_triggerer_that_restarts_keeps_the_point_of_a_sensor,
     a_rescheduled_sensor_keeps_its_point,
