@@ -22,6 +22,7 @@ DURABLE = {"fsync": "on", "full_page_writes": "on"}
 
 BENCHMARKS = (
     "capture",
+    "sizes",
     "queue",
     "watch",
     "wake",

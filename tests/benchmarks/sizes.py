@@ -16,7 +16,10 @@ PREPARED = (
     "create table tracked (id bigint generated always as identity primary key)",
     "select revision.track('tracked')",
     "create table tubed_1 (id bigint generated always as identity primary key)",
+    "create schema pods",
+    "set search_path = pods",
     "select tube.tube_ensure_exists('sized')",
+    "reset search_path",
     "select tube.tube_table_ensure_attached('sized', 'tubed_1')",
     "create table bare (id bigint generated always as identity primary key)",
     "select mbus.create_queue('sized', 16)",
@@ -24,7 +27,7 @@ PREPARED = (
 WRITES = {
     "the bare row": ("public", "insert into bare select from generate_series(1, {})"),
     "commit queue": ("revision", "insert into tracked select from generate_series(1, {})"),
-    "tube": ("tube", "insert into tubed_1 select from generate_series(1, {})"),
+    "tube": ("pods", "insert into tubed_1 select from generate_series(1, {})"),
     "event of 100 bytes": (
         "pgmb",
         "insert into pgmb.events (topic, payload) "
