@@ -15,16 +15,18 @@ import psycopg
 import pytest
 from airflow.cli.cli_parser import get_parser
 from packaging.version import Version
+from psycopg.conninfo import make_conninfo
 
 from tests.airflow_home import uri
 from tests.airflow_metadata import take_migrated
 from tests.command_line import parsed
+from tests.conftest import Role
 from tests.ledger import run
 from tests.readme import FENCE, ROOT, TUTORIAL, blocks, statements
 
 TEXT = (ROOT / TUTORIAL).read_text()
-(SAVED,) = re.findall(r"Save this as `([^`]+)`", TEXT)
-ELSEWHERE = {".", "createdb", "dropdb", "export", "pip", "python3", "rm"}
+(SAVED,) = re.findall(r"save the file as\s`([^`]+)`", TEXT)
+ELSEWHERE = {".", "export", "pip", "psql", "python3", "rm"}
 """Programs of others, and commands of the shell, that this test leaves out."""
 CHANGING = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|\b\d+ s\b|\b\d+\.\d+\b")
 """Ids, times, ages and durations are others in each run."""
@@ -121,18 +123,24 @@ class Reader:
 @pytest.fixture
 def reader(
     bare_db: str,
+    role: Callable[[str], Role],
     connect_to: Callable[..., psycopg.Connection[Any]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> Reader:
-    """A reader whose connection ``shop`` leads to this test's database.
+) -> Iterator[Reader]:
+    """A reader whose connection ``shop`` leads to this test's database, as a role that owns it and has no other right.
 
     Airflow's database is new, because ``status`` tells what it knows of a DAG of the same name that another test has run.
     """
     take_migrated()
-    monkeypatch.setenv("AIRFLOW_CONN_SHOP", uri(bare_db))
-    return Reader(connect_to(bare_db), tmp_path, lambda: capsys.readouterr().out)
+    superuser, owner = connect_to(bare_db), role("shop").name
+    name = superuser.info.dbname
+    superuser.execute(f"alter database {name} owner to {owner}")
+    conninfo = make_conninfo(bare_db, user=owner)
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP", uri(conninfo))
+    yield Reader(connect_to(conninfo), tmp_path, lambda: capsys.readouterr().out)
+    superuser.execute(f"drop owned by {owner} cascade; alter database {name} owner to current_user")
 
 
 @pytest.mark.skipif(
