@@ -11,6 +11,7 @@ import pytest
 
 from airflow_pgchange.feeds.progress import PHASES
 from airflow_pgchange.provider_info import GUIDES
+from tests.pictures.concepts import CONCEPTS
 from tests.readme import ROOT, TUTORIAL, anchors, blocks, in_code, links, statements, table, track_payments
 from tests.suite.parsing import syntax
 
@@ -112,3 +113,10 @@ def test_the_tutorial_and_the_guide_to_the_queue_have_one_statement() -> None:
         return " ".join(example.split('"""')[1].split())
 
     assert written(consumer) == written(dag)
+
+
+def test_the_pictures_of_the_concepts_are_those_that_the_script_draws() -> None:
+    images = ROOT / "docs" / "images"
+    assert {path.stem for path in images.glob("concept-*.svg")} == set(CONCEPTS)
+    for name, svg in CONCEPTS.items():
+        assert (images / f"{name}.svg").read_text() == svg, "run python -m tests.pictures.diagrams"
