@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -46,12 +46,13 @@ order by 1
 
 @dataclass
 class Faults:
-    """What happens to the processes of a campaign and to its server."""
+    """What happens to the processes of a campaign and to its server. Faults whose name is ``left_out`` never happen."""
 
     server: Cluster
     crews: Mapping[str, Crew]
     members: Mapping[str, Sequence[Member]]
     chance: random.Random
+    left_out: Collection[str] = ()
     fired: Counter[str] = field(default_factory=Counter)
     threads: list[threading.Thread] = field(default_factory=list)
     errors: list[BaseException] = field(default_factory=list)
@@ -63,6 +64,9 @@ class Faults:
     @property
     def kinds(self) -> Mapping[str, tuple[float, Callable[[], None]]]:
         """Each fault by the name under which it is counted, and how often it is drawn."""
+        return {name: fault for name, fault in self._all_kinds().items() if name not in self.left_out}
+
+    def _all_kinds(self) -> Mapping[str, tuple[float, Callable[[], None]]]:
         roles = {member.role for member in self.everybody}
         steps = {step for member in self.everybody for step in member.steps}
         return {

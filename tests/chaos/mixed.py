@@ -21,7 +21,8 @@ from tests.chaos import event_log, harness, mirror
 from tests.chaos.harness import one
 from tests.chaos.kills import PATIENCE, until
 from tests.chaos.mirror_worker import TUBES, Backfill, attached_to
-from tests.chaos.mixed_consumers import HANDLED, Notes, Place, at_work
+from tests.chaos.mixed_consumers import HANDLED, at_work
+from tests.chaos.mixed_place import Notes, Place
 from tests.chaos.mixed_worker import picture
 from tests.chaos.mixed_writers import commit_prepared, finish_moves
 from tests.events import subscribe
@@ -66,12 +67,17 @@ def set_up(source: str, results: str, feeds: Sequence[str] = ALL) -> None:
             connection.execute(NOTE_PODS.format(tube))
         make_catalogue(connection)
         if "messages" in feeds:
-            connection.execute(QUEUES)
-            queues.make(connection, "orders")
-            queues.consumer(connection, "even", "(t.properties->'kind') = 'even'", "orders")
+            make_queue(connection)
             sagas.prepare(connection)
     with psycopg.connect(results, autocommit=True) as connection:
         connection.execute(RESULTS)
+
+
+def make_queue(connection: psycopg.Connection[Any]) -> None:
+    """The queue of orders, with a consumer of half of them, and the ledger."""
+    connection.execute(QUEUES)
+    queues.make(connection, "orders")
+    queues.consumer(connection, "even", "(t.properties->'kind') = 'even'", "orders")
 
 
 def end_what_writers_left(source: str) -> None:

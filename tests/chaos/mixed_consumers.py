@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
-import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from datetime import timedelta
-from pathlib import Path
+from dataclasses import replace
+from functools import partial
 from typing import Any
-
-import psycopg
 
 from airflow_pgchange.admin import maintenance
 from airflow_pgchange.errors import ConsumerBusy
 from airflow_pgchange.events import Delivery, EventHandlers, Handler
-from airflow_pgchange.feeds import Change, CommitFeed, EventFeed, QueueFeed, TopologyFeed, TubeFeed
+from airflow_pgchange.feeds import Change, CommitFeed, EventFeed, TopologyFeed, TubeFeed
 from airflow_pgchange.feeds.connections import connect
-from airflow_pgchange.messages import RollBack, TryAgain, Work, handle_saga
-from airflow_pgchange.messages.saga_handling import Answer
 from tests.chaos import event_worker, mirror_worker
 from tests.chaos.crew import end_work
 from tests.chaos.event_worker import Batch
-from tests.chaos.harness import ConsumerFailed, harmed, keep_commits
+from tests.chaos.harness import ConsumerFailed, keep_commits
 from tests.chaos.mirror_worker import TUBES, Backfill
+from tests.chaos.mixed_place import Batches, Connection, Notes, Place, harmed_keep
+from tests.chaos.queue_consumers import Calls, Messages, Sagas
 from tests.chaos.steps import Reached
-from tests.sagas import WORKED, note, ready, refused_step
 
-Connection = psycopg.Connection[Any]
 HANDLED = "handled"
 """The group of the event log that handlers read."""
 COMMITS = "mixed"
@@ -40,75 +33,16 @@ RUNS = itertools.count(1)
 """The numbers of this process's runs of handlers. A consumer that begins anew after a fault goes on with them."""
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a consumer works. ``fault``: none, or a fault of ``harmed``."""
-
-    source: str
-    results: str
-    folder: str
-    seed: str
-    groups: Sequence[str] = ()
-    in_order: bool = False
-    failures: float = 0.1
-    fault: str = ""
-
-    @property
-    def chance(self) -> random.Random:
-        return random.Random(f"{self.seed} {os.getpid()}")
-
-
-@dataclass
-class Notes:
-    """A file of a process, a line for each note. A note is there once it was written, whoever is killed then."""
-
-    file: int
-
-    @classmethod
-    def of(cls, place: Place, kind: str) -> Notes:
-        path = Path(place.folder) / f"{kind} {os.getpid()}.notes"
-        return cls(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY))
-
-    def write(self, **noted: Any) -> None:
-        os.write(self.file, json.dumps(noted).encode() + b"\n")
-
-    @staticmethod
-    def read(folder: Path, whose: str) -> list[list[dict[str, Any]]]:
-        """The notes of each process: of a kind, or of a kind and a process."""
-        paths = sorted(folder.glob(f"{whose}*.notes"))
-        return [[json.loads(line) for line in path.read_text().splitlines()] for path in paths]
-
-
-class Batches:
-    """Works through batches of feeds whose results are written in the consumer transaction."""
-
-    def __init__(self, place: Place, log: Connection, reached: Reached) -> None:
-        self.place, self.log, self.reached, self.chance = place, log, reached, place.chance
-        end_work(log, os.getpid(), "cut off", "began")
-
-    def feeds(self) -> Iterator[Batch]:
-        """A batch of each feed."""
-        raise NotImplementedError
-
-    def round(self) -> int:
-        """Work one batch of each feed. Return how many changes there were."""
-        return sum(batch.work(self.log, self.place, self.chance) for batch in self.feeds())
-
-    @property
-    def limit(self) -> int:
-        return self.chance.choice([1, 7, 50, 1000])
-
-
 class Commits(Batches):
     def feeds(self) -> Iterator[Batch]:
         feed = CommitFeed(COMMITS, 0, in_order=self.place.in_order)
-        yield Batch(feed, _harmed(self.place, keep_commits), self.limit)
+        yield Batch(feed, harmed_keep(self.place, keep_commits), self.limit)
 
 
 class Events(Batches):
     def feeds(self) -> Iterator[Batch]:
         for group in self.chance.sample(self.place.groups, len(self.place.groups)):
-            yield Batch(EventFeed(group), _harmed(self.place, event_worker.keep(group)), self.limit)
+            yield Batch(EventFeed(group), harmed_keep(self.place, event_worker.keep(group)), self.limit)
 
 
 class Topology(Batches):
@@ -118,65 +52,7 @@ class Topology(Batches):
                 "insert into heard (id) values (%s)", [[one.id] for one in changes]
             )
 
-        yield Batch(TopologyFeed("mixed"), _harmed(self.place, keep), self.limit)
-
-
-class Messages(Batches):
-    """Receives by the feed or by SQL. Results are kept at the queue."""
-
-    def __init__(self, place: Place, log: Connection, reached: Reached) -> None:
-        super().__init__(place, log, reached)
-        self.place = _at_the_source(place)
-
-    def feeds(self) -> Iterator[Batch]:
-        for consumer in ("default", "even"):
-            keep = _harmed(
-                self.place, lambda c, changes, by=consumer: _receive(c, by, [one.id for one in changes])
-            )
-            yield Batch(QueueFeed("orders", consumer), keep, self.limit)
-
-    def round(self) -> int:
-        return super().round() + sum(self.consume(consumer) for consumer in ("default", "even"))
-
-    def consume(self, consumer: str) -> int:
-        query = f"select iid from mbus.consumen_orders_by_{consumer}(%s)"
-        with self.log.transaction():
-            iids = [iid for (iid,) in self.log.execute(query, [self.limit]).fetchall()]
-            _receive(self.log, consumer, iids)
-            self.reached("received")
-        return len(iids)
-
-
-def _receive(connection: Connection, consumer: str, iids: Sequence[str]) -> None:
-    connection.execute(
-        "insert into received (consumer, iid) select %s, unnest(%s::text[])", [consumer, list(iids)]
-    )
-
-
-class Sagas(Batches):
-    """Does and undoes the steps of sagas, a message a transaction."""
-
-    def __init__(self, place: Place, log: Connection, reached: Reached) -> None:
-        super().__init__(place, log, reached)
-        self.place = _at_the_source(place)
-
-    def feeds(self) -> Iterator[Batch]:
-        def keep(connection: Connection, changes: Sequence[Change]) -> None:
-            handle_saga(connection, changes[0], self.do)
-
-        for queue in self.chance.sample(WORKED, len(WORKED)):
-            if ready(self.log, queue):
-                yield Batch(QueueFeed(queue), keep, 1)
-
-    def do(self, work: Work, connection: Connection) -> Answer:
-        for _ in range({"": 1, "skips": 0, "doubles": 2}[self.place.fault]):
-            note(work, connection)
-        self.reached("worked")
-        if work.kind == "step" and work.step == refused_step(work.saga):
-            return RollBack("full")
-        if work.attempt == 1 and self.chance.random() < 0.1:
-            return TryAgain("engaged", timedelta())
-        return None
+        yield Batch(TopologyFeed("mixed"), harmed_keep(self.place, keep), self.limit)
 
 
 class Tubes:
@@ -270,6 +146,8 @@ KINDS: Mapping[str, Callable[[Place, Connection, Reached], Any]] = {
     "events": Events,
     "handlers": Handlers,
     "messages": Messages,
+    "singles": partial(Calls, limits=[1]),
+    "batches": partial(Calls, limits=[3, 10, 50, 200]),
     "sagas": Sagas,
     "topology": Topology,
     "backfills": Backfills,
@@ -282,13 +160,3 @@ def at_work(kind: str, place: Place, reached: Reached = lambda step: None) -> It
     """A consumer with a connection to the source, for as long as the block lasts."""
     with connect(place.source) as log:
         yield KINDS[kind](place, log, reached)
-
-
-def _harmed(
-    place: Place, keep: Callable[[Connection, Sequence[Change]], None]
-) -> Callable[[Connection, Sequence[Change]], None]:
-    return lambda connection, changes: keep(connection, harmed(changes, place.fault))
-
-
-def _at_the_source(place: Place) -> Place:
-    return replace(place, results=place.source)

@@ -14,7 +14,8 @@ from tests.chaos import event_log, harness, mirror
 from tests.chaos.event_log import EXPECTED
 from tests.chaos.harness import one
 from tests.chaos.mixed import ALL
-from tests.chaos.mixed_consumers import HANDLED, Notes, Place
+from tests.chaos.mixed_consumers import HANDLED
+from tests.chaos.mixed_place import Notes, Place
 from tests.sagas import is_right, refused_step
 
 

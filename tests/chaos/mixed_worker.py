@@ -18,7 +18,8 @@ from airflow_pgchange.errors import ConsumerBusy
 from airflow_pgchange.topology import Topology, TopologyClient, service
 from tests.chaos import mixed_writers
 from tests.chaos.event_worker import PAUSE, through_faults
-from tests.chaos.mixed_consumers import Notes, Place, at_work
+from tests.chaos.mixed_consumers import at_work
+from tests.chaos.mixed_place import Notes, Place
 from tests.chaos.steps import OF_A_BATCH, OF_A_WRITER, Order, follow_batches
 
 
@@ -45,14 +46,17 @@ class Member:
     @property
     def steps(self) -> tuple[str, ...]:
         """The steps at which it can be killed."""
+        without_batches = {
+            "handlers": ("called", "noted"),
+            "singles": ("received",),
+            "batches": ("received",),
+        }
         extra = {"messages": ("received",), "sagas": ("worked",)}
         if self.role == "writer":
             return OF_A_WRITER
         if self.role != "consumer":
             return ()
-        if self.kind == "handlers":
-            return ("called", "noted")
-        return (*OF_A_BATCH, *extra.get(self.kind, ()))
+        return without_batches.get(self.kind) or (*OF_A_BATCH, *extra.get(self.kind, ()))
 
     @property
     def command(self) -> list[str]:

@@ -19,7 +19,7 @@ from tests.chaos.event_log import GROUPS
 from tests.chaos.faults import Faults
 from tests.chaos.harness import FULL, SEED, harmed
 from tests.chaos.kills import until
-from tests.chaos.mixed_consumers import Notes, Place
+from tests.chaos.mixed_place import Notes, Place
 from tests.chaos.mixed_verdict import Count, judge, judge_clients
 from tests.chaos.mixed_worker import Member
 from tests.chaos.mixed_writers import WRITERS
