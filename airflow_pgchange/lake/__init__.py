@@ -1,8 +1,8 @@
 """Results in tables of a lake: the rows of each batch are in the table exactly once.
 
 ``Iceberg`` names a table whose catalog is in the database of the results. Its new snapshot and the consumer's progress
-are one commit of PostgreSQL. ``RemoteIceberg`` names a table of any other catalog, whose snapshots tell a retry which
-batches it has. ``Delta`` names a Delta table, whose log has the number and the id of each batch.
+are one commit of PostgreSQL. ``RemoteIceberg`` names a table of any other catalog. Its snapshots name the batches that
+it has, so a retry finds them. ``Delta`` names a Delta table. Its log has the number and the id of each batch.
 """
 
 from __future__ import annotations

@@ -56,7 +56,8 @@ class Format(Protocol):
         key: tuple[str, ...],
         mode: Mode,
     ) -> Place:
-        """Return the place for files with rows of this schema. The names of the files say which attempt has written them.
+        """Return the place for files with rows of this schema. The names of the files contain the attempt that has
+        written them.
 
         ``connection`` is a connection to the database of the results. Raises MergeRefused if such rows cannot be written
         in this mode exactly as they are, InvalidArgument if there is no such table, and PermissionDenied.
@@ -95,9 +96,10 @@ def prepared(
     evolve: bool = False,
     note: Callable[[str, str], None] = lambda step, how_far: None,
 ) -> tuple[Place, StagedFiles]:
-    """Return the place for files with rows of this schema, and the staged files, of which there are none yet.
+    """Return the place for files with rows of this schema, and the description of the staged files, which is still
+    empty.
 
-    ``evolve``: the table first gets the columns that it lacks, with which ``note`` is called. Raises the errors of
+    ``evolve``: the table first gets the columns that it lacks, and ``note`` is called with them. Raises the errors of
     ``Format.evolve`` and ``Format.place``, and InvalidArgument if the location of the table is too long for an asset.
     """
     format = format_of(lake)
@@ -106,8 +108,8 @@ def prepared(
     place = format.place(connection, batch, lake, rows, key=key, mode=mode)
     if len(place.location) > LONGEST_LOCATION:
         raise InvalidArgument(
-            f"{lake}: the location of the table has {len(place.location):,} characters as a URI, and an asset of Airflow "
-            f"may have {LONGEST_LOCATION:,}: nothing was written: make the table at a shorter location"
+            f"{lake}: the location of the table has {len(place.location):,} characters as a URI, but an asset of "
+            f"Airflow may have only {LONGEST_LOCATION:,}. Nothing was written; make the table at a shorter location"
         )
     return place, StagedFiles(lake, key, mode, batch.id, batch.attempt)
 
@@ -124,8 +126,8 @@ def commit(connection: psycopg.Connection[Any], batch: Batch, staged: StagedFile
 
 
 def format_of(lake: LakeTable) -> Format:
-    """Return the format of a table. Raises ExtraMissing if its library is not installed, InvalidArgument if it is not set
-    up rightly."""
+    """Return the format of a table. Raises ExtraMissing if its library is not installed, and InvalidArgument if the
+    library's configuration is wrong."""
     try:
         return cast(Format, import_module(MODULES[lake.kind]))
     except PgChangeError:

@@ -1,4 +1,4 @@
-"""Keys of rows, by which a mode finds the rows of a table that it replaces or deletes."""
+"""Keys of rows. By them a merge finds the rows of a table that it replaces or deletes."""
 
 from __future__ import annotations
 
@@ -19,38 +19,41 @@ def check_mode(lake: LakeTable, rows: pa.Schema, key: tuple[str, ...], mode: Mod
     """Raise MergeRefused if the mode is refused for tables of a lake, or needs a key that the rows do not have."""
     if mode.behaviour.sums:
         raise MergeRefused(
-            f"{lake}: mode {mode} changes rows by sums, for which the files of the table would be read and written anew: "
-            "append the sums of each batch and add them up in a query, or replace whole rows"
+            f"{lake}: mode {mode} adds to rows, so the files of the table would be read and written again. Append the "
+            f"sums of each batch and add them up in a query, or replace whole rows"
         )
     if not mode.behaviour.needs_key:
         return
     if not key:
-        raise MergeRefused(f"{lake}: mode {mode} finds rows by their key: give key=")
+        raise MergeRefused(f"{lake}: mode {mode} finds rows by their key: pass key=")
     if lacking := [name for name in key if name not in rows.names]:
-        raise MergeRefused(f"{lake}: the key {lacking[0]!r} is none of the columns {', '.join(rows.names)}")
+        raise MergeRefused(
+            f"{lake}: the key {lacking[0]!r} is not one of the columns {', '.join(rows.names)}"
+        )
 
 
 def unfit(lake: LakeTable, name: str, kind: object) -> MergeRefused:
-    """Return the error for a column of the key by which no row can be found."""
+    """Return the error for a column whose type cannot be part of a key."""
     return MergeRefused(
-        f"{lake}: the column {name!r} is of type {kind}, by which no row can be found: choose another key"
+        f"{lake}: the column {name!r} is of type {kind}, which cannot be part of a key: choose another key"
     )
 
 
 def check(lake: LakeTable, keys: pa.Table, *, once: bool) -> None:
-    """Raise MergeRefused if a key holds NULL, or if ``once`` and a key comes twice."""
+    """Raise MergeRefused if a key has a NULL, or, with ``once``, if two rows have the same key."""
     if any(column.null_count for column in keys.columns):
-        raise MergeRefused(f"{lake}: a key holds NULL: drop such rows before merging")
+        raise MergeRefused(f"{lake}: a key has a NULL: drop such rows before merging")
     if once and (twice := later_rows(keys)):
         named = ", ".join(f"{name}={value}" for name, value in keys.slice(twice[0], 1).to_pylist()[0].items())
         raise MergeRefused(
-            f"{lake}: the key {named} comes more than once, so which row should win? Use dropDuplicates or an aggregate "
-            "before merging"
+            f"{lake}: the key {named} was staged more than once, so it is not clear which row is right: use "
+            f"dropDuplicates or an aggregate before merging"
         )
 
 
 def of_gone(lake: LakeTable, gone: pa.Table, key: tuple[str, ...], mode: Mode) -> pa.Table:
-    """Return the keys of rows to delete. Raises MergeRefused if these are no keys, InvalidArgument for another mode."""
+    """Return the keys of rows to delete. Raises MergeRefused if they are not valid keys, and InvalidArgument if the
+    mode deletes no rows."""
     if not mode.behaviour.deletes_touched:
         raise InvalidArgument(
             f"{lake}: mode {mode} deletes no rows that are gone: use mode mirror, or leave gone out"
@@ -89,7 +92,7 @@ def numbers_of(keys: pa.Table, wanted: pa.Table) -> pa.ChunkedArray:
 
 
 def may_have(values: Sequence[Any], lower: Any, upper: Any) -> bool:
-    """Whether the bounds of a file leave room for one of the sorted values. A bound that is not known is None."""
+    """Whether a file with these bounds may have one of the sorted values. An unknown bound is None."""
     if lower is None or upper is None:
         return bool(values)
     at = bisect_left(values, lower)

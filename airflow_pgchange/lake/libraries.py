@@ -1,4 +1,4 @@
-"""The libraries of lake formats, which the Python of a task needs, and that of each executor of Spark."""
+"""Check that the library of a lake format is installed. A task needs it, and so does each executor of Spark."""
 
 from __future__ import annotations
 

@@ -14,14 +14,14 @@ from airflow_pgchange.lake.staged import LIFE
 from airflow_pgchange.lake.tables import Iceberg, LakeTable, RemoteIceberg
 
 LEAST = LIFE + timedelta(days=1)
-"""The least age of a file that is removed. An attempt commits no file that is older than ``LIFE``. The rest is for clocks
-that differ, and for commits that take long."""
+"""The minimum age of a file that is removed. An attempt commits no file that is older than ``LIFE``. The further day is
+for clocks that differ and for long commits."""
 
 
 @dataclass(frozen=True)
 class Leftover:
-    """The files of one attempt that no snapshot of a table names, and their size. For all metadata files together
-    ``batch`` and ``attempt`` are None."""
+    """The files of one attempt that no snapshot of a table names, and their size. ``batch`` and ``attempt`` are None
+    for the metadata files, which are counted together."""
 
     batch: str | None
     attempt: int | None
@@ -31,7 +31,7 @@ class Leftover:
 
 @dataclass(frozen=True)
 class LakeReport:
-    """``expired`` is the number of snapshots that have expired, ``leftovers`` are the files that were removed."""
+    """The result of ``maintain``: the number of snapshots that have expired, and the files that were removed."""
 
     table: str
     expired: int
@@ -54,12 +54,12 @@ def maintain(
     snapshot_retention: Seconds | None = None,
     dry_run: bool = False,
 ) -> LakeReport:
-    """Remove the files that attempts have left in a table, and let old snapshots expire.
+    """Remove the files that failed attempts have left in a table, and let old snapshots expire.
 
-    ``connection`` is a connection to the database of the results, in autocommit mode. Removed are files that attempts on
-    batches wrote more than ``older_than`` ago, at least 3 days, and that no snapshot names. No attempt can commit them
-    any more. Files of other writers stay. ``snapshot_retention``, at least 3 days, first lets PyIceberg expire older
-    snapshots. None expires none. ``dry_run`` only reports.
+    ``connection`` is a connection to the database of the results, in autocommit mode. Files are removed if an attempt
+    on a batch wrote them more than ``older_than`` ago (at least 3 days) and no snapshot names them. No attempt can
+    commit them any more. Files of other writers stay. With ``snapshot_retention`` (at least 3 days), PyIceberg first
+    expires older snapshots. ``dry_run`` only reports.
 
     Raises Refused if another catalog commits to the same table. Raises InvalidArgument for another format.
     """

@@ -1,4 +1,4 @@
-"""The refusal of rows that do not fit a table, in the same words for each format."""
+"""The error for rows that do not fit a table, in the same words for each format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of the files that an attempt on a batch writes. By its name, a file is told from the files of other writers."""
+"""Names of the files that an attempt on a batch writes. The name distinguishes them from the files of other writers."""
 
 from __future__ import annotations
 

@@ -16,10 +16,10 @@ from airflow_pgchange.lake.tables import LakeTable
 
 
 def next_number(connection: psycopg.Connection[Any], table: str) -> int:
-    """Return the number of the next write to the table with this id in this transaction, from 1.
+    """Return the number of the next write of this transaction to the table, from 1.
 
-    A batch that comes again writes in the same order. So a write is known by the id of its batch and by its number. The
-    id is that in the table's own metadata, because one table can have several names or locations.
+    A retry of a batch writes in the same order. So the batch's id and this number identify a write. ``table`` is the id
+    in the table's own metadata, because a table can have several names or locations.
     """
     return int(settings.change(connection, _name("writes", table), "coalesce({last}::integer, 0) + 1"))
 
@@ -27,7 +27,7 @@ def next_number(connection: psycopg.Connection[Any], table: str) -> int:
 def metadata_number(connection: psycopg.Connection[Any], table: str, following: int) -> int:
     """Return the number of the metadata file of a commit: ``following``, or the number of the transaction's first commit.
 
-    So a transaction that is rolled back leaves no other numbers than one, however many commits it has made.
+    So a transaction that is rolled back has used only one number, however many commits it has made.
     """
     name, first = _name("metadata", table), "coalesce({last}::integer, {following})"
     return int(settings.change(connection, name, first, following=following))
@@ -39,16 +39,16 @@ def _name(kind: str, table: str) -> str:
 
 @contextmanager
 def one_write(connection: psycopg.Connection[Any], lake: LakeTable) -> Iterator[None]:
-    """Give the number of the write back if the block fails, so that the same write gets it again."""
+    """Return the number of the write if the block fails, so that a retry gets the same number."""
     check_transaction(connection, lake)
-    # Without a transaction, the block below would begin one, and commit it.
+    # Begin the transaction now. Otherwise the block below would begin it, and commit it at its end.
     connection.execute("select")
     with connection.transaction():
         yield
 
 
 def check_transaction(connection: psycopg.Connection[Any], lake: LakeTable) -> None:
-    """Raise InvalidArgument outside of a transaction, where the settings would be gone after the statement."""
+    """Raise InvalidArgument outside of a transaction, because the settings would be lost after each statement."""
     if connection.autocommit and connection.info.transaction_status == TransactionStatus.IDLE:
         raise InvalidArgument(
             f"{lake}: a batch is written in its consumer transaction: give the connection that the operator passes"

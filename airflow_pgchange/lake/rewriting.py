@@ -1,4 +1,4 @@
-"""Copy-on-write: new rows take the place of the rows of a table that have the same keys. The same for each format."""
+"""Copy-on-write for all formats: new rows replace the rows of a table with the same keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class DataFiles(Protocol[Old, New]):
     """The data files of a table at one version, and files that are not added to it yet."""
 
     def that_may_have(self, wanted: pa.Table) -> Iterable[Old]:
-        """Return the files of the table whose bounds leave room for one of the keys."""
+        """Return the files of the table that may have one of the keys, by their bounds."""
 
     def rows(self, file: Old | New, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the rows of a file, in these columns or in all."""
@@ -34,8 +34,8 @@ def merged(
 ) -> tuple[list[Old], list[New]]:
     """Return the files to remove from the table and the files to add to it. ``files`` have the staged rows.
 
-    Of each file that may have rows of the keys the columns of the key are read. A file that has some is read as a whole,
-    in memory, and its other rows are written anew. Raises MergeRefused for keys that a mode does not allow.
+    Of each file that may have one of the keys, first only the key's columns are read. A file that has such rows is read
+    into memory, and its other rows are written to a new file. Raises MergeRefused for keys that a mode does not allow.
     """
     kept = [table.rows(file, staged.key) for file in files]
     if kept:

@@ -1,4 +1,4 @@
-"""Record batches on their way into a table of a lake."""
+"""Rows for a table of a lake, as record batches."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from airflow_pgchange.lake.staged import Files
 from airflow_pgchange.results.staging import TOUCHED
 
 TARGET_BYTES = 128 * 1024 * 1024
-"""How many bytes of Arrow are gathered in memory for a file. A partitioned table gets at least a file for each partition
-and so many bytes."""
+"""The number of bytes of Arrow that are gathered in memory for a file. A partitioned table gets at least one file for
+each of its partitions in these bytes."""
 
 Rows: TypeAlias = pa.Table | pa.RecordBatch | pa.RecordBatchReader | Iterable[pa.RecordBatch]
 
@@ -22,7 +22,7 @@ Rows: TypeAlias = pa.Table | pa.RecordBatch | pa.RecordBatchReader | Iterable[pa
 def batches_of(rows: Rows) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """Return the schema of rows, and the rows as batches.
 
-    Raises MergeRefused if there is no batch, and InvalidArgument if the rows are nothing of Arrow's.
+    Raises MergeRefused if there is no batch, and InvalidArgument if the rows are not Arrow data.
     """
     if isinstance(rows, pa.Table):
         return rows.schema, iter(rows.to_batches())
@@ -34,7 +34,7 @@ def batches_of(rows: Rows) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     first = next(batches, None)
     if first is None:
         raise MergeRefused(
-            "no record batch was given, so the columns are unknown: give an empty one, or the table "
+            "no record batch was given, so the columns are unknown: pass an empty record batch, or the table "
             "pa.Table.from_pylist([], schema=...)"
         )
     if not isinstance(first, pa.RecordBatch):
@@ -73,7 +73,7 @@ def _size(batch: pa.RecordBatch) -> int:
     try:
         return int(batch.nbytes)
     except pa.ArrowTypeError:
-        # Older versions of Arrow cannot tell the size of views of text. This counts their buffers as a whole.
+        # Older versions of Arrow cannot compute the size of views of text. Count whole buffers instead.
         return int(batch.get_total_buffer_size())
 
 
@@ -83,9 +83,9 @@ def normalised(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def normalised_schema(schema: pa.Schema) -> pa.Schema:
-    """Give instants the zone UTC, which is the only zone of lake tables, and texts and bytes a type other than a view.
+    """Return the schema with UTC as the zone of instants, which is the only zone of lake tables, and without views.
 
-    PyIceberg asks for the size of rows, which Arrow 18 cannot tell if there is a view.
+    PyIceberg asks for the size of rows, which Arrow 18 cannot compute for views of text or bytes.
     """
     return pa.schema([field.with_type(_normalised(field.type)) for field in schema])
 
@@ -101,7 +101,7 @@ def _normalised(kind: pa.DataType) -> pa.DataType:
 def _kept(
     batches: Iterable[pa.RecordBatch], key: tuple[str, ...], gone: list[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """The rows to write. The keys of rows to delete are added to ``gone``."""
+    """Yield the rows to write, and add the keys of rows to delete to ``gone``."""
     for batch in batches:
         if TOUCHED not in batch.schema.names:
             yield batch

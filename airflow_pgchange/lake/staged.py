@@ -14,15 +14,15 @@ from airflow_pgchange.lake.tables import LakeTable, table_of
 from airflow_pgchange.results.modes import Mode
 
 LIFE = timedelta(days=2)
-"""For how long an attempt may commit its files, from the time when it began to write them.
+"""The time in which an attempt may commit its files, since it began to write them.
 
-Later its files belong to nobody, and maintenance removes them. This makes it sure that no file is removed that an attempt
-could still commit."""
+Maintenance removes only older files, so it never removes a file that an attempt could still commit.
+"""
 
 
 @dataclass(frozen=True)
 class Files:
-    """Data files, each as a description in JSON that its format understands.
+    """Data files, each as a description in JSON in the terms of its format.
 
     ``gone`` are the paths of Parquet files with the keys of rows to delete.
     """
@@ -75,8 +75,8 @@ class StagedFiles:
         age = timedelta(seconds=time.time() - self.began)
         if age > LIFE:
             raise StagingOutdated(
-                f"{self.lake}: the files were begun {age.days} days ago, and are kept for {LIFE.days} days before they "
-                "are committed: nothing was written, and the batch is tried again"
+                f"{self.lake}: the files were begun {age.days} days ago, but may be committed only for {LIFE.days} "
+                f"days. Nothing was written, and the batch is tried again"
             )
 
     @classmethod

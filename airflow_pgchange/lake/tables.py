@@ -44,13 +44,13 @@ class _InACatalog:
 class Iceberg(_InACatalog):
     """An Iceberg table of a SQL catalog. The tables of the catalog are in the database of the results.
 
-    PyIceberg's ``SqlCatalog`` and the ``JdbcCatalog`` of Spark and Trino use the same tables, so each of them can make
-    the table, read it, and write to it.
+    PyIceberg's ``SqlCatalog`` and the ``JdbcCatalog`` of Spark and Trino use the same catalog. So each of them can
+    create the table, read it, and write to it.
 
     ``table`` is the name of the table with its namespace, such as ``"sales.payment"``. ``catalog`` is the name of the
     catalog. ``schema`` is the schema of PostgreSQL that has the catalog's table ``iceberg_tables``. PyIceberg's own
-    configuration says how to reach the files: the section ``catalog`` of ``.pyiceberg.yaml``, or environment variables
-    such as ``PYICEBERG_CATALOG__LAKE__S3__ENDPOINT`` for the catalog ``lake``.
+    configuration has the access to the files. It is the section ``catalog`` of ``.pyiceberg.yaml``, or environment
+    variables. For the catalog ``lake`` they are named like ``PYICEBERG_CATALOG__LAKE__S3__ENDPOINT``.
     """
 
     schema: str = "public"
@@ -66,12 +66,12 @@ class Iceberg(_InACatalog):
 class RemoteIceberg(_InACatalog):
     """An Iceberg table of any other catalog that PyIceberg reaches: REST, Glue, Hive, or SQL in another database.
 
-    The catalog commits before PostgreSQL does. A retry of a batch looks for the batch in the snapshots of the table
-    first, so the table must keep its snapshots for longer than a batch is tried.
+    The catalog commits before PostgreSQL does. A retry of a batch first looks for the batch in the snapshots of the
+    table. So the table must keep its snapshots for longer than a batch is tried.
 
     ``table`` is the name of the table with its namespace, such as ``"sales.payment"``. ``catalog`` is the name of the
-    catalog in PyIceberg's configuration: the section ``catalog`` of ``.pyiceberg.yaml``, or environment variables such as
-    ``PYICEBERG_CATALOG__LAKE__URI`` for the catalog ``lake``.
+    catalog in PyIceberg's configuration. It is the section ``catalog`` of ``.pyiceberg.yaml``, or environment
+    variables. For the catalog ``lake`` they are named like ``PYICEBERG_CATALOG__LAKE__URI``.
     """
 
     kind: Literal["remote iceberg"] = field(default="remote iceberg", init=False, repr=False)
@@ -81,7 +81,7 @@ class RemoteIceberg(_InACatalog):
 class Delta:
     """A Delta table at a location, such as ``"s3://lake/sales/payment"`` or ``"/data/lake/payment"``.
 
-    Environment variables say how to reach an object store: those that begin with ``AWS_`` for S3, such as
+    Environment variables configure the access to an object store. Their names begin with ``AWS_`` for S3, such as
     ``AWS_ENDPOINT_URL``, with ``AZURE_`` for Azure, and with ``GOOGLE_`` for Google Cloud.
     """
 
@@ -97,8 +97,8 @@ class Delta:
             )
         if parts.password is not None or parts.query:
             raise InvalidArgument(
-                "the location of a Delta table is stored and shown, so it may have no password and no query: give them "
-                "as environment variables of the object store"
+                "the location of a Delta table is stored and shown, so it may have no password and no query: set them "
+                "in environment variables"
             )
 
     def __str__(self) -> str:

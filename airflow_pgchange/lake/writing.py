@@ -39,13 +39,13 @@ def write(
     ``pgchange.batch``.
 
     ``mode`` is a ``Mode`` or its name. ``append`` adds the rows. ``replace`` first deletes the rows with the same keys.
-    ``mirror`` deletes those of ``gone`` as well, a table with the columns of the key, which no other mode takes. Both
-    write the files that have such rows anew, in the memory of this process. ``evolve``: the table first gets the columns
-    of the rows that it lacks, each of which may be null. Raises MergeRefused, before a file is written, if the rows do
-    not fit. Raises OutcomeUnknown if the table does not show any more whether an earlier attempt has written the batch.
-    Raises StaleClaim if the table has a part of the batch, which was split meanwhile.
+    ``mirror`` deletes those of ``gone`` as well, a table with the columns of the key. No other mode accepts ``gone``.
+    Both modes write files with such rows again, in the memory of this process. ``evolve``: the table first gets the
+    columns of the rows that it lacks, each of which may be null. Raises MergeRefused, before a file is written, if the
+    rows do not fit. Raises OutcomeUnknown if the table does not show any more whether an earlier attempt has written
+    the batch. Raises StaleClaim if the table has a part of the batch, which was split meanwhile.
     """
-    # Before a column is added or a file is written.
+    # Check the transaction before a column is added or a file is written.
     check_transaction(connection, lake)
     chosen, names = Mode.of(mode), names_of(key)
     keys_gone = [] if gone is None else keys.of_gone(lake, gone, names, chosen).to_batches()

@@ -22,13 +22,14 @@ from airflow_pgchange.lake.staged import StagedFiles, Version
 from airflow_pgchange.lake.tables import Delta
 
 CONFLICTS = 20
-"""How often other writers may commit first. Then the batch is tried again."""
+"""The number of tries of a commit if other writers commit first. Then the batch is tried again."""
 
 
 def commit(connection: psycopg.Connection[Any], batch: Batch, staged: StagedFiles) -> Version:
     """Make the staged files a version of their table, unless an earlier attempt on the batch has done so.
 
-    Another attempt may still be at work. So the log is read before each try, and a try fails if it was written to since.
+    Another attempt may still be running. So the log is read before each try, and the try fails if another writer has
+    committed since.
     """
     lake = cast(Delta, staged.lake)
     with refusals(lake):
@@ -39,7 +40,7 @@ def commit(connection: psycopg.Connection[Any], batch: Batch, staged: StagedFile
 
 
 def _committed(table: DeltaTable, staged: StagedFiles, write: Write) -> int:
-    """Commit the files, or find the commit of an earlier attempt; the version of the table."""
+    """Commit the files, or find the commit of an earlier attempt. Return the version of the table."""
     for _ in range(CONFLICTS):
         found = write.version_in(table)
         if found is not None:
@@ -48,8 +49,8 @@ def _committed(table: DeltaTable, staged: StagedFiles, write: Write) -> int:
             return table.version() + 1
         table = store.opened(write.lake)
     raise ServerUnavailable(
-        f"{write.lake}: tried to commit batch {write.batch.id}, and other writers were faster {CONFLICTS} times: let "
-        "them commit more rarely, or try again"
+        f"{write.lake}: batch {write.batch.id} was not committed, because other writers were faster {CONFLICTS} "
+        f"times: let them commit less often, or try again"
     )
 
 

@@ -41,14 +41,14 @@ class Layout:
 
 
 def new_path(layout: Layout, kind: str = "part") -> str:
-    """Return the path of a new file, which tells the attempt that writes it."""
+    """Return the path of a new file. It contains the attempt that writes it."""
     return f"{kind}-{layout.attempt}_{uuid.uuid4()}.parquet"
 
 
 def written(layout: Layout, batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
     """Write the rows into new data files of the table, each partition into files of its own, and describe the files.
 
-    The rows are never in memory as a whole. The files belong to nobody until a commit names them.
+    The rows are never all in memory. The files are not part of the table until a commit names them.
     """
     files = store.files(layout.location, layout.options)
     for together in gathered(batches):
@@ -124,7 +124,7 @@ def as_text(layout: Layout, name: str, value: Any) -> str | None:
 
 
 def _divided(rows: pa.Table, names: tuple[str, ...]) -> Iterator[tuple[dict[str, Any], pa.Table]]:
-    """The rows of each partition, with the values of its columns."""
+    """Yield the rows of each partition, with the values of the partition's columns."""
     if not names:
         yield {}, rows
         return

@@ -1,4 +1,4 @@
-"""Whether a batch can be written into a Delta table, asked before a file is written."""
+"""Check that a batch can be written into a Delta table, before a file is written."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KNOWN = frozenset(
         "variantType",
     }
 )
-"""The features of writers that a table may list. Those that it uses are looked for one by one."""
+"""The writer features that a table may list. Whether it uses them is checked for each."""
 OF_COLUMNS = {
     "delta.generationExpression": "a generated column",
     "delta.identity.": "an identity column",
@@ -63,7 +63,7 @@ def layout(lake: Delta, table: DeltaTable, attempt: Attempt) -> Layout:
 
 
 def check_table(lake: Delta, table: DeltaTable, mode: Mode) -> None:
-    """Raise MergeRefused if the table asks of its writers what this mode cannot do."""
+    """Raise MergeRefused if the table uses a feature that this mode does not support."""
     if in_use := next(_in_use(table, mode), None):
         raise MergeRefused(f"{lake}: the table has {in_use}, so it cannot be written in mode {mode}")
 
@@ -130,7 +130,7 @@ def _check_columns(lake: Delta, columns: pa.Schema, partitioning: list[str], row
 
 
 def _misfits(columns: pa.Schema, rows: pa.Schema) -> Iterator[str]:
-    """Say of each column that does not fit why."""
+    """Yield, for each column that does not fit, the reason."""
     if more := [name for name in rows.names if name not in columns.names]:
         yield no_columns(more, columns.names)
         return
@@ -163,7 +163,7 @@ def columns_for(lake: Delta, fields: Sequence[pa.Field]) -> Schema:
                 f"{lake}: the table can get no column {field.name!r} of type {exact.type}: cast it to {field.type}, or "
                 "to another type that Delta has"
             )
-        # The type would become a feature of the table. A table with an unknown feature is refused from then on.
+        # Refuse the type: it would become a feature of the table, and from then on the table would be refused.
         if any(_needs_a_feature(part) for part in _parts(exact.type)):
             raise MergeRefused(
                 f"{lake}: the table can get no column {field.name!r} of type {exact.type}: cast it, for example to "
@@ -177,7 +177,7 @@ def _needs_a_feature(kind: pa.DataType) -> bool:
 
 
 def _parts(kind: pa.DataType) -> Iterator[pa.DataType]:
-    """The type, and the types in it."""
+    """Yield the type and the types nested in it."""
     yield kind
     for place in range(kind.num_fields):
         yield from _parts(kind.field(place).type)

@@ -1,11 +1,11 @@
-"""Whether the log of a Delta table has a batch.
+"""Find a batch in the log of a Delta table.
 
-Each commit here names an application and a number, as Delta foresees for writers that may repeat themselves. The
-application is a consumer of a database, and the number that of the batch. The table keeps the last number of each
-application. A commit fails if the table has another version than the one that was read.
+Each commit of this package has an application and a number, which are Delta's means for idempotent writes. The
+application is a consumer of a database, and the number is the batch's version. The table keeps the last number of each
+application. A commit fails if the table has another version than the version that was read.
 
-A database that was restored gives a number once more. So a number that the table has counts only for the same batch. The
-information of the commit has the id of the batch.
+A restored database uses numbers again. So a number that the table has counts only if the commit's information has the
+id of the same batch.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from airflow_pgchange.lake.tables import Delta
 
 BATCH, WRITE, REPAIRED = "pgchange.batch", "pgchange.write", "pgchange.repaired"
 SKEW = timedelta(days=1)
-"""How much the clocks of the writers and of the database may differ, for commits that are older than a batch."""
+"""The largest difference between the clocks of the writers and of the database. Only a commit that is older than the
+batch by more cannot have the batch."""
 WINDOWS = (100, 1000, None)
-"""How many commits are read. A batch that comes again is nearly always among the last ones."""
+"""The numbers of commits to read, one after another. A batch that is tried again is nearly always in a recent commit."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Write:
 
     @property
     def consumer(self) -> str:
-        """The consumer, with the place in which the numbers of its batches are valid."""
+        """The consumer, with the id of the source in which the numbers of its batches are valid."""
         return f"{self.batch.bounds.get('source', '')}/{self.batch.feed}"
 
     @property
@@ -50,8 +51,8 @@ class Write:
     def version_in(self, table: DeltaTable) -> int | None:
         """Return the version of the table that an earlier attempt has committed with these rows, or None.
 
-        Raises OutcomeUnknown if the log does not show whether there is one, and SourceRestored if the number of the batch
-        belongs to another batch, or is lower than the last one.
+        Raises OutcomeUnknown if the log does not show whether there is such a version. Raises SourceRestored if the
+        number of the batch belongs to another batch, or is lower than the last number.
         """
         known, number = table.transaction_version(self.application), self.batch.version
         if known is not None and known < number and not self.batch.parts_of:
@@ -76,7 +77,8 @@ class Write:
         return None
 
     def properties(self) -> CommitProperties:
-        """Return what the commit of these rows says. The commit is tried once, so that the log is read before another."""
+        """Return the information of the commit of these rows. The commit is tried once, because the log must be read
+        before the next try."""
         return CommitProperties(
             {
                 BATCH: self.batch.id,
@@ -93,14 +95,14 @@ class Write:
         return f"airflow-pgchange repair {self.batch.feed} --delta {self.lake}"
 
     def _commits(self, table: DeltaTable) -> Iterator[dict[str, Any]]:
-        """The information of the commits that may have the batch and that the log still has, the last one first."""
+        """Yield the information of the commits in the log that may have the batch, the latest first."""
         for commit in _commits(table):
             yield commit
             if self._is_before(commit):
                 return
 
     def _is_before(self, commit: dict[str, Any]) -> bool:
-        """Whether no commit before this one can have the batch."""
+        """Whether no commit before this commit can have the batch."""
         if commit.get(REPAIRED) == self.consumer or commit.get("version") == 0:
             return True
         if self.batch.first_claimed_at is None or "timestamp" not in commit:
@@ -112,7 +114,7 @@ class Write:
 def repair(lake: Delta, batch: Batch) -> None:
     """Let the batch be written, although the log has its number, or does not show whether it has the batch.
 
-    Rows of the batch that the table has already come once more.
+    If the table has rows of the batch already, it gets them a second time.
     """
     table = store.opened(lake)
     applications, write = [], Write(lake, batch)
@@ -125,11 +127,11 @@ def repair(lake: Delta, batch: Batch) -> None:
             [], "append", table.schema(), table.metadata().partition_columns, commit_properties=properties
         )
     except CommitFailedError as error:
-        raise ConsumerBusy(f"{lake}: another writer committed meanwhile: repair it again") from error
+        raise ConsumerBusy(f"{lake}: another writer committed meanwhile: run the repair again") from error
 
 
 def _commits(table: DeltaTable) -> Iterator[dict[str, Any]]:
-    """The information of the commits that the log still has, the last one first."""
+    """Yield the information of the commits that the log still has, the latest first."""
     read = 0
     for window in WINDOWS:
         commits = table.history(window)

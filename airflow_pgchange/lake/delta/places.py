@@ -1,4 +1,4 @@
-"""Places of Delta tables: where and how any process writes data files, which no version names before the commit."""
+"""Write data files of a Delta table in any process. No version names the files before the commit."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class Place:
         return Files(files, (path,))
 
     def _fitted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The same values in the encodings that Delta has."""
+        """Return the same values in the encodings that Delta has."""
         fields = [self.layout.schema.field(name) for name in batch.schema.names]
         for field in fields:
             if not field.nullable and batch.column(field.name).null_count:
                 raise MergeRefused(
-                    f"{self.lake}: the column {field.name!r} may not be NULL, and is in some rows"
+                    f"{self.lake}: the column {field.name!r} may not be NULL, but some rows have a NULL"
                 )
         return batch.cast(pa.schema(fields))
 
@@ -84,7 +84,7 @@ def evolve(
     """
     with refusals(lake):
         table = store.opened(lake)
-        # Names that differ in case alone are one column to Spark.
+        # Names that differ only in case are the same column in Spark.
         known = {field.name.lower() for field in table.schema().fields}
         added = fitting.columns_for(lake, [field for field in rows if field.name.lower() not in known])
         if added.fields:

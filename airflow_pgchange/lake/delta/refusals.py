@@ -1,4 +1,4 @@
-"""Errors of ``deltalake`` and Arrow."""
+"""Translate errors of ``deltalake`` and Arrow."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from airflow_pgchange.lake.tables import Delta
 def refusals(lake: Delta) -> Iterator[None]:
     """Turn errors of ``deltalake`` and Arrow about rows or tables into MergeRefused.
 
-    ``deltalake`` has another error for a store that cannot be reached while it commits than while it reads. The first
-    becomes an OSError, as the second is.
+    If a store cannot be reached, ``deltalake`` raises an OSError while it reads, but a DeltaError while it commits. The
+    latter becomes an OSError, too.
     """
     try:
         yield

@@ -20,9 +20,9 @@ from airflow_pgchange.lake.delta.data_files import Layout
 from airflow_pgchange.lake.keys import may_have
 
 PLAIN = "!$&'()+,-./:;=@_~"
-"""Besides letters and digits, the characters that ``deltalake`` writes into its log as they are."""
+"""The characters besides letters and digits that ``deltalake`` does not escape in its log."""
 BOUNDED = (int, str, date)
-"""The Python types of values whose bounds are exact, or longer than all values of a file."""
+"""The Python types whose bounds can be trusted: no value of a file is outside of them."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class DataFiles:
     layout: Layout
 
     def that_may_have(self, wanted: pa.Table) -> Iterator[Old]:
-        """Return the files of the table whose bounds leave room for one of the keys.
+        """Return the files of the table that may have one of the keys, by their bounds.
 
         Raises MergeRefused if such a file is not in the location of the table.
         """
@@ -68,7 +68,7 @@ class DataFiles:
             if urlsplit(old.path).scheme or old.path.startswith("/"):
                 raise MergeRefused(
                     f"{self.layout.location}: the table has the file {old.path}, which is not in its own location, as "
-                    "after a shallow clone: only append to it, or copy it as a whole"
+                    f"after a shallow clone. Only append to the table, or copy it as a whole"
                 )
             yield old
 
@@ -93,13 +93,13 @@ class DataFiles:
         """Return the action that removes a file from the table."""
         if quote(old.path, safe=PLAIN) != old.logged:
             raise MergeRefused(
-                f"{self.layout.location}: the log has the file {old.logged!r} by a name that deltalake writes otherwise, "
-                "so it could not be removed: rewrite the table with OPTIMIZE or another tool"
+                f"{self.layout.location}: the file {old.logged!r} cannot be removed, because deltalake would escape "
+                f"its name in another way. Rewrite the table with OPTIMIZE or another tool"
             )
         return RemoveAction(old.path, data_change=True, deletion_timestamp=time.time_ns() // 1_000_000)
 
     def _bounded(self, name: str) -> Iterator[tuple[Old, Any, Any]]:
-        """The files of the table, each with the bounds of a column. A bound that is not known or not exact is None."""
+        """Yield the files of the table, each with the bounds of a column. An unknown or inexact bound is None."""
         found = pa.table(self.table.get_add_actions(flatten=True))
         # A column named "a.b" has no bounds here, because a field b of a column a may have the same name.
         bounds = [

@@ -1,4 +1,4 @@
-"""Statistics of a data file, as the log of a Delta table has them. Readers skip files by them."""
+"""Statistics of a data file for the log of a Delta table. Readers use them to skip files."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 COLUMNS = 32
-"""Delta's own number of columns with statistics, ``delta.dataSkippingNumIndexedCols``, if the table says none."""
+"""The number of columns with statistics: Delta's default of ``delta.dataSkippingNumIndexedCols``."""
 CHARACTERS = 32
-"""How many characters of a text a bound has."""
+"""The number of characters in the bound of a text."""
 MILLISECOND = timedelta(milliseconds=1)
 
 
 def of(rows: pa.Table) -> str:
     """Return the number of rows, and for the first columns the bounds and the number of nulls, as JSON.
 
-    A column without bounds is always read, so bounds are left out where a reader could take them for others: of decimals,
-    which readers may round, and of floats, because NaN is outside of all bounds.
+    A file is always read if a column has no bounds. So bounds are left out for decimals, because readers may round
+    them, and for floats, because NaN is outside of all bounds.
     """
     names = [field.name for field in rows.schema if not pa.types.is_nested(field.type)][:COLUMNS]
     bounds = {name: _bounds(rows.column(name)) for name in names}
@@ -69,6 +69,6 @@ def _upper(value: Any) -> Any:
 
 
 def _instant(value: datetime) -> str:
-    """Delta keeps the bounds of times in milliseconds."""
+    """Return a time as text in milliseconds, Delta's unit for bounds of times."""
     text = value.replace(tzinfo=None).isoformat(timespec="milliseconds")
     return text if value.tzinfo is None else f"{text}Z"

@@ -22,17 +22,17 @@ VARIABLES = {
     "abfs": "AZURE_",
     "abfss": "AZURE_",
 }
-"""How the names of the environment variables begin that say how to reach a store, by the scheme of its locations."""
+"""The prefix of the environment variables that configure a store, by the scheme of its locations."""
 
 CONDITIONAL_PUT = "AWS_CONDITIONAL_PUT"
 PATIENCE = {"timeout": "30s", "connect_timeout": "5s", "max_retries": "2", "retry_timeout": "60s"}
-"""How long a store that says nothing is waited for. By default, it would be asked eleven times in three minutes."""
+"""Timeouts for a store that does not answer. By default, it would be asked eleven times in three minutes."""
 
 
 def options(lake: Delta) -> dict[str, str]:
     """Return the settings of the table's object store in this process. They may have secrets.
 
-    Raises InvalidArgument if they turn off conditional writes, without which two writers could commit one version.
+    Raises InvalidArgument if they turn off conditional writes, because two writers could then commit the same version.
     """
     beginning = VARIABLES.get(urlsplit(lake.location).scheme)
     if beginning is None:
@@ -40,8 +40,8 @@ def options(lake: Delta) -> dict[str, str]:
     given = {name: value for name, value in os.environ.items() if name.startswith(beginning)}
     if given.get(CONDITIONAL_PUT, "").lower() == "disabled":
         raise InvalidArgument(
-            f"{lake}: {CONDITIONAL_PUT} turns conditional writes off, and a commit to a Delta table needs them, so that "
-            "two writers cannot commit the same version: remove the variable, and use a store that has conditional writes"
+            f"{lake}: {CONDITIONAL_PUT} turns off conditional writes, so two writers could commit the same version. "
+            f"Remove the variable, and use a store that has conditional writes"
         )
     return {**PATIENCE, **given}
 

@@ -1,4 +1,4 @@
-"""Turns the errors of an Iceberg catalog into errors of this package."""
+"""Translate the errors of an Iceberg catalog into errors of this package."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ from airflow_pgchange.lake.tables import RemoteIceberg
 DENIED = (UnauthorizedError, ForbiddenError, OAuthError)
 """Errors by which a catalog refuses the user."""
 MISTAKES = (ValueError, NotImplementedError, BadRequestError)
-"""Errors by which a catalog, or PyIceberg, refuses its configuration. HTTP's errors of an address are ValueErrors."""
+"""Errors by which a catalog, or PyIceberg, refuses its configuration. Errors about a malformed address are
+ValueErrors."""
 MISTAKES_BY_NAME = {"ArgumentError", "ProgrammingError", "NoRegionError", "ProfileNotFound"}
 """Such errors of SQLAlchemy and botocore, which may not be installed."""
 
 
 @contextmanager
 def answers(lake: RemoteIceberg) -> Iterator[None]:
-    """Turn what a catalog raises instead of a table into our errors."""
+    """Turn the errors of a catalog into our errors."""
     try:
         yield
     except PgChangeError:

@@ -41,9 +41,10 @@ def current_version(table: Table) -> Version:
 
 
 def add_snapshot(table: Table, staged: StagedFiles, write: Write) -> None:
-    """Commit a snapshot with the staged files, which requires that the table is still at the snapshot that was read."""
+    """Commit a snapshot with the staged files. The commit requires that the table is still at the snapshot that was
+    read."""
     with table.transaction() as transaction:
-        # An answer holds for one commit.
+        # A person's answer counts for one commit, so remove it.
         if answers := write.answers(table):
             transaction.remove_properties(*answers)
         _change(transaction.update_snapshot(snapshot_properties=write.summary), table, staged)
@@ -72,10 +73,10 @@ def _change(snapshot: UpdateSnapshot, table: Table, staged: StagedFiles) -> None
 
 
 def _fits(metadata: TableMetadata, file: Mapping[str, Any]) -> bool:
-    """Whether a data file, which was written for an earlier version of the table, is right for this one.
+    """Whether a data file that was written for an earlier version of the table fits the current version.
 
-    Only columns that may be null may have been added since. A table that was made anew has other columns under the same
-    numbers.
+    Since then only columns that may be null may have been added. A table that was dropped and made again may have other
+    columns with the same ids.
     """
     before = [
         field for schema in metadata.schemas if schema.schema_id == file["schema"] for field in schema.fields

@@ -29,7 +29,7 @@ def written(
 ) -> Iterator[DataFile]:
     """Write the rows into new data files of the table, each partition into files of its own.
 
-    The rows are never in memory as a whole. The files belong to nobody until a commit names them.
+    The rows are never all in memory. The files are not part of the table until a commit names them.
     """
     name, numbers = FileId(attempt, metadata), itertools.count()
     for together in gathered(batches):
@@ -39,13 +39,13 @@ def written(
 
 
 def _of_spec(file: DataFile, spec: int) -> DataFile:
-    """PyIceberg reads a data file only if it has this attribute, which is not among the values of a new one."""
+    """Set the id of the partition spec. PyIceberg needs it to read the file, but does not set it in a new file."""
     file.spec_id = spec
     return file
 
 
 def to_json(metadata: TableMetadata, file: DataFile) -> dict[str, Any]:
-    """Return what a commit has to know of a data file."""
+    """Return a description of a data file for its commit."""
     return {
         "path": file.file_path,
         "format": file.file_format.value,
@@ -97,7 +97,7 @@ def from_json(metadata: TableMetadata, described: Mapping[str, Any]) -> DataFile
 
 
 def _partition(metadata: TableMetadata, spec: int) -> list[PrimitiveType]:
-    """The types of the values by which a spec partitions the table."""
+    """Return the types of the values by which a spec partitions the table."""
     fields = metadata.specs()[spec].partition_type(metadata.schema()).fields
     return [field.field_type for field in fields if isinstance(field.field_type, PrimitiveType)]
 

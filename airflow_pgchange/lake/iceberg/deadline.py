@@ -1,4 +1,4 @@
-"""A deadline for calls of a catalog: PyIceberg waits for the answer of a server without one."""
+"""A deadline for calls of a catalog, because PyIceberg may wait for a server for ever."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class NoAnswer(Exception):
-    """The deadline has passed. The server may still do what it was asked to do."""
+    """The deadline has passed. The server may still carry out the request."""
 
 
 def within(seconds: float, call: Callable[[], T]) -> T:

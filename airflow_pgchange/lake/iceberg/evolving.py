@@ -1,4 +1,4 @@
-"""Let an Iceberg table get the columns that rows have and that it lacks."""
+"""Add the columns that rows have and an Iceberg table lacks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from airflow_pgchange.results.modes import Mode
 
 
 def lacking(table: Table, rows: pa.Schema) -> list[str]:
-    """Return the columns that rows have and the table lacks. Names that differ in case alone are one column to Spark."""
+    """Return the columns that rows have and the table lacks. Names that differ only in case are the same column in
+    Spark."""
     known = {field.name.lower() for field in table.schema().fields}
     return [name for name in rows.names if name.lower() not in known]
 

@@ -1,4 +1,4 @@
-"""Whether rows fit an Iceberg table, asked before a file is written."""
+"""Check that rows fit an Iceberg table, before a file is written."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check(
     written_as = metadata.properties.get(TableProperties.WRITE_FILE_FORMAT, "parquet")
     if written_as.lower() != "parquet":
         raise MergeRefused(
-            f"{lake}: the table wants its files as {written_as}, and only Parquet is written: set the property "
+            f"{lake}: the table's files are {written_as}, but only Parquet can be written: set the property "
             f"{TableProperties.WRITE_FILE_FORMAT} to parquet"
         )
     try:
@@ -63,7 +63,7 @@ class _Comparison(_SchemaCompatibilityVisitor):
 
 
 def _misfits(table: Schema, rows: pa.Schema, version: TableVersion) -> Iterator[str]:
-    """Say of each column that does not fit why."""
+    """Yield, for each column that does not fit, the reason."""
     known = {field.name for field in table.fields}
     if more := [name for name in rows.names if name not in known]:
         yield no_columns(more, known)
@@ -85,16 +85,17 @@ def _misfits(table: Schema, rows: pa.Schema, version: TableVersion) -> Iterator[
 
 
 def _nested(fields: Iterable[pa.Field]) -> Iterator[pa.Field]:
-    """The fields, and the fields in them."""
+    """Yield the fields and the fields nested in them."""
     for field in fields:
         yield field
         yield from _nested(field.type.field(place) for place in range(field.type.num_fields))
 
 
 def _is_inexact(field: pa.Field) -> bool:
-    """Whether PyIceberg, which takes the type for one of Iceberg, changes some values of it.
+    """Whether PyIceberg silently changes some values of this type.
 
-    It takes an unsigned integer for a signed one of the same size, and a NULL list or map of structs for an empty one.
+    It writes an unsigned integer as a signed integer of the same size. It writes a NULL list or map of structs as an
+    empty list or map.
     """
     kind = field.type
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):

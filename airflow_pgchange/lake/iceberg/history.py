@@ -1,7 +1,7 @@
 """The history of an Iceberg table: the summary of each snapshot names the batch whose rows it added.
 
-Where the table and the progress are not one commit, the history tells whether an earlier attempt on the batch, or another
-process that is still at work on it, has committed.
+If the table and the progress are not one commit, another attempt on the batch may have committed already, or may still
+be running. The history shows whether it has committed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from airflow_pgchange.lake.tables import LakeTable
 CLOCKS = 300.0
 """Seconds by which the clocks of PostgreSQL and of the table's writers may differ."""
 WRITTEN, MISSING = "written", "missing"
-"""The values of the table's property ``pgchange.<id of the batch>``, with which a person answers OutcomeUnknown."""
+"""The values of the table's property ``pgchange.<id of the batch>``. A person sets it to resolve OutcomeUnknown."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Write:
 
     @property
     def summary(self) -> dict[str, str]:
-        """The properties of its snapshot's summary."""
+        """The properties of the snapshot's summary."""
         return {
             "pgchange.consumer": self.batch.feed,
             "pgchange.batch": self.batch.id,
@@ -56,7 +56,7 @@ class Write:
         }
 
     def answers(self, table: Table) -> dict[str, str]:
-        """The properties of the table with which a person has said whether it has this batch, with their values."""
+        """Return the properties of the table by which a person has stated whether it has this batch."""
         names = [f"pgchange.{id}" for id in (self.batch.id, *self.batch.parts_of)]
         return {name: table.properties[name] for name in names if name in table.properties}
 
@@ -64,9 +64,9 @@ class Write:
 def has(table: Table, write: Write) -> bool:
     """Return whether the current version of the table has this write.
 
-    A snapshot of a batch of which this batch is a part has its rows, too. Raises StaleClaim if a part of this batch is
-    there: the batch was split, and this attempt is over. Raises OutcomeUnknown if the history does not reach back to the
-    first claim of the batch.
+    If this batch is a part, a snapshot of the whole batch has its rows, too. Raises StaleClaim if the table has a part
+    of this batch, because the batch was then split and this attempt is over. Raises OutcomeUnknown if the history does
+    not reach back to the first claim of the batch.
     """
     ids = {write.batch.id, *write.batch.parts_of}
     past = list(_ancestors(table))
@@ -85,8 +85,8 @@ def has(table: Table, write: Write) -> bool:
 
 
 def _ancestors(table: Table) -> Iterator[Snapshot]:
-    """The current snapshot, its parent, and so on, until a snapshot has expired."""
-    # PyIceberg's ancestors_of() searches all snapshots for each.
+    """Yield the current snapshot, its parent, and so on, until a snapshot has expired."""
+    # PyIceberg's ancestors_of() would search all snapshots for each parent.
     by_id = {snapshot.snapshot_id: snapshot for snapshot in table.metadata.snapshots}
     snapshot = table.current_snapshot()
     while snapshot is not None:
@@ -100,9 +100,10 @@ def _check_whole(past: Sequence[Snapshot], write: Write) -> None:
     parents = {id for snapshot in past if snapshot.summary for id in _parents(snapshot.summary)}
     if write.batch.id in parents:
         raise StaleClaim(
-            f"{write.lake}: the table has a part of batch {write.batch.id}, so the batch was split and this attempt is "
-            "over: nothing was written. If the database was restored to a time before the split, delete the rows of the "
-            f"part, set the table's property pgchange.{write.batch.id} to {MISSING}, and run the task again"
+            f"{write.lake}: nothing was written: the table has a part of batch {write.batch.id}, so the batch was "
+            f"split and this attempt is over. If the database was restored to a time before the split, delete the "
+            f"rows of the part. Then set the table's property pgchange.{write.batch.id} to {MISSING}, and run the "
+            f"task again"
         )
 
 
@@ -119,9 +120,10 @@ def _check_reaches(past: Sequence[Snapshot], write: Write) -> None:
     claimed = datetime.fromisoformat(batch.first_claimed_at).timestamp() if batch.first_claimed_at else 0.0
     if oldest + CLOCKS > claimed:
         raise OutcomeUnknown(
-            f"{write.lake}: looked for batch {batch.id}, whose first attempt began at {batch.first_claimed_at}, but the "
-            f"snapshots from before {datetime.fromtimestamp(oldest).astimezone().isoformat()} have expired, so an "
-            "earlier attempt may have written it: look for its rows in the table. Then set the table's property "
+            f"{write.lake}: an earlier attempt may have written batch {batch.id}: its first attempt began at "
+            f"{batch.first_claimed_at}, but the snapshots from before "
+            f"{datetime.fromtimestamp(oldest).astimezone().isoformat()} have expired. Look for its rows in the table. "
+            f"Then set the table's property "
             f"pgchange.{batch.id} to {WRITTEN} if they are there, else to {MISSING}, and run the task again. Keep "
             "snapshots for longer than a batch is tried"
         )

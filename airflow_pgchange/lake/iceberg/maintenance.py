@@ -23,7 +23,7 @@ Catalogued: TypeAlias = Iceberg | RemoteIceberg
 
 @contextmanager
 def opened(connection: psycopg.Connection[Any], lake: Catalogued, *, locked: bool = False) -> Iterator[Table]:
-    """The table at its current snapshot. ``locked`` is for a commit by PostgreSQL."""
+    """Yield the table at its current snapshot. ``locked`` is for a commit by PostgreSQL."""
     if isinstance(lake, Iceberg):
         yield pointer.opened(connection, lake, locked=locked)
     else:
@@ -34,7 +34,7 @@ def opened(connection: psycopg.Connection[Any], lake: Catalogued, *, locked: boo
 def expire(
     connection: psycopg.Connection[Any], lake: Catalogued, retention: timedelta, *, dry_run: bool = False
 ) -> int:
-    """Let PyIceberg expire old snapshots, and return how many. Branches and tags keep theirs."""
+    """Let PyIceberg expire old snapshots, and return how many. Snapshots of branches and tags are kept."""
     before = (datetime.now(UTC) - retention).timestamp() * 1000
     with connection.transaction(), opened(connection, lake, locked=True) as table:
         named = {ref.snapshot_id for ref in table.metadata.refs.values()}
@@ -51,13 +51,13 @@ def expire(
 def remove_orphans(
     connection: psycopg.Connection[Any], lake: Catalogued, older_than: timedelta, *, dry_run: bool = False
 ) -> tuple[Leftover, ...]:
-    """Remove the files of attempts that are older, and that no snapshot of the table names.
+    """Remove files of attempts that are older than ``older_than`` and that no snapshot of the table names.
 
     Raises Refused if another catalog commits to the same table.
     """
     with opened(connection, lake) as table:
         latest = latest_version(table)
-    # Opened once more: by now other attempts may have committed.
+    # Open the table again, because other attempts may have committed meanwhile.
     with opened(connection, lake) as table:
         _check_alone(lake, table, latest)
         return _removed(table, older_than, dry_run=dry_run)

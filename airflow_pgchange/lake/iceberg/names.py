@@ -1,7 +1,7 @@
 """Names of the files that an attempt writes into an Iceberg table.
 
 PyIceberg puts a random UUID into the name of each data file, manifest and list of manifests. Here the text of the UUID
-also says which attempt has written the file, and for which table.
+also contains the attempt that has written the file, and the table.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from pyiceberg.table.metadata import TableMetadata
 from airflow_pgchange.lake.names import Attempt
 
 METADATA = "70676368-616e-8"
-"""The beginning of the UUIDs of our metadata files: ``pgchan`` and the version of UUIDs with content of one's own.
+"""The beginning of the UUIDs of our metadata files: ``pgchan`` and 8, the version of custom UUIDs.
 
-PyIceberg reads the version of a table from the name of a metadata file only if the rest of the name is a UUID."""
+PyIceberg reads the version of a table from the name of a metadata file only if the rest of the name is a UUID.
+"""
 
 
 class FileId(uuid.UUID):
@@ -40,7 +41,7 @@ def metadata_name(metadata: TableMetadata, version: int) -> str:
 
 
 def attempt_of(name: str, metadata: TableMetadata) -> Attempt | None:
-    """Return the attempt that has written a file of this name for the table; None if it is a file of somebody else."""
+    """Return the attempt that has written a file of this name for the table; None if it is a file of another writer."""
     attempt = Attempt.in_name(name)
     return attempt if f"{attempt}_{_id_of(metadata)}-" in name else None
 
@@ -52,5 +53,5 @@ def is_metadata(name: str, metadata: TableMetadata) -> bool:
 
 
 def _id_of(metadata: TableMetadata) -> str:
-    """The beginning of the UUID of a table."""
+    """Return the beginning of the UUID of a table."""
     return str(metadata.table_uuid)[:8]

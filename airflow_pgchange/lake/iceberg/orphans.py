@@ -1,5 +1,5 @@
-"""Files of attempts on batches that no snapshot of an Iceberg table names: of attempts that failed, and of snapshots that
-have expired."""
+"""Find files of attempts on batches that no snapshot of an Iceberg table names: the attempt failed, or the snapshot has
+expired."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from airflow_pgchange.lake.names import Attempt
 
 @dataclass(frozen=True)
 class Orphan:
-    """``attempt`` is the attempt that has written the file; None for a metadata file, whose name does not say it."""
+    """A file that no snapshot names. ``attempt`` has written it; None for a metadata file, because its name does not
+    contain the attempt."""
 
     attempt: Attempt | None
     bytes: int
@@ -39,10 +40,11 @@ def latest_version(table: Table) -> int:
 
 
 def orphans(table: Table, older_than: timedelta) -> Iterator[Orphan]:
-    """Find the files that our attempts wrote for the table longer ago, and that no snapshot and no log of it names.
+    """Find files that our attempts wrote more than ``older_than`` ago, and that no snapshot and no log of the table
+    names.
 
-    Folders are listed one by one. In memory are the listing of one folder, and a number for each of our files that the
-    table names.
+    Folders are listed one by one. Memory holds the listing of one folder, and a number for each file that the table
+    names.
     """
     before = datetime.now(UTC) - older_than
     named = {hash(name) for name in _named(table)}
@@ -55,7 +57,7 @@ def orphans(table: Table, older_than: timedelta) -> Iterator[Orphan]:
 
 
 def _named(table: Table) -> Iterator[str]:
-    """The names, without folders, of all files that a snapshot or the log of the table names."""
+    """Yield the names, without folders, of all files that a snapshot or the log of the table names."""
     for path in _paths(table):
         yield path.rpartition("/")[2]
 
@@ -76,13 +78,13 @@ def _paths(table: Table) -> Iterator[str]:
 
 
 def _folders(table: Table) -> tuple[str, str]:
-    """The folders of the data files and of the metadata."""
+    """Return the folders of the data files and of the metadata."""
     places = load_location_provider(table.metadata.location, table.metadata.properties)
     return places.data_path, places.metadata_path
 
 
 def _walk(table: Table, folder: str) -> Iterator[tuple[FileSystem, FileInfo]]:
-    """All files below a folder, each with its file system."""
+    """Yield all files below a folder, each with its file system."""
     scheme, host, path = PyArrowFileIO.parse_location(folder, table.io.properties)
     files = PyArrowFileIO(table.io.properties).fs_by_scheme(scheme, host)
     waiting = [path]

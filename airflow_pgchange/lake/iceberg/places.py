@@ -1,4 +1,4 @@
-"""Places of Iceberg tables: where and how any process writes data files, which no snapshot names before the commit."""
+"""Write data files of an Iceberg table in any process. No snapshot names the files before the commit."""
 
 from __future__ import annotations
 

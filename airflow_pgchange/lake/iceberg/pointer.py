@@ -34,8 +34,9 @@ from airflow_pgchange.lake.tables import Iceberg, RemoteIceberg
 def opened(connection: psycopg.Connection[Any], lake: Iceberg, *, locked: bool = False) -> Table:
     """Return the table at its current snapshot.
 
-    ``locked``: nobody else moves the pointer until the transaction ends, so the snapshot stays the current one. Raises
-    InvalidArgument if the catalog has no such table, PermissionDenied if the role may not read or lock the pointer.
+    ``locked``: no other transaction moves the pointer until this transaction ends, so the snapshot stays current.
+    Raises InvalidArgument if the catalog has no such table, and PermissionDenied if the role may not read or lock the
+    pointer.
     """
     query = sql.SQL(
         "select t.metadata_location from {} as t "
@@ -45,8 +46,8 @@ def opened(connection: psycopg.Connection[Any], lake: Iceberg, *, locked: bool =
         found = connection.execute(query).fetchone()
     except (errors.UndefinedTable, errors.InvalidSchemaName) as error:
         raise InvalidArgument(
-            f"{lake}: the database of the results has no catalog in schema {lake.schema}, which would have a table "
-            "iceberg_tables: let PyIceberg's SqlCatalog, or the JdbcCatalog of Spark, make it there"
+            f"{lake}: the database of the results has no catalog (a table iceberg_tables) in schema {lake.schema}. "
+            f"Let PyIceberg's SqlCatalog, or the JdbcCatalog of Spark, create it there"
         ) from error
     except errors.InsufficientPrivilege as error:
         raise PermissionDenied(
@@ -129,8 +130,8 @@ class Pointer(NoopCatalog):
         )
         if moved.rowcount != 1:
             raise Refused(
-                f"{self._lake}: the row of the table in {self._lake.schema}.iceberg_tables was not updated, as if by a "
-                "trigger or a rule: nothing was written: let the role of the results update it"
+                f"{self._lake}: the row of the table in {self._lake.schema}.iceberg_tables was not updated, possibly "
+                f"because of a trigger or a rule. Nothing was written; let the role of the results update it"
             )
         return CommitTableResponse.model_validate({"metadata": metadata, "metadata-location": location})
 
@@ -152,8 +153,8 @@ def _table(connection: psycopg.Connection[Any], lake: Iceberg, location: str) ->
         metadata = FromInputFile.table_metadata(files.new_input(location))
     except FileNotFoundError as error:
         raise ServerUnavailable(
-            f"{lake}: the catalog names the metadata file {location}, and it is not there: if the warehouse is a folder, "
-            "let this machine reach it under the same path"
+            f"{lake}: the metadata file {location}, which the catalog names, does not exist. If the warehouse is a "
+            f"folder, this machine must reach it under the same path"
         ) from error
     check_runs_no_code(lake, metadata)
     return Table(
@@ -173,8 +174,8 @@ def _named_tables(connection: psycopg.Connection[Any], lake: Iceberg) -> str:
 
 
 def _is_it(lake: Iceberg) -> sql.Composed:
-    """The condition on the row of one table. Values are literals, because a name with a percent sign allows no parameters
-    beside it."""
+    """Return the condition on the row of one table. Values are literals, because psycopg would take a percent sign in a
+    name for a parameter."""
     return sql.SQL("catalog_name = {} and table_namespace = {} and table_name = {}").format(
         lake.catalog, lake.namespace, lake.name
     )

@@ -1,4 +1,4 @@
-"""Rows that PyIceberg or Arrow refuse."""
+"""Translate errors of PyIceberg and Arrow."""
 
 from __future__ import annotations
 

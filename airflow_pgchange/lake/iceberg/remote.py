@@ -1,8 +1,9 @@
 """Iceberg tables of a catalog that cannot take part in a commit of PostgreSQL, such as REST, Glue or Hive.
 
-The catalog commits first, and then PostgreSQL. Another process may work on the same batch at any time: a retry that began
-when a lease or a connection was lost. So each commit requires the snapshot that was read, in whose history the batch was
-not found. After a commit that was refused, or whose outcome is unknown, the batch is looked for again.
+The catalog commits first, and then PostgreSQL. Another process may work on the same batch at any time: a retry that
+began when a lease or a connection was lost. So the batch is first looked for in the history of the current snapshot,
+and the commit requires that this snapshot is still current. If a commit was refused, or its outcome is unknown, the
+batch is looked for again.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from airflow_pgchange.results.modes import Mode
 PATIENCE = 60.0
 """Seconds that a catalog may take for an answer."""
 PAUSES = (0.1, 0.4, 1.6, 6.4, 0)
-"""Seconds after each try of a commit, within a half more or less, so that two writers do not meet again."""
+"""Seconds after each try of a commit. They vary at random by up to a half, so that two writers do not collide again."""
 
 
 class Unconfirmed(ServerUnavailable):
@@ -52,7 +53,8 @@ class OneTry(NoopCatalog):
     """The catalog of a table, for one try of one commit.
 
     PyIceberg from 0.12 on repeats a commit that raised CommitFailedException, or deletes its manifests. Both are wrong
-    here: the batch must be looked for first, and the commit may have been applied, if a proxy has sent it twice.
+    here. The batch must be looked for before another try, and the commit may have been applied if a proxy has sent it
+    twice.
     """
 
     def __init__(self, lake: RemoteIceberg, catalog: Catalog) -> None:
@@ -85,8 +87,8 @@ def place(
     with opened(lake) as table:
         if table.metadata.format_version < 2:
             raise MergeRefused(
-                f"{lake}: the table is of format version 1, in which nothing tells whether snapshots have expired: set "
-                "its property format-version to 2"
+                f"{lake}: the table is of format version 1, which does not show whether snapshots have expired: set "
+                f"its property format-version to 2"
             )
         return place_in(table, batch, lake, rows, key=key, mode=mode)
 
@@ -107,7 +109,7 @@ def evolve(
 def commit(connection: psycopg.Connection[Any], batch: Batch, staged: StagedFiles) -> Version:
     """Commit a snapshot with the staged files to the catalog, unless the table has the batch.
 
-    If another writer was faster, the table is read again: rows of the keys that it has are then replaced, too.
+    If another writer was faster, the table is read again, so that its rows with the same keys are replaced, too.
     """
     lake, write = cast(RemoteIceberg, staged.lake), None
     with refusals(lake), _opened(lake) as catalog:
@@ -123,15 +125,15 @@ def commit(connection: psycopg.Connection[Any], batch: Batch, staged: StagedFile
                 unconfirmed = error
                 time.sleep(pause * random.uniform(0.5, 1.5))
     raise ServerUnavailable(
-        f"{lake}: the catalog has confirmed none of {len(PAUSES)} tries to commit batch {batch.id}: {unconfirmed}: if "
-        "other writers were faster each time, let them commit more rarely. Try the batch again: it is looked for in the "
-        "table first"
+        f"{lake}: the catalog has confirmed none of {len(PAUSES)} tries to commit batch {batch.id}: {unconfirmed}. "
+        f"Try the batch again: the table is searched for it first. If other writers were faster each time, let them "
+        f"commit less often"
     ) from unconfirmed
 
 
 @contextmanager
 def opened(lake: RemoteIceberg) -> Iterator[Table]:
-    """The table at its current snapshot, as its catalog gives it."""
+    """Yield the table at its current snapshot, as its catalog returns it."""
     with _opened(lake) as catalog:
         yield _table(catalog, lake)
 
@@ -145,7 +147,7 @@ def _opened(lake: RemoteIceberg) -> Iterator[Catalog]:
             f".pyiceberg.yaml, or set environment variables such as PYICEBERG_CATALOG__{lake.catalog.upper()}__URI"
         )
     with answers(lake):
-        # A REST catalog may be set to leave out snapshots that no branch names.
+        # A REST catalog may leave out snapshots that no branch names, unless we ask for all.
         complete = {**settings, "snapshot-loading-mode": "all"}
         catalog = within(PATIENCE, lambda: load_catalog(lake.catalog, **complete))
     with catalog:
@@ -153,7 +155,7 @@ def _opened(lake: RemoteIceberg) -> Iterator[Catalog]:
 
 
 def _table(catalog: Catalog, lake: RemoteIceberg) -> Table:
-    """The table as it is now in the catalog."""
+    """Return the table as it is now in the catalog."""
     with answers(lake):
         table = within(PATIENCE, lambda: catalog.load_table((*lake.namespace.split("."), lake.name)))
     pointer.check_runs_no_code(lake, table.metadata)

@@ -29,7 +29,7 @@ class DataFiles:
     attempt: Attempt
 
     def that_may_have(self, wanted: pa.Table) -> Iterator[FileScanTask]:
-        """Return the files of the table whose bounds leave room for one of the keys."""
+        """Return the files of the table that may have one of the keys, by their bounds."""
         schema, name = self.table.schema(), wanted.column_names[0]
         values = sorted(wanted.column(0).unique().to_pylist())
         return (task for task in self.table.scan().plan_files() if _may_have(task.file, schema, name, values))
@@ -54,7 +54,7 @@ class DataFiles:
 
 
 def _comparable(keys: pa.Table) -> pa.Table:
-    """The same keys in types that Arrow compares: a uuid as its bytes."""
+    """Return the same keys in types that Arrow can compare: a uuid as its bytes."""
     return keys.cast(_plain(keys.schema, keys.column_names))
 
 
@@ -71,13 +71,13 @@ def _plain(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
 
 
 def _may_have(file: DataFile, schema: Schema, name: str, values: list[Any]) -> bool:
-    """Whether the bounds of a file leave room for one of the sorted values of the first column of the key."""
+    """Whether a file may have one of the sorted values in the first column of the key, by its bounds."""
     field = schema.find_field(name)
     kind = field.field_type
     lower, upper = ((bounds or {}).get(field.field_id) for bounds in (file.lower_bounds, file.upper_bounds))
     if lower is None or upper is None or not isinstance(kind, IntegerType | LongType | StringType):
         return True
-    # A bound of a column that has become a long has four bytes. PyIceberg 0.11 takes eight only.
+    # If a column has become a long, its old bounds have four bytes, but PyIceberg 0.11 accepts only eight.
     value = (
         bytes.decode
         if isinstance(kind, StringType)

@@ -92,9 +92,7 @@ def test_a_transaction_of_several_commits_that_is_rolled_back_is_no_other_catalo
 def test_files_that_may_have_been_removed_are_not_committed(lake, connection):
     lake.table()
     old = replace(staged(connection, BATCH), began=time.time() - LIFE.total_seconds() - 1)
-    with pytest.raises(
-        StagingOutdated, match="begun 2 days ago, and are kept for 2 days before they are committed"
-    ):
+    with pytest.raises(StagingOutdated, match="begun 2 days ago, but may be committed only for 2 days"):
         formats.commit(connection, BATCH, old)
 
 
