@@ -1,4 +1,4 @@
-"""Tubes beside their feed: making them, backfills, control pods and workers. psycopg only, no Airflow and no Spark."""
+"""Functions for tubes besides their feed: create them, backfill tables, process control pods. Needs psycopg only."""
 
 from airflow_pgchange.tubes.attachment import attach, attached, ensure, key_types, touch
 from airflow_pgchange.tubes.backfills import BackfillProgress, ask_backfill, backfill, backfill_chunks

@@ -1,4 +1,4 @@
-"""Making tubes, attaching tables to them, and touching what a query returns."""
+"""Create tubes, attach tables to them, and touch the ids that a query returns."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def ensure(
     predicate: str | None = None,
     key: Sequence[str] | None = None,
 ) -> None:
-    """Make a tube in the current schema, or change what is given of one that is there.
+    """Create a tube in the current schema, or change the given settings of an existing tube.
 
-    ``predicate`` is SQL over a row that says whether touching it counts; an empty one takes it away.
-    ``key``: the types of the columns of its ids, by default ``["bigint"]``, which are integers of any size. Ids of other
-    types, such as ``["uuid"]`` or ``["text", "bigint"]``, travel as text.
+    ``predicate`` is an SQL condition on a row: rows for which it is false are not touched. An empty text removes it.
+    ``key`` is the types of the columns of the ids, by default ``["bigint"]``, which stands for integers of any size.
+    Ids of other types, such as ``["uuid"]`` or ``["text", "bigint"]``, are kept as text.
     """
     query = sql.SQL("select tube.tube_ensure_exists({}, {}, {}, {}::regtype[])")
     ask(connection, query.format(tube, workers, predicate, None if key is None else list(key)))
@@ -36,8 +36,8 @@ def ensure(
 def key_types(
     connection: psycopg.Connection[Any], tube: str, table: str, columns: KeyNames | None
 ) -> list[str] | None:
-    """Return the types that the ids of a new tube have if its first table has them in ``columns``, by default its primary
-    key; None if there is such a tube already."""
+    """Return the types of the ids of a new tube, given its first table and the ``columns`` with the ids, by default its
+    primary key. None if the tube exists already."""
     if ask(connection, sql.SQL("select exists (select from tube.tube where name = {})").format(tube)):
         return None
     query = sql.SQL(
@@ -60,12 +60,12 @@ def attach(
     key: KeyNames | None = None,
     group_by: KeyNames | None = None,
 ) -> None:
-    """Let a table touch a tube, from now on. Twice does nothing.
+    """Attach a table to a tube: from now on its changes touch the tube. A second call changes nothing.
 
-    ``shard`` is by default the number at the end of the name of the table's schema. ``key`` is the column, or the list of
-    the columns, of which no two rows have the same values: by default the primary key. ``group_by`` names columns
-    instead of which several rows have the same values, such as the order of each of its lines. Raises InvalidArgument
-    for a table that is not there, UnknownConsumer for a tube that is not, Refused for a table that cannot be attached.
+    ``shard`` is by default the number at the end of the name of the table's schema. ``key`` is the column, or the list
+    of columns, with unique values: by default the primary key. ``group_by`` replaces it by columns whose values several
+    rows share, such as the order of an order line. Raises InvalidArgument if the table does not exist, UnknownConsumer
+    if the tube does not exist, and Refused if the table cannot be attached.
     """
     name = table_identifier(table).as_string(None)
     query = sql.SQL("select tube.tube_table_ensure_attached({}, {}::regclass, {}, {}::name[], {}::name[])")
@@ -80,16 +80,16 @@ def _listed(names: KeyNames | None) -> list[str] | None:
 def touch(
     connection: psycopg.Connection[Any], tubes: Sequence[str], query: str, shard: int, op: str = "T"
 ) -> None:
-    """Touch the ids that ``query`` returns as its first column, in each of the tubes; in the order in which they come.
+    """Touch the ids in the first column of ``query``, in each of the tubes, in the order of the query.
 
     The query is SQL that runs with the rights of this connection. ``op``: I, U, D, T, or B for a backfill. Raises
-    InvalidArgument where no tube is named, or one whose name has a comma in it, and where there is no query;
-    UnknownConsumer for a tube that is not there, Refused for another op, and psycopg's own error where the query fails.
+    InvalidArgument without a tube or a query, and for a tube with a comma or brace in its name. Raises UnknownConsumer
+    if a tube does not exist, Refused for another op, and psycopg's error if the query fails.
     """
     if not tubes or not all(tubes):
-        raise InvalidArgument("name the tube to touch, or several")
+        raise InvalidArgument("tubes must have the name of at least one tube to touch")
     if not query or not query.strip("; \r\n\t"):
-        raise InvalidArgument("give the query that returns the ids to touch")
+        raise InvalidArgument("query must be SQL that returns the ids to touch")
     if odd := [tube for tube in tubes if set(tube) & set(",{}")]:
         raise InvalidArgument(
             f"{odd[0]!r}: a tube with a comma or a brace in its name cannot be touched by a query"
@@ -98,5 +98,6 @@ def touch(
 
 
 def attached(connection: psycopg.Connection[Any], tube: str) -> list[str]:
-    """The tables that touch a tube, as ``schema.table``. Raises UnknownConsumer where there is no such tube."""
+    """Return the tables that are attached to a tube, as ``schema.table``. Raises UnknownConsumer if the tube does not
+    exist."""
     return [each.table for each in Attached.all(tube, ask(connection, TubeFeed(tube).attached()))]

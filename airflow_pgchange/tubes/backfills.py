@@ -1,4 +1,4 @@
-"""Backfills: whole tables replayed in chunks, in transactions of their own."""
+"""Backfills: touch all rows of a table in chunks, each in a transaction of its own."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from airflow_pgchange.feeds.stopping import Stop
 from airflow_pgchange.feeds.tables import found, table_identifier
 
 LOOK_AGAIN = 1.0
-"""Seconds between two looks at a backfill that a person has paused."""
+"""Seconds between two checks of a backfill that a person has paused."""
 
 
 @dataclass(frozen=True)
 class BackfillProgress:
-    """How far a backfill is: ids ``touched`` by the latest chunk, rows ``looked_at`` of about ``total``.
+    """The progress of a backfill: ids ``touched`` by the latest chunk, and rows ``looked_at`` of about ``total``.
 
     ``state``: scheduled, running, paused, done, cancelled, failed.
     """
@@ -51,18 +51,19 @@ def backfill(
     on_progress: Callable[[BackfillProgress], None] = lambda progress: None,
     stop: Stop | None = None,
 ) -> BackfillProgress:
-    """Touch every row of an attached table as pods of op B, a transaction a chunk, in the order of ``order_col`` or,
-    without one, of the ids.
+    """Touch every row of an attached table with op B, in chunks, each in a transaction of its own.
 
-    One that was begun and not finished goes on where it stopped, with the ``chunk_size`` that it was begun with. Before
-    its first chunk it waits up to ``timeout`` for who was writing the table; between two chunks it rests for
-    ``pause``; while a person has paused it, it waits. ``on_progress`` is called after each chunk. The connection must be
-    in autocommit; its session may be idle as long as it likes from here on.
+    Rows are read in the order of ``order_col``, by default of the ids. An unfinished backfill continues where it
+    stopped, with its first ``chunk_size``. Before the first chunk it waits up to ``timeout`` for transactions that
+    write the table. It sleeps for ``pause`` between two chunks, and waits while a person has paused it. ``on_progress``
+    is called after each chunk. The connection must be in autocommit mode; the idle timeout of its session is turned
+    off.
 
-    Raises Stopped, also where somebody cancelled it: what was touched stays touched. Refused where the table is not
-    attached, its last backfill is not worked off, or the column or the chunk will not do, and where it failed meanwhile;
-    ConsumerBusy if transactions that write the table do not end within ``timeout``; UnknownConsumer for a tube
-    that is not there; InvalidArgument for a table that is not there, and for a pause that is not a number of seconds.
+    Raises Stopped, also if the backfill is cancelled; rows that were touched stay touched. Raises Refused if the table
+    is not attached, if its last backfill was not replayed yet, or if the backfill failed meanwhile. Also if the column
+    or the chunk size is not possible. Raises ConsumerBusy if transactions that write the table do not end within
+    ``timeout``. Raises UnknownConsumer if the tube does not exist, and InvalidArgument for a table that does not exist
+    or an invalid pause.
     """
     rest = seconds("pause", pause)
     stop = stop or Stop()
@@ -76,14 +77,16 @@ def backfill(
             if progress.finished:
                 break
             if progress.state == "cancelled":
-                raise Stopped(f"backfill {number} of {table} was cancelled; what it touched stays touched")
+                raise Stopped(
+                    f"backfill {number} of {table} was cancelled; the rows that it touched stay touched"
+                )
             stop.rest(LOOK_AGAIN if progress.state == "paused" else rest)
         return progress
 
 
 def ask_backfill(connection: psycopg.Connection[Any], tube: str, table: str) -> int:
-    """Ask the workers of a tube for a backfill of an attached table, in the order of its ids: the number of the one
-    that they carry out with their control pods, or with which they go on if there is one that is not finished."""
+    """Ask the workers of a tube for a backfill of an attached table, in the order of its ids, and return its number.
+    They carry it out with their control pods. If the table has an unfinished backfill, its number is returned."""
     name = table_identifier(table).as_string(None)
     with found(table):
         number: int = committed(
@@ -99,20 +102,21 @@ def backfill_chunks(
     timeout: Seconds = 60.0,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Iterator[BackfillProgress]:
-    """Carry out a backfill that was begun, chunk by chunk, without an end of its own: how far it is after each.
+    """Carry out a backfill chunk by chunk, and yield its progress after each chunk. The caller ends the loop.
 
-    Raises Refused where it failed, with the reason, and Stopped, also where the chunk in work was cancelled for that.
+    Raises Refused, with the reason, if the backfill has failed. Raises Stopped, also if a running chunk was cancelled
+    because of ``stopped``.
     """
     chunk = sql.SQL("select to_jsonb(c) from tube.backfill_chunk({}, make_interval(secs => {})) as c")
     while True:
-        with _unless(stopped, f"backfill {number} was stopped; the next one goes on where it is"):
+        with _unless(stopped, f"backfill {number} was stopped; the next run continues it there"):
             done = committed(connection, chunk.format(number, seconds("timeout", timeout)))
         yield BackfillProgress(number, **done)
 
 
 @contextmanager
 def _unless(stopped: Callable[[], bool], why: str) -> Iterator[None]:
-    """Raises Stopped where somebody asked for that: before a statement, or while it was at work and was cancelled."""
+    """Raise Stopped if a stop was requested before the block, or if its statement was cancelled because of that."""
     if stopped():
         raise Stopped(why)
     try:
@@ -124,8 +128,10 @@ def _unless(stopped: Callable[[], bool], why: str) -> Iterator[None]:
 
 
 def committed(connection: psycopg.Connection[Any], query: sql.Composed) -> Any:
-    """The value of one query in a transaction of its own, read committed whatever the role's default is. It is begun anew
-    where writers of the table were in a deadlock and PostgreSQL chose it, who waited behind them."""
+    """Return the value of a query that runs in a READ COMMITTED transaction of its own, whatever the role's default is.
+
+    Retry after a deadlock: PostgreSQL may cancel this transaction although it only waits behind writers of the table.
+    """
 
     def transaction() -> Any:
         with read_committed(connection):

@@ -1,4 +1,5 @@
-"""Control pods of tubes: scheduled backfills, and what a downstream gives up behind one or behind a truncate."""
+"""Process control pods of tubes: scheduled backfills, and the rows that a downstream deletes after a backfill or a
+truncate."""
 
 from __future__ import annotations
 
@@ -26,23 +27,25 @@ from airflow_pgchange.tubes.backfills import BackfillProgress, backfill_chunks, 
 from airflow_pgchange.tubes.given_ids import each_id
 
 CHUNK = 10_000
-"""Ids that are touched in one go."""
+"""The number of ids that are touched by one statement."""
 BACKFILL_SECONDS = 60.0
-"""For how long scheduled backfills are carried out in one go, before the worker's other duties have their turn."""
+"""How long scheduled backfills run, in seconds, before the worker does its other work."""
 
 LEAST_WAIT = 1.0
-"""Seconds for which each of them may wait for who writes its table, also when that time is over."""
+"""The least time, in seconds, that each of them may wait for transactions that write its table."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Control:
-    """A control pod whose turn has come: all that was touched in its shard before it is done.
+    """A control pod that is due: all earlier pods in its shard were replayed.
 
-    ``backfill_end``: of ``table`` the downstream gives up what it has not written since ``start_seq``; without a table it
-    is asked for each table in its shard. ``truncate``: all that it had of ``table`` before ``seq``; of several whose turn
-    has come it is asked for the last. Any other ``type`` is a user's own, and means what its ``payload`` says.
+    - ``backfill_end``: the downstream returns its ids of ``table`` that it has not written since ``start_seq``. Without
+      a table it is asked for each table in the shard.
+    - ``truncate``: the downstream returns its ids of ``table`` from before ``seq``. If several are due, it is asked
+      only for the last.
+    - Any other ``type`` is defined by the user, with its meaning in ``payload``.
     """
 
     seq: int
@@ -54,16 +57,18 @@ class Control:
 
 
 Downstream = Callable[[Control], Iterable[Key] | None]
-"""Which ids a downstream holds and may have to give up. One too many does no harm: each is read anew.
+"""A function that returns the ids that a downstream holds and may have to delete. Too many ids do no harm, because each
+row is read again.
 
-It gets users' own control pods too, and does itself what they ask for. It raises Refused where that can never be done:
-then the pod is taken away, and noted in ``tube.fault``. After any other error the pod stays, and its turn comes again.
+It also gets control pods of users' types, and carries them out itself. It raises Refused if a pod can never be carried
+out: then the pod is deleted, and noted in ``tube.fault``. After any other error the pod stays, and is tried again.
 """
 
 
 @dataclass(frozen=True)
 class WorkedOff:
-    """A control pod that is gone: how many ids it touched, or why it was given up."""
+    """A control pod that was processed and deleted: the number of ids that it touched, or the reason why it was given
+    up."""
 
     control: Control
     touched: int = 0
@@ -80,25 +85,24 @@ def work_off(
     on_progress: Callable[[BackfillProgress], None] = lambda progress: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> list[WorkedOff]:
-    """Work off the control pods of a worker whose turn has come.
+    """Process the control pods of a worker that are due.
 
-    First the backfills that were scheduled, in all for about ``backfill_timeout``, after which no further one is begun:
-    ``on_progress`` is called after each of their chunks. One that is not at its end by then, or that a person has paused,
-    goes on the next time. Then what the downstream has to give up is touched, so that it takes the path of a deletion:
-    read anew, and deleted if it is gone. Exactly once: these touches and the end of the pods are one transaction, which
-    holds the worker's lock.
+    First run the scheduled backfills, for about ``backfill_timeout`` in all. ``on_progress`` is called after each
+    chunk. A backfill that is not finished by then, or that a person has paused, continues next time. Then touch the ids
+    that the downstream returns. The worker reads their rows again, and deletes the rows that are gone. Exactly once:
+    the touches and the deletion of the pods are one transaction, which holds the worker's lock.
 
-    No control pod holds up another. One that can never be worked off is taken away, with a line in the log and a row in
-    ``tube.fault``; where one fails for now, the first such error is raised when all others are done: InvalidArgument
-    where the downstream gave something that is no id. Raises ConsumerBusy while the worker is at work for longer than
-    ``busy_timeout``, and Stopped.
+    A control pod that can never be processed is deleted, with a log line and a row in ``tube.fault``. If a pod fails
+    otherwise, the other pods are still processed, and the first error is raised at the end. It is InvalidArgument if
+    the downstream returned an invalid id. Raises ConsumerBusy if the worker is busy for longer than ``busy_timeout``,
+    and Stopped.
     """
     turn = _Turn(feed, downstream, seconds("backfill_timeout", backfill_timeout), on_progress, stopped)
     turn.carry_out_backfills(source)
     done = []
     with ConsumerTransaction(feed, source, busy_timeout=busy_timeout, stopped=stopped) as consumer:
         if consumer.busy:
-            raise ConsumerBusy(f"{feed.name} is at work in another transaction")
+            raise ConsumerBusy(f"{feed.name} is busy: another transaction works on it")
         due = _due(consumer.connection, feed)
         turn.covered = _covered(due)
         for row in due:
@@ -109,7 +113,7 @@ def work_off(
             except (Exception, SystemExit) as error:
                 if consumer.connection.closed:
                     raise
-                log.exception("%s: control pod %s failed, and stays", feed.name, row["seq"])
+                log.exception("%s: control pod %s failed, and is kept", feed.name, row["seq"])
                 turn.failed = turn.failed or error
                 continue
             if one is not None:
@@ -126,10 +130,11 @@ def work_off(
 
 @dataclass
 class _Turn:
-    """One go at the control pods of a worker.
+    """One run over the control pods of a worker.
 
-    By their seq: rows that the scheduled backfills looked at which are at their end, why others can have none, and the
-    truncations for which a later one asks. ``failed``: the first error.
+    By the seq of a pod: ``ended`` has the number of rows that a finished scheduled backfill has read. ``refused`` has
+    the reason why a backfill is not possible. ``covered`` are truncations before a later truncation of the same table.
+    ``failed`` is the first error.
     """
 
     feed: TubeFeed
@@ -144,7 +149,8 @@ class _Turn:
 
     def carry_out_backfills(self, source: str) -> None:
         deadline = time.monotonic() + self.seconds
-        # One in any case, or in a short time none would come to its end. One that only waited for writers does not count.
+        # Work on at least one backfill, whatever the deadline, so that even short runs finish backfills. A backfill that
+        # only waited for writers does not count.
         worked = False
         with translated(), connect(source, primary=True) as connection:
             keep_open(connection)
@@ -165,11 +171,11 @@ class _Turn:
                     self.failed = self.failed or error
 
     def _backfill(self, connection: psycopg.Connection[Any], seq: int, deadline: float) -> bool:
-        """Whether it came any further."""
+        """Run a scheduled backfill until ``deadline``. Return whether it has made progress."""
         try:
             number = committed(connection, self._about("tube.backfill_scheduled", seq))
         except BatchNotFinished:
-            # Another process has come to its end since we saw it.
+            # Another process has finished it meanwhile.
             return False
         if number is None:
             self.ended[seq] = 0
@@ -188,7 +194,7 @@ class _Turn:
         return True
 
     def work_off(self, connection: psycopg.Connection[Any], row: Mapping[str, Any]) -> WorkedOff | None:
-        """A control pod in a savepoint of its own; None where it stays for another time."""
+        """Process a control pod in a savepoint. Return None if the pod stays for the next run."""
         seq = row["seq"]
         try:
             with translated(), connection.transaction():
@@ -198,7 +204,11 @@ class _Turn:
         with translated(), connection.transaction():
             ask(connection, self._about("tube.give_up", seq, reason))
         log.warning(
-            "%s: control pod %s was given up: %s; it was %s", self.feed.name, seq, reason, row["payload"]
+            "%s: control pod %s was given up: %s; its payload was %s",
+            self.feed.name,
+            seq,
+            reason,
+            row["payload"],
         )
         return WorkedOff(Control(seq, row["shard"], row["type"] or "", row["tbl"] or ""), 0, reason)
 
@@ -216,8 +226,11 @@ class _Turn:
         return WorkedOff(control, touched)
 
     def _questions(self, connection: psycopg.Connection[Any], control: Control) -> list[Control]:
-        """What the downstream is asked. The end of a backfill without a table, as older tubes wrote it, is of each table
-        in its shard; raises Refused if there is none."""
+        """Return the control pods for which to ask the downstream.
+
+        The end of a backfill may name no table, because older tubes wrote it so. Then it stands for each table in its
+        shard. Raises Refused if there is no such table.
+        """
         if control.type != "backfill_end" or control.table:
             return [control]
         attached = Attached.all(self.feed.tube, ask(connection, self.feed.attached()))
@@ -227,20 +240,20 @@ class _Turn:
         return [replace(control, table=table) for table in tables]
 
     def _collect(self, connection: psycopg.Connection[Any], questions: list[Control]) -> int:
-        """Touch what the downstream gives; returns how many ids. A question that it refuses holds up no other; raises
-        Refused if it refuses all."""
+        """Touch the ids that the downstream returns, and return their number. Raises Refused if it refuses all
+        questions."""
         touched, refusals = 0, list[Refused]()
         types = tuple(ask(connection, self.feed.key_types()))
         collect = "tube.collect" if types == BIGINT else "tube.collect_keys"
         for question in questions:
             try:
                 given: Any = self.downstream(question) or ()
-                # An error that is kept would keep the source that it left, and its connections.
+                # Close a generator at once: if we keep its error, the traceback would keep its connections open.
                 with closing(given) if hasattr(given, "close") else nullcontext():
                     held = each_id(given, types)
                     while ids := list(islice(held, CHUNK)):
                         if self.stopped():
-                            raise Stopped(f"{self.feed.name}: stopped, and nothing was given up")
+                            raise Stopped(f"{self.feed.name}: stopped before the control pods were processed")
                         touched += ask(connection, self._about(collect, question.seq, ids))
             except Refused as error:
                 refusals.append(error)
@@ -261,9 +274,10 @@ def _due(connection: psycopg.Connection[Any], feed: TubeFeed) -> list[dict[str, 
 
 
 def _covered(due: list[dict[str, Any]]) -> set[int]:
-    """The truncations before another of the same table and shard, which gives up all that they do.
+    """Return the truncations before a later truncation of the same table and shard.
 
-    One question for each of them would touch everything that is to be given up as often as the table was truncated.
+    The later truncation covers their ids. Asking for each of them would touch every id as often as the table was
+    truncated.
     """
     truncations = {
         row["seq"]: (row["op"], row["shard"], row["tbl"]) for row in due if row["type"] == "truncate"
@@ -273,10 +287,10 @@ def _covered(due: list[dict[str, Any]]) -> set[int]:
 
 
 def _control(row: Mapping[str, Any]) -> Control:
-    """What a control pod says; raises Refused where that means nothing."""
+    """Return the control pod in a row. Raises Refused if its payload is not valid."""
     payload = row["payload"]
     if not isinstance(payload, dict) or not isinstance(payload.get("type"), str) or not payload["type"]:
-        raise Refused("its payload is no object with a type")
+        raise Refused("its payload is not an object with a type")
     kind, table, start = payload["type"], payload.get("tbl"), str(payload.get("start_seq", ""))
     is_of_shard = kind == "backfill_end" and table is None
     if (
@@ -286,7 +300,7 @@ def _control(row: Mapping[str, Any]) -> Control:
     ):
         raise Refused("it names no table")
     if kind == "backfill_end" and not start.isdecimal():
-        raise Refused(f"start_seq is {start!r}, and is to be the number of a pod")
+        raise Refused(f"start_seq is {start!r}, but must be the number of a pod")
     return Control(
         seq=row["seq"],
         shard=row["shard"],

@@ -1,4 +1,4 @@
-"""Tables that are copies or reports, as the downstream of a tube: the ids that they have to look at again."""
+"""Copies and reports as the downstream of a tube: find the ids in them that may be gone at the source."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ TRUE = sql.SQL("true")
 
 @dataclass(frozen=True)
 class TableDownstream:
-    """Ids that a copy holds and its source table does not, or not any more as the tube's predicate wants it.
+    """Returns the ids that a copy holds, but that its source table lacks or for which the tube's predicate is false.
 
-    In ``table`` ``{tube}`` and ``{table}`` stand for the names of the tube and of the source table, without its schema.
-    ``key`` is the copy's column of ids, or the list of its columns, by default called as the source's. A copy of several
-    tables' rows has a column ``shard``, as ``Job.mirror`` keeps it. The predicate runs with the rights of the source
-    table's owner, who grants the source's role ``execute`` on it.
+    In ``table``, ``{tube}`` and ``{table}`` stand for the names of the tube and of the source table, without its
+    schema. ``key`` is the copy's column of ids, or the list of its columns; the default is the names of the source's
+    columns. A shared copy has a column ``shard``, as ``Job.mirror`` keeps it. The predicate runs with the rights of the
+    source table's owner. The owner grants ``execute`` on it to the source's role.
 
     If several tables touch the tube under one shard, a table without ``{table}`` in its name is a report of them all.
-    Behind a truncate the ids that only the other tables have are then returned too, because without the truncated rows
-    the report may have rows for them.
+    After a truncate, ids that only the other tables have are then returned, too: without the truncated rows the report
+    may have rows for them.
 
-    Raises Refused for control pods that it can do nothing about: of a table that is not attached, or has no copy, and
-    users' own. Raises InvalidArgument where two tables' rows in a copy cannot be told apart, PermissionDenied where row
-    security hides rows of the source, or where what is filled in names a table that is no copy (``Attached.copy_in``).
+    Raises Refused for control pods of users' types, and if the table is not attached or has no copy. Raises
+    InvalidArgument if a copy cannot tell the rows of two tables apart. Raises PermissionDenied if row security hides
+    rows of the source, or if ``table``, filled in, names a table that is no copy (``Attached.copy_in``).
     """
 
     results: str = field(repr=False)
@@ -53,7 +53,7 @@ class TableDownstream:
 
     def __call__(self, control: Control) -> Iterator[Key]:
         if control.type not in ("backfill_end", "truncate"):
-            raise Refused(f"a table cannot do what control pods of type {control.type!r} ask for")
+            raise Refused(f"a table cannot process control pods of type {control.type!r}")
         with translated(), both(self.results, self.source) as (results, source):
             attached, others = self._attached(source, control)
             copy = attached.copy_in(results, self.table)
@@ -84,17 +84,15 @@ class TableDownstream:
         found = next((each for each in every if each.parts == parts), None)
         if found is None:
             raise Refused(
-                f"no table {control.table} is attached to tube {self.feed.tube}: what its copy held is there still; a "
-                "backfill of the table, when it is attached again or under its name of today, puts that right"
+                f"no table {control.table} is attached to tube {self.feed.tube}, so the rows of its copy stay. Attach "
+                f"the table again, or under its current name, and backfill it"
             )
         return found, [] if "{table}" in self.table else [each for each in every if each is not found]
 
     def _check(self, copy: Target, key: Sequence[str], is_shared: bool) -> None:
         for name in key:
             if name not in copy.columns:
-                raise InvalidArgument(
-                    f"{copy.name} has no column {name}: say what its column of ids is called"
-                )
+                raise InvalidArgument(f"{copy.name} has no column {name}: name its column of ids with key=")
         if is_shared:
             copy.check_shards(SHARD, key)
 
@@ -103,7 +101,7 @@ def _looked_up(results: psycopg.Connection[Any], copy: str) -> Target:
     try:
         return look_up(results, copy)
     except MergeRefused as error:
-        raise Refused(f"there is no copy {copy}, which could give something up") from error
+        raise Refused(f"there is no copy {copy} from which to delete rows") from error
 
 
 def _compared(column: str, operator: str, value: int) -> sql.Composed:

@@ -1,4 +1,4 @@
-"""The ids that a downstream gives, checked one by one."""
+"""Check the ids that a downstream returns."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from airflow_pgchange.feeds.keys import BIGINT, text, value
 
 
 def each_id(held: object, types: Sequence[str]) -> Iterator[int | str]:
-    """Yield the ids that a downstream gave: numbers, or the texts of keys of other ``types``.
+    """Yield the ids that a downstream returned: numbers, or keys of other ``types`` as text.
 
-    Raises InvalidArgument for a text, which would be taken for its letters, and for something that is no such id.
+    Raises InvalidArgument for an invalid id. Also for a text in place of a list, because it would be read as a list of
+    its characters.
     """
     if not isinstance(held, Iterable) or isinstance(held, (str, bytes, bytearray)):
-        raise InvalidArgument(f"{held!r:.100} is no list of ids: a downstream gives a list, or yields them")
+        raise InvalidArgument(
+            f"{held!r:.100} is not a list of ids: a downstream returns a list, or yields ids"
+        )
     if tuple(types) == BIGINT:
         return (_id(each) for each in held if each is not None)
     return (_text(each, types) for each in held if each is not None)
@@ -28,7 +31,7 @@ def _id(given: Any) -> int:
     except (TypeError, ValueError):
         number = None
     if number is None or isinstance(given, bool) or not -(2**63) <= number < 2**63:
-        raise InvalidArgument(f"{given!r:.100} is no id: ids are whole numbers of 64 bits, as bigint is")
+        raise InvalidArgument(f"{given!r:.100} is not an id: ids are whole numbers of 64 bits, like bigint")
     return number
 
 
@@ -36,5 +39,5 @@ def _text(given: Any, types: Sequence[str]) -> str:
     if len(types) == 1:
         return str(given)
     if not isinstance(given, (str, tuple, list)) or None in given:
-        raise InvalidArgument(f"{given!r:.100} is no id: ids are tuples of {', '.join(types)}")
+        raise InvalidArgument(f"{given!r:.100} is not an id: ids are tuples of {', '.join(types)}")
     return text(value(given if isinstance(given, str) else [str(part) for part in given], types))

@@ -17,10 +17,10 @@ from airflow_pgchange.results.attached import Attached
 
 Ids = Sequence[int] | Sequence[str]
 LOOKED_AT = 10_000
-"""Ids that are compared in one go."""
+"""The number of ids that are compared by one query."""
 
 COMMA = sql.SQL(", ")
-# The settings under which the text of a date or of bytes is that of an id.
+# The settings under which dates and bytes have the same text as in ids.
 _PINNED = """
 select pg_catalog.set_config('datestyle', 'ISO, MDY', true), pg_catalog.set_config('timezone', 'UTC', true),
        pg_catalog.set_config('bytea_output', 'hex', true)
@@ -40,7 +40,8 @@ class HeldIds:
     def of(
         cls, connection: psycopg.Connection[Any], table: str, names: Sequence[str], types: Sequence[str]
     ) -> HeldIds:
-        """``types`` are the key types of the tube. The columns of a copy may have others, such as text for a uuid."""
+        """Return the ids in the columns ``names``. ``types`` are the key types of the tube. The columns of a copy may
+        have other types, such as text for a uuid."""
         is_bigint = tuple(types) == BIGINT
         columns = key_columns(connection, table, names, types if is_bigint else [None] * len(types))
         return cls(connection, table, columns, sql.SQL("bigint[]" if is_bigint else "text[]"))
@@ -92,14 +93,14 @@ class HeldIds:
             return [id_ for (id_,) in rows(self.connection, query)]
 
     def _shown(self) -> sql.Composed:
-        """A row's id."""
+        """Return the SQL expression of a row's id."""
         shown = [column.shown("t") for column in self.columns]
         return (
             shown[0] if len(shown) == 1 else sql.SQL("array[{}]::pg_catalog.text").format(COMMA.join(shown))
         )
 
     def _values(self, id_: int | str) -> sql.Composed:
-        """The values of the columns of an id."""
+        """Return SQL expressions for the values of an id's columns."""
         if self.columns[0].type is None:
             return sql.SQL("{}").format(id_)
         several = len(self.columns) > 1
@@ -120,7 +121,7 @@ def key_types(source: psycopg.Connection[Any], attached: Attached) -> tuple[str,
 
 
 def absent(source: psycopg.Connection[Any], attached: Attached, ids: Ids, kind: sql.SQL) -> Ids:
-    """Return those of the ids that a copy of the table is not to hold."""
+    """Return the ids that a copy of the table must not hold: their row is gone, or the predicate is false for it."""
     query = sql.SQL(
         "select w.id from unnest({ids}::{kind}) as w(id) "
         "where w.id not in (select {wanted}({tube}, {table}::regclass, {ids}::{kind}))"

@@ -1,4 +1,4 @@
-"""Reports: tables that a query computes from several tables of a tube, recomputed for the ids that were touched."""
+"""Reports: tables that a query computes from several tables of a tube. They are recomputed for the touched ids."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from airflow_pgchange.results.staging import ATTEMPT, SCHEMA, TOUCHED, Staged, c
 
 IDS = "%(ids)s"
 WRITER = 0
-"""The attempt under which rows are staged: there is one writer."""
+"""The attempt of all staged rows, because there is only one writer."""
 
 COMMA = sql.SQL(", ")
 
@@ -41,17 +41,18 @@ def recompute(
     """Replace the rows of the batch's ids in the table ``into`` by the rows that ``query`` returns, and ack the batch.
 
     The query is SQL. It names the ids as ``%(ids)s``, an array of the type of the tube's ids, such as ``bigint[]`` or
-    ``uuid[]``, and any other percent sign is written ``%%``. If the ids have several columns, ``key`` is the list of
-    them, and the query names an array for each, as in ``(tenant, no) in (select * from unnest(%(tenant)s, %(no)s))``. It
-    returns at most one row for each of these ids, with the id in the column ``key``. Its columns are written
-    to the columns of ``into`` with the same names. An id for which it returns no row is deleted there. ``into`` needs a
-    unique index on ``key`` alone. The query runs with the rights of the connection to the changes, so only people with
-    these rights should write it.
+    ``uuid[]``. Any other percent sign is written ``%%``. If the ids have several columns, ``key`` is the list of them.
+    The query then names an array for each, as in ``(tenant, no) in (select * from unnest(%(tenant)s, %(no)s))``.
 
-    The report is right however many transactions write its tables meanwhile. The query begins after the claim, so it sees
-    every change of the batch. A change that it does not see is committed later, with pods that this batch does not
-    have, so a later batch computes the id again. The later batch of an id always sees more, because one id is never in
-    two batches at once: therefore all tables of the tube must be attached under one shard.
+    The query returns at most one row for each of these ids, with the id in the column ``key``. Its columns are written
+    to the columns of ``into`` with the same names. An id for which it returns no row is deleted there. ``into`` needs a
+    unique index on exactly ``key``. The query runs with the rights of the connection to the changes, so only people
+    with these rights should write it.
+
+    The report is right however many transactions write its tables meanwhile. The query begins after the claim, so it
+    sees every change of the batch. A change that it does not see is committed later, with pods that this batch does not
+    have. So a later batch computes the id again. The later batch of an id always sees more, because an id is never in
+    two batches at once. For this reason all tables of the tube must be attached under one shard.
 
     If the changes and ``into`` are in one database, the rows and the progress are one transaction: exactly once. If
     they are in two databases, the query runs where the changes are, in a transaction that only reads. A crash can then
@@ -60,9 +61,9 @@ def recompute(
     ``evolve``: the table first gets the query's new columns, its longer strings and wider numbers, in a short transaction
     of its own. The role of the results must own it.
 
-    Raises InvalidArgument for another feed than a TubeFeed, for a query without ``%(ids)s`` and for tables under several
-    shards; MergeRefused if the rows do not fit into the table, or are not one row for each id; PermissionDenied if row
-    security hides rows of an attached table; psycopg's own error if the query fails.
+    Raises InvalidArgument for another feed than a TubeFeed, for a query without ``%(ids)s`` and for tables under
+    several shards. Raises MergeRefused if the rows do not fit into the table, or if an id has several rows. Raises
+    PermissionDenied if row security hides rows of an attached table, and psycopg's error if the query fails.
     """
     feed, batch = transaction.feed, transaction.batch
     if not isinstance(feed, TubeFeed):
@@ -72,7 +73,8 @@ def recompute(
     report = Report(query, into, names_of(key), types)
     if evolve:
         with connect(transaction.results, primary=True) as results:
-            # The consumer's own transaction would keep its locks on what the query reads, also on the report itself.
+            # Use another connection than the consumer transaction's, which would keep its locks on the tables of the
+            # query and on the report.
             report.evolve(
                 results if transaction.reader is transaction.connection else transaction.reader, results
             )
@@ -105,7 +107,7 @@ class Report:
     def __post_init__(self) -> None:
         if len(self.key) != len(self.types):
             raise InvalidArgument(
-                f"key names {len(self.key)} columns, and the ids of the tube have {len(self.types)}: "
+                f"key has {len(self.key)} columns, but the ids of the tube have {len(self.types)}: "
                 f"{', '.join(self.types)}"
             )
         if len(self.key) == 1:
@@ -113,8 +115,8 @@ class Report:
         for name in self.key if len(self.key) > 1 else ():
             if f"%({name})s" not in self.query:
                 raise InvalidArgument(
-                    "query must say for which ids it returns rows, as in `where (tenant, no) in (select * from "
-                    f"unnest(%(tenant)s, %(no)s))`: it does not name %({name})s"
+                    "query must restrict its rows to the touched ids, but it does not use %({name})s: write for "
+                    "example `where (tenant, no) in (select * from unnest(%(tenant)s, %(no)s))`"
                 )
 
     def stage(
@@ -152,7 +154,7 @@ class Report:
         )
 
     def evolve(self, source: psycopg.Connection[Any], results: psycopg.Connection[Any]) -> None:
-        """Let the table follow the columns of the query. Raises MergeRefused, PermissionDenied, ConsumerBusy."""
+        """Give the table the columns of the query. Raises MergeRefused, PermissionDenied, ConsumerBusy."""
         fit = partial(
             validate, results, self.into, self.key, Mode.MIRROR, self._columns(source), ids=self.types
         )
@@ -169,7 +171,7 @@ class Report:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise MergeRefused(
-                f'{self.into}: the query returns several columns "{twice[0]}": give each a name of its own with as'
+                f'{self.into}: the query returns several columns "{twice[0]}": give each its own name with as'
             )
         kinds = ask(
             source,
@@ -202,7 +204,7 @@ class Report:
         results: psycopg.Connection[Any],
     ) -> int:
         """Stage the rows that the query returns, and return their number."""
-        # False: the merge need not look again whether the rows have ids of the batch.
+        # Stage the rows with false in TOUCHED, because it was checked that they have ids of the batch.
         query = sql.SQL("select {}, false, {} from ({}\n) as r").format(
             WRITER,
             COMMA.join(self._staged(name, kind) for name, kind in columns.items()),
@@ -223,14 +225,14 @@ class Report:
 
     def _staged(self, name: str, kind: str) -> sql.Composed:
         if name in self.key and kind == "text":
-            # As PostgreSQL prints it: the cast of inet to text adds something to that.
+            # Use PostgreSQL's output, because a cast of inet to text adds the length of the netmask.
             return sql.SQL("case when {0} is not null then pg_catalog.concat({0}) end").format(
                 sql.Identifier(name)
             )
         return sql.SQL("{}::{}").format(sql.Identifier(name), sql.SQL(kind))
 
     def _unnested(self, columns: dict[str, str], ids: Collection[Key]) -> sql.Composed:
-        """The ids as rows, in the types in which the columns of the key are staged."""
+        """Return an expression for the ids as rows, in the types in which the columns of the key are staged."""
         arrays = [
             sql.SQL("{}::{}[]").format(values, sql.SQL(columns[name]))
             for name, values in zip(self.key, self._values(ids), strict=True)
@@ -238,7 +240,7 @@ class Report:
         return sql.SQL("unnest({})").format(COMMA.join(arrays))
 
     def _values(self, ids: Collection[Key]) -> list[list[int | str]]:
-        """The values of each column of the key."""
+        """Return the values of each column of the key."""
         parts = [id_ if isinstance(id_, tuple) else (id_,) for id_ in ids]
         return [[part[place] for part in parts] for place in range(len(self.key))]
 
@@ -268,7 +270,7 @@ class Report:
                 columns = ", ".join(f'"{name}"' for name in self.key)
                 wrong = f"a row without {columns}: leave such rows out"
             elif is_other:
-                wrong = f"a row {row} for an id that it was not asked for: restrict it to {IDS}"
+                wrong = f"a row {row} for an id that is not in the batch: restrict it to {IDS}"
             else:
                 wrong = f"{count} rows {row}: group them, so that each id has one row"
             raise MergeRefused(f"{self.into}: the query returns {wrong}; nothing was written")
@@ -285,17 +287,17 @@ class Report:
             )
         except (psycopg.ProgrammingError, KeyError) as error:
             raise InvalidArgument(
-                f"the query for {self.into} cannot be filled in: {error}: {IDS} is its only placeholder, and any other "
-                "percent sign is written %%"
+                f"the query for {self.into} cannot be filled in: {error}. {IDS} is its only placeholder; write any "
+                f"other percent sign as %%"
             ) from error
         return _verbatim(filled)
 
 
 def check_query(name: str, query: str) -> None:
-    """Raise InvalidArgument for a query that does not name the ids, and would compute the whole report each time."""
+    """Raise InvalidArgument for a query without the ids, because it would compute the whole report each time."""
     if IDS not in query:
         raise InvalidArgument(
-            f"{name} must say for which ids it returns rows, as in `where order_id = any({IDS})`"
+            f"{name} must restrict its rows to the touched ids, as in `where order_id = any({IDS})`"
         )
 
 
@@ -307,7 +309,7 @@ def _check_tables(source: psycopg.Connection[Any], feed: TubeFeed) -> None:
         if each.shard != tables[0].shard:
             raise InvalidArgument(
                 f"{tables[0].table} touches tube {feed.tube} under shard {tables[0].shard}, and {each.table} under shard "
-                f"{each.shard}, so an id could be in two batches at once: attach all tables of a report under one shard"
+                f"{each.shard}, so an id could be in two batches at once. Attach all tables of a report under one shard"
             )
         check_whole(source, each.table)
 

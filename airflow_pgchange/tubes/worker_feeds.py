@@ -1,4 +1,4 @@
-"""The workers of tubes: which have something to do."""
+"""Find the workers of tubes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from airflow_pgchange.feeds.tube import TubeFeed
 
 
 def ready(connection: psycopg.Connection[Any]) -> list[TubeFeed]:
-    """The workers, of all tubes of this database that we may empty, that have something to do and are not at work."""
+    """Return the idle workers with ready changes, of all tubes of this database that this role may work on."""
     query = """
         select feed from tube.status(1)
         where ready > 0 and not at_work and has_table_privilege((tube.named(feed ->> 'tube')).pods, 'delete')
@@ -21,6 +21,6 @@ def ready(connection: psycopg.Connection[Any]) -> list[TubeFeed]:
 
 
 def workers(connection: psycopg.Connection[Any], tube: str) -> list[TubeFeed]:
-    """Every worker of a tube."""
+    """Return every worker of a tube."""
     query = "select feed from tube.status(1) where feed ->> 'tube' = %s order by consumer"
     return [TubeFeed(**fields) for (fields,) in rows(connection, query, [tube])]

@@ -123,7 +123,7 @@ def test_a_tube_with_a_comma_in_its_name_is_not_taken_for_two(tube: psycopg.Conn
     make(tube, "r")
     with pytest.raises(InvalidArgument, match="comma"):
         touch(tube=["q,r"])
-    with pytest.raises(InvalidArgument, match="name the tube"):
+    with pytest.raises(InvalidArgument, match="at least one tube"):
         tubes.touch(tube, [], "select 1", 0)
     touch(tube="q, r")
     assert (touched(tube), touched(tube, "r")) == ([1], [1])

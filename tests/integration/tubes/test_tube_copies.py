@@ -197,7 +197,7 @@ def test_a_second_table_of_one_name_and_shard_is_refused_and_the_first_is_kept(s
         attach(shards, "other.flight", "copies", 1)
     assert (told.value.sqlstate, told.value.diag.message_hint) == (
         "PC008",
-        "Attach one of them under another shard, or to another tube",
+        "attach one of them under another shard, or to another tube",
     )
     attach(shards, "other.flight", "copies", 3)
     with pytest.raises(psycopg.Error, match=r"sh0001\.flight would both touch tube copies"):

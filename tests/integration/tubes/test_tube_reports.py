@@ -324,11 +324,11 @@ def refusing(shared):
 
 AS_ID = "select id as order_id{} from orders where id = any(%(ids)s)"
 REFUSED = {
-    "no ids": ("select 1 as order_id", InvalidArgument, "must say for which ids"),
+    "no ids": ("select 1 as order_id", InvalidArgument, "must restrict its rows"),
     "a percent sign": (
         AS_ID.format("") + " and customer like 'a%'",
         InvalidArgument,
-        "percent sign is written %%",
+        "percent sign as %%",
     ),
     "another placeholder": (AS_ID.format(", %(day)s as seen"), InvalidArgument, "its only placeholder"),
     "no key": (
@@ -360,7 +360,7 @@ REFUSED = {
     "an id that was not asked for": (
         "select id as order_id from orders where id <> all(%(ids)s)",
         MergeRefused,
-        "a row order_id=2 for an id that it was not asked for",
+        "a row order_id=2 for an id that is not in the batch",
     ),
     "a row without an id": (
         "select null::bigint as order_id where 1 = any(%(ids)s)",
