@@ -1,8 +1,9 @@
-"""Detached batches: a batch is claimed with a lease, processed anywhere for any length of time, and acked by its handle.
+"""Detached batches: they are claimed with a lease, processed anywhere for any length of time, and acked by their
+handle.
 
-Meanwhile no connection is open, no transaction, and no lock. A handle names the attempt on a batch. The attempt is the
-fencing token: when the lease has ended, the next claim returns the same batch with the next attempt, and from then on
-the earlier attempt can no longer be acked.
+Meanwhile there is no open connection, transaction or lock. A handle names the attempt on a batch. The attempt is the
+fencing token: after the end of the lease, the next claim returns the same batch with the next attempt. From then on the
+earlier attempt can no longer be acked.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ __all__ = ["Handle", "ack", "batch_of", "claim", "release", "renew", "renewed"]
 PATIENCE = 60.0
 """Seconds to wait for the consumer's lock, which other transactions hold for a moment at each claim and ack."""
 RENEWALS = 3
-"""How often a lease is renewed while it lasts, so that it survives a renewal that fails."""
+"""The number of renewals within the length of a lease, so that it survives a failed renewal."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Handle:
-    """An attempt on a batch. Its text is short, has no secrets, and is all that another process needs to read the batch.
+    """An attempt on a batch. Its text is short, has no secrets, and is enough for another process to read the batch.
 
-    ``version`` distinguishes the batch from earlier batches of the consumer: a dead letter that is sent again keeps its
-    id, and begins with a first attempt. ``count`` is the number of changes, ``lease`` the length of the lease.
+    ``version`` distinguishes the batch from earlier batches of the consumer. A dead letter that is sent again keeps its
+    id and starts with attempt 1. ``count`` is the number of changes, and ``lease`` is the length of the lease.
     """
 
     feed: Feed

@@ -58,13 +58,13 @@ class Permanent(PgChangeError):
 
 
 class InvalidArgument(Permanent, ValueError):
-    """A value that was given cannot be used. Correct it as the message says."""
+    """A value cannot be used. Correct it as the message says."""
 
 
 class UnknownBranch(Permanent):
     """The feed names a branch that ``revision.branch`` does not have.
 
-    Use an id that ``select id, type, tbl from revision.branch`` lists, or the one that ``revision.track`` returned.
+    Use an id that ``select id, type, tbl from revision.branch`` lists, or the id that ``revision.track`` returned.
     """
 
 
@@ -105,9 +105,9 @@ class BatchNotFinished(PgChangeError):
     """The transaction ended without ``ack``, or claimed a second batch. Each batch needs a transaction and an ack of its
     own.
 
-    It is also raised by the ack of a detached batch if no application has staged its results, and if a batch or a control
-    pod is not in work any more, because somebody else has finished it. And it is raised if a restored consumer is behind
-    the progress that its source has recorded. The message says which.
+    It is also raised by the ack of a detached batch if no application has staged its results. Another cause is a batch
+    or a control pod that another process has finished. The last cause is a restored consumer that is behind the
+    progress that its source has recorded. The message names the cause.
     """
 
 
@@ -154,12 +154,13 @@ class SourceLostTail(Permanent):
 class SourceRestored(Permanent):
     """The source is a restored or upgraded copy, in which transaction ids mean something else.
 
-    The message says what to run in the source: ``select pubsub.rebase_after_restore()`` for a commit queue,
-    ``tube.rebase_after_restore('<tube>')``, as the owner of the pods, for a tube, ``mbus.rebase_after_restore()`` for
-    message queues; then ``airflow-pgchange repair`` for consumers whose watermark lives elsewhere.
+    The message contains the statement to run in the source. It is ``select pubsub.rebase_after_restore()`` for a commit
+    queue, and ``mbus.rebase_after_restore()`` for message queues. For a tube it is
+    ``tube.rebase_after_restore('<tube>')``, as the owner of the pods. Then run ``airflow-pgchange repair`` for
+    consumers whose watermark is in another database.
 
-    It is also raised if a Delta table has another batch with the number of this one. The database was then restored to an
-    earlier time than the table, and ``airflow-pgchange repair --delta`` lets the table accept the batch.
+    It is also raised if a Delta table has another batch with the number of this batch. Then the database was restored
+    to an earlier time than the table, and ``airflow-pgchange repair --delta`` lets the table accept the batch.
     """
 
 
@@ -238,8 +239,8 @@ class TooManyClients(PgChangeError):
 class DispatchEnded(PgChangeError):
     """The dispatch of events was cancelled, by a time limit or by a person. Nothing is lost.
 
-    The message names the condition that was being evaluated, if there was one. If that condition is too slow, change or
-    delete the subscriptions that have it.
+    The message names the condition that was being evaluated, if any. If that condition is too slow, change or delete
+    the subscriptions that have it.
     """
 
 
@@ -262,16 +263,15 @@ class MergeRefused(PgChangeError):
 
 
 class StagingOutdated(PgChangeError):
-    """Staged results can no longer be written: their target was altered after they were staged, a crash of PostgreSQL
+    """Staged results can no longer be written. Their target was altered after they were staged, a crash of PostgreSQL
     has emptied their staging table, or their files are too old. Nothing was written; the batch is tried again, and is
     not split because of this error."""
 
 
 class OutcomeUnknown(Permanent):
-    """A table of a lake does not show any more whether it has a batch, because the snapshots or the log of that time are
-    gone.
+    """A table of a lake no longer shows whether it has a batch, because its snapshots or log of that time are gone.
 
-    Nothing was written. Look for the rows of the batch in the table, and do as the message says.
+    Nothing was written. Look for the rows of the batch in the table, and follow the message.
     """
 
 

@@ -1,4 +1,4 @@
-"""What Airflow wants to know about this provider."""
+"""The description of this provider for Airflow."""
 
 from __future__ import annotations
 

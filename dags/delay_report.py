@@ -1,6 +1,7 @@
-"""Another DAG waits for the consumer: a daily report over everything that was committed when it began.
+"""Makes a daily report from the results of another DAG's consumer, over everything that was committed when it began.
 
-Needs the connection ``airline``, or the one that you name, and the DAG ``flight_delays``, whose results it reads.
+Needs the connection ``airline``, or another connection that you name, and the DAG ``flight_delays``, whose results it
+reads.
 """
 
 from airflow.sdk import DAG, task

@@ -1,4 +1,5 @@
-"""Two handlers of the event log, run when events are ready: one keeps a flight's history, one announces what is new.
+"""Runs two handlers of the event log when events are ready. The first keeps the history of flights, the second
+announces changes.
 
 Before the first run:
 
@@ -6,8 +7,8 @@ Before the first run:
 2. ``select pgmb.push_table_mutations('public.flight')``: from now on each change of that table is an event
 3. unpause the DAG and trigger it once: its first task subscribes the group
 
-Needs the connection ``airline``, or the one that you name, to a database with our schemas and a table ``public.flight``
-with an ``id``.
+Needs the connection ``airline``, or another connection that you name, to a database with our schemas and a table
+``public.flight`` with an ``id``.
 """
 
 import logging
@@ -28,12 +29,13 @@ log = logging.getLogger(__name__)
 
 
 def flight(event: Event) -> dict[str, Any]:
-    """The row after the change; of a deleted one, before: an update's payload has only what changed."""
+    """Return the row after the change, or before its deletion. The payload of an update has only the changed columns."""
     return {**event.metadata.get("old", {}), **event.payload}
 
 
 def keep_history(delivery: Delivery, postgres_conn_id: str) -> None:
-    """An event may come again, and is kept once. What fails is tried again, and at last becomes a dead letter."""
+    """Keep each event once, although it may be delivered again. Failed events are retried, and finally become dead
+    letters."""
     rows = [(event.id, event.topic, Jsonb(flight(event))) for event in delivery.events]
     with PgChangeHook(postgres_conn_id).get_conn(primary=True) as connection, connection.transaction():
         connection.cursor().executemany(
@@ -42,7 +44,8 @@ def keep_history(delivery: Delivery, postgres_conn_id: str) -> None:
 
 
 def announce(delivery: Delivery) -> None:
-    """Events of one flight come in order, others in parallel. It is not reliable: a failure is only logged."""
+    """Log each event. Events of the same flight come in order, others in parallel. The handler is not reliable: a
+    failure is only logged."""
     for event in delivery.events:
         log.info("flight %s: %s", flight(event)["id"], event.topic)
 

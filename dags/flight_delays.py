@@ -1,6 +1,7 @@
-"""Delays of every route, kept up to date: each departure, arrival and cancellation is a commit.
+"""Keeps the delays of every route up to date. Each departure, arrival and cancellation is a commit.
 
-Needs the connections ``airline`` and ``spark_default``, or those that you name, and the tables that ``make demo`` makes.
+Needs the connections ``airline`` and ``spark_default``, or others that you name, and the tables that ``make demo``
+creates.
 """
 
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""A batch in plain Python: which movement was seen in which batch, exactly once.
+"""Records for each movement the batch that had it, exactly once, in plain Python.
 
-Needs the connection ``airline``, or the one that you name, and a table: ``create table movement_audit (movement_id bigint
-primary key, batch_id uuid, committed_at timestamptz)``.
+Needs the connection ``airline``, or another connection that you name, and a table: ``create table movement_audit
+(movement_id bigint primary key, batch_id uuid, committed_at timestamptz)``.
 """
 
 from collections.abc import Iterator

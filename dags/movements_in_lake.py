@@ -1,7 +1,8 @@
-"""Each departure, arrival and cancellation in an Iceberg table, exactly once.
+"""Appends each departure, arrival and cancellation to an Iceberg table, exactly once.
 
-Needs the connections ``airline`` and ``spark_default``, or those that you name, the tables that ``make demo`` makes, and
-the Iceberg table ``flights.movement`` of the catalog ``lake``. The guide to lake tables says how to make a catalog.
+Needs the connections ``airline`` and ``spark_default``, or others that you name, the tables that ``make demo`` creates,
+and the Iceberg table ``flights.movement`` of the catalog ``lake``. The guide to lake tables explains how to create a
+catalog.
 """
 
 from pathlib import Path

@@ -1,6 +1,7 @@
-"""Housekeeping in Iceberg tables to which batches are written.
+"""Maintains Iceberg tables to which batches are written.
 
-It removes the files that attempts have left, and lets old snapshots expire if you say how old. A dry run only reports.
+It removes the files that failed attempts have left. If you set an age, it lets older snapshots expire. A dry run only
+reports.
 
 Name the tables in ``pgchange_lake_maintenance(tables=["lake.sales.payment"])``, when you trigger it, or in the variable
 ``pgchange_lake_tables`` (a JSON list). Their catalog is in the database ``postgres_conn_id``, by default ``airline``.

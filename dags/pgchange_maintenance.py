@@ -1,10 +1,11 @@
-"""Housekeeping in every database that has our schemas, for all kinds of feeds.
+"""Maintains every database that has our schemas, for all kinds of feeds.
 
-It makes partitions ahead and drops old ones, dispatches events and expires subscriptions, puts missing triggers back,
-forgets old sagas, drops old dead letters if you say how old, and lists in its log what needs a person, with what to do.
+It creates partitions in advance and drops old partitions, dispatches events, expires subscriptions and restores missing
+triggers. It deletes old sagas, and old dead letters if you set their age. It logs findings that need a person, with the
+command that fixes each.
 
-Name the databases in ``pgchange_maintenance(databases=[...])``, when you trigger it, or in the variable
-``pgchange_databases`` (a JSON list of connection ids). Without any it is ``airline``.
+Name the databases in ``pgchange_maintenance(databases=[...])``, in the form when you trigger it, or in the variable
+``pgchange_databases`` (a JSON list of connection ids). The default is ``airline``.
 """
 
 from collections.abc import Sequence
@@ -44,14 +45,14 @@ def pgchange_maintenance(
                 retention,
                 type=["null", "string"],
                 title="History to keep",
-                description="Such as 30 days; older commits go once every consumer has processed them. "
+                description="Such as 30 days; older commits are deleted once every consumer has processed them. "
                 "Empty: nothing is trimmed",
             ),
             "saga_retention": Param(
                 saga_retention,
                 type=["null", "string"],
                 title="Sagas to keep",
-                description="Such as 30 days; sagas that ended longer ago are forgotten. Empty: none is forgotten",
+                description="Such as 30 days; sagas that ended longer ago are deleted. Empty: none is deleted",
             ),
             "letter_retention": Param(
                 letter_retention,

@@ -1,8 +1,8 @@
-"""New masters: waits until each replicaset of a cluster has a master, and logs the changes.
+"""Waits until each replicaset of a cluster has a master, and logs new masters.
 
-Needs the connection ``catalogue``, or the one that you name. The tool that promotes your standbys records each new
-master with ``topology.set_master()``: for Patroni, ``patroni/set_master.sh`` does it. The last task is the place for what
-should happen after a failover.
+Needs the connection ``catalogue``, or another connection that you name. The tool that promotes your standbys must
+record each new master with ``topology.set_master()``. For Patroni, ``patroni/set_master.sh`` does so. Add your own
+actions after a failover to the last task.
 """
 
 import logging

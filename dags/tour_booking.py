@@ -1,13 +1,13 @@
-"""A tour is booked, or nothing of it: a room, then the flights there and back in parallel, then a transfer for each.
+"""Books a whole tour or nothing: a room, then the flights there and back in parallel, then a transfer for each flight.
 
-Trigger ``tour_booking`` by hand with the id of a tour: it starts a saga and waits for its end, so its run succeeds if all
-is booked, and fails, saying why, if all was cancelled. ``tour_handlers`` does the steps: it runs whenever a message of
-one of their queues is due, so a step that is tried again later goes on by itself. What is not booked within an hour is
-cancelled, by the maintenance DAG if by nobody else. ``tour_booking`` makes the queues itself.
+Trigger ``tour_booking`` by hand with the id of a tour. It creates the queues, starts a saga and waits for its end. Its
+run succeeds if everything is booked. It fails with the reason if everything was cancelled. ``tour_handlers`` carries
+out the steps. It runs whenever a message of their queues is due, so a step that is retried later needs no further
+trigger. A tour that is not booked within an hour is cancelled, at the latest by the maintenance DAG.
 
-Needs the connection ``airline``, or the one that you name for both DAGs, and tables: ``create table tour (id bigint
-primary key, state text not null)``, ``create table offer (what text primary key, free integer not null)``, and ``create
-table booking (tour_id bigint, what text, primary key (tour_id, what))``.
+Needs the connection ``airline``, or another connection that you name for both DAGs, and tables: ``create table tour (id
+bigint primary key, state text not null)``, ``create table offer (what text primary key, free integer not null)``, and
+``create table booking (tour_id bigint, what text, primary key (tour_id, what))``.
 """
 
 from datetime import timedelta
@@ -38,7 +38,7 @@ TOUR = Saga(
 
 
 def book(work: Work, connection: Connection) -> TryAgain | RollBack | None:
-    """What is written here is kept with the step, or not at all."""
+    """Book an offer. The writes are committed together with the step, or not at all."""
     offer = "select free from offer where what = %s for update skip locked"
     found = connection.execute(offer, [work.step]).fetchone()
     if found is None:
@@ -51,7 +51,7 @@ def book(work: Work, connection: Connection) -> TryAgain | RollBack | None:
 
 
 def cancel(work: Work, connection: Connection) -> None:
-    """Also called for what was not booked: then there is nothing to give back."""
+    """Cancel a booking. It is also called if the step has booked nothing, and then changes nothing."""
     booked = "delete from booking where (tour_id, what) = (%s, %s) returning what"
     if connection.execute(booked, [work.data["tour_id"], work.step]).fetchone() is not None:
         connection.execute("update offer set free = free + 1 where what = %s", [work.step])
@@ -107,7 +107,7 @@ def tour_handlers(dag_id: str = "tour_handlers", *, postgres_conn_id: str = "air
         auto_register=False,
     ) as made:
         handler("rooms", book)
-        # Two tasks work off one queue at once: none gets what the other has.
+        # Two tasks process each of these queues at the same time. No message goes to both.
         for n in (1, 2):
             handler("flights", book, f"flights_{n}")
             handler("transfers", book, f"transfers_{n}")

@@ -3,9 +3,10 @@
 The backfill copies nothing itself: it marks every row as touched, after everything that is touched in the meantime. The
 tube's workers (DAG ``tube_replay``) then read those rows and bring the copy up to date.
 
-Trigger it and fill in the form. A backfill that was stopped goes on where it was. Follow it in the log of the task, or
-by ``select * from tube.backfills()``; ``tube.backfill_pause(id)``, ``tube.backfill_resume(id)`` and
-``tube.backfill_cancel(id)`` control it. A table's next backfill is refused until the workers have finished its last one.
+Trigger it and fill in the form. A backfill that was stopped continues where it was. Follow it in the log of the task,
+or by ``select * from tube.backfills()``. ``tube.backfill_pause(id)``, ``tube.backfill_resume(id)`` and
+``tube.backfill_cancel(id)`` control it. A table's next backfill is refused until the workers have replayed its last
+backfill.
 
 Needs the connection that you name in the form, or in ``tube_backfill(postgres_conn_id=...)``, to a database with a tube
 and attached tables.
@@ -63,11 +64,11 @@ def tube_backfill(dag_id: str = "tube_backfill", *, postgres_conn_id: str = "air
             "chunk_size": Param(
                 50_000,
                 type="integer",
-                # The form takes the minimum for whatever is below it.
+                # The form replaces any smaller number by the minimum.
                 minimum=100,
                 maximum=1_000_000,
                 title="Rows per chunk",
-                description="Each chunk is a transaction. A backfill that goes on keeps the size that it began with",
+                description="Each chunk is a transaction. A backfill that continues keeps its first size",
             ),
             "pause": Param(
                 0.0,
@@ -89,7 +90,7 @@ def tube_backfill(dag_id: str = "tube_backfill", *, postgres_conn_id: str = "air
                     found = tubes.attached(connection, given["tube"])
             if not found:
                 raise InvalidArgument(f"no table is attached to tube {given['tube']}: attach one first")
-            # A list each: in a text a comma would part names.
+            # Pass each table as a list, because a comma in a text would separate names.
             return [[table] for table in found]
 
         TubeBackfillOperator.partial(

@@ -1,11 +1,11 @@
-"""Keeps copies of tables: rows that touch a tube of a database are read anew and mirrored.
+"""Keeps copies of tables: rows that were touched in a tube are read again and mirrored.
 
-One mapped task runs for each worker that has something to do. Tubes that are made later are found without an edit. A tube
-named ``copies`` mirrors ``public.flight`` into ``copies.flight``, which must exist. Tables with the same name in several
-schemas share a copy, whose key is (shard, id). A copy must belong to the role of the connection or to a superuser, and
-the owner of the tube's pods must be allowed to write it; any other table with such a name is not written.
+A mapped task runs for each worker with ready changes. Tubes that are created later are included. A tube named
+``copies`` mirrors ``public.flight`` into ``copies.flight``, which must exist. Tables with the same name in several
+schemas share a copy, whose key is (shard, id). A copy must belong to the role of the connection or to a superuser. The
+owner of the tube's pods must be allowed to write it. Any other table with such a name is not written.
 
-Needs the connections ``airline`` and ``spark_default``, or those that you name, and our schemas in that database
+Needs the connections ``airline`` and ``spark_default``, or others that you name, and our schemas in that database
 (``airflow-pgchange install --postgres-conn-id airline``).
 """
 

@@ -1,10 +1,11 @@
-"""Keeps a report of two tables up to date: the carrier of each flight, and what its tickets brought in.
+"""Keeps a report of two tables up to date: the carrier of each flight, and the revenue of its tickets.
 
-A change of ``flight`` or ``ticket`` touches the flight in the tube ``flight_sales``. The flights that were touched are
-computed anew, and written in the transaction that moves the worker on: exactly once.
+A change of ``flight`` or ``ticket`` touches the flight in the tube ``flight_sales``. The report's rows of touched
+flights are computed again, and written in one transaction with the progress: exactly once.
 
-Needs the connection ``airline``, or the one that you name, and in its database our schemas
-(``airflow-pgchange install --postgres-conn-id airline``) and the tube, to which both tables are attached by their flight.
+Needs the connection ``airline``, or another connection that you name. Its database needs our schemas
+(``airflow-pgchange install --postgres-conn-id airline``) and the tube, to which both tables are attached by their
+flight.
 """
 
 from airflow.sdk import DAG
@@ -38,7 +39,7 @@ def tube_report(dag_id: str = "tube_report", *, postgres_conn_id: str = "airline
             key="flight_id",
             postgres_conn_id=postgres_conn_id,
         )
-        # Backfills that were scheduled, and flights that are gone.
+        # Carry out scheduled backfills, and remove flights that are gone.
         collect = TubeGarbageCollectOperator(
             task_id="collect",
             feed=SALES,

@@ -24,23 +24,8 @@ from tests.suite.parsing import syntax
 ROOT = Path(__file__).parents[1]
 SOURCES = ("airflow_pgchange", "dags", "demo", "scripts", "sql", "tests")
 CLEAN = (
-    "airflow_pgchange/admin",
-    "airflow_pgchange/assets",
-    "airflow_pgchange/cli",
-    "airflow_pgchange/decorators",
-    "airflow_pgchange/events",
-    "airflow_pgchange/feeds",
-    "airflow_pgchange/hooks",
-    "airflow_pgchange/messages",
-    "airflow_pgchange/plugins",
-    "airflow_pgchange/queues",
-    "airflow_pgchange/results",
-    "airflow_pgchange/sensors",
-    "airflow_pgchange/spark",
-    "airflow_pgchange/testing",
-    "airflow_pgchange/topology",
-    "airflow_pgchange/triggers",
-    "airflow_pgchange/utils",
+    "airflow_pgchange",
+    "dags",
     "sql/topology",
     "tests/sixth_feed",
 )

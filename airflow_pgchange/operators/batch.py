@@ -23,18 +23,19 @@ class BatchOperator(FeedOperator):
     """Passes each batch of a feed to a Python callable, and commits the writes of the callable together with the
     progress.
 
-    The callable is called as ``process(batch, changes, connection)``. ``changes`` iterates over the changes of the batch
-    in order, and reads them as it goes. ``connection`` is the connection of the consumer transaction: its writes are
-    committed together with the progress, or not at all. The callable must neither commit nor roll back. It may be called
-    again for the same batch, after an error or a deadlock. Read and compute first and write last: from its first write
-    on, the transaction holds locks and holds back vacuum. The callable must not be an ``async def`` or a generator.
+    The callable is called as ``process(batch, changes, connection)``. ``changes`` iterates over the changes of the
+    batch in order, and reads them as it goes. ``connection`` is the connection of the consumer transaction: its writes
+    are committed together with the progress, or not at all. The callable must neither commit nor roll back. It may be
+    called again for the same batch, after an error or a deadlock. Read and compute first and write last, because the
+    transaction holds locks and holds back vacuum from its first write on. The callable must not be an ``async def`` or
+    a generator.
 
     Guarantee for writes through ``connection``: exactly once. If the changes come from another PostgreSQL
-    (``source_conn_id``), this holds for commit queues, the event log and the topology; for tubes and message queues it is
-    then at least once. If such a source lost its latest transactions, an error says so, and the changes after the mark
-    are processed at least once. For rows in a table of a lake that ``airflow_pgchange.lake.write`` wrote: exactly once.
-    For results in other systems the guarantee is at least once. ``batch.id`` is the same in every attempt, so use it as
-    their key.
+    (``source_conn_id``), this holds for commit queues, the event log and the topology. For tubes and message queues it
+    is then at least once. If such a source lost its latest transactions, an error says so, and the changes after the
+    mark are processed at least once. For rows in a table of a lake that ``airflow_pgchange.lake.write`` wrote: exactly
+    once. For results in other systems the guarantee is at least once. ``batch.id`` is the same in every attempt, so use
+    it as their key.
 
     Raises InvalidArgument if ``process`` cannot be called, for example if it is the name of a function.
 
@@ -52,8 +53,8 @@ class BatchOperator(FeedOperator):
             made = self.call(batch, transaction.changes(), connection, context)
             if isinstance(made, Awaitable | Generator | AsyncGenerator):
                 raise InvalidArgument(
-                    f"{self.task_id}: the callable returned a {type(made).__name__} that nobody runs, so "
-                    "nothing was processed: write it without async and yield"
+                    f"{self.task_id}: the callable returned a {type(made).__name__} that is never run, so nothing was "
+                    f"processed: write it without async and yield"
                 )
 
         transaction.ack(write)

@@ -25,7 +25,7 @@ CONSUMER = ConsumerLink()
 
 
 def task_of(context: Context) -> tuple[str, ...]:
-    """The DAG, the run, the task and the map index, each percent-encoded; empty outside of Airflow."""
+    """Return the DAG, the run, the task and the map index, each percent-encoded; empty outside of Airflow."""
     ti = context.get("ti")
     if ti is None:
         return ()
@@ -33,7 +33,7 @@ def task_of(context: Context) -> tuple[str, ...]:
 
 
 def run_of(context: Context) -> str | None:
-    """The try of the task in the form in which the page reads it."""
+    """Return the try of the task as a text that the page can parse; None outside of Airflow."""
     task = task_of(context)
     return "/".join((*task, str(context["ti"].try_number))) if task else None
 
@@ -61,7 +61,7 @@ class ConsumerOperator(CheckedArguments, BaseOperator):
         self._stop = Stop()
 
     def _conninfos(self) -> tuple[str, str | None]:
-        """The connection strings of the results and of the changes; None: the same."""
+        """Return the connection strings of the results and of the changes; None for the changes if they are the same."""
         source = PgChangeHook(self.source_conn_id).conninfo() if self.source_conn_id else None
         return PgChangeHook(self.postgres_conn_id).conninfo(), source
 
@@ -146,7 +146,7 @@ class ClaimingOperator(ConsumerOperator):
 
     @property
     def _source_option(self) -> str:
-        """The option of the command line that names the database of the changes, if it is another one."""
+        """The option of the command line for the database of the changes. Empty if it is the database of the results."""
         return f" --source-conn-id {self.source_conn_id}" if self.source_conn_id else ""
 
     def _letters_at(self, feed: Feed) -> tuple[str, str]:

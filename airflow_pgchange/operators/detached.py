@@ -29,14 +29,14 @@ Write = Callable[[psycopg.Connection[Any]], object]
 class ClaimBatchOperator(LeasingOperator):
     """Claims the next batch of a feed with a lease, and returns the text of its handle.
 
-    Nothing is held after the task. The task is skipped, with the tasks behind it, if nothing is ready. While another run
-    has a lease, the task waits, is skipped or fails, as ``on_busy`` says. If the task is tried again or cleared, it gets
-    the same batch with the next attempt, without waiting for its own lease. The further arguments are those of
-    ClaimingOperator.
+    No connection or transaction stays open after the task. If nothing is ready, the task is skipped, with the tasks
+    after it. While another run has a lease, the task waits, is skipped or fails, as ``on_busy`` says. If the task is
+    tried again or cleared, it gets the same batch with the next attempt, without waiting for its own lease. The further
+    arguments are those of ClaimingOperator.
 
     :param lease: how long the batch is not claimed again, unless the lease is renewed (templated)
-    :param deferrable: wait for another run in the triggerer, without a worker slot; default: what
-        ``[operators] default_deferrable`` says
+    :param deferrable: wait for another run in the triggerer, without a worker slot; default: the value of ``[operators]
+        default_deferrable``
     """
 
     def execute(self, context: Context) -> str:
@@ -56,9 +56,9 @@ class AckBatchOperator(ConsumerOperator):
     task fails with StaleClaim, and nothing is written. If this attempt was acked before, the task succeeds and writes
     nothing. With an outlet of ``airflow_pgchange.target_tables`` each table that it wrote is an asset.
 
-    :param handle: what ClaimBatchOperator returned (templated)
-    :param staged: merge what the application staged in ``batch_job(handle)``. The task fails if no application has
-        finished its block. Default: True, unless there is ``write``
+    :param handle: the result of ClaimBatchOperator (templated)
+    :param staged: merge the results that the application staged in ``batch_job(handle)``. The task fails if no
+        application has finished its block. Default: True, unless there is ``write``
     :param write: a function that writes results, called as ``write(connection)`` with the connection of the results. It
         must neither commit nor roll back
     """
@@ -104,7 +104,7 @@ class ReleaseBatchOperator(ConsumerOperator):
     The tasks that failed are stored as the error of the attempt, unless the application has stored its own. The task is
     skipped if there is no batch, if it was acked, or if another attempt has begun.
 
-    :param handle: what ClaimBatchOperator returned, or None (templated)
+    :param handle: the result of ClaimBatchOperator, or None (templated)
     """
 
     arguments: ClassVar[Mapping[str, Check]] = {**ConsumerOperator.arguments, "handle": maybe(text)}
@@ -160,12 +160,12 @@ def claimed_batch(
     outlets: Sequence[Any] = (),
     **claim: Any,
 ) -> Iterator[ClaimedBatch]:
-    """Process a detached batch with the tasks of the block, which are tasks of any operators.
+    """Process a detached batch with the tasks of the block, which can be of any operators.
 
-    They are in a group. Its task ``claim`` claims a batch before them, and skips them if nothing is ready. ``ack`` acks
-    the batch when all of them have succeeded. ``release`` ends the lease if one has failed. It is a teardown, so the DAG
-    run still fails, and tasks behind the group follow ``ack``. A failed task that is cleared works on the same attempt.
-    If another run has claimed the batch meanwhile, it fails with StaleClaim; then clear ``claim``, too.
+    They form a group. Its task ``claim`` claims a batch before them, and skips them if nothing is ready. ``ack`` acks
+    the batch when all of them have succeeded. ``release`` ends the lease if a task has failed. It is a teardown, so the
+    DAG run still fails, and tasks after the group follow ``ack``. If a failed task is cleared, it works on the same
+    attempt. If another run has claimed the batch meanwhile, it fails with StaleClaim; then clear ``claim``, too.
 
     :param name: the id of the group
     :param feed: the feed, or its JSON

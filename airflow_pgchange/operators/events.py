@@ -60,13 +60,13 @@ def _plain(event: Event) -> dict[str, Any]:
 class PublishEventsOperator(CheckedArguments, BaseOperator):
     """Publishes events in one transaction: all of them or none.
 
-    Guarantee: at least once. A task that is retried after its commit publishes again. To prevent this, give each event an
-    ``id`` of your own: as long as the log keeps the event (``partition_retention_period``), the retry fails and no event
-    is published twice.
+    Guarantee: at least once. A task that is retried after its commit publishes again. To prevent this, give each event
+    your own ``id``. As long as the log keeps the event (``partition_retention_period``), the retry then fails and no
+    event is published twice.
 
     :param events: a list of events, or of mappings, or its JSON (templated). A mapping has ``topic``, and optionally
-        ``payload``, ``metadata``, ``at`` (deliver at this time, given with its zone or as ISO 8601 text),
-        ``subscription_id`` (deliver to this subscription only) and ``id``
+        ``payload``, ``metadata``, ``at``, ``subscription_id`` and ``id``. ``at`` is the time of delivery, with its zone
+        or as ISO 8601 text. With ``subscription_id`` only this subscription gets the event
     :param postgres_conn_id: the database of the event log
     """
 
@@ -97,8 +97,8 @@ class PublishEventsOperator(CheckedArguments, BaseOperator):
 class SubscribeEventsOperator(CheckedArguments, BaseOperator):
     """Subscribes a group to events that are dispatched from now on.
 
-    Guarantee: exactly once. Repeating it with the same topics only sets the new expiry. With other topics it adds one
-    more subscription. For conditions of your own use ``airflow_pgchange.events.subscribe``.
+    Guarantee: exactly once. Repeating it with the same topics only sets the new expiry. With other topics it adds
+    another subscription. For conditions of your own use ``airflow_pgchange.events.subscribe``.
 
     Raises InvalidArgument for an invalid topic, PermissionDenied if the role may not subscribe.
 
@@ -142,7 +142,7 @@ class SubscribeEventsOperator(CheckedArguments, BaseOperator):
 
 
 class ReplayEventsOperator(CheckedArguments, BaseOperator):
-    """Delivers to a group again the events since a time, as far as the log still has them.
+    """Delivers the events since a time to a group again, as far as the log still has them.
 
     Without ``subscription_id`` the group's cursor is moved back: all handlers get again the events that were dispatched
     to the group. With ``subscription_id`` only this subscription gets events again, and only those that match it. They
@@ -151,8 +151,8 @@ class ReplayEventsOperator(CheckedArguments, BaseOperator):
 
     Guarantee: at least once. A task that is retried after its commit replays again.
 
-    Raises UnknownConsumer if the group or the subscription does not exist, ConsumerBusy if somebody holds the group for
-    longer than ``busy_timeout``, InvalidArgument if ``since`` is not a time.
+    Raises UnknownConsumer if the group or the subscription does not exist, and InvalidArgument if ``since`` is not a
+    time. Raises ConsumerBusy if another process holds the group for longer than ``busy_timeout``.
 
     :param group: the group (templated)
     :param since: the time, with a zone, or its ISO 8601 text (templated)
@@ -204,7 +204,8 @@ def _event(given: Mapping[str, Any]) -> Event:
     unknown = sorted(str(name) for name in set(given) - set(GIVEN))
     if unknown or "topic" not in given:
         raise InvalidArgument(
-            f"an event has {', '.join(GIVEN)}, and needs a topic: this one has {', '.join(unknown) or 'no topic'}"
+            f"an event needs a topic, and may have {', '.join(GIVEN)}, but this event has "
+            f"{', '.join(unknown) or 'no topic'}"
         )
     values = {
         name: given[name] for name in given if given[name] not in (None, "") or name in ("topic", "payload")

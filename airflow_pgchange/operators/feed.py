@@ -56,10 +56,10 @@ class FeedOperator(ClaimingOperator):
     :param on_busy: if another run works on this feed: ``wait`` for it, ``skip`` the task, or ``fail``
     :param busy_timeout: how long ``wait`` waits for the other run; None: as long as it takes
     :param max_attempts: the number of failures after which a batch is not tried again; None: always try again
-    :param on_give_up: what is done with such a batch. ``bisect``: if the batch itself caused an error, halve it until the
-        bad change is alone, make that change a dead letter with its last error, and continue; an outage never halves a
-        batch. ``fail`` the task until a person has corrected the cause or skipped the batch. ``dead_letter``: make the
-        whole batch a dead letter with its last error, and continue
+    :param on_give_up: what is done with such a batch. ``bisect``: if the batch itself caused the error, halve it until
+        the bad change is alone. Make that change a dead letter with its last error, and continue. An outage never
+        halves a batch. ``fail`` the task until a person has corrected the cause or skipped the batch. ``dead_letter``:
+        make the whole batch a dead letter with its last error, and continue
     :param skip_if_empty: skip the task if nothing is ready; otherwise it succeeds with zero batches
     """
 
@@ -94,8 +94,8 @@ class FeedOperator(ClaimingOperator):
         """Return ``{feed, batches, changes, batch_ids, seconds, busy, letters, splits, extra_attempts}``, with the ids of
         the last twenty batches.
 
-        ``letters`` are the numbers of the dead letters that batches of this run became, ``splits`` the ids of the batches
-        that were split, and ``extra_attempts`` is the number of attempts on their parts.
+        ``letters`` are the numbers of the dead letters that batches of this run became. ``splits`` are the ids of the
+        batches that were split, and ``extra_attempts`` is the number of attempts on their parts.
         """
         feed = feed_of(self.feed)
         plan = self._plan(feed, context)

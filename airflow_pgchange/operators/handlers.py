@@ -28,9 +28,9 @@ class EventHandlersOperator(CheckedArguments, BaseOperator):
     that a handler gives up after its last retry become a dead letter. A task that is killed finishes the running calls
     and stores its progress.
 
-    Raises HandlerFailed if a handler with ``retries=None`` fails, Stopped if the task is killed, ConsumerBusy if another
-    run holds the group, UnknownConsumer if the group does not exist, DispatchEnded if the evaluation of a condition takes
-    too long.
+    Raises HandlerFailed if a handler with ``retries=None`` fails, and Stopped if the task is killed. Raises
+    ConsumerBusy if another run holds the group, and UnknownConsumer if it does not exist. Raises DispatchEnded if the
+    evaluation of a condition takes too long.
 
     :param group: the group (templated)
     :param handlers: its handlers

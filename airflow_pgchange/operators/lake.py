@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 SHOWN = 100
-"""How many attempts are named in the log and in the result."""
+"""The number of attempts that the log and the result name."""
 
 
 class LakeMaintenanceOperator(CheckedArguments, BaseOperator):
     """Removes the files that attempts on batches have left in an Iceberg table, and lets old snapshots expire.
 
-    Removed are files that attempts wrote more than ``older_than`` ago, and that no snapshot of the table names. An
-    attempt commits its files within two days or not at all. So no file is removed that an attempt may still commit. Files
-    of other writers stay.
+    A file is removed if an attempt wrote it more than ``older_than`` ago and no snapshot of the table names it. An
+    attempt commits its files within two days or not at all, so such a file can no longer be committed. Files of other
+    writers stay.
 
     :param table: an ``Iceberg`` table, or its catalog and name as a text, such as ``lake.sales.payment`` (templated)
     :param postgres_conn_id: the database of the results, which has the table's catalog (templated)
-    :param older_than: the least age of a file that is removed, 3 days or more (templated)
-    :param snapshot_retention: first let snapshots expire that are older than this, 3 days or more. Those of
-        branches and tags stay. Default: none expires (templated)
+    :param older_than: the minimum age of a file that is removed, 3 days or more (templated)
+    :param snapshot_retention: first let snapshots expire that are older than this, 3 days or more. Snapshots of
+        branches and tags stay. Default: no snapshot expires (templated)
     :param dry_run: only report what would be done (templated)
     """
 

@@ -1,4 +1,5 @@
-"""What the operators of detached batches share: a claim with a lease, which waits without a worker slot, and an ack."""
+"""The common base of the operators of detached batches: a claim with a lease, which waits without a worker slot, and an
+ack."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ class LeasingOperator(ClaimingOperator):
     """Claims a batch with a lease.
 
     :param lease: how long the batch is not claimed again, unless the lease is renewed
-    :param deferrable: wait for a busy consumer in the triggerer; default: what ``[operators] default_deferrable`` says
+    :param deferrable: wait for a busy consumer in the triggerer; default: the value of ``[operators]
+        default_deferrable``
     """
 
     arguments: ClassVar[Mapping[str, Check]] = {**ClaimingOperator.arguments, **checks("lease")}
@@ -66,7 +68,8 @@ class LeasingOperator(ClaimingOperator):
         return self.execute(context)
 
     def _claim(self, feed: Feed, context: Context) -> tuple[Handle | None, Drained]:
-        """Claim the next batch; None if nothing is ready, or if the consumer is busy and is not waited for."""
+        """Claim the next batch. Return None if nothing is ready, or if the consumer is busy and the task does not
+        wait."""
         handles: list[Handle] = []
 
         def keep(transaction: ConsumerTransaction, batch: Batch) -> None:

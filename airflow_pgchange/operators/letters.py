@@ -1,4 +1,4 @@
-"""The operator that sends dead letters again, drops them, or erases a key from them."""
+"""The operator that sends dead letters again, drops them, or erases the data of a key from them."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def _numbers(name: str, given: Sequence[int | str] | str) -> list[int]:
 
 
 def _key(name: str, given: Any) -> str:
-    """A key as text. A template that is rendered as a native object gives an id as a number."""
+    """Return a key as text. A template that is rendered as a native object yields a number."""
     is_number = isinstance(given, int) and not isinstance(given, bool)
     return str(given) if is_number else text(name, given)
 
 
 class DeadLettersOperator(CheckedArguments, BaseOperator):
-    """Sends dead letters again, drops them, or erases from them what belongs to one key.
+    """Sends dead letters again, drops them, or erases the data of a key from them.
 
     Letters are chosen by consumer, by age, or by number. A key is erased from all letters, or from those of a consumer.
 
@@ -51,8 +51,8 @@ class DeadLettersOperator(CheckedArguments, BaseOperator):
         among the task's rendered fields (templated)
     :param field: the name of the field that has the key as its value, as in ``customer.mail`` (templated)
     :param postgres_conn_id: the database of the letters. For the commit queue, the event log and the topology it is the
-        database of the results, for a tube or a message queue the database of the tube or the queue. The role must have
-        the right to give up the consumer's batches
+        database of the results. For a tube or a message queue it is the database of the tube or the queue. The role
+        must have the right to give up the consumer's batches
     :param source_conn_id: the database that holds the changes; default: the same
     """
 
@@ -114,7 +114,7 @@ class DeadLettersOperator(CheckedArguments, BaseOperator):
         if self.action != "erase":
             if self.key is not None or self.field is not None:
                 raise InvalidArgument(
-                    f"key and field have a meaning for action='erase' only, not for {self.action!r}"
+                    f"key and field can only be used with action='erase', not with {self.action!r}"
                 )
         elif not self.key:
             raise InvalidArgument(

@@ -23,8 +23,9 @@ class MaintenanceOperator(CheckedArguments, BaseOperator):
     It creates partitions in advance, and captures partitions that users attached to captured tables. It drops staging
     tables that killed jobs have left. It dispatches events, and drops old events that all consumers have read.
 
-    It also logs findings that need a person: consumers that are held back, and by whom; batches that fail repeatedly; and
-    tables that are not completely captured. It never moves a consumer, so the guarantees of the other operators hold.
+    It also logs findings that need a person, such as batches that fail repeatedly and tables that are not completely
+    captured. For a consumer that is held back it names the session that holds it back. It never moves a consumer, so
+    the guarantees of the other operators hold.
 
     :param postgres_conn_id: the database; the role needs the grants of the maintenance DAG (docs/reference/roles.md)
     :param width: the number of transactions of a partition (templated)

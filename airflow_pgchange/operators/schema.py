@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class InstallSchemaOperator(CheckedArguments, BaseOperator):
-    """Installs our schemas in a database, and upgrades existing ones. Repeating it changes nothing.
+    """Installs our schemas in a database, and upgrades existing schemas. Repeating it changes nothing.
 
     It moves no consumer and changes no captured data, so the guarantees of the other operators hold.
 

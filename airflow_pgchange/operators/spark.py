@@ -56,14 +56,14 @@ class SparkBatchOperator(DetachedSpark, SparkSubmitOperator):
     is of type ``spark_connect``, the application runs on that server, in a session of its own, from a process beside this
     task. It then starts in a second.
 
-    Guarantee for results that the application merges: exactly once, in PostgreSQL and in tables of a lake. If the changes
-    come from another PostgreSQL (``source_conn_id``), this holds for commit queues, the event log and the topology; for
-    tubes and message queues it is then at least once in PostgreSQL. If such a source lost its latest transactions, an
-    error says so, and the changes after the mark are processed at least once. For results that the application writes to
-    other systems the guarantee is at least once; use the batch's id as their key.
+    Guarantee for results that the application merges: exactly once, in PostgreSQL and in tables of a lake. If the
+    changes come from another PostgreSQL (``source_conn_id``), this holds for commit queues, the event log and the
+    topology. For tubes and message queues it is then at least once in PostgreSQL. If such a source lost its latest
+    transactions, an error says so, and the changes after the mark are processed at least once. For results that the
+    application writes to other systems the guarantee is at least once; use the batch's id as their key.
 
     With ``detached`` the driver runs on a worker of a standalone cluster. The task claims a batch with a lease, starts
-    the driver, and is deferred until it has ended: no worker slot, no connection and no transaction is held meanwhile.
+    the driver, and is deferred until it has ended. Meanwhile it holds no worker slot, no connection and no transaction.
     Then the task acks the batch, or releases it if the driver failed. The guarantees are the same.
 
     The operator takes the arguments of SparkSubmitOperator, too. With a Spark Connect server it takes only those that do
@@ -128,7 +128,7 @@ class SparkBatchOperator(DetachedSpark, SparkSubmitOperator):
 
     @property
     def spark_needs(self) -> str:
-        """What the task needs of Spark, as JSON. Airflow stores it with the DAG."""
+        """The task's requirements for Spark, as JSON. Airflow stores them with the DAG."""
         return self._arguments.needs(self)
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
@@ -179,7 +179,7 @@ class SparkBatchOperator(DetachedSpark, SparkSubmitOperator):
         if self._serving is None or not self._serving.wants_more:
             if self._serving is not None and self._serving.failure is not None:
                 self.log.error(
-                    "the application failed after its batches, which are all committed; starting a new one: %s",
+                    "the application failed after its batches, which are all committed; starting it again: %s",
                     self._serving.failure,
                 )
             self._end_serving()

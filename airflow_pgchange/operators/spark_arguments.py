@@ -110,7 +110,7 @@ class SparkArguments:
         return kept[name] if name in kept else getattr(operator, name, None)
 
     def needs(self, operator: SparkSubmitOperator) -> str:
-        """What `airflow-pgchange check` has to know of a task, as JSON."""
+        """Return the facts about a task that `airflow-pgchange check` needs, as JSON."""
         binary, of_a_driver = self._of_the_hook["spark_binary"], self._given_for_a_driver(operator)
         detached = getattr(operator, "detached", False)
         return json.dumps(
@@ -182,8 +182,8 @@ class SparkArguments:
     def check(self, operator: SparkSubmitOperator, environment: Mapping[str, str]) -> None:
         """Check, before a batch is claimed, that Spark can run an application.
 
-        Raises InvalidArgument for what a person has to set right in the task or on this worker, VersionsDiffer if Spark
-        is installed in two versions, ServerUnavailable if no server accepts a connection.
+        Raises InvalidArgument if a person must correct the task or this worker, and VersionsDiffer if Spark is
+        installed in two versions. Raises ServerUnavailable if no server accepts a connection.
         """
         check_versions()
         check_spark(

@@ -38,8 +38,8 @@ OF_YARN = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
 
 
 def environment_of(env_vars: Mapping[str, str]) -> dict[str, str]:
-    """The environment of an application with these variables. What pip installs beside this Python, such as
-    spark-submit, is found."""
+    """Return the environment of an application with these variables. Its PATH includes the programs that pip installs
+    beside this Python, such as spark-submit."""
     given = {**os.environ, **env_vars}
     path = os.pathsep.join((given.get("PATH", os.defpath), str(Path(sys.executable).parent)))
     return {**given, "PATH": path}
@@ -88,9 +88,9 @@ def check_submission(
 ) -> None:
     """Check that an application can be submitted.
 
-    Raises InvalidArgument if the connection has no master that Spark takes, if spark-submit or a Java that Spark supports
-    is missing, or what YARN or Kubernetes needs. Raises ServerUnavailable if neither the standalone master nor one that
-    stands by, or not the API of Kubernetes, accepts a connection.
+    Raises InvalidArgument if the connection has no valid master, or if spark-submit, a supported Java, or a requirement
+    of YARN or Kubernetes is missing. Raises ServerUnavailable if no standalone master, or the API of Kubernetes,
+    accepts a connection.
     """
     master = master_of(connection)
     if connection is not None:
@@ -126,13 +126,13 @@ def check_submission(
 def check_server(connection: Connection, of_a_driver: Sequence[str]) -> None:
     """Check that a Spark Connect server accepts connections.
 
-    Raises ServerUnavailable, and InvalidArgument if the connection names no host, or if the operator was given arguments
-    that only a driver of its own can use: those ``of_a_driver``.
+    Raises ServerUnavailable. Raises InvalidArgument if the connection names no host, or if the operator has arguments
+    ``of_a_driver``, which only a local driver can use.
     """
     if of_a_driver:
         raise InvalidArgument(
             f"{', '.join(of_a_driver)}: the connection {connection.conn_id} is a Spark Connect server, which already "
-            "runs, so these arguments have no effect: leave them out, or use a connection of type spark"
+            f"runs, so these arguments have no effect. Leave them out, or use a connection of type spark"
         )
     if not connection.host:
         raise InvalidArgument(
@@ -148,7 +148,7 @@ def _check_master(connection: Connection, master: str) -> None:
     name = connection.conn_id
     told = f"has the master {master!r}, which Spark does not take" if connection.host else "has no host"
     raise InvalidArgument(
-        f"cannot submit to Spark: the connection {name} {told}; give it type spark and a master as its host: "
+        f"cannot submit to Spark: the connection {name} {told}. Give it type spark and a master as its host: "
         f"spark://HOST (port {STANDALONE_PORT}), k8s://https://HOST, yarn or local[2]; {_replacing(name)}"
     )
 
@@ -158,7 +158,7 @@ def _replacing(name: str) -> str:
 
 
 def _adding(name: str) -> str:
-    """The command that adds a connection to a standalone master, the most common one."""
+    """Return the command that adds a connection to a standalone master, the most common case."""
     options = f"--conn-type spark --conn-host spark://HOST --conn-port {STANDALONE_PORT}"
     return f"`airflow connections add {name} {options}` for a standalone master"
 
@@ -215,7 +215,7 @@ def _check_spark(binary: str, environment: Mapping[str, str]) -> None:
         if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_SPARK:
             raise InvalidArgument(
                 f"cannot submit to Spark: it needs Spark {'.'.join(map(str, OLDEST_SPARK))} or newer, and {home} is "
-                f"Spark {version}; install a newer one, or unset SPARK_HOME and `pip install pyspark`"
+                f"Spark {version}; install a newer Spark, or unset SPARK_HOME and `pip install pyspark`"
             )
 
 
@@ -225,7 +225,7 @@ def _check_java(environment: Mapping[str, str]) -> None:
     if java is None:
         where = f"JAVA_HOME is {home}, where there is none" if home else "the PATH of this worker has none"
         raise InvalidArgument(
-            f"cannot submit to Spark: it needs Java {OLDEST_JAVA} or newer, and {where}; install one, or set JAVA_HOME"
+            f"cannot submit to Spark: it needs Java {OLDEST_JAVA} or newer, and {where}; install Java, or set JAVA_HOME"
         )
     release = Path(java).resolve().parents[1] / "release"
     # Java 8 calls itself 1.8.
@@ -234,8 +234,8 @@ def _check_java(environment: Mapping[str, str]) -> None:
     )
     if version is not None and int(version[1]) < OLDEST_JAVA:
         raise InvalidArgument(
-            f"cannot submit to Spark: it needs Java {OLDEST_JAVA} or newer, and {java} is Java {version[1]}; install a "
-            "newer one, or set JAVA_HOME"
+            f"cannot submit to Spark: it needs Java {OLDEST_JAVA} or newer, and {java} is Java {version[1]}; install "
+            f"a newer Java, or set JAVA_HOME"
         )
 
 

@@ -46,11 +46,11 @@ def server_of(connection: Connection | None) -> str | None:
 
 
 def check_version(connection: Connection, environment: Mapping[str, str]) -> None:
-    """Raise VersionsDiffer unless the server's Spark fits the one that is installed here.
+    """Raise VersionsDiffer unless the server's Spark fits the installed Spark.
 
-    An application asks the server, because this process would need a second to import Spark's client. Its process is made
-    for the first application of a worker, and serves the batches too. Raises the application's other errors as they are,
-    such as ServerUnavailable.
+    An application asks the server, because this process would need a second to import Spark's client. The fork server
+    that starts it is also used for the batches. Raises the application's other errors unchanged, such as
+    ServerUnavailable.
     """
     asked = Application(VERSION_CHECK, server_of(connection) or "", environment=dict(environment))
     output: list[str] = []

@@ -136,16 +136,15 @@ class DetachedSpark(LeasingOperator, FeedOperator):
         detached.release(handle, results, source, error=text, of_batch=of_batch)
 
     def _masters(self) -> list[str]:
-        """Return the addresses of the REST API of the cluster's masters. Raises InvalidArgument for what cannot run
-        detached."""
+        """Return the addresses of the REST API of the cluster's masters. Raises InvalidArgument if the application
+        cannot run detached."""
         connection = self._arguments.connection()
         master = master_of(connection)
         if connection is None or not master.startswith("spark://"):
             raise InvalidArgument(
-                f"{self.task_id}: detached=True starts the driver on a worker of a standalone cluster, spark://HOST, and "
-                f"connection {self._arguments.conn_id} has the master {master}: use claimed_batch around an operator "
-                "that starts jobs there, such as SparkKubernetesOperator, or for YARN SparkSubmitOperator with "
-                "deploy_mode='cluster'"
+                f"{self.task_id}: detached=True needs a standalone cluster, spark://HOST, but connection "
+                f"{self._arguments.conn_id} has the master {master}. Use claimed_batch around an operator for that "
+                f"cluster, such as SparkKubernetesOperator, or for YARN SparkSubmitOperator with deploy_mode='cluster'"
             )
         unfit = [name for name in OF_A_TASK if self._arguments.value(self, name)]
         if unfit:

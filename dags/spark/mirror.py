@@ -1,4 +1,4 @@
-"""Copies of the tables that touch a tube: of each, in the schema that is called like the tube."""
+"""Keep copies of the tables that are attached to a tube, in the schema with the name of the tube."""
 
 import logging
 

@@ -1,6 +1,6 @@
-"""Departures, arrivals, cancellations and minutes of delay a route, added to what earlier batches counted.
+"""Add the departures, arrivals, cancellations and minutes of delay of each route to its totals.
 
-Adding is right because a movement never changes once it is written.
+Adding is correct because a movement never changes once it is written.
 """
 
 from pyspark.sql.functions import coalesce, col, count_if, lit, sum, when

@@ -169,7 +169,7 @@ def test_a_spark_that_is_too_old_is_refused(
         (home / "bin").mkdir()
         (tmp_path / "spark-submit").rename(home / "bin" / "spark-submit")
         worker["PATH"] = str(home / "bin")
-    told = f"needs Spark 4.0 or newer, and {home} is Spark {version[:3]}; install a newer one"
+    told = f"needs Spark 4.0 or newer, and {home} is Spark {version[:3]}; install a newer Spark"
     with pytest.raises(InvalidArgument, match=told) if is_told else nullcontext():
         check_submission("spark", spark(host="local"), None, worker)
 

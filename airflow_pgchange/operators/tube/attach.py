@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 class SqlFromFile:
-    """A base for an operator that takes SQL, or the name of a ``*.sql`` file with it, in one of its fields.
+    """A base for operators with a field for SQL, or for the name of a ``*.sql`` file.
 
-    Airflow's ``template_ext`` would apply to all fields, and a table called ``audit.sql`` would be opened as a file.
+    Airflow's ``template_ext`` would apply to all fields, so it would open a table called ``audit.sql`` as a file.
     """
 
     sql_field: ClassVar[str]
@@ -43,19 +43,18 @@ class SqlFromFile:
 
 
 class TubeAttachOperator(CheckedArguments, SqlFromFile, BaseOperator):
-    """Creates a tube if it does not exist, and attaches tables to it: all of them or none.
+    """Creates a tube if it does not exist, and attaches tables to it, all or none.
 
-    A new tube takes ids of the types that the first table's have. A table with ids of other types is refused.
+    A new tube has ids of the same types as the first table. A table with ids of other types is refused.
 
     Guarantee: exactly once, in one transaction. Repeating it changes nothing.
 
     :param tube: the name of the tube (templated)
     :param tables: the tables, as ``schema.table`` (templated)
     :param shard: the shard of the tables; default: the number at the end of each table's schema (templated)
-    :param key: the column of which no two rows have the same value, or the list of such columns; default: the primary key
-        (templated)
-    :param group_by: instead of ``key``, the column, or the list of the columns, of which several rows have the same
-        values, such as the order of each of its lines (templated)
+    :param key: the column with unique values, or the list of such columns; default: the primary key (templated)
+    :param group_by: instead of ``key``, the column or columns whose values several rows share, such as the order of an
+        order line (templated)
     :param workers: how many workers share the tube; default: 1 for a new tube, no change for another (templated)
     :param predicate: an SQL expression over a row, or a ``*.sql`` file with it. Rows for which it is false are not
         touched. It runs with the rights of each table's owner. Default: the predicate that the tube has (templated)
@@ -104,7 +103,7 @@ class TubeAttachOperator(CheckedArguments, SqlFromFile, BaseOperator):
             with read_committed(connection):
                 types = tubes.key_types(connection, self.tube, self.tables[0], self.group_by or self.key)
                 tubes.ensure(connection, self.tube, self.workers, self.predicate, types)
-                # Tables that are attached already come first: to get another shard, they wait for workers, and no other
+                # Tables that are attached already come first. A change of their shard waits for workers, and no other
                 # table must be locked against writes meanwhile. The order is fixed, so that two runs cannot deadlock.
                 known = [table_parts(table) for table in tubes.attached(connection, self.tube)]
                 for table in sorted(self.tables, key=partial(_turn, known)):
@@ -115,7 +114,7 @@ class TubeAttachOperator(CheckedArguments, SqlFromFile, BaseOperator):
 
 
 class TubeTouchOperator(CheckedArguments, SqlFromFile, BaseOperator):
-    """Touches the ids that a query returns. Use it for a fan-out, such as all flights of a carrier that was renamed.
+    """Touches the ids that a query returns, such as all flights of a carrier that was renamed.
 
     Guarantee: at least once. A retry touches the ids again, which does no harm. The query runs with the rights of the
     connection's role, so only people with these rights should write it. Raises the errors of

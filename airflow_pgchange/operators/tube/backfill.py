@@ -63,10 +63,10 @@ class TubeBackfillOperator(CheckedArguments, BaseOperator):
     shows the progress. To backfill tables in parallel, map this operator over them. A table is refused while workers
     still replay its last backfill.
 
-    Guarantee: at least once. Every row that exists from the beginning to the end is touched. A row that is touched twice
-    does no harm. Raises InvalidArgument for no tables, a table that does not exist or an invalid number; Refused if a
-    backfill cannot begin; ConsumerBusy if transactions that write a table do not end within ``timeout``; Stopped if the
-    task is killed or the backfill is cancelled.
+    Guarantee: at least once. Every row that exists from the beginning to the end is touched. A row that is touched
+    twice does no harm. Raises InvalidArgument for no tables, a table that does not exist or an invalid number, and
+    Refused if a backfill cannot begin. Raises ConsumerBusy if transactions that write a table do not end within
+    ``timeout``. Raises Stopped if the task is killed or the backfill is cancelled.
 
     :param tube: the tube (templated)
     :param tables: the attached tables, as a list or separated by commas. Each is ``schema.table``; a part in double

@@ -53,12 +53,12 @@ class TubeGarbageCollectOperator(CheckedArguments, BaseOperator):
     checked.
 
     It runs the backfills that ``tube.tube_backfill_schedule`` has requested. After a backfill or a truncate it asks the
-    downstream for ids that may be gone at the source: the ids that the backfill has not written again, or the ids of the
-    truncated table. It touches these ids, so that the worker reads them again and deletes those that are gone.
+    downstream for ids that may be gone at the source. These are ids that the backfill has not written again, or the ids
+    of the truncated table. It touches these ids, so that the worker reads them again and deletes those that are gone.
 
     Guarantee: exactly once, because the touches and the deletion of the control pod are one transaction. A control pod
-    that can never be processed is deleted, with a log line and a row in ``tube.fault``. If others fail, the task goes on
-    with the rest, and then raises the first error. Raises ConsumerBusy if the worker is busy for longer than
+    that can never be processed is deleted, with a log line and a row in ``tube.fault``. If a pod fails otherwise, the
+    task processes the rest, and then raises the first error. Raises ConsumerBusy if the worker is busy for longer than
     ``busy_timeout``, Stopped if the task is killed.
 
     :param feed: the worker's feed, or its JSON (templated)

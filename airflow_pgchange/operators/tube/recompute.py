@@ -29,10 +29,10 @@ def _report_query(name: str, value: Any) -> str:
 class TubeRecomputeOperator(SqlFromFile, FeedOperator):
     """Keeps a report up to date: a table with a row for each id of a tube, computed by a query of the tube's tables.
 
-    For each batch of touched ids it replaces their rows in the table by the rows that the query returns. An id without a
-    row is deleted. Attach all tables of the report to the tube under one shard, each with the column that holds the id
-    of the report. Put a TubeGarbageCollectOperator behind this task, with the table as its ``downstream``: it carries out
-    backfills, and has the report recomputed after a truncate.
+    For each batch of touched ids it replaces their rows in the table by the rows that the query returns. An id without
+    a row is deleted. Attach all tables of the report to the tube under one shard, each with the column that holds the
+    id of the report. Put a TubeGarbageCollectOperator after this task, with the table as its ``downstream``. It carries
+    out backfills, and lets the report be recomputed after a truncate.
 
     Guarantee: exactly once, because the rows and the progress are one transaction. If the tube is in another database
     (``source_conn_id``), the query runs there. A crash can then repeat a batch, which does no harm. The report is right
@@ -47,8 +47,8 @@ class TubeRecomputeOperator(SqlFromFile, FeedOperator):
         percent sign as ``%%``. It returns at most one row for each of these ids (templated)
     :param into: the table of the report, as ``schema.table``. The columns of the query are written to its columns of the
         same names (templated)
-    :param key: the column of the ids, in the query and in the table, which needs a unique index on it; for ids of several
-        columns the list of them, each of which the query names as an array, such as ``%(tenant)s`` (templated)
+    :param key: the column of the ids, in the query and in the table, which needs a unique index on it. For ids of
+        several columns it is the list of them. The query names each as an array, such as ``%(tenant)s`` (templated)
     :param evolve: the table first gets new columns of the query, in a transaction of its own; its role must own the table
     """
 

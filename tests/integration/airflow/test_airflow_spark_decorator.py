@@ -103,7 +103,7 @@ def test_a_function_that_uses_what_cannot_be_sent_is_refused(ledger, monkeypatch
             lock.acquire()
 
         task = reads().operator
-        with pytest.raises(InvalidArgument, match="reads cannot be sent to where the batch is processed"):
+        with pytest.raises(InvalidArgument, match="reads cannot be sent to Spark"):
             task.execute({})
 
 

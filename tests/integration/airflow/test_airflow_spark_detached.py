@@ -211,7 +211,7 @@ def test_a_master_that_starts_no_drivers_is_refused_before_a_claim(
 ) -> None:
     write(1)
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({"conn_type": "spark", "host": host}))
-    with pytest.raises(InvalidArgument, match="use claimed_batch around an operator that starts jobs there"):
+    with pytest.raises(InvalidArgument, match="Use claimed_batch around an operator for that cluster"):
         operator().execute(context())  # type: ignore[arg-type]
     handle = claimed_by_another(db)
     assert handle is not None

@@ -161,7 +161,7 @@ def test_a_job_that_dies_while_it_waits_for_a_batch_is_told_of_when_another_take
         assert run(task)["changes"] == 6
     killer.join()
     (said,) = [call.args[0] % call.args[1:] for call in error.call_args_list]
-    assert "starting a new one" in said
+    assert "starting it again" in said
     assert served(tmp_path)[0] == 2
 
 

@@ -137,7 +137,7 @@ MISFITS = {
     "generated": (MADE, ["id"], "replace", {"id": "bigint", "twice": "bigint"}, "always generated"),
     "identity": (MADE, ["id"], "replace", {"id": "bigint", "no": "bigint"}, "leave it out .*, or run `alter"),
     "more columns than a table has": (PLACE, ["id"], "replace", {f"c{n}": "text" for n in range(1599)},
-                                      "public.places: 1599 columns are merged, .*at most 1598: leave some out, or merge them"),
+                                      "1599 columns are merged, .*at most 1598: leave some out, or merge them"),
     "required": (MADE, ["id"], "replace", {"id": "bigint"}, '"must" must have a value'),
     "required by a domain": ("public.ruled", ["id"], "replace", {"id": "bigint"}, '"must" must have a value'),
     "reserved": (PLACE, ["id"], "replace", {"id": "bigint", "pgchange_attempt": "bigint"}, "reserved"),

@@ -116,4 +116,4 @@ def test_a_connection_that_cannot_be_told_from_others_is_said_to_be_unwatched(ca
         with socket.create_connection(address), socket.create_connection(address):
             assert watched._line(f"host=127.0.0.1 port={address[1]}", Deadlines(60), before) is None
     [said] = caplog.messages
-    assert f"port {address[1]} is not watched: 2 connections were opened" in said
+    assert f"port {address[1]} is not watched, because 2 connections were opened" in said
