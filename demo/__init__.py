@@ -1,1 +1,1 @@
-"""The demo, and the local servers that it and the tests run on."""
+"""The demo, and the local servers that the demo and the tests use."""

@@ -1,9 +1,14 @@
-"""`make demo`: a week of real flights becomes commits, Spark batches in Airflow, totals that must be exact, and a copy of
-the flights that must equal them.
+"""`make demo`: replay a week of real flights through commits and Spark batches in Airflow. At the end the totals must
+be exact, and a copy of the flights must equal the original.
 
-DAYS (7) and WRITERS (4) say how much, RATE how many changes a second (none: in half a minute), SPARK=submit starts a
-Spark for each batch in place of one Spark Connect server, DSN names a PostgreSQL of yours, LAKE=1 appends the movements
-to an Iceberg table, too, KEEP=1 leaves all running at the end.
+Environment variables:
+
+- DAYS (7) and WRITERS (4): the number of days to replay, and of writers.
+- RATE: changes a second; by default all changes take half a minute.
+- SPARK=submit: start Spark for each batch instead of one Spark Connect server.
+- DSN: use this PostgreSQL instead of a temporary server.
+- LAKE=1: append the movements to an Iceberg table, too.
+- KEEP=1: leave everything running at the end.
 """
 
 from __future__ import annotations
@@ -37,7 +42,8 @@ FEED = CommitFeed(consumer="route_delay", branch=0)
 COPIES = TubeFeed("copies")
 DAG, REPLAY_DAG, BACKFILL_DAG = DAGS = "flight_delays", "tube_replay", "tube_backfill"
 REPLAY = 30.0
-"""Seconds that the writers take without a RATE: so that batches begin while they write, and results add up."""
+"""Seconds that the writers take without a RATE. Batches then begin while they write, so the results of several batches
+are added up."""
 COPY_IS_LIKE = """
 select (select count(*) from copies.flight),
        (select count(*) from (
@@ -45,7 +51,7 @@ select (select count(*) from copies.flight),
        ) as d)
 """
 QUIET = 15.0
-"""Seconds after which how far it is is printed again, though it is the same."""
+"""Seconds until unchanged progress is printed again."""
 PATIENCE = 240.0
 """Seconds without any progress after which the demo gives up."""
 SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
@@ -91,7 +97,7 @@ def main() -> int:
             sqlalchemy_url(new_database(cluster, "airflow")),
             Path(__file__).parent / "dags",
             {"airline": airflow_connection(database), "spark_default": spark},
-            # A task for each consumer that changes keep busy.
+            # Give each consumer that changes keep busy a task slot.
             {"CORE__PARALLELISM": "3"} if into_lake else {},
         )
         say("starting Airflow: API server, scheduler, DAG processor and triggerer")
@@ -181,8 +187,7 @@ def same_in_lake(airflow: LocalAirflow, database: str) -> bool:
 
 
 def follow(airflow: LocalAirflow, connection: psycopg.Connection[Any], replay: Future[None]) -> None:
-    """Return when everything is committed and processed; until then print how far it is, when that changes, and now and
-    then."""
+    """Wait until everything is committed and processed. Print the progress when it changes, and at intervals."""
     told, last_change, looked, said = "", time.monotonic(), 0.0, 0.0
     while True:
         written = replay.done()
@@ -204,12 +209,13 @@ def follow(airflow: LocalAirflow, connection: psycopg.Connection[Any], replay: F
 
 
 def batches_of(connection: psycopg.Connection[Any], feed: Feed) -> int:
-    """The batches that a consumer has finished, 0 before it has begun."""
+    """Return the number of batches that a consumer has finished; 0 before it has begun."""
     return next((row["version"] or 0 for row in admin.status(connection) if row["consumer"] == feed.name), 0)
 
 
 def standing(connection: psycopg.Connection[Any]) -> str:
-    """How far writers and consumer are, in a line: one snapshot sees how many changes there are and how many wait."""
+    """Return the progress of the writers and the consumer in a line. One snapshot counts both all changes and those
+    that wait."""
     with connection.transaction():
         connection.execute("set transaction isolation level repeatable read")
         ((committed,),) = connection.execute("select count(*) from public.movement").fetchall()
@@ -223,7 +229,7 @@ def standing(connection: psycopg.Connection[Any]) -> str:
 
 
 def demand_progress(airflow: LocalAirflow, seconds: float) -> None:
-    """Raise RuntimeError with the log of the DAG's tasks where a run failed, or nothing moved for too long."""
+    """Raise RuntimeError, with the log of the DAG's tasks, if a run failed or if there was no progress for too long."""
     failed = [dag for dag in (*DAGS, lake.DAG) if any(run["state"] == "failed" for run in airflow.runs(dag))]
     if failed or seconds > PATIENCE:
         dag = failed[0] if failed else DAG
@@ -244,14 +250,14 @@ def keep(airflow: LocalAirflow, database: str) -> None:
 
 
 def end_on_signals() -> None:
-    """End by SystemExit at the first signal, so that all is stopped; later ones do not disturb the stopping."""
+    """Turn the first signal into SystemExit, so that everything is stopped. Ignore later signals."""
 
     def end(number: int, _: object) -> None:
         for each in heeded:
             signal.signal(each, signal.SIG_IGN)
         sys.exit(128 + number)
 
-    # A shell has its reasons for what it has us ignore: nohup, a job in the background.
+    # Keep signals ignored that the shell told us to ignore, as for nohup or a background job.
     heeded = [each for each in SIGNALS if signal.getsignal(each) is not signal.SIG_IGN]
     for each in heeded:
         signal.signal(each, end)
@@ -259,7 +265,8 @@ def end_on_signals() -> None:
 
 @contextmanager
 def signals_held_back() -> Iterator[None]:
-    """Let nothing be left half made: signals wait until the end, also those of a terminal to our children."""
+    """Delay signals until the end of the block, also signals of a terminal to our children, so that no server is left
+    half started."""
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
@@ -268,7 +275,7 @@ def signals_held_back() -> Iterator[None]:
 
 
 def wait_for_watcher(database: str) -> None:
-    """Return once the triggerer watches the feed, so that the figures are those of a pipeline at work."""
+    """Wait until the triggerer watches the feed, so that the figures do not include the start of Airflow."""
     watching_now = (
         "select exists (select from pg_stat_activity where application_name = 'airflow_pgchange' "
         "and datname = current_database() and pid <> pg_backend_pid())"
@@ -285,7 +292,7 @@ def wait_for_watcher(database: str) -> None:
 
 
 def show(result: list[flights.Row], wanted: list[flights.Row]) -> None:
-    """The five busiest routes beside the figures from the file, and every row that differs."""
+    """Return the five busiest routes beside the figures from the file, and every row that differs."""
     known = {row[:3]: row for row in result}
     busiest = sorted(wanted, key=lambda row: -row[3])[:5]
     wrong = [row for row in wanted if known.get(row[:3]) != row]
@@ -298,7 +305,7 @@ def show(result: list[flights.Row], wanted: list[flights.Row]) -> None:
 
 
 def prepare(database: str) -> None:
-    """Our schemas, the tables of the demo, and the tracking."""
+    """Install our schemas, create the tables of the demo, and track them."""
     with psycopg.connect(database, autocommit=True) as connection:
         admin.install(connection)
         connection.execute(flights.DDL)
@@ -308,7 +315,7 @@ def prepare(database: str) -> None:
 
 
 def keep_a_copy(database: str) -> None:
-    """Let changes of flights touch a tube; those that are planned already are for a backfill."""
+    """Attach the table of flights to a tube. A backfill brings the flights that exist already."""
     with psycopg.connect(database, autocommit=True) as connection:
         tubes.ensure(connection, COPIES.tube)
         tubes.attach(connection, COPIES.tube, "public.flight", shard=0)

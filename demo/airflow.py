@@ -1,4 +1,4 @@
-"""A real Airflow in a home of its own: API server, scheduler, DAG processor and triggerer on the loopback interface."""
+"""A real Airflow with its own home: API server, scheduler, DAG processor and triggerer on the loopback interface."""
 
 from __future__ import annotations
 
@@ -35,16 +35,14 @@ WATCHED = {"scheduler": "scheduler", "triggerer": "triggerer", "dag_processor": 
 START_PATIENCE = 120.0
 ANSWER_PATIENCE = 120.0
 STOP_PATIENCE = 10.0
-"""Seconds; the scheduler would wait for its running tasks as long as they take."""
+"""Seconds until a component is killed. The scheduler would wait for its running tasks as long as they take."""
 
 
 @dataclass
 class LocalAirflow(Started):
-    """Airflow over the PostgreSQL database at ``metadata_url``; ``connections`` are made in it, by id. ``settings`` are
-    its own, as ``SECTION__NAME``.
-
-    Use it as a context manager: it is healthy inside and gone outside.
-    """
+    """Airflow over the PostgreSQL database at ``metadata_url``; ``connections`` are created in it, by id. ``settings``
+    are settings of Airflow, named ``SECTION__NAME``. Use it as a context manager: it is healthy inside the block, and
+    removed at its end."""
 
     home: Path
     metadata_url: str
@@ -57,12 +55,12 @@ class LocalAirflow(Started):
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # What killed tasks leave goes with the home.
+        # Put temporary files into the home, which is deleted at the end, because killed tasks leave files behind.
         self.temporary = self.home / "tmp"
         self.temporary.mkdir(parents=True, exist_ok=True)
         self._environment = self._settings()
         self._token: str | None = None
-        # A proxy of the environment would be asked for the loopback address too.
+        # Bypass a proxy of the environment for the loopback address.
         self._client = httpx.Client(base_url=self.url, timeout=ANSWER_PATIENCE, trust_env=False)
 
     @property
@@ -87,7 +85,7 @@ class LocalAirflow(Started):
             self._connect(name, connection)
 
     def _connect(self, name: str, connection: Mapping[str, Any]) -> None:
-        """Make an Airflow connection, where the pages show it."""
+        """Create a connection in Airflow's database, where its pages show it."""
         given = {key: value for key, value in connection.items() if key != "extra"}
         # An empty extra would be taken for a secret that is too short to be masked.
         extra = {"extra": json.dumps(connection["extra"])} if connection.get("extra") else {}
@@ -108,7 +106,7 @@ class LocalAirflow(Started):
             raise RuntimeError(f"Airflow cannot make its metadata database:\n{done.stdout[-2000:]}")
 
     def command_line(self) -> Path:
-        """Make a program in the home that is ``airflow`` with these settings, for a person."""
+        """Write a program into the home that calls ``airflow`` with these settings, for people."""
         program = self.home / "airflow"
         lines = [
             f"export {name}={shlex.quote(value)}"
@@ -135,13 +133,13 @@ class LocalAirflow(Started):
             )
 
     def kill_component(self, name: str) -> None:
-        """SIGKILL a component and all that it started."""
+        """Kill a component and its child processes with SIGKILL."""
         process = self.processes[name]
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
     def stop(self) -> None:
-        """End the components, the way that Airflow wants it, and what they left behind."""
+        """End the components as Airflow expects it, and then the processes that they left behind."""
         for process in self.processes.values():
             if process.poll() is None:
                 process.terminate()
@@ -157,15 +155,16 @@ class LocalAirflow(Started):
         return "\n".join((self.home / f"{name}.log").read_text(errors="replace").splitlines()[-20:])
 
     def unpause(self, dag_id: str, patience: float = 60) -> None:
-        """Unpause a DAG, waiting until the DAG processor has found it, and have it parsed again at once.
+        """Wait until the DAG processor has found a DAG, unpause it, and let it be parsed again at once.
 
-        Only then are its assets watched; by itself the DAG processor would come back to it after half a minute.
+        Its assets are watched only after that. By itself the DAG processor would parse the file again after half a
+        minute.
         """
         deadline = time.monotonic() + patience
         while True:
             answer = self._request("PATCH", f"dags/{dag_id}", json={"is_paused": False}, expect=(200, 404))
             if answer.status_code == httpx.codes.OK:
-                # A conflict: of another DAG in the same file that has been asked for already.
+                # A conflict means that another DAG of the same file has already requested it.
                 self._request("PUT", f"parseDagFile/{answer.json()['file_token']}", expect=(200, 201, 409))
                 return
             if time.monotonic() > deadline:
@@ -184,7 +183,7 @@ class LocalAirflow(Started):
         return str(answer.json()["dag_run_id"])
 
     def runs(self, dag_id: str) -> list[dict[str, Any]]:
-        """The DAG's runs, the newest first."""
+        """Return the DAG's runs, the newest first."""
         found = self._request(
             "GET", f"dags/{dag_id}/dagRuns", params={"order_by": "-run_after", "limit": 100}
         )
@@ -194,7 +193,7 @@ class LocalAirflow(Started):
         return list(self._request("GET", "assets/events", params={"limit": 100}).json()["asset_events"])
 
     def update_asset(self, name: str) -> None:
-        """Create an event of an asset, which starts what is scheduled on it."""
+        """Create an event of an asset, which starts the DAGs that are scheduled on it."""
         found = self._request("GET", "assets", params={"name_pattern": name}).json()["assets"]
         (asset,) = (one["id"] for one in found if one["name"] == name)
         self._request("POST", "assets/events", json={"asset_id": asset})
@@ -204,7 +203,7 @@ class LocalAirflow(Started):
         return list(found.json()["task_instances"])
 
     def task_logs(self, dag_id: str) -> str:
-        """All that the DAG's tasks have logged."""
+        """Return the logs of all tasks of a DAG."""
         files = sorted((self.home / "logs").glob(f"dag_id={dag_id}/**/*.log"))
         return "\n".join(path.read_text(errors="replace") for path in files)
 
@@ -270,7 +269,7 @@ class LocalAirflow(Started):
 
 
 def airflow_connection(conninfo: str) -> dict[str, Any]:
-    """An Airflow connection of type postgres."""
+    """Return an Airflow connection of type postgres."""
     given = conninfo_to_dict(make_conninfo(conninfo))
     names = {"host": "host", "port": "port", "user": "login", "password": "password", "dbname": "schema"}
     extra = {key: value for key, value in given.items() if key not in names}
@@ -281,7 +280,7 @@ def airflow_connection(conninfo: str) -> dict[str, Any]:
 
 
 def sqlalchemy_url(conninfo: str) -> str:
-    """What Airflow calls its metadata database."""
+    """Return the URL of the metadata database in the form that Airflow needs."""
     given = conninfo_to_dict(conninfo)
     return (
         f"postgresql+psycopg2://{quote(str(given['user']))}@{given['host']}:{given['port']}/{given['dbname']}"

@@ -1,4 +1,4 @@
-"""A Spark Connect server on the loopback interface, which ends with the process that has it."""
+"""A Spark Connect server on the loopback interface. It ends with the process that started it."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ spark.stop()
 
 @dataclass
 class ConnectServer(Started):
-    """A server that asks for ``token``, with a local master unless another is named; its log and what it keeps are in
-    ``folder``, which ``stop`` deletes.
+    """A server that requires ``token``. Its master is local unless ``master`` names another.
 
-    Use it as a context manager: it answers inside, and nothing of it is left outside. Its Python processes are this
-    Python's, with its packages. Wants a Java (FileNotFoundError).
+    Its log and data are in ``folder``, which ``stop`` deletes. Use it as a context manager: it answers inside the
+    block, and is removed at its end. Its Python processes use this Python and its packages. Raises FileNotFoundError
+    without a Java.
     """
 
     cores: int = 2
@@ -56,7 +56,7 @@ class ConnectServer(Started):
 
     @property
     def connection(self) -> dict[str, Any]:
-        """The Airflow connection to it. A client takes a token without TLS to this name alone."""
+        """The Airflow connection to the server. Spark's client sends a token without TLS only to this host name."""
         return {
             "conn_type": "spark_connect",
             "host": "sc://localhost",
@@ -71,7 +71,7 @@ class ConnectServer(Started):
         return f"sc://localhost:{self.port}/;token={self.token}"
 
     def start(self) -> None:
-        """Start it, and return when it has answered a query: the first one takes it seconds."""
+        """Start the server, and wait until it has answered a query, because the first query takes seconds."""
         if java_home() is None:
             raise FileNotFoundError("Spark needs a Java: run scripts/bootstrap")
         conf = {
@@ -116,8 +116,11 @@ class ConnectServer(Started):
         return "\n".join((self.folder / "server.log").read_text(errors="replace").splitlines()[-20:])
 
     def _home(self) -> Path:
-        """Spark's folder without its zip of PySpark, which each of the server's Python processes would import first, and
-        compile: a second each, and the first batch of a session starts six, one after another."""
+        """Return a copy of Spark's folder without its zip of PySpark.
+
+        Each of the server's Python processes would import the zip first and compile it, which takes a second. The first
+        batch of a session starts six of them, one after another.
+        """
         home = self.folder / "spark"
         home.mkdir(exist_ok=True)
         for name in ("bin", "jars"):
@@ -126,7 +129,7 @@ class ConnectServer(Started):
         return home
 
     def _environment(self) -> dict[str, str]:
-        # Without this checkout on Python's path: what runs on the server comes from where it was shipped to it.
+        # Remove this checkout from Python's path, so that the server runs the package that was sent to it.
         kept = {name: value for name, value in clean_environment().items() if name != "PYTHONPATH"}
         return {
             **kept,
@@ -134,7 +137,7 @@ class ConnectServer(Started):
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_LOCAL_DIRS": str(self.folder),
             "TMPDIR": str(self.folder),
-            # Java's temporary files are elsewhere otherwise; a server that is killed does not clear up.
+            # Put Java's temporary files into the folder, because a killed server does not delete them.
             "SPARK_SUBMIT_OPTS": f'-Djava.io.tmpdir="{self.folder}"',
             "SPARK_CONNECT_AUTHENTICATE_TOKEN": self.token,
             **self.environment,

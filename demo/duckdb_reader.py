@@ -1,4 +1,4 @@
-"""DuckDB as a reader of lake tables: it shares no code with the writer, and has an environment of its own."""
+"""DuckDB as a reader of lake tables. It shares no code with the writer, and has its own environment."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def read(
     uv = Path(sys.executable).parent / "uv"
     names = ["duckdb", *(f"duckdb-extension-{name}" for name in extensions)]
     packages = [option for name in names for option in ("--with", f"{name}=={VERSION}")]
-    # uv by itself trusts only the certificates that it brings.
+    # By default uv trusts only its bundled certificates.
     certificates = {"SSL_CERT_FILE": str(CERTIFICATES)} if CERTIFICATES.exists() else {}
     command = ["python", "-c", READING, query, location, setup, *extensions]
     ran = subprocess.run(

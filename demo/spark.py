@@ -29,15 +29,14 @@ DEPLOY = "org.apache.spark.deploy"
 
 
 def java_home() -> str | None:
-    """The folder of a Java that Spark runs on: of JAVA_HOME, PATH or the system, in this order; None without any."""
+    """Return the folder of a Java that Spark supports, from JAVA_HOME, PATH or the system, in this order; None if there
+    is none."""
     return next((str(home) for home in _javas() if _java_version(home) >= OLDEST_JAVA), None)
 
 
 def clean_environment() -> dict[str, str]:
-    """This process's environment for Spark's programs: this Python's, on loopback, past any proxy.
-
-    What points to another Spark is left out.
-    """
+    """Return the environment for Spark's programs: they use this Python and the loopback interface, and no proxy.
+    Variables that point to another Spark are left out."""
     kept = {
         key: value
         for key, value in os.environ.items()
@@ -57,11 +56,11 @@ def clean_environment() -> dict[str, str]:
 
 @dataclass
 class StandaloneSpark(Started):
-    """A master with workers of one core each; their logs and work are in ``folder``, which ``stop`` deletes. With
-    ``rest_port`` the master starts drivers on the workers.
+    """A master with workers of one core each.
 
-    Use it as a context manager: all workers are registered inside, and nothing is left outside. Executors run with
-    this Python and its packages. Wants a Java (FileNotFoundError).
+    Their logs and work are in ``folder``, which ``stop`` deletes. With ``rest_port`` the master starts drivers on the
+    workers. Use it as a context manager: all workers are registered inside the block, and everything is removed at its
+    end. Executors use this Python and its packages. Raises FileNotFoundError without a Java.
     """
 
     workers: int = 2
@@ -87,7 +86,7 @@ class StandaloneSpark(Started):
         self._wait("worker-0", self.workers)
 
     def _start_worker(self, number: int) -> None:
-        """Start a worker; ``alive_workers`` tells when it is registered."""
+        """Start a worker. ``alive_workers`` shows when it is registered."""
         work = self.folder / f"worker-{number}"
         self._start(
             work.name,
@@ -97,7 +96,7 @@ class StandaloneSpark(Started):
         )
 
     def alive_workers(self) -> int:
-        """How many workers the master counts as alive; -1 while it does not answer."""
+        """Return the number of workers that the master counts as alive; -1 while it does not answer."""
         try:
             with httpx.Client(trust_env=False, timeout=5) as client:
                 state: dict[str, Any] = client.get(f"http://127.0.0.1:{self.ui_port}/json/").json()
@@ -162,7 +161,7 @@ class StandaloneSpark(Started):
 
 
 def spark_home() -> Path:
-    """Where the pyspark of this Python is."""
+    """Return the folder of pyspark in this Python."""
     package = importlib.util.find_spec("pyspark")
     if package is None or package.origin is None:
         raise FileNotFoundError("pyspark is not installed: run scripts/bootstrap demo")

@@ -1,4 +1,4 @@
-"""What is started, runs inside a ``with``, and is stopped at its end."""
+"""A base class for servers that run inside a ``with`` block."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def die_with_parent() -> None:
 
 
 class Started(ABC):
-    """Started at the beginning of a ``with`` and stopped at its end, and where it could not be started."""
+    """A server that is started at the beginning of a ``with`` block, and stopped at its end or if the start fails."""
 
     @abstractmethod
     def start(self) -> None:
-        """Start it, and return when it serves."""
+        """Start the server, and wait until it is ready."""
 
     @abstractmethod
     def stop(self) -> None:
-        """End all that was started; nothing of it is left."""
+        """Stop everything that was started, and leave nothing behind."""
 
     def __enter__(self) -> Self:
         try:

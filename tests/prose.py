@@ -26,6 +26,7 @@ SOURCES = ("airflow_pgchange", "dags", "demo", "scripts", "sql", "tests")
 CLEAN = (
     "airflow_pgchange",
     "dags",
+    "demo",
     "sql/topology",
     "tests/sixth_feed",
 )
