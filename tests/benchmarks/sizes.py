@@ -1,4 +1,7 @@
-"""Bytes of a change in each feed, beside the written row itself: heap, indexes and WAL. docs/performance has a table."""
+"""Bytes of a change in each feed, beside the written row itself, and the server's CPU to write and to consume it.
+
+docs/how-to/sizing.md has a table of the figures.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,13 @@ from dataclasses import dataclass
 
 import psycopg
 
+from airflow_pgchange.feeds import CommitFeed, EventFeed, QueueFeed, TubeFeed
+from airflow_pgchange.feeds.draining import Plan, drain
+from airflow_pgchange.feeds.feed import Feed
 from tests.benchmarks.measure import Report, section
+from tests.benchmarks.one import acked, server_cpu
 
-CHANGES = 50_000
+CHANGES, BATCH = 50_000, 10_000
 SIZES = (1, 100)
 """Changes in a transaction."""
 PREPARED = (
@@ -23,7 +30,14 @@ PREPARED = (
     "select tube.tube_table_ensure_attached('sized', 'tubed_1')",
     "create table bare (id bigint generated always as identity primary key)",
     "select mbus.create_queue('sized', 16)",
+    "insert into pgmb.subscriptions (group_id) values ('sized')",
 )
+FEEDS: dict[str, Feed] = {
+    "commit queue": CommitFeed("sized", 0),
+    "tube": TubeFeed("sized", 0),
+    "event of 100 bytes": EventFeed("sized"),
+    "message of 100 bytes": QueueFeed("sized"),
+}
 WRITES = {
     "the bare row": ("public", "insert into bare select from generate_series(1, {})"),
     "commit queue": ("revision", "insert into tracked select from generate_series(1, {})"),
@@ -61,22 +75,32 @@ def run(conninfo: str, report: Report) -> None:
         for statement in PREPARED:
             connection.execute(statement)
         for size in SIZES:
-            with section(f"bytes a change, {size} in a transaction"):
+            with section(f"a change, {size} in a transaction"):
                 for name, (schema, write) in WRITES.items():
                     _measure(connection, report, name, schema, write, size)
+            with section(f"consuming a change, {BATCH:,} a batch, of {size} in a transaction"):
+                for name, feed in FEEDS.items():
+                    _consume(connection, conninfo, report, name, feed)
 
 
 def _measure(
     connection: psycopg.Connection, report: Report, name: str, schema: str, write: str, size: int
 ) -> None:
     connection.execute("checkpoint")
-    before = _size(connection, schema)
+    before, cpu = _size(connection, schema), server_cpu(connection)
     connection.execute(
         f"do $$ begin for _ in 1..{CHANGES // size} loop {write.format(size)}; commit; end loop; end $$"
     )
-    after = _size(connection, schema)
+    cpu, after = server_cpu(connection) - cpu, _size(connection, schema)
     for part in ("heap", "index", "wal"):
         report.say(f"{name}, {part}", (getattr(after, part) - getattr(before, part)) / CHANGES, "bytes")
+    report.say(f"{name}, CPU", cpu / CHANGES * 1e6, "us")
+
+
+def _consume(connection: psycopg.Connection, conninfo: str, report: Report, name: str, feed: Feed) -> None:
+    before = server_cpu(connection)
+    drain(Plan(feed, conninfo, limit=BATCH, max_batches=None), acked)
+    report.say(f"{name}, CPU", (server_cpu(connection) - before) / CHANGES * 1e6, "us")
 
 
 def _size(connection: psycopg.Connection, schema: str) -> Size:
