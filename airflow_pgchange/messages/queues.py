@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -14,11 +15,18 @@ from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.feeds.checks import Seconds, seconds, shown, span
 from airflow_pgchange.feeds.queries import ask, call, rows, select
 
+log = logging.getLogger(__name__)
+
 Texts = Mapping[str, str | None]
 """The contents of an hstore: texts or None by name."""
 DAY = timedelta(days=1)
 REPLY_TO, REPLY_IID, IN_REPLY_TO = "reply_to", "reply_iid", "in_reply_to"
 """Properties of messages: a request names the queue and the iid of its answer, and an answer names its request."""
+
+MANY_STEPS = 100
+"""Maximum number of transactions in which one run of maintenance deletes messages of a queue."""
+WORTHWHILE = 100
+"""If a transaction deletes fewer messages, the others are left to the next run: so its cost follows what can be deleted."""
 
 TEMPORARY = "temp."
 """The prefix of the names of temporary queues."""
@@ -158,9 +166,32 @@ def _data(connection: psycopg.Connection[Any], message: sql.Composed) -> dict[st
 
 
 def look_after(connection: psycopg.Connection[Any]) -> list[str]:
-    """Delete received and expired messages, and temporary queues whose sessions ended. Return a line with the count."""
-    deleted = ask(connection, select("mbus.maintain"))
-    return [f"queues: deleted {deleted} messages that were received or expired"] if deleted else []
+    """Delete received and expired messages, and temporary queues whose sessions ended. Return a line for each queue.
+
+    A transaction takes at most a second, whatever the backlog. A queue gets another one while there is much to delete.
+    """
+    lines: list[str] = []
+    for (queue,) in rows(connection, "select qname from mbus.queue order by qname"):
+        try:
+            deleted = _deleted(connection, queue)
+        except psycopg.errors.LockNotAvailable:
+            lines.append(f"postponed queue {queue}: it is being changed")
+            continue
+        if deleted:
+            lines.append(f"queue {queue}: deleted {deleted} messages that were received or expired")
+    rows(connection, "select mbus.clear_tempq()")
+    return lines
+
+
+def _deleted(connection: psycopg.Connection[Any], queue: str) -> int:
+    total = 0
+    for _ in range(MANY_STEPS):
+        deleted = ask(connection, select("mbus.maintain_queue", queue))
+        total += deleted
+        if deleted < WORTHWHILE:
+            break
+        log.info("queue %s: deleted %d messages so far", queue, total)
+    return total
 
 
 def roll_back_overdue(connection: psycopg.Connection[Any]) -> list[str]:

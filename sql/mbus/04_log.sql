@@ -51,6 +51,9 @@ begin
     -- Not by id itself: who looks up an id finds its key alone, whatever the planner expects.
     execute format('create index on mbus.%I (txid, (id + 0))', 'log$' || known.qname);
     execute format('create index on mbus.%I (iid) where iid is not null', 'log$' || known.qname);
+    -- For maintenance, which looks for these alone however many others wait.
+    execute format('create index on mbus.%I (expires) where expires is not null', 'log$' || known.qname);
+    execute format('create index on mbus.%I (id) where not_for is not null', 'log$' || known.qname);
     execute format('comment on table mbus.%I is %L', 'log$' || known.qname,
         'The messages of queue ' || known.qname || ' in the order of id, also those that were received; COPY may fill it. not_for: '
         'the consumers that had a message before it was put back, or are to have it still; null for one that was not put back.');

@@ -91,29 +91,33 @@ $$;
 comment on function mbus.clear_tempq() is
     'Remove temporary queues and consumers whose sessions ended, with their messages; what somebody is at stays until the next time.';
 
--- Delete from all queues what everybody has received and what expired, and temporary queues and consumers whose sessions ended;
--- returns how many messages.
-create function mbus.maintain() returns bigint
+-- Delete some messages of a queue that everybody has received or that expired; returns how many. It takes a fraction of a second at any
+-- backlog: where many were deleted, call it again in another transaction.
+create function mbus.maintain_queue(qname text) returns bigint
 language plpgsql security definer
 set lock_timeout = '1s'
 as $$
-declare
-    known mbus.queue;
-    trimmed bigint := 0;
-    now_trimmed bigint;
 begin
-    for known in select q.* from mbus.queue as q order by q.qname loop
-        loop
-            perform set_config('lock_timeout', pgchange.patience('1 s'), true);
-            now_trimmed := mbus.trim(known, 100000);
-            trimmed := trimmed + now_trimmed;
-            exit when now_trimmed = 0;
-        end loop;
-        perform set_config('lock_timeout', pgchange.patience('1 s'), true);
-        trimmed := trimmed + mbus.sweep(known, false);
+    perform set_config('lock_timeout', pgchange.patience('1 s'), true);
+    return coalesce((select mbus.sweep_some(q) from mbus.queue as q where q.qname = maintain_queue.qname), 0);
+end
+$$;
+
+-- Delete from all queues what everybody has received and what expired, and temporary queues and consumers whose sessions ended;
+-- returns how many messages. Where many were deleted, more may be left to the next call.
+create function mbus.maintain() returns bigint
+language plpgsql security definer as $$
+declare
+    name text;
+    deleted bigint := 0;
+begin
+    -- From any queue on: where the time is over before the last one, each gets its turn.
+    for name in select q.qname from mbus.queue as q order by random() loop
+        deleted := deleted + mbus.maintain_queue(name);
+        exit when clock_timestamp() > statement_timestamp() + interval '500 ms';
     end loop;
     -- Last: until this transaction ends nobody takes from the queue of a consumer that it removes.
     perform mbus.clear_tempq();
-    return trimmed;
+    return deleted;
 end
 $$;

@@ -85,6 +85,7 @@ begin
         execute format('drop function %s', each_function);
     end loop;
     delete from mbus.receipt as r where r.queue = known.id;
+    delete from mbus.position as p where p.consumer = -known.id;
     delete from mbus.fault as f where f.qname = known.qname;
     delete from pgchange.letter as l where l.kind = 'queue' and l.address ->> 'queue' = known.qname;
     delete from mbus.queue as q where q.id = known.id;

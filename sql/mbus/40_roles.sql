@@ -7,10 +7,11 @@ select pgchange.add_role(
     'Let a role delete from the queues what was received or expired, forget sagas that ended, and see what is wrong with them.',
     includes => 'pgchange.maintainer',
     objects => array[
-        'select on mbus.installed, mbus.sagas'
+        'select on mbus.installed, mbus.sagas',
+        'select (qname) on mbus.queue'
     ],
     functions => $$
-        maintain roll_back_overdue forget_sagas health status queues saga_trouble latest_sagas saga_steps saga_retries saga_data
+        maintain maintain_queue clear_tempq roll_back_overdue forget_sagas health status queues saga_trouble latest_sagas saga_steps saga_retries saga_data
     $$);
 
 select pgchange.add_role(

@@ -155,3 +155,28 @@ def test_who_drops_a_queue_is_not_waited_for_long(q, connect):
         q.execute("select mbus.maintain()")
     holder.commit()
     q.execute("select mbus.maintain()")
+
+
+def test_maintenance_reads_no_backlog_that_nobody_has_received(q, connect):
+    consumer(q, "other")
+    fill(q, range(2000))
+    maintaining = connect(autocommit=False)
+    assert one(maintaining, "select mbus.maintain()") == 0
+    assert one(maintaining, "select pg_stat_get_xact_tuples_returned('mbus.log$q'::regclass)") < 100
+
+
+def test_what_an_idle_consumer_does_not_want_goes_in_steps_and_what_it_wants_stays(q):
+    consumer(q, "idle", "data -> 'n' = '2700'")
+    fill(q, range(3000))
+    assert len(drain(q)) == 3000
+    assert [one(q, "select mbus.maintain()") for _ in range(4)] == [2500, 499, 0, 0]
+    assert drain(q, "idle") == ["2700"]
+
+
+def test_what_was_taken_above_an_idle_consumer_goes(q):
+    consumer(q, "idle", "true")
+    iids = fill(q, range(9))
+    assert len(drain(q)) == 9
+    assert take(q, iids[4]) == "4"
+    assert one(q, "select mbus.maintain()") == 1
+    assert drain(q, "idle") == ["0", "1", "2", "3", "5", "6", "7", "8"]
