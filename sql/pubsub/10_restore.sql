@@ -173,6 +173,7 @@ begin
         content = case when txids_kept then jsonb_set(l.content, '{bounds,source}', to_jsonb(here)) else l.content end,
         on_its_way = l.on_its_way and txids_kept
     where l.kind = 'commit' and pgchange.came_along(l.content -> 'bounds' ->> 'source', old);
+    delete from revision.pace;
     perform revision.maintain_partitions();
     return format('rebased onto cluster %s', pgchange.cluster());
 end

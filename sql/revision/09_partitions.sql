@@ -1,4 +1,20 @@
--- Partitions of the queue, made ahead.
+-- Partitions of the queue, made ahead, as many as the rate of the cluster's transactions asks for.
+--
+-- The default partition stays, so that no write fails. PostgreSQL reads all of it when a partition is attached, and writers of the default
+-- partition wait meanwhile. So only a default partition of up to 16 MB is read like that. A larger one is emptied first. Its rows move to
+-- partitions of their own, which end below the oldest open transaction, so that nobody writes there. Two transactions move a range of
+-- ids: the first adds a constraint that keeps new rows of this range out, and the second moves the rows, checks the constraint while
+-- writers go on, and attaches the partition under locks that are held for a moment.
+
+create table revision.pace (
+    at timestamptz primary key default clock_timestamp(),
+    txid bigint not null,
+    seconds double precision,
+    per_second double precision
+);
+comment on table revision.pace is
+    'The next transaction id of the cluster at the runs of maintenance of the last day; the seconds since the run before, at most an hour, '
+    'and how many ids a second all databases of the cluster drew in them. Null for the first run.';
 
 -- The partitions of the queue with their range of transaction ids, the default one excepted.
 create function revision.partitions() returns table (relid regclass, lower bigint, upper bigint)
@@ -18,6 +34,58 @@ $$;
 create function revision.upkeep_key() returns bigint
 language sql immutable as $$
     select pg_catalog.hashtextextended('pgchange upkeep revision', 0)
+$$;
+
+-- Note where the cluster is, unless that was noted in the last 30 seconds: a shorter time says little of the rate.
+create function revision.note_pace() returns void
+language plpgsql as $$
+declare
+    now_at bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
+    last revision.pace;
+    seconds double precision;
+begin
+    -- After a restore into another cluster, the ids of the old cluster say nothing.
+    delete from revision.pace as p where p.txid > now_at or p.at < clock_timestamp() - interval '1 day';
+    select p.* into last from revision.pace as p order by p.at desc limit 1;
+    seconds := extract(epoch from clock_timestamp() - last.at);
+    if last.at is null or seconds > 30 then
+        -- A longer time than an hour between two runs was an outage of maintenance.
+        insert into revision.pace (txid, seconds, per_second) values (now_at, case when seconds > 3600 then 3600 else seconds end, (now_at - last.txid) / seconds);
+    end if;
+end
+$$;
+
+-- Return for how many transaction ids partitions are needed: at the highest rate of the last day, for ten times the longest time between
+-- two runs.
+create function revision.needed_ahead() returns bigint
+language sql stable as $$
+    select coalesce(ceil(10 * max(p.seconds) * max(p.per_second)), 0)::bigint from revision.pace as p
+$$;
+
+-- Return a text that says when partitions run out, if that is soon; null if enough are there.
+create function revision.running_out() returns text
+language plpgsql stable security definer as $$
+declare
+    left_ids bigint := (select max(p.upper) from revision.partitions() as p) - pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
+    last revision.pace;
+    per_second double precision;
+begin
+    if left_ids is null or left_ids <= 0 then
+        return 'what is written now goes to the default partition, which is trimmed only as a whole';
+    end if;
+    select p.* into last from revision.pace as p order by p.at desc limit 1;
+    -- In the first seconds after a run its own transactions would count for much.
+    per_second := case when last.at > clock_timestamp() - interval '30 seconds' then last.per_second
+                       else (pg_snapshot_xmax(pg_current_snapshot())::text::bigint - last.txid)
+                            / extract(epoch from clock_timestamp() - last.at) end;
+    -- Maintenance is to run three times before that.
+    if left_ids < per_second * coalesce(3 * last.seconds, 600) then
+        return format(
+            'the partitions that are ready last for %s at %s transactions a second',
+            date_trunc('second', make_interval(secs => left_ids / per_second)), round(per_second));
+    end if;
+    return null;
+end
 $$;
 
 -- Add the partitions of the transaction ids from each bound to below the next, none of which the default partition may hold. Writers
@@ -74,6 +142,32 @@ language sql security definer as $$
     select * from revision.add_partitions(array[lower, upper])
 $$;
 
+-- The earliest transaction id of which the default partition has rows; null where it is empty.
+create function revision.first_of_default() returns bigint
+language plpgsql stable
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+as $$
+begin
+    return (
+        with recursive b(id) as (
+            (select q.branch_id from revision.commit_queue_default as q order by q.branch_id limit 1)
+            union all
+            select (
+                select q.branch_id from revision.commit_queue_default as q
+                where q.branch_id > b.id order by q.branch_id limit 1)
+            from b where b.id is not null
+        )
+        select min(earliest.txid)::text::bigint
+        from b
+        cross join lateral (
+            select q.txid from revision.commit_queue_default as q
+            where q.branch_id = b.id order by q.branch_id, q.txid limit 1) as earliest
+    );
+end
+$$;
+
 -- The latest transaction id of which the default partition has rows; null where it is empty.
 create function revision.last_of_default() returns bigint
 language plpgsql stable
@@ -101,34 +195,20 @@ begin
 end
 $$;
 
--- Why partitions of the queue are made only when somebody says that writers may be stopped; else null.
-create function revision.crowded_default() returns text
-language plpgsql stable security definer as $$
-begin
-    return (
-        select format(
-            'writers would wait while the %s of the default partition are read; when they may: '
-            'select revision.maintain_partitions(stop_writers => true)', pg_size_pretty(d.bytes))
-        from pg_relation_size('revision.commit_queue_default') as d(bytes)
-        -- In this order: the size is known at once, and the partitions are read from the catalogue.
-        where case when d.bytes > 16 * 1024 * 1024 then not exists (
-            select from revision.partitions() as p
-            where p.lower <= pg_snapshot_xmax(pg_current_snapshot())::text::bigint
-              and p.upper > pg_snapshot_xmax(pg_current_snapshot())::text::bigint) end);
-end
+-- Return the range of transaction ids that new rows of the default partition are kept out of, because its rows are to move; null if
+-- there is none.
+create function revision.moving(out lower bigint, out upper bigint)
+language sql stable as $$
+    select b.bound[1]::bigint, b.bound[2]::bigint
+    from pg_constraint as c
+    cross join lateral regexp_match(c.conname::text, '^pgchange_moving_([0-9]+)_([0-9]+)$') as b(bound)
+    where c.conrelid = 'revision.commit_queue_default'::regclass and b.bound is not null
 $$;
 
--- Have nobody at work in the queue until this transaction ends; it waits up to a minute for those who are.
-create function revision.stop_writers() returns void
-language plpgsql
-set lock_timeout = '60s'
-as $$
-begin
-    -- So that no autovacuum is at the default one once writers wait.
-    lock table revision.commit_queue_default in share update exclusive mode;
-    -- Readers too: who reads first and writes then would wait for us, and we for it.
-    lock table only revision.commit_queue in access exclusive mode;
-end
+-- Return whether writers would wait long while PostgreSQL reads the default partition.
+create function revision.default_is_large() returns boolean
+language sql stable as $$
+    select pg_relation_size('revision.commit_queue_default') > 16 * 1024 * 1024
 $$;
 
 -- The first transaction id, from one on, that the default partition has no rows of and gets none until this transaction ends.
@@ -259,16 +339,110 @@ begin
 end
 $$;
 
-create function revision.maintain_partitions(
-    width bigint default 1000000, ahead integer default 2, stop_writers boolean default false
-) returns setof text
+-- Return the bounds of the partitions to make: from lower on, for so many transaction ids from now. For a high rate they are wider than
+-- width, as each partition costs the planner of every query.
+create function revision.bounds_from(lower bigint, now_at bigint, width bigint, ahead integer) returns bigint[]
+language plpgsql stable as $$
+declare
+    needed bigint := greatest(revision.needed_ahead(), ahead * width);
+    -- At most 16 partitions more than asked for.
+    step bigint := width * greatest(1, ceil(needed::numeric / width / (ahead + 16))::bigint);
+    bounds bigint[] := array[lower];
+    upper bigint;
+begin
+    while lower < now_at + needed loop
+        upper := (greatest(lower, now_at) / step + 1) * step;
+        if upper - lower < step / 2 and lower > now_at then
+            upper := upper + step;
+        end if;
+        bounds := bounds || upper;
+        lower := upper;
+    end loop;
+    return bounds;
+end
+$$;
+
+-- Return the next range of the default partition's transaction ids that can move: all are settled, and no partition has any of them. It
+-- is a quarter of them, as each step reads the whole default partition, and at least width.
+create function revision.next_to_move(width bigint, out lower bigint, out upper bigint)
+language plpgsql stable as $$
+declare
+    settled bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
+begin
+    lower := revision.first_of_default();
+    upper := least(
+        settled, lower + greatest(width, (settled - lower) / 4),
+        (select min(p.lower) from revision.partitions() as p where p.lower > next_to_move.lower));
+end
+$$;
+
+-- Move the rows of the default partition with these transaction ids to a partition of their own. The constraint is there that keeps
+-- others out.
+create function revision.move_from_default(lower bigint, upper bigint) returns text
+language plpgsql
+set lock_timeout = '200ms'
+as $$
+declare
+    constraint_name text := format('pgchange_moving_%s_%s', lower, upper);
+    part text := format('revision.%I', 'commit_queue_' || lower);
+    moved bigint;
+begin
+    execute format('create table %s (like revision.commit_queue including defaults including indexes)', part);
+    execute format('alter table %s add constraint pgchange_bounds check (txid >= %L and txid < %L)', part, lower, upper);
+    perform pgchange.keep_to_owner(part::regclass);
+    execute format(
+        'with moved as (delete from revision.commit_queue_default as q where q.txid >= %L and q.txid < %L returning q.*) '
+        'insert into %s select * from moved', lower, upper, part);
+    get diagnostics moved = row_count;
+    execute format('alter table revision.commit_queue_default validate constraint %I', constraint_name);
+    perform set_config('lock_timeout', pgchange.patience('200 ms'), true);
+    -- The parent first, as every reader and writer does.
+    perform pgchange.lock_briefly('lock table only revision.commit_queue in share update exclusive mode', '200 ms');
+    perform pgchange.lock_briefly('lock table revision.commit_queue_default in access exclusive mode', '200 ms');
+    execute format('alter table revision.commit_queue attach partition %s for values from (%L) to (%L)', part, lower, upper);
+    execute format('alter table %s drop constraint pgchange_bounds', part);
+    execute format('alter table revision.commit_queue_default drop constraint %I', constraint_name);
+    return format('moved %s from the default partition to commit_queue_%s', pgchange.many(moved, 'commit'), lower);
+end
+$$;
+
+-- Take a step that empties a large default partition, and say which.
+create function revision.empty_default(width bigint) returns setof text
+language plpgsql
+set lock_timeout = '200ms'
+as $$
+declare
+    span record;
+begin
+    select * into span from revision.moving();
+    if span.lower is not null then
+        return next revision.move_from_default(span.lower, span.upper);
+        -- What came meanwhile is left to the next run: each step makes a partition.
+        if pg_snapshot_xmin(pg_current_snapshot())::text::bigint - span.upper > span.upper - span.lower then
+            return next 'left rows of the default partition to the next transaction';
+        end if;
+        return;
+    end if;
+    select * into span from revision.next_to_move(width);
+    if span.upper > span.lower then
+        perform set_config('lock_timeout', pgchange.patience('200 ms'), true);
+        perform pgchange.lock_briefly('lock table revision.commit_queue_default in access exclusive mode', '200 ms');
+        execute format(
+            'alter table revision.commit_queue_default add constraint %I check (txid < %L or txid >= %L) not valid',
+            format('pgchange_moving_%s_%s', span.lower, span.upper), span.lower, span.upper);
+        return next 'left rows of the default partition to the next transaction';
+    else
+        return next 'postponed partitions: all rows that can move have left the default partition; a vacuum is to give back its space';
+    end if;
+end
+$$;
+
+create function revision.maintain_partitions(width bigint default 1000000, ahead integer default 2) returns setof text
 language plpgsql security definer as $$
 declare
     now_at bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
     lower bigint;
-    upper bigint;
     bounds bigint[];
-    crowded text;
 begin
     if width < 1 or ahead < 1 then
         raise invalid_parameter_value using message = 'width and ahead must be at least 1';
@@ -278,25 +452,14 @@ begin
         return;
     end if;
     perform revision.note_gaps();
-    crowded := revision.crowded_default();
-    if crowded is not null and not stop_writers then
-        return next format('postponed partitions: %s', crowded);
-        return;
-    end if;
+    perform revision.note_pace();
     begin
-        if crowded is not null then
-            perform revision.stop_writers();
+        if exists (select from revision.moving() as m where m.lower is not null) or revision.default_is_large() then
+            return query select * from revision.empty_default(width);
+            return;
         end if;
         lower := revision.end_of_default(coalesce((select max(p.upper) from revision.partitions() as p), now_at));
-        bounds := array[lower];
-        while lower < now_at + ahead * width loop
-            upper := (greatest(lower, now_at) / width + 1) * width;
-            if upper - lower < width / 2 and lower > now_at then
-                upper := upper + width;
-            end if;
-            bounds := bounds || upper;
-            lower := upper;
-        end loop;
+        bounds := revision.bounds_from(lower, now_at, width, ahead);
         if cardinality(bounds) > 1 then
             return query select * from revision.add_partitions(bounds);
         end if;
@@ -307,9 +470,10 @@ begin
     return query select * from revision.drop_empty_partitions();
 end
 $$;
-comment on function revision.maintain_partitions(bigint, integer, boolean) is
-    'Keep ahead partitions of width transaction ids each in front of today''s; returns a line for each thing done. What was '
-    'written without a partition stays in the default one, and of emptied partitions a few are kept. Where much was, it must be '
-    'told that it may stop writers while that is read: then it waits, up to a minute, for those at work.';
+comment on function revision.maintain_partitions(bigint, integer) is
+    'Keep partitions of the queue in front of today''s transaction ids: ahead of width ids each, and more and wider ones if the cluster '
+    'draws more ids in ten times the time between two runs. Returns a line for each thing done. A line that begins with "left" asks for '
+    'another call in a transaction of its own. If much was written without a partition, it moves to partitions first, while writers go '
+    'on. Of emptied partitions a few are kept.';
 
 do $$ begin perform revision.maintain_partitions(); end $$;

@@ -7,7 +7,7 @@ end
 $$;
 
 -- Tables whose rows are not all captured, whose key is no key any more or whose commits could not be placed, partitions that came
--- with rows or left, and partitions of the queue that are made only when somebody says so.
+-- with rows or left, and partitions of the queue that run out.
 create function revision.health() returns setof pgchange.finding
 language sql volatile as $$
     with tracking as materialized (select * from revision.tracking())
@@ -38,6 +38,6 @@ language sql volatile as $$
     select 'commit', 'error', null, pgchange.told_missed(t.tbl, m, 'commit'), pgchange.bring_missed(m, 'revision', 'enqueue_attached')
     from tracking as t cross join lateral unnest(t.missed) as m
     union all
-    select 'commit', 'warning', null, format('revision.commit_queue needs partitions: %s', c.reason), null
-    from revision.crowded_default() as c(reason) where c.reason is not null
+    select 'commit', 'warning', null, format('revision.commit_queue needs partitions: %s', r.reason), 'airflow-pgchange maintain'
+    from revision.running_out() as r(reason) where r.reason is not null
 $$;

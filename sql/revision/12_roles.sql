@@ -28,7 +28,7 @@ select pgchange.add_role(
         'select on revision.tracked, revision.installed'
     ],
     functions => $$
-        maintain_partitions crowded_default partitions tracking recapture place_triggers health queue_column departed drop_departed mend_key
+        maintain_partitions running_out partitions tracking recapture place_triggers health queue_column departed drop_departed mend_key
     $$);
 
 alter table revision.tracked enable row level security;

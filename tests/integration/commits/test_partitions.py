@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from airflow_pgchange.admin import by_hand
+from airflow_pgchange.admin import by_hand, maintain
 from airflow_pgchange.errors import HistoryTrimmed
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from tests.commits import FEED, commits, drain, narrow_partitions, use_up_transactions
@@ -252,38 +252,66 @@ def without_partitions(queue, rows):
     )
 
 
-def test_a_default_partition_that_has_grown_is_not_read_before_somebody_says_so(queue):
+def test_a_default_partition_that_has_grown_is_emptied_while_writers_write(queue, db, connect_to):
     without_partitions(queue, MANY)
-    (told,) = queue.execute("select revision.maintain_partitions(50, 2)").fetchone()
-    assert told.startswith("postponed partitions: writers would wait")
-    assert partitions(queue) == []
-    [line] = findings(queue, "revision")
-    (advised,) = re.findall("select .*", line)
-    assert "added" in queue.execute(advised).fetchone()[0]
-    assert in_default(queue) == MANY
+    assert "goes to the default partition" in findings(queue, "revision")[0]
+    (line,) = queue.execute("select revision.maintain_partitions(50, 2)").fetchone()
+    assert line.startswith("left")
+    expected = commits(connect_to(db))
+    lines = maintain(queue, width=50, ahead=2).done
+    assert any(f"moved {MANY} commits" in line for line in lines)
+    assert any("added partition" in line for line in lines)
+    assert not any(line.startswith(("left", "postponed partitions")) for line in lines)
+    assert in_default(queue) <= 1
+    expected += commits(queue)
+    assert in_default(queue) <= 1
     assert findings(queue, "revision") == []
-    assert queue.execute("select revision.maintain_partitions()").fetchall() == []
+    written = "select count(*), count(*) filter (where commit_id = any (%s)) from revision.commit_queue"
+    assert queue.execute(written, [expected]).fetchone() == (MANY + 2, 4)
 
 
-def test_writers_that_may_be_stopped_are_waited_for_and_then_stopped(queue, db, connect_to):
+def test_rows_of_a_default_partition_that_may_still_be_written_do_not_move(queue, db, connect_to):
+    slow = connect_to(db, autocommit=False)
+    slow.execute("select pg_current_xact_id()")
     without_partitions(queue, MANY)
-    writer, told = connect_to(db, autocommit=False), []
-    expected = commits(writer)
+    (line,) = queue.execute("select revision.maintain_partitions(50, 2)").fetchone()
+    assert line.startswith("postponed partitions: all rows that can move have left")
+    late = commits(slow)
+    slow.commit()
+    steps = [queue.execute("select revision.maintain_partitions(50, 2)").fetchone()[0] for _ in range(2)]
+    assert [step.split()[0] for step in steps] == ["left", "moved"]
+    assert late
 
-    def work():
-        maintaining = connect_to(db)
-        told.extend(
-            maintaining.execute("select revision.maintain_partitions(50, 2, stop_writers => true)").fetchall()
-        )
 
-    maintaining = threading.Thread(target=work)
-    maintaining.start()
-    until(queue, waits(behind=writer, seconds=0.5))
-    writer.commit()
-    maintaining.join()
-    assert told
-    assert all("added" in line for (line,) in told)
-    assert expected
+def paced(queue, seconds, per_second):
+    """A queue whose maintenance ran so long ago, when the cluster drew so many ids fewer."""
+    queue.execute(
+        "update revision.pace set at = clock_timestamp() - %s * interval '1 second', "
+        "txid = pg_snapshot_xmax(pg_current_snapshot())::text::bigint - %s",
+        [seconds, seconds * per_second],
+    )
+
+
+def test_partitions_are_ready_for_ten_times_the_transactions_between_two_runs(queue):
+    (first,) = queue.execute("select max(upper) from revision.partitions()").fetchone()
+    use_up_transactions(queue, 500)
+    paced(queue, 100, 5)
+    assert "goes to the default" in findings(queue, "revision")[0]
+    lines = queue.execute("select revision.maintain_partitions(50, 2)").fetchall()
+    assert len(lines) <= 2 + 16 + 1
+    (last,) = queue.execute("select max(upper) from revision.partitions()").fetchone()
+    assert 500 + 5000 - 100 < last - first < 500 + 5000 + 1000
+    assert findings(queue, "revision") == []
+
+
+def test_partitions_that_last_for_less_than_three_runs_are_a_finding(queue):
+    use_up_transactions(queue, 50)
+    paced(queue, 60, 1)
+    queue.execute("update revision.pace set seconds = 60")
+    (told,) = findings(queue, "revision")
+    assert re.search(r"last for 00:0[01]:\d\d at 1 transactions a second", told)
+    queue.execute("select revision.maintain_partitions(50, 20)")
+    assert findings(queue, "revision") == []
 
 
 @pytest.mark.parametrize(
