@@ -36,12 +36,12 @@ HEAD = """# Versions that were tested together
 `make matrix` runs these cells, each in an environment of its own, with the packages that were there on its day, and
 writes this page. Each step has the date on which it passed or failed, or the reason why it was not run.
 
-"Lowest bounds": each package that this one needs has the lowest version that it takes, so the cell proves these bounds.
+"Lowest bounds": each package that ours needs has the lowest version that it takes, so the cell proves these bounds.
 Its SQLAlchemy is 1.4, as in Airflow 3.1's own constraints.
 
-Tests of what an older Airflow lacks are skipped there: policies of retries come with 3.3, commands of providers with
-3.2, and assets of PostgreSQL tables with version 7.0 of Airflow's provider of PostgreSQL. The tutorial shows what Airflow
-3.3 prints.
+Tests of newer features are skipped beside an older Airflow: policies of retries come with 3.3, commands of providers with
+3.2. Assets of PostgreSQL tables come with version 7.0 of Airflow's provider of PostgreSQL. The tutorial shows the output of
+Airflow 3.3.
 
 PyIceberg's `SqlCatalog` needs SQLAlchemy 2. With 1.4, most tests of Iceberg tables use a catalog of their own, and those
 that need `SqlCatalog` itself are skipped: the guide's, and those of other catalogs.

@@ -40,11 +40,8 @@ def held(connection):
 def test_maintenance_runs_as_the_role_that_the_guide_describes(db, connect, role):
     connection, keeper = connect(), role("maintenance")
     connection.execute("create table ledger (id bigint primary key); select revision.track('ledger')")
-    (described,) = re.findall(
-        r"^\| the maintenance DAG \| (.*) \|$",
-        (ROOT / "docs" / "reference" / "roles.md").read_text(),
-        re.MULTILINE,
-    )
+    guide = (ROOT / "docs" / "reference" / "roles.md").read_text()
+    described = guide.partition("\n## The maintenance DAG\n")[2].partition("\n## ")[0]
     grants = re.findall(r"`(\w+)\.(\w+)\(role\)`", described)
     assert len(grants) == 7
     for name, function in grants:
