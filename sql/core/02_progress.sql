@@ -27,22 +27,25 @@ comment on table pgchange.consumer is
 create function pgchange.next_version(kind text, name text, at bigint) returns bigint
 language plpgsql as $$
 declare
-    given bigint := (
-        select c.version from pgchange.consumer as c where c.kind = next_version.kind and c.name = next_version.name);
+    given bigint;
 begin
-    if at is null or at - coalesce(given, 0) > 2147483647 then
-        raise invalid_parameter_value using
-            message = format('consumer %s cannot be at batch %s: this source has given numbers up to %s', name, at, coalesce(given, 0)),
-            hint = 'give its position as it is recorded; where it comes from another source, drop the consumer and let it begin anew';
-    end if;
     -- After a crash of this source, results in another database must not be ahead of the versions recorded here.
     if current_setting('synchronous_commit') in ('off', 'local') then
         perform set_config('synchronous_commit', 'on', true);
     end if;
-    insert into pgchange.consumer as c (kind, name, version) values (next_version.kind, next_version.name, next_version.at + 1)
+    -- A new consumer that is far above 0 gets a row with the version 0, which the error below takes back.
+    insert into pgchange.consumer as c (kind, name, version)
+    values (next_version.kind, next_version.name, case when next_version.at <= 2147483647 then next_version.at + 1 else 0 end)
     on conflict on constraint consumer_pkey do update
         set version = greatest(c.version, next_version.at) + 1, noted_at = excluded.noted_at
+        where next_version.at - c.version <= 2147483647
     returning c.version into given;
+    if coalesce(given <= at, true) then
+        given := (select c.version from pgchange.consumer as c where c.kind = next_version.kind and c.name = next_version.name);
+        raise invalid_parameter_value using
+            message = format('consumer %s cannot be at batch %s: this source has given numbers up to %s', name, at, given),
+            hint = 'give its position as it is recorded; where it comes from another source, drop the consumer and let it begin anew';
+    end if;
     return given;
 end
 $$;

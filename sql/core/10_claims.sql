@@ -229,23 +229,26 @@ language plpgsql as $$
 declare
     made pgchange.claim;
     began_at bigint := coalesce(("position" ->> 'version')::bigint, 0);
-    version bigint := pgchange.next_version(kind, consumer, greatest(began_at, (
-        select c.version from pgchange.claim as c where c.kind = record.kind and c.consumer = record.consumer)));
     -- A letter that is sent again keeps the id of its batch.
     id constant uuid := coalesce(
         batch ->> 'id', case when batch is not null then md5(concat_ws('|', kind, consumer, source, began_at, after, upto, batch -> 'count')) end);
 begin
     insert into pgchange.claim as c (
         kind, consumer, address, version, from_version, batch_id, attempt, batch, after, upto, source, elsewhere)
-    values (
-        kind, consumer, address, version, began_at, id, (batch is not null)::integer,
-        batch || jsonb_build_object(
-            'id', id, 'version', version, 'attempt', 1,
+    select
+        record.kind, record.consumer, record.address, n.version, began_at, id, (record.batch is not null)::integer,
+        record.batch || jsonb_build_object(
+            'id', id, 'version', n.version, 'attempt', 1,
             -- A part of a split batch, and a letter that is sent again, keep that of the whole.
-            'first_claimed_at', coalesce(batch -> 'first_claimed_at', to_jsonb(clock_timestamp())),
-            'bounds', batch -> 'bounds' || jsonb_build_object('source', source, 'from_version', began_at)),
-        after, upto, source,
-        coalesce("position" ->> 'database', '') <> source)
+            'first_claimed_at', coalesce(record.batch -> 'first_claimed_at', to_jsonb(clock_timestamp())),
+            'bounds', record.batch -> 'bounds' || jsonb_build_object('source', record.source, 'from_version', began_at)),
+        record.after, record.upto, record.source,
+        coalesce(record."position" ->> 'database', '') <> record.source
+    from (
+        select pgchange.next_version(record.kind, record.consumer, greatest(began_at, (
+            select l.version from pgchange.claim as l where l.kind = record.kind and l.consumer = record.consumer)))
+        offset 0
+    ) as n(version)
     on conflict on constraint claim_pkey do update set
         version = excluded.version, from_version = excluded.from_version, batch_id = excluded.batch_id,
         attempt = excluded.attempt, failures = 0, outages = 0, error = null, batch = excluded.batch, after = excluded.after,

@@ -193,9 +193,9 @@ create table pgmb.condition (
     known_since timestamptz not null default now()
 );
 comment on table pgmb.condition is
-    'Every condition that a subscription has or had. A role that may insert here can use new ones. of_event: it looks at the '
-    'event; by_topic: at its topic only, so that it is evaluated once for each topic in a poll; by_params: the index on params '
-    'finds the subscriptions.';
+    'Every condition that a subscription has or had. A role that may insert here can use new ones. of_event: it depends on the '
+    'event, as any but TRUE does; by_topic: it looks at the topic only, so that it is evaluated once for each topic in a poll; '
+    'by_params: the index on params finds the subscriptions.';
 create unique index condition_text on pgmb.condition (md5(conditions_sql));
 
 create table pgmb.subscriptions (

@@ -123,28 +123,3 @@ begin
         or exists (select from pgmb.late(at.snapshot, at.scheduled_upto, before));
 end
 $$;
-
--- Return the work of a poll: whether published events wait, whether scheduled ones are due, and whether transactions published
--- only for later: once the dispatcher has seen these, no poll looks there for late events. After the clock was set back,
--- take_due() must set back scheduled_upto before the dispatcher sees more transactions, so due is true then too.
-create function pgmb.work_of_poll(at pgmb.dispatcher, upto pg_snapshot, out published boolean, out due boolean, out later boolean)
-language plpgsql
-set plan_cache_mode = force_generic_plan
-set jit = off
-set enable_sort = off
-set enable_seqscan = off
-set enable_bitmapscan = off
-as $$
-begin
-    select at.partial_txid is not null
-               or exists (select from pgmb.undispatched(at.snapshot, at.partial_txid, at.partial_seq, upto)),
-           at.scheduled_upto > d.now_id
-               or exists (select from pgmb.scheduled as s where s.event_id > at.scheduled_upto and s.event_id < d.now_id)
-               or exists (select from pgmb.late(at.snapshot, at.scheduled_upto, d.now_id)),
-           exists (
-               select from pgmb.scheduled as s
-               where s.txid >= pg_snapshot_xmax(at.snapshot) and pg_visible_in_snapshot(s.txid, upto))
-    into published, due, later
-    from (select pgmb.due_before() offset 0) as d(now_id);
-end
-$$;

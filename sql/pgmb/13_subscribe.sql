@@ -68,7 +68,7 @@ language plpgsql security definer as $$
 begin
     perform pgmb.prepare_poll_for_events_fn(array[new.conditions_sql]);
     new.by_params := new.conditions_sql ~ '[[:<:]]s[.]params[[:space:]]*@>';
-    new.of_event := new.conditions_sql !~* '^(true|false)$';
+    new.of_event := new.conditions_sql !~* '^true$';
     -- A mention of e other than as e.topic, even in a text, makes it one that looks at more than the topic.
     new.by_topic := new.conditions_sql ~ '[[:<:]]e[.]topic[[:>:]]'
         and regexp_replace(new.conditions_sql, '[[:<:]]e[.]topic[[:>:]]', '', 'g') !~* '[[:<:]]e[[:>:]]'

@@ -32,8 +32,6 @@ begin
         'select s.group_id, s.id as subscription_id, e.ids '
         'from (select e.topic, array_agg(e.id::text) as ids from %s group by e.topic) as e %s',
         pgmb.chunk_sql(skip_addressed => addressed), subscribed)
-    when not (condition.of_event or addressed) then format(
-        'select s.group_id, s.id as subscription_id, $1 as ids from (select) as e %s where $2 <= $3', subscribed)
     else format(
         'select s.group_id, s.id as subscription_id, array_agg(e.id::text) as ids '
         'from (select e.* from %s offset 0) as e %s group by s.group_id, s.id',
@@ -141,23 +139,46 @@ language sql as $$
     select f.group_id, f.subscription_id, f.event_ids, f.message from unnest(faults) as f
 $$;
 
+-- The matches of the condition TRUE: each of its subscriptions gets all events. The query is the same in each poll, so the session keeps
+-- its plan.
+create function pgmb.match_all(condition pgmb.condition, ids text[], most_pairs bigint) returns pgmb.match[]
+language plpgsql stable
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    matches pgmb.match[];
+begin
+    select array_agg(row(s.group_id, s.id, ids)::pgmb.match) into matches
+    from (
+        -- One more than fit, if there are so many: the array would hold the ids once for each.
+        select x.group_id, x.id from pgmb.subscriptions as x where x.condition_id = condition.id limit most_pairs / cardinality(ids) + 1
+    ) as s;
+    if cardinality(matches)::bigint * cardinality(ids) > most_pairs then
+        perform pgmb.too_many();
+    end if;
+    return matches;
+end
+$$;
+
 -- The conditions that a subscription has, in the order of their numbers.
-create function pgmb.used_conditions() returns setof pgmb.condition
-language plpgsql stable rows 10
+create function pgmb.used_conditions() returns pgmb.condition[]
+language plpgsql stable
 set enable_hashjoin = off
 set enable_mergejoin = off
 set enable_seqscan = off
 as $$
 begin
     -- From one to the next: those that are known and not used, however many, are not looked at.
-    return query
+    return array(
         with recursive used(id) as (
             select min(s.condition_id) from pgmb.subscriptions as s
             union all
             select (select min(s.condition_id) from pgmb.subscriptions as s where s.condition_id > u.id)
             from used as u where u.id is not null
         )
-        select c.* from used as u join pgmb.condition as c on c.id = u.id order by u.id;
+        select c from used as u join pgmb.condition as c on c.id = u.id order by u.id);
 end
 $$;
 
@@ -178,7 +199,13 @@ declare
     more pgmb.match[];
 begin
     matches := '{}';
-    for condition in select c.* from pgmb.used_conditions() as c loop
+    foreach condition in array pgmb.used_conditions() loop
+        if not (condition.of_event or addressed) then
+            more := pgmb.match_all(condition, ids, most_pairs);
+            most_pairs := most_pairs - coalesce(cardinality(more), 0)::bigint * cardinality(ids);
+            matches := matches || more;
+            continue;
+        end if;
         part := pgmb.evaluate(condition, pgmb.match_sql(condition, addressed), ids, null, most_pairs => most_pairs);
         most_pairs := part.most_pairs;
         matches := matches || part.matches;

@@ -1,8 +1,7 @@
 -- What was matched, written in slices of a subscription's events, from which its group reads.
 
--- Write the slices of the groups of which one subscription matched; returns how many events were dispatched, and whether there are
--- other groups.
-create function pgmb.write_alone(matches pgmb.match[], base bigint, total bigint, out pairs bigint, out has_shared boolean)
+-- The matches of the groups of which one subscription matched, one match for each group; and whether there are other groups.
+create function pgmb.alone(matches pgmb.match[], out whole pgmb.match[], out has_shared boolean)
 language plpgsql
 set plan_cache_mode = force_generic_plan
 set jit = off
@@ -13,7 +12,7 @@ begin
                min(m.subscription_id) over of_group <> max(m.subscription_id) over of_group as is_shared
         from unnest(matches) as m
         window of_group as (partition by m.group_id)
-    ), whole as (
+    ), merged as (
         select m.group_id, m.subscription_id, m.ids from matched as m where m.parts = 1
         union all
         -- One subscription with several topics.
@@ -21,15 +20,31 @@ begin
         from matched as m cross join lateral unnest(m.ids) as i(id)
         where m.parts > 1 and not m.is_shared
         group by m.group_id
-    ), written as (
+    )
+    select (select array_agg(row(m.group_id, m.subscription_id, m.ids)::pgmb.match) from merged as m),
+           (select coalesce(bool_or(m.is_shared), false) from matched as m)
+    into whole, has_shared;
+end
+$$;
+
+-- Write the slices of groups, one match for each; returns how many events were dispatched.
+create function pgmb.write_alone(matches pgmb.match[], base bigint, total bigint) returns bigint
+language plpgsql
+set plan_cache_mode = force_generic_plan
+set jit = off
+as $$
+declare
+    written_events bigint;
+begin
+    with written as (
         insert into pgmb.dispatched (id, group_id, subscription_id, event_ids, alone, total)
-        select pgmb.cursor_at(base, least(g.first + 279, cardinality(w.ids))), w.group_id, w.subscription_id,
-               w.ids[g.first:g.first + 279], true, write_alone.total
-        from whole as w cross join lateral generate_series(1, cardinality(w.ids), 280) as g(first)
+        select pgmb.cursor_at(base, least(g.first + 279, cardinality(m.ids))), m.group_id, m.subscription_id,
+               m.ids[g.first:g.first + 279], true, write_alone.total
+        from unnest(matches) as m cross join lateral generate_series(1, cardinality(m.ids), 280) as g(first)
         returning cardinality(event_ids) as n
     )
-    select coalesce(sum(w.n), 0), (select coalesce(bool_or(m.is_shared), false) from matched as m) into pairs, has_shared
-    from written as w;
+    select coalesce(sum(w.n), 0) into written_events from written as w;
+    return written_events;
 end
 $$;
 
@@ -83,12 +98,15 @@ create function pgmb.write_matches(inout at pgmb.dispatcher, ids text[], matches
 language plpgsql as $$
 declare
     base bigint := greatest(pgmb.now_micros(), pgmb.micros(at.last_id) + 1);
-    has_shared boolean;
+    alone record;
 begin
     pairs := 0;
-    if cardinality(matches) > 0 then
-        select w.* into pairs, has_shared from pgmb.write_alone(matches, base, at.total) as w;
-        if has_shared then
+    if cardinality(matches) = 1 then
+        pairs := pgmb.write_alone(matches, base, at.total);
+    elsif cardinality(matches) > 1 then
+        alone := pgmb.alone(matches);
+        pairs := pgmb.write_alone(alone.whole, base, at.total);
+        if alone.has_shared then
             pairs := pairs + pgmb.write_shared(matches, base, at.total, pgmb.cuts(ids));
         end if;
     end if;

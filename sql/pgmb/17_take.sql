@@ -51,9 +51,13 @@ end
 $$;
 
 -- Take the next slices, about so many events, and move the dispatcher past them; the ids come in order. If no slice waits, the
--- dispatcher moves to upto. upto must see a transaction that was dispatched in part.
+-- dispatcher moves to upto. upto must see a transaction that was dispatched in part. Nothing is written.
+-- has_due: scheduled events are due, too. After the clock was set back it is true as well, because take_due() must set back
+-- scheduled_upto before the dispatcher sees more transactions. has_work: there is anything to do. If transactions published only for
+-- later, the dispatcher has to move past them, so that no poll looks there for late events again.
 create function pgmb.take_published(
-    inout at pgmb.dispatcher, upto pg_snapshot, most integer, out ids text[], out addressed boolean, out more boolean
+    inout at pgmb.dispatcher, upto pg_snapshot, most integer, out ids text[], out addressed boolean, out more boolean,
+    out has_due boolean, out has_work boolean
 )
 language plpgsql
 set plan_cache_mode = force_generic_plan
@@ -69,20 +73,31 @@ declare
     next_txid xid8;
 begin
     -- A slice is taken if there are fewer events before it. Of those that are left, the first event of the first one is looked at: a
-    -- slice has up to 280.
-    select array_agg(q.id order by q.id collate "C") filter (where q.before < most),
-           bool_or(q.addressed) filter (where q.before < most),
-           max(array[q.txid::text::bigint, q.seq]) filter (where q.before < most and q.n = 1),
-           min(q.txid) filter (where q.before >= most)
-    into ids, addressed, last, next_txid
-    from (
-        select u.txid, u.seq, u.addressed, i.id, i.n, row_number() over () - i.n as before
-        from pgmb.undispatched(
-            at.snapshot, at.partial_txid, at.partial_seq, upto, high_txid => coalesce(only_txid, '18446744073709551615')) as u
-        cross join lateral unnest(u.ids) with ordinality as i(id, n)
-        where only_txid is null or u.txid = only_txid
-        limit most + 280
-    ) as q;
+    -- slice has up to 280. All in one query, as each query of a poll costs more than what it reads.
+    select p.ids, p.addressed, p.last, p.next_txid,
+           at.scheduled_upto > d.now_id
+               or exists (select from pgmb.scheduled as s where s.event_id > at.scheduled_upto and s.event_id < d.now_id)
+               or exists (select from pgmb.late(at.snapshot, at.scheduled_upto, d.now_id)),
+           p.ids is not null or only_txid is not null or exists (
+               select from pgmb.scheduled as s
+               where s.txid >= pg_snapshot_xmax(at.snapshot) and pg_visible_in_snapshot(s.txid, upto))
+    into ids, addressed, last, next_txid, has_due, has_work
+    from (select pgmb.due_before() offset 0) as d(now_id)
+    cross join (
+        select array_agg(q.id order by q.id collate "C") filter (where q.before < most),
+               bool_or(q.addressed) filter (where q.before < most),
+               max(array[q.txid::text::bigint, q.seq]) filter (where q.before < most and q.n = 1),
+               min(q.txid) filter (where q.before >= most)
+        from (
+            select u.txid, u.seq, u.addressed, i.id, i.n, row_number() over () - i.n as before
+            from pgmb.undispatched(
+                at.snapshot, at.partial_txid, at.partial_seq, upto, high_txid => coalesce(only_txid, '18446744073709551615')) as u
+            cross join lateral unnest(u.ids) with ordinality as i(id, n)
+            where only_txid is null or u.txid = only_txid
+            limit most + 280
+        ) as q
+    ) as p(ids, addressed, last, next_txid);
+    has_work := has_work or has_due;
     more := next_txid is not null;
     if next_txid::text::bigint = last[1] then
         at.snapshot := case when only_txid is null

@@ -24,7 +24,7 @@ begin
         -- Each is evaluated for every event.
         wide := (
             select count(*) from (
-                select from pgmb.used_conditions() as c join pgmb.subscriptions as s on s.condition_id = c.id
+                select from unnest(pgmb.used_conditions()) as c join pgmb.subscriptions as s on s.condition_id = c.id
                 where not c.by_params limit 1000000) as found_wide);
     end if;
     return greatest(10, size * 1000 / greatest(1000, wide));
@@ -41,52 +41,51 @@ $$;
 -- Take a chunk of what is due and a chunk of what was published, write which groups get them, and move the dispatcher past them. Of
 -- more than most_pairs, if not null, pgmb.too_many() is raised.
 create function pgmb.dispatch_some(
-    inout at pgmb.dispatcher, upto pg_snapshot, chunk integer, is_due boolean, most_pairs bigint, out events bigint, out pairs bigint,
-    out more boolean
+    inout at pgmb.dispatcher, upto pg_snapshot, chunk integer, most_pairs bigint, out events bigint, out pairs bigint, out more boolean
 )
 language plpgsql as $$
 declare
+    taken record := pgmb.take_published(at, upto, chunk);
     due record;
-    fresh record;
-    ids text[] := '{}';
-    addressed boolean := false;
-    late boolean := false;
     part record;
     found_matches pgmb.match[];
     written record;
 begin
+    events := 0;
+    pairs := 0;
     more := false;
-    if is_due then
+    if not taken.has_work then
+        return;
+    end if;
+    if taken.has_due then
         due := pgmb.take_due(at, chunk);
-        at := due.at;
-        ids := due.ids;
-        more := due.more;
-        addressed := cardinality(ids) > 0;
-        late := due.late;
+        if due.late then
+            -- While events are left that were committed too late, the published ones wait: the snapshot tells which these are.
+            taken.at := at;
+            taken.ids := null;
+        end if;
+        -- Otherwise both are dispatched, also while more events are due: the dispatcher knows those by their ids.
+        taken.ids := array(select i.id from unnest(due.ids || taken.ids) as i(id) order by i.id collate "C");
+        taken.addressed := taken.addressed or cardinality(due.ids) > 0;
+        taken.more := taken.more or due.more;
+        at := taken.at;
+        at.scheduled_upto := (due.at).scheduled_upto;
+    else
+        at := taken.at;
     end if;
-    -- Unless events are left that were committed too late. Also while more events are due: the dispatcher knows those by their ids.
-    if not late then
-        fresh := pgmb.take_published(at, upto, chunk);
-        at := fresh.at;
-        ids := ids || fresh.ids;
-        more := more or fresh.more;
-        addressed := addressed or coalesce(fresh.addressed, false);
-    end if;
-    if is_due then
-        ids := array(select i.id from unnest(ids) as i(id) order by i.id collate "C");
-    end if;
-    events := cardinality(ids);
-    if events > 0 then
-        part := pgmb.matches(ids, addressed, most_pairs);
+    more := taken.more;
+    if cardinality(taken.ids) > 0 then
+        events := cardinality(taken.ids);
+        part := pgmb.matches(taken.ids, coalesce(taken.addressed, false), most_pairs);
         if cardinality(part.faults) > 0 then
             perform pgmb.note_faults(part.faults);
         end if;
         found_matches := part.matches;
     end if;
     -- Without a match too: the dispatcher is to know the time that it has come to.
-    written := pgmb.write_matches(at, ids, found_matches);
-    at := written.at;
+    written := pgmb.write_matches(at, taken.ids, found_matches);
     pairs := written.pairs;
+    at := written.at;
     at.total := at.total + events;
     at := pgmb.move_dispatcher(at);
 end
@@ -99,17 +98,13 @@ create function pgmb.dispatch_pieces(
 )
 language plpgsql as $$
 declare
-    work record;
     part record;
 begin
     events := 0;
     pairs := 0;
+    most := coalesce(most, pgmb.chunk_size());
     loop
-        work := pgmb.work_of_poll(at, upto);
-        more := work.published or work.due or work.later;
-        exit when not more;
-        most := coalesce(most, pgmb.chunk_size());
-        part := pgmb.dispatch_some(at, upto, least(piece, (most - events)::integer), work.due, most_pairs);
+        part := pgmb.dispatch_some(at, upto, least(piece, (most - events)::integer), most_pairs);
         at := part.at;
         events := events + part.events;
         pairs := pairs + part.pairs;
@@ -127,6 +122,7 @@ declare
     at pgmb.dispatcher;
     upto pg_snapshot;
     now_id constant text := pgmb.create_event_id(clock_timestamp(), 0);
+    done record;
 begin
     events := 0;
     pairs := 0;
@@ -158,17 +154,18 @@ begin
     end if;
     begin
         begin
-            select d.* into events, pairs, more
-            from pgmb.dispatch_pieces(at, upto, most, null, pgmb.most_pairs()) as d;
+            done := pgmb.dispatch_pieces(at, upto, most, null, pgmb.most_pairs());
         exception when sqlstate 'PC014' then
-            select d.* into events, pairs, more
-            from pgmb.dispatch_pieces(at, upto, most, pgmb.piece_size(), null) as d;
+            done := pgmb.dispatch_pieces(at, upto, most, pgmb.piece_size(), null);
         end;
     exception when query_canceled then
         raise exception using errcode = 'PC013',
             message = format('dispatching was cancelled, but not at a condition: %s', sqlerrm),
             hint = 'if a poll reached its time limit, set a smaller poll_chunk_size: each poll then has less to do';
     end;
+    events := done.events;
+    pairs := done.pairs;
+    more := done.more;
 end
 $$;
 

@@ -73,10 +73,12 @@ begin
 end
 $$;
 
--- Where the next events of a group end, at most so many of them, in runs of about step: the cursor after each run and how many events
--- it has; of all runs so far, whether every slice is alone, and the lowest and highest id of the events.
-create function pgmb.next_runs(gid text, after text, most bigint, step bigint default null)
-returns table (upto text, count bigint, alone boolean, lowest text, highest text)
+-- The next events of a group, at most so many of them: how many there are, the cursor behind them, whether every slice is alone, the
+-- lowest and highest id; and their runs of about step events, as a batch has them.
+create function pgmb.next_events(
+    gid text, after text, most bigint, step bigint default null, out count bigint, out upto text, out alone boolean, out lowest text,
+    out highest text, out runs jsonb
+)
 language plpgsql stable
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
@@ -85,34 +87,37 @@ set enable_sort = off
 set jit = off
 as $$
 declare
-    -- Partitions of the future, however many, are not looked into.
-    before text := (select left(d.last_id, 15) || 'g' from pgmb.dispatcher as d order by d.version desc limit 1);
     slice record;
     seen text;
     begun bigint;
     n bigint;
-    taken bigint := 0;
+    run_after text := after;
+    run_count bigint := 0;
 begin
     count := 0;
     alone := true;
     upto := after;
+    runs := '[]';
     for slice in
         select d.id, d.alone, d.event_ids[1] as lowest, d.event_ids[cardinality(d.event_ids)] as highest
         from pgmb.dispatched as d
-        where d.group_id = next_runs.gid and d.id > next_runs.after and d.id < before
+        where d.group_id = gid and d.id > after
+          -- Partitions of the future, however many, are not looked into.
+          and d.id < (select left(l.last_id, 15) || 'g' from pgmb.dispatcher as l order by l.version desc limit 1)
         order by d.group_id, d.id
     loop
         -- The slices of several subscriptions have one id.
         if slice.id is distinct from seen then
-            exit when taken = most;
-            if count >= step then
-                return next;
-                count := 0;
+            exit when count = most;
+            if run_count >= step then
+                runs := runs || jsonb_build_object('count', run_count, 'after', run_after, 'upto', upto);
+                run_after := upto;
+                run_count := 0;
             end if;
             begun := case when left(slice.id, 15) = left(upto, 15) then pgmb.rank_of(upto) else 0 end;
-            n := least(pgmb.rank_of(slice.id) - begun, most - taken);
-            taken := taken + n;
+            n := least(pgmb.rank_of(slice.id) - begun, most - count);
             count := count + n;
+            run_count := run_count + n;
             upto := pgmb.cursor_at(pgmb.micros(slice.id), begun + n);
             seen := slice.id;
         end if;
@@ -121,7 +126,7 @@ begin
         highest := greatest(highest, slice.highest collate "C");
     end loop;
     if count > 0 then
-        return next;
+        runs := runs || jsonb_build_object('count', run_count, 'after', run_after, 'upto', upto);
     end if;
 end
 $$;

@@ -114,12 +114,12 @@ begin
     if coalesce(upto < 0, true) then
         raise invalid_parameter_value using message = 'upto must not be negative';
     end if;
-    select r.* into ready from pgmb.next_runs(gid, after, upto::bigint + 1) as r;
-    if coalesce(ready.count, 0) <= upto and pgmb.may_dispatch() then
+    ready := pgmb.next_events(gid, after, upto::bigint + 1);
+    if ready.count <= upto and pgmb.may_dispatch() then
         perform pgmb.dispatch();
-        select r.* into ready from pgmb.next_runs(gid, after, upto::bigint + 1) as r;
+        ready := pgmb.next_events(gid, after, upto::bigint + 1);
     end if;
-    counted := coalesce(ready.count, 0);
+    counted := ready.count;
     exact := counted <= upto;
     if not exact then
         counted := greatest(counted, pgmb.estimate_unread(gid, after, least(upto, 100)));

@@ -18,44 +18,19 @@ language sql immutable as $$
     select (at #>> '{}') collate "C" >= (upto #>> '{}') collate "C"
 $$;
 
--- Whether an event is dispatched to a group behind a cursor.
-create function pgmb.is_ready(gid text, after text) returns boolean
-language plpgsql stable
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set enable_bitmapscan = off
-set enable_sort = off
-set jit = off
-as $$
-begin
-    return exists (
-        select from pgmb.dispatched as d
-        -- Partitions of the future are not looked into.
-        where d.group_id = is_ready.gid and d.id > is_ready.after
-          and d.id < (select left(l.last_id, 15) || 'g' from pgmb.dispatcher as l order by l.version desc limit 1)
-        order by d.group_id, d.id limit 1);
-end
-$$;
-
--- The next dispatched events of a group, at most so many, as a batch.
+-- The next dispatched events of a group, at most so many, as a batch; null if there are none.
 create function pgmb.dispatched_batch(gid text, after text, max_changes integer) returns jsonb
 language plpgsql volatile as $$
+declare
+    ready constant record := pgmb.next_events(gid, after, max_changes, greatest(10000, max_changes / 256));
 begin
-    return (
-        select jsonb_build_object(
-            'count', coalesce(sum(r.count), 0)::bigint,
-            'slices', coalesce(
-                jsonb_agg(jsonb_build_object('count', r.count, 'after', r.low, 'upto', r.upto) order by r.upto collate "C"), '[]'),
-            'oldest', pgmb.extract_date_from_event_id(min(r.lowest collate "C")),
-            'bounds', jsonb_build_object(
-                'after', dispatched_batch.after, 'upto', coalesce(max(r.upto collate "C"), dispatched_batch.after),
-                'alone', coalesce(bool_and(r.alone), true),
-                'lowest', min(r.lowest collate "C"), 'highest', max(r.highest collate "C")))
-        from (
-            select n.*, lag(n.upto, 1, dispatched_batch.after) over () as low
-            from pgmb.next_runs(
-                dispatched_batch.gid, dispatched_batch.after, max_changes, greatest(10000, max_changes / 256)) as n
-        ) as r);
+    if ready.count = 0 then
+        return null;
+    end if;
+    return jsonb_build_object(
+        'count', ready.count, 'slices', ready.runs, 'oldest', pgmb.extract_date_from_event_id(ready.lowest),
+        'bounds', jsonb_build_object(
+            'after', after, 'upto', ready.upto, 'alone', ready.alone, 'lowest', ready.lowest, 'highest', ready.highest));
 end
 $$;
 
@@ -65,27 +40,22 @@ create function pgmb.choose(gid text, "position" jsonb, max_changes integer) ret
 language plpgsql volatile as $$
 declare
     after constant text := coalesce("position" ->> 'cursor', '');
-    choice jsonb;
+    choice jsonb := pgmb.dispatched_batch(gid, after, max_changes);
     polled record;
+    source jsonb := '{}';
 begin
-    if pgmb.is_ready(gid, after) then
-        choice := pgmb.dispatched_batch(gid, after, max_changes);
-    end if;
     while coalesce((choice ->> 'count')::bigint, 0) < max_changes loop
         polled := pgmb.dispatch();
         if polled.pairs > 0 then
             choice := pgmb.dispatched_batch(gid, after, max_changes);
         end if;
         exit when not polled.more;
+        -- The dispatch of a restored log, after which there is more to do, gives the log a new place.
+        source := jsonb_build_object('source', pgmb.here());
     end loop;
     -- After the dispatch: removing a subscription whose condition does not end must not wait for that condition.
     perform pgmb.keep_alive(gid);
-    if coalesce(choice ->> 'count', '0') = '0' then
-        return null;
-    end if;
-    -- The dispatch of a restored log gives the log its new place.
-    return choice || jsonb_build_object(
-        'lsn', pg_current_wal_insert_lsn(), 'bounds', choice -> 'bounds' || jsonb_build_object('source', pgmb.here()));
+    return choice || jsonb_build_object('lsn', pg_current_wal_insert_lsn(), 'bounds', choice -> 'bounds' || source);
 end
 $$;
 

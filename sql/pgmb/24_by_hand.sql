@@ -117,7 +117,7 @@ begin
     begin
         -- Under the lock: whoever held it before may have moved the group's cursor.
         after := coalesce(cursor, (select g.last_read_event_id from pgmb.subscription_groups as g where g.id = gid), '');
-        select * into run from pgmb.next_runs(gid, after, chunk_size);
+        run := pgmb.next_events(gid, after, chunk_size);
         upto := run.upto;
         return query
             select e.id::pgmb.event_id, e.topic, e.payload, e.metadata, e.subscription_ids::pgmb.subscription_id[], upto

@@ -29,12 +29,12 @@ begin
         from pgmb.subscription_groups as g left join pgmb.claims as c on c.group_id = g.id
         order by g.id
     loop
-        select a.* into run from pgmb.next_runs(known.id, known.cursor, upto::bigint + 1) as a;
+        run := pgmb.next_events(known.id, known.cursor, upto::bigint + 1);
         return query select
             'event', pgmb.name_of(known.id), jsonb_build_object('group', known.id), known.version,
             case when run.count > upto then greatest(run.count, pgmb.estimate_unread(known.id, known.cursor, least(upto, 100)))
-                 else coalesce(run.count, 0) end,
-            coalesce(run.count, 0) <= upto,
+                 else run.count end,
+            run.count <= upto,
             pgmb.age(run.lowest),
             waits.counted, pgmb.faults(known.id),
             pgmb.lock_key(known.id) = any (held) or coalesce(known.claimed > known.version, false) and pgmb.locked(known.id),
