@@ -50,8 +50,13 @@ language plpgsql as $$
 begin
     -- One that was given up and is sent again begins with a first attempt once more.
     insert into pgchange.batch (kind, consumer, batch_id, attempt, number, count, claimed_at)
-    values (kind, consumer, (batch ->> 'id')::uuid, (batch ->> 'attempt')::integer, pgchange.next_number(kind, consumer),
-            (batch ->> 'count')::bigint, pg_catalog.clock_timestamp())
+    values (
+        kind, consumer, (batch ->> 'id')::uuid, (batch ->> 'attempt')::integer,
+        -- As pgchange.next_number() would, without a query of its own.
+        1 + coalesce((
+            select l.number from pgchange.batch as l where l.kind = note_claim.kind and l.consumer = note_claim.consumer
+            order by l.number desc limit 1), 0),
+        (batch ->> 'count')::bigint, pg_catalog.clock_timestamp())
     on conflict on constraint batch_pkey do update set
         claimed_at = excluded.claimed_at, acked_at = null, failed_at = null, skipped_at = null, split_at = null, error = null,
         seconds = null, outputs = null,

@@ -8,22 +8,6 @@ begin
 end
 $$;
 
--- Put a new row, with the next version, in the place of the one that at was read from. For the holder of pgmb.dispatch_key().
-create function pgmb.move_dispatcher(inout at pgmb.dispatcher)
-language plpgsql as $$
-begin
-    at.version := at.version + 1;
-    with gone as (
-        delete from pgmb.dispatcher as d where d.version = at.version - 1
-    )
-    insert into pgmb.dispatcher (
-        version, snapshot, partial_txid, partial_seq, last_id, scheduled_upto, total, restored, restored_at)
-    values (
-        at.version, at.snapshot, at.partial_txid, at.partial_seq, at.last_id, at.scheduled_upto, at.total,
-        at.restored, at.restored_at);
-end
-$$;
-
 -- The snapshot up to which a poll can dispatch now. Read what it sees in a later statement.
 create function pgmb.visible_now() returns pg_snapshot
 language plpgsql volatile as $$

@@ -27,27 +27,6 @@ begin
 end
 $$;
 
--- Write the slices of groups, one match for each; returns how many events were dispatched.
-create function pgmb.write_alone(matches pgmb.match[], base bigint, total bigint) returns bigint
-language plpgsql
-set plan_cache_mode = force_generic_plan
-set jit = off
-as $$
-declare
-    written_events bigint;
-begin
-    with written as (
-        insert into pgmb.dispatched (id, group_id, subscription_id, event_ids, alone, total)
-        select pgmb.cursor_at(base, least(g.first + 279, cardinality(m.ids))), m.group_id, m.subscription_id,
-               m.ids[g.first:g.first + 279], true, write_alone.total
-        from unnest(matches) as m cross join lateral generate_series(1, cardinality(m.ids), 280) as g(first)
-        returning cardinality(event_ids) as n
-    )
-    select coalesce(sum(w.n), 0) into written_events from written as w;
-    return written_events;
-end
-$$;
-
 -- Where events, whose ids are given in order, are cut into dispatches of a thousand: the first id of each but the first one.
 create function pgmb.cuts(ids text[]) returns text[]
 language sql immutable as $$
@@ -92,24 +71,59 @@ begin
 end
 $$;
 
--- Write the slices of the matches of events, whose ids are given in order, as the next dispatches; returns how many pairs of event
--- and subscription that were, and the dispatcher with the last of these dispatches, for pgmb.move_dispatcher().
-create function pgmb.write_matches(inout at pgmb.dispatcher, ids text[], matches pgmb.match[], out pairs bigint)
+-- Put a new row, with the next version, in the place of the one that at was read from, and write the slices of groups, one match for
+-- each, with base as the time of their first dispatch; one statement, as each costs more than its rows. total is the number of events
+-- before these. Returns how many events were dispatched to these groups. For the holder of pgmb.dispatch_key().
+create function pgmb.move_dispatcher(
+    inout at pgmb.dispatcher, matches pgmb.match[] default null, base bigint default null, total bigint default null, out written bigint
+)
+language plpgsql
+set plan_cache_mode = force_generic_plan
+set jit = off
+as $$
+begin
+    at.version := at.version + 1;
+    with gone as (
+        delete from pgmb.dispatcher as d where d.version = at.version - 1
+    ), moved as (
+        insert into pgmb.dispatcher (
+            version, snapshot, partial_txid, partial_seq, last_id, scheduled_upto, total, restored, restored_at)
+        values (
+            at.version, at.snapshot, at.partial_txid, at.partial_seq, at.last_id, at.scheduled_upto, at.total,
+            at.restored, at.restored_at)
+    ), slices as (
+        insert into pgmb.dispatched (id, group_id, subscription_id, event_ids, alone, total)
+        select pgmb.cursor_at(base, least(g.first + 279, cardinality(m.ids))), m.group_id, m.subscription_id,
+               m.ids[g.first:g.first + 279], true, move_dispatcher.total
+        from unnest(matches) as m cross join lateral generate_series(1, cardinality(m.ids), 280) as g(first)
+        returning cardinality(event_ids) as n
+    )
+    select coalesce(sum(s.n), 0) into written from slices as s;
+end
+$$;
+
+-- Write the slices of the matches of events, whose ids are given in order, as the next dispatches, and move the dispatcher past them;
+-- returns how many pairs of event and subscription that were. counted: how many of the events the log counts, which counts each once.
+create function pgmb.write_matches(inout at pgmb.dispatcher, ids text[], matches pgmb.match[], counted bigint, out pairs bigint)
 language plpgsql as $$
 declare
-    base bigint := greatest(pgmb.now_micros(), pgmb.micros(at.last_id) + 1);
-    alone record;
+    base constant bigint := greatest(pgmb.now_micros(), pgmb.micros(at.last_id) + 1);
+    total constant bigint := at.total;
+    parted record;
+    moved record;
 begin
     pairs := 0;
-    if cardinality(matches) = 1 then
-        pairs := pgmb.write_alone(matches, base, at.total);
-    elsif cardinality(matches) > 1 then
-        alone := pgmb.alone(matches);
-        pairs := pgmb.write_alone(alone.whole, base, at.total);
-        if alone.has_shared then
-            pairs := pairs + pgmb.write_shared(matches, base, at.total, pgmb.cuts(ids));
+    if cardinality(matches) > 1 then
+        parted := pgmb.alone(matches);
+        if parted.has_shared then
+            pairs := pgmb.write_shared(matches, base, total, pgmb.cuts(ids));
         end if;
+        matches := parted.whole;
     end if;
     at.last_id := pgmb.cursor_at(base + coalesce(cardinality(ids) - 1, 0) / 1000, 0);
+    at.total := total + counted;
+    moved := pgmb.move_dispatcher(at, matches, base, total);
+    at := moved.at;
+    pairs := pairs + moved.written;
 end
 $$;

@@ -83,11 +83,9 @@ begin
         found_matches := part.matches;
     end if;
     -- Without a match too: the dispatcher is to know the time that it has come to.
-    written := pgmb.write_matches(at, taken.ids, found_matches);
+    written := pgmb.write_matches(at, taken.ids, found_matches, events);
     pairs := written.pairs;
     at := written.at;
-    at.total := at.total + events;
-    at := pgmb.move_dispatcher(at);
 end
 $$;
 

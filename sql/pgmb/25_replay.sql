@@ -157,8 +157,7 @@ begin
         pgmb.dispatcher_now(), array(
             select distinct i.id collate "C"
             from unnest(again.matches) as m cross join lateral unnest(m.ids) as i(id) order by 1),
-        again.matches);
-    perform pgmb.move_dispatcher(written.at);
+        again.matches, 0);
     return written.pairs;
 end
 $$;
