@@ -3,11 +3,11 @@ rest."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import copy
 from functools import partial
-from typing import Any
+from typing import Any, LiteralString
 from weakref import WeakKeyDictionary
 
 import psycopg
@@ -56,15 +56,22 @@ class Connection(psycopg.Connection[Any]):
         self.guard_session()
 
     def guard_session(self) -> None:
-        """Have the server of a watched connection watch its client. Needed again after ``reset all``."""
+        """Have the server of a watched connection watch its client."""
         if self.line is None:
             return
         deadlines = self.line.deadlines
         settings = {IDLE: _milliseconds(deadlines.server), **settings_of(deadlines)}
         for query in _guards(self.info, settings):
             with suppress(*REFUSED):
-                learn(self.line, self.execute(query).fetchone())
+                learn(self.line, self.execute(query).fetchone(), settings)
                 return
+
+    def reset_session(self, statements: LiteralString) -> None:
+        """Execute statements that reset all settings, and set those of ``guard_session`` again, in one round trip."""
+        line = self.line
+        guards = {} if line is None else line.settings
+        each = [sql.SQL("set {} = {}").format(sql.Identifier(name), value) for name, value in guards.items()]
+        self.execute(sql.SQL(statements) + sql.SQL("; ").join(each))
 
     def handed_on(self) -> Connection:
         """Return a new connection object for the session, and close this object.
@@ -291,10 +298,15 @@ def _guards(info: psycopg.ConnectionInfo, settings: Mapping[str, str]) -> list[s
     ]
 
 
-def learn(line: Line, row: Any, *, is_own: bool = True) -> None:
-    """Store the session of a line, given the row of a query for ``OPENED``, or None. ``is_own``: no pooler shares it."""
+def learn(line: Line, row: Any, settings: Iterable[str] = (), *, is_own: bool = True) -> None:
+    """Store the session of a line, given the row of a query for ``OPENED``, or None. ``is_own``: no pooler shares it.
+
+    ``settings``: the names of the settings whose values follow in the row.
+    """
     if row is not None:
         line.opened_at, line.pid, line.server = row[0], row[1], row[2:5]
+        # The server may have refused the last one.
+        line.settings = dict(zip(settings, row[5:], strict=False))
         line.has_session = is_own
 
 

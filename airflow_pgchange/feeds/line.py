@@ -8,7 +8,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -67,7 +67,7 @@ class Line:
 
     ``pid`` is the process id of the session, and ``opened_at`` a time at which it existed, in seconds since the epoch
     by the server's clock. ``pid`` and ``server`` are None if the session is not known, as behind a pooler.
-    ``has_session``: the session is known, and is not shared.
+    ``has_session``: the session is known, and is not shared. ``settings`` are those by which its server watches this client.
     """
 
     def __init__(
@@ -85,6 +85,7 @@ class Line:
         self.server: Server | None = None
         self.opened_at = math.inf
         self.has_session = False
+        self.settings: Mapping[str, str] = {}
         self.is_open = True
         self.is_cut = False
         self.is_beating = False
@@ -123,6 +124,11 @@ class Line:
     def hear(self) -> None:
         """Note a sign of life."""
         self.heard_at = time.monotonic()
+
+    def has_answered(self, within: float) -> bool:
+        """Whether the server has answered in the last seconds, and has sent nothing since, such as the end of the
+        session."""
+        return time.monotonic() < self.heard_at + within and not self._has_unread()
 
     def idle_connection(self) -> psycopg.Connection[Any] | None:
         """The connection, if heartbeats can be sent on it."""

@@ -15,6 +15,8 @@ from psycopg.pq import TransactionStatus
 
 from airflow_pgchange.feeds import connections, guarded
 
+ANSWERED_WITHIN = 1.0
+"""Seconds. A session that has answered more recently, and that the server has not ended since, is used without a ping."""
 LIFETIME = 600.0
 """Seconds until a session is replaced. A session's caches grow, and it does not see later defaults of its role."""
 RESET = """
@@ -25,7 +27,7 @@ RESET = """
     discard temp;
     discard sequences;
     deallocate all;
-    select pg_catalog.pg_advisory_unlock_all()
+    select pg_catalog.pg_advisory_unlock_all();
 """
 """``discard all`` without the plans, which are the reason to keep a session."""
 
@@ -64,7 +66,8 @@ class Sessions:
         while kept:
             opened_at, connection = kept.pop()
             with suppress(psycopg.Error):
-                connection.execute("select 1")
+                if connection.line is None or not connection.line.has_answered(ANSWERED_WITHIN):
+                    connection.execute("select 1")
                 return opened_at, connection
             connection.close()
         return None
@@ -83,8 +86,7 @@ def _cleaned(connection: guarded.Connection) -> guarded.Connection | None:
         clean = connection.handed_on()
         try:
             connections.configure(clean)
-            clean.execute(RESET)
-            clean.guard_session()
+            clean.reset_session(RESET)
             connections.make_readable(clean)
         except BaseException:
             clean.close()

@@ -26,7 +26,7 @@ from airflow_pgchange.errors import (
 from airflow_pgchange.feeds import error_text, outputs, reading
 from airflow_pgchange.feeds.batch import Batch, Change
 from airflow_pgchange.feeds.checks import BATCH_LIMIT, Seconds, patience
-from airflow_pgchange.feeds.connections import begun, cancel, connect, keep_open
+from airflow_pgchange.feeds.connections import begun, cancel, connect, keep_open, lasting
 from airflow_pgchange.feeds.errors import is_of_the_batch, translated
 from airflow_pgchange.feeds.feed import NOWHERE, Feed, Token, progress_at
 from airflow_pgchange.feeds.progress import Progress
@@ -95,15 +95,17 @@ class ConsumerTransaction:
     def __enter__(self) -> Self:
         with ExitStack() as opened, translated():
             self._reader = opened.enter_context(self._connect(self._source))
-            self._on_standby = ask(self._reader, sql.SQL("select pg_catalog.pg_is_in_recovery()"))
-            self._claims = (
-                opened.enter_context(self._connect(self._source, primary=True))
-                if self._on_standby
-                else self._reader
+            # Turn JIT off: with many partitions it takes longer to compile the query of a batch than to run it.
+            settings = {"jit": "off", **self._told}
+            _, self._on_standby = ask_each(
+                self._reader,
+                lasting(self._reader.info, **settings),
+                sql.SQL("select pg_catalog.pg_is_in_recovery()"),
             )
-            for connection in {self._reader, self._claims}:
-                # Turn JIT off: with many partitions it takes longer to compile the query of a batch than to run it.
-                keep_open(connection, jit="off", **self._told)
+            self._claims = self._reader
+            if self._on_standby:
+                self._claims = opened.enter_context(self._connect(self._source, primary=True))
+                keep_open(self._claims, **settings)
             # The exit stack unwinds in reverse order, so results commit before the progress of the source. A crash
             # between the two repeats a batch, and never loses it.
             self._keeper = opened.enter_context(
@@ -258,7 +260,9 @@ class ConsumerTransaction:
         """Stream the claimed batch's changes from the source, in order. Each call begins with the first change."""
         self._close_stream()
         batch = self._claimed()
-        self._stream = self.progress.counted(reading.changes(self._reader, self.feed, batch), batch.count)
+        # A primary has all changes. Only a standby may have to replay some of them first.
+        readable = batch if self._on_standby else replace(batch, lsn=None)
+        self._stream = self.progress.counted(reading.changes(self._reader, self.feed, readable), batch.count)
         return self._stream
 
     @property
@@ -368,10 +372,11 @@ class ConsumerTransaction:
     def _try_lock(self) -> bool:
         """Try to take the lock, in a savepoint: a lock may consist of several, and a failed attempt must keep none of
         them."""
-        with self._keeper.transaction() as savepoint:
-            if ask(self._keeper, self.feed.lock()):
-                return True
-            raise psycopg.Rollback(savepoint)
+        _, is_taken = ask_each(self._keeper, sql.SQL("savepoint pgchange_lock"), self.feed.lock())
+        if is_taken:
+            self._keeper.execute("release savepoint pgchange_lock")
+            return True
+        self._keeper.execute("rollback to savepoint pgchange_lock; release savepoint pgchange_lock")
         self._stop_if_asked()
         return False
 
