@@ -152,6 +152,13 @@ language plpgsql security definer as $$
 declare
     kept integer;
 begin
+    if not exists (
+        select from pgmb.subscriptions as s
+        where s.group_id = gid and s.expiry_interval is not null and s.last_active_at + s.expiry_interval / 10 < now())
+    then
+        -- Almost every call ends here. The statement below costs twice as much, even if it finds nothing.
+        return 0;
+    end if;
     -- A reader does not wait for a transaction that changes or removes a subscription: the next call says that it is in use.
     with idle as (
         select s.id from pgmb.subscriptions as s

@@ -50,6 +50,43 @@ begin
 end
 $$;
 
+-- Take all that is published, if these are a few slices of transactions behind the dispatcher's snapshot and nothing else is to be
+-- done; the ids come in order, and are null if nothing is there. Almost every poll of a log that is read at once finds this, and a query
+-- of so few tables costs a third of that of take_published(). is_all: it was so; otherwise nothing is taken.
+create function pgmb.take_few(inout at pgmb.dispatcher, upto pg_snapshot, out ids text[], out addressed boolean, out is_all boolean)
+language plpgsql
+set plan_cache_mode = force_generic_plan
+set jit = off
+set enable_sort = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+    after constant xid8 := pg_snapshot_xmax(at.snapshot);
+begin
+    is_all := false;
+    if at.partial_txid is null and pg_snapshot_xmin(at.snapshot) = after then
+        -- No transaction was open at the last poll, so late ones can neither have published nor scheduled events.
+        select p.ids, p.addressed,
+               p.slices <= 10 and at.scheduled_upto <= d.now_id
+                   and not exists (select from pgmb.scheduled as s where s.txid >= after)
+                   and not exists (select from pgmb.scheduled as s where s.event_id > at.scheduled_upto and s.event_id < d.now_id)
+        into ids, addressed, is_all
+        from (select pgmb.due_before() offset 0) as d(now_id)
+        cross join (
+            select array_agg(i.id order by i.id collate "C"), coalesce(bool_or(q.addressed), false), count(*) filter (where i.n = 1)
+            from (
+                select u.addressed, u.ids from pgmb.published as u
+                where u.txid >= after and u.txid < pg_snapshot_xmax(upto) and pg_visible_in_snapshot(u.txid, upto)
+                limit 11
+            ) as q
+            cross join lateral unnest(q.ids) with ordinality as i(id, n)
+        ) as p(ids, addressed, slices);
+        at.snapshot := pgchange.snapshot_union(at.snapshot, upto);
+    end if;
+end
+$$;
+
 -- Take the next slices, about so many events, and move the dispatcher past them; the ids come in order. If no slice waits, the
 -- dispatcher moves to upto. upto must see a transaction that was dispatched in part. Nothing is written.
 -- has_due: scheduled events are due, too. After the clock was set back it is true as well, because take_due() must set back

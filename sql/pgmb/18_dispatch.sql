@@ -38,8 +38,32 @@ language sql stable as $$
         select count(*) from (select from pgmb.subscriptions limit 1000000) as found_subscriptions)))
 $$;
 
--- Take a chunk of what is due and a chunk of what was published, write which groups get them, and move the dispatcher past them. Of
--- more than most_pairs, if not null, pgmb.too_many() is raised.
+-- Write which groups get events that were taken, whose ids come in order, and move the dispatcher past them; returns how many pairs of
+-- event and subscription that were. Of more than most_pairs, if not null, pgmb.too_many() is raised.
+create function pgmb.dispatch_taken(
+    inout at pgmb.dispatcher, ids text[], addressed boolean, most_pairs bigint, out pairs bigint
+)
+language plpgsql as $$
+declare
+    part record;
+    found_matches pgmb.match[];
+    written record;
+begin
+    if cardinality(ids) > 0 then
+        part := pgmb.matches(ids, addressed, most_pairs);
+        if cardinality(part.faults) > 0 then
+            perform pgmb.note_faults(part.faults);
+        end if;
+        found_matches := part.matches;
+    end if;
+    -- Without a match too: the dispatcher is to know the time that it has come to.
+    written := pgmb.write_matches(at, ids, found_matches, coalesce(cardinality(ids), 0));
+    at := written.at;
+    pairs := written.pairs;
+end
+$$;
+
+-- Dispatch a chunk of what is due and a chunk of what was published.
 create function pgmb.dispatch_some(
     inout at pgmb.dispatcher, upto pg_snapshot, chunk integer, most_pairs bigint, out events bigint, out pairs bigint, out more boolean
 )
@@ -47,8 +71,6 @@ language plpgsql as $$
 declare
     taken record := pgmb.take_published(at, upto, chunk);
     due record;
-    part record;
-    found_matches pgmb.match[];
     written record;
 begin
     events := 0;
@@ -73,19 +95,11 @@ begin
     else
         at := taken.at;
     end if;
+    events := coalesce(cardinality(taken.ids), 0);
     more := taken.more;
-    if cardinality(taken.ids) > 0 then
-        events := cardinality(taken.ids);
-        part := pgmb.matches(taken.ids, coalesce(taken.addressed, false), most_pairs);
-        if cardinality(part.faults) > 0 then
-            perform pgmb.note_faults(part.faults);
-        end if;
-        found_matches := part.matches;
-    end if;
-    -- Without a match too: the dispatcher is to know the time that it has come to.
-    written := pgmb.write_matches(at, taken.ids, found_matches, events);
-    pairs := written.pairs;
+    written := pgmb.dispatch_taken(at, taken.ids, coalesce(taken.addressed, false), most_pairs);
     at := written.at;
+    pairs := written.pairs;
 end
 $$;
 
@@ -96,10 +110,21 @@ create function pgmb.dispatch_pieces(
 )
 language plpgsql as $$
 declare
+    few constant record := pgmb.take_few(at, upto);
     part record;
 begin
-    events := 0;
+    events := coalesce(cardinality(few.ids), 0);
     pairs := 0;
+    more := false;
+    -- A chunk has at least ten events, so its size need not be known for fewer.
+    if few.is_all and events <= least(piece, coalesce(most, case when events <= 10 then 10 else pgmb.chunk_size() end)) then
+        if events > 0 then
+            part := pgmb.dispatch_taken(few.at, few.ids, few.addressed, most_pairs);
+            pairs := part.pairs;
+        end if;
+        return;
+    end if;
+    events := 0;
     most := coalesce(most, pgmb.chunk_size());
     loop
         part := pgmb.dispatch_some(at, upto, least(piece, (most - events)::integer), most_pairs);
