@@ -109,9 +109,13 @@ def test_a_consumer_reads_changes_on_any_server_and_does_all_else_on_primaries(
     def ask(_: object, query: sql.Composable) -> bool:
         return on_standby or "pg_is_in_recovery" not in query.as_string(None)
 
-    for name in ("keep_open", "begun", "cancel"):
+    def ask_each(connection: object, *queries: sql.Composable) -> list[bool]:
+        return [ask(connection, query) for query in queries]
+
+    for name in ("keep_open", "lasting", "begun", "cancel"):
         monkeypatch.setattr(transaction, name, MagicMock())
     monkeypatch.setattr(transaction, "ask", ask)
+    monkeypatch.setattr(transaction, "ask_each", ask_each)
     with ConsumerTransaction(feed, "results", "changes"):
         pass
     assert opened == [("changes", False), *((name, True) for name in primaries)]

@@ -78,16 +78,19 @@ def test_a_transaction_can_be_used_after_its_position_could_not_be_read(db, conn
 def test_a_connection_that_is_lost_while_another_holds_the_lock_is_told_as_that(db, connect, monkeypatch):
     commits(connect(), 3)
 
-    def ask_and_lose(connection, query):
-        value = queries.ask(connection, query)
-        if query == FEED.lock() and not value:
+    def ask_and_lose(connection, *asked):
+        values = queries.ask_each(connection, *asked)
+        if FEED.lock() in asked and not values[-1]:
             connection.pgconn.finish()
-        return value
+        return values
 
     with ConsumerTransaction(FEED, db) as first:
         first.claim(10)
-        monkeypatch.setattr(transaction, "ask", ask_and_lose)
-        with pytest.raises(ServerUnavailable, match="the connection was lost"), ConsumerTransaction(FEED, db):
+        monkeypatch.setattr(transaction, "ask_each", ask_and_lose)
+        with (
+            pytest.raises(ServerUnavailable, match="the connection is closed"),
+            ConsumerTransaction(FEED, db),
+        ):
             raise AssertionError("it cannot have begun")
         first.ack()
 
