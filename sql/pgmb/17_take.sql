@@ -52,7 +52,7 @@ $$;
 
 -- Take all that is published, if these are a few slices of transactions behind the dispatcher's snapshot and nothing else is to be
 -- done; the ids come in order, and are null if nothing is there. Almost every poll of a log that is read at once finds this, and a query
--- of so few tables costs a third of that of take_published(). is_all: it was so; otherwise nothing is taken.
+-- of so few tables costs half of that of take_published(). is_all: it was so; otherwise nothing is taken.
 create function pgmb.take_few(inout at pgmb.dispatcher, upto pg_snapshot, out ids text[], out addressed boolean, out is_all boolean)
 language plpgsql
 set plan_cache_mode = force_generic_plan
