@@ -67,7 +67,8 @@ class Line:
 
     ``pid`` is the process id of the session, and ``opened_at`` a time at which it existed, in seconds since the epoch
     by the server's clock. ``pid`` and ``server`` are None if the session is not known, as behind a pooler.
-    ``has_session``: the session is known, and is not shared. ``settings`` are those by which its server watches this client.
+    ``has_session``: the session is known, and is not shared. ``settings`` are those by which its server watches this
+    client.
     """
 
     def __init__(
