@@ -47,36 +47,81 @@ create table pgchange.watcher (
     woke_at timestamptz,
     max_lag interval check (max_lag > interval '0'),
     max_backlog bigint check (max_backlog > 0),
-    primary key (kind, feed, watched_by)
-);
+    version bigint not null default 0,
+    primary key (kind, feed, watched_by, version)
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
 comment on table pgchange.watcher is
     'What watchers of feeds see, by the kind and the name of what they watch and the role that they watch as: since when they can look, or cannot '
     'and why; when they looked last; how much was ready then; and when they woke anybody last. max_lag and max_backlog: the age of the '
     'oldest ready change and the number of changes from which on pgchange.health() reports the consumer, as its DAG says; null if it does '
-    'not.';
+    'not. Each note puts a row with the next version in the place of the last, so that the newest is found at once, however many dead rows '
+    'an old snapshot keeps.';
 
-create index watcher_looked on pgchange.watcher (looked_at);
+-- The newest note of each watcher: one step of an index for each.
+create function pgchange.newest_watchers() returns setof pgchange.watcher
+language plpgsql stable
+set jit = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_sort = off
+as $$
+begin
+    return query
+        with recursive newest as (
+            (select w.* from pgchange.watcher as w
+             order by w.kind desc, w.feed desc, w.watched_by desc, w.version desc limit 1)
+            union all
+            select o.*
+            from newest as n
+            cross join lateral (
+                select w.* from pgchange.watcher as w
+                where (w.kind, w.feed, w.watched_by) < (n.kind, n.feed, n.watched_by)
+                order by w.kind desc, w.feed desc, w.watched_by desc, w.version desc limit 1) as o
+        )
+        select n.* from newest as n;
+end
+$$;
 
 create function pgchange_sealed.note_watchers(caller pgchange.caller, watched jsonb) returns void
 language plpgsql security definer
 set lock_timeout = '1s'
+set plan_cache_mode = force_generic_plan
+set jit = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_sort = off
 as $$
 begin
     perform pgchange.check_face(caller, 'pgchange.note_watchers(jsonb)');
-    insert into pgchange.watcher as w (feed, watched_by, kind, error, ready, woke_at, max_lag, max_backlog)
-    -- A key must fit into an index. Several watchers may look at one feed: an error is what a person should see.
-    select distinct on (x.kind, left(x.feed, 600)) left(x.feed, 600), caller, x.kind, left(x.error, 4000), x.ready,
-           clock_timestamp() - make_interval(secs => x.woke),
-           case when x.limits is null then o.max_lag else make_interval(secs => (x.limits ->> 'max_lag')::double precision) end,
-           case when x.limits is null then o.max_backlog else (x.limits ->> 'max_backlog')::bigint end
-    from jsonb_to_recordset(watched) as x(feed text, kind text, error text, ready bigint, woke double precision, limits jsonb)
-    left join pgchange.watcher as o on o.kind = x.kind and o.feed = left(x.feed, 600) and o.watched_by = caller
-    order by x.kind, left(x.feed, 600), x.error
+    with noted as materialized (
+        -- A key must fit into an index. Several watchers may look at one feed: an error is what a person should see.
+        select distinct on (x.kind, left(x.feed, 600)) x.kind, left(x.feed, 600) as feed, left(x.error, 4000) as error, x.ready,
+               clock_timestamp() - make_interval(secs => x.woke) as woke_at, x.limits,
+               make_interval(secs => (x.limits ->> 'max_lag')::double precision) as max_lag, (x.limits ->> 'max_backlog')::bigint as max_backlog
+        from jsonb_to_recordset(watched) as x(feed text, kind text, error text, ready bigint, woke double precision, limits jsonb)
+        order by x.kind, left(x.feed, 600), x.error
+    ), newest as materialized (
+        select n.*, w as last, w.place
+        from noted as n
+        left join lateral (
+            select x.*, x.ctid as place from pgchange.watcher as x
+            where x.kind = n.kind and x.feed = n.feed and x.watched_by = caller
+            order by x.kind desc, x.feed desc, x.watched_by desc, x.version desc limit 1
+        ) as w on true
+    ), gone as (
+        delete from pgchange.watcher as w where w.ctid = any (array(select n.place from newest as n))
+    )
+    insert into pgchange.watcher as w (kind, feed, watched_by, version, since, error, ready, woke_at, max_lag, max_backlog)
+    select n.kind, n.feed, caller, coalesce((n.last).version, 0) + 1,
+           case when ((n.last).error is null) = (n.error is null) then coalesce((n.last).since, clock_timestamp()) else clock_timestamp() end,
+           n.error, coalesce(n.ready, (n.last).ready), greatest(n.woke_at, (n.last).woke_at),
+           case when n.limits is null then (n.last).max_lag else n.max_lag end,
+           case when n.limits is null then (n.last).max_backlog else n.max_backlog end
+    from newest as n
+    -- Another process of the same role may note the same feed now.
     on conflict on constraint watcher_pkey do update set
-        looked_at = excluded.looked_at, error = excluded.error,
-        max_lag = excluded.max_lag, max_backlog = excluded.max_backlog,
-        ready = coalesce(excluded.ready, w.ready), woke_at = greatest(excluded.woke_at, w.woke_at),
-        since = case when (w.error is null) = (excluded.error is null) then w.since else excluded.since end;
+        looked_at = excluded.looked_at, error = excluded.error, max_lag = excluded.max_lag, max_backlog = excluded.max_backlog,
+        ready = coalesce(excluded.ready, w.ready), woke_at = greatest(excluded.woke_at, w.woke_at);
 end
 $$;
 comment on function pgchange_sealed.note_watchers(pgchange.caller, jsonb) is
@@ -85,10 +130,13 @@ comment on function pgchange_sealed.note_watchers(pgchange.caller, jsonb) is
     'null to leave them as they are}, ...].';
 
 create function pgchange_sealed.watchers(caller pgchange.caller) returns setof pgchange.watcher
-language sql stable security definer as $$
-    select w.* from pgchange.watcher as w
+language sql stable security definer
+set jit = off
+as $$
+    with newest as materialized (select n.* from pgchange.newest_watchers() as n)
+    select w.* from newest as w
     where w.watched_by = caller
-       or w.kind in (select k.kind from (select distinct o.kind from pgchange.watcher as o) as k where pgchange.keeps(caller, k.kind))
+       or w.kind in (select k.kind from (select distinct o.kind from newest as o) as k where pgchange.keeps(caller, k.kind))
     order by w.feed, w.kind, w.watched_by
 $$;
 comment on function pgchange_sealed.watchers(pgchange.caller) is
@@ -99,13 +147,17 @@ select pgchange.show_sealed('pgchange');
 -- Forget watchers that have not looked for so long, at most a thousand at a time; says which, and whether more may be left.
 create function pgchange.trim_watchers(keep interval default '7 days') returns setof text
 language sql security definer
+set jit = off
 set enable_seqscan = off
 set enable_bitmapscan = off
 as $$
     with gone as (
         delete from pgchange.watcher as w
         where w.ctid = any (array(
-            select o.ctid from pgchange.watcher as o where o.looked_at < now() - keep limit 1000 for update skip locked))
+            select o.ctid
+            from (select n.* from pgchange.newest_watchers() as n where n.looked_at < now() - keep limit 1000) as old
+            join pgchange.watcher as o using (kind, feed, watched_by, version)
+            for update of o skip locked))
         returning w.feed
     )
     select format('forgot the watcher of %s', g.feed) from gone as g

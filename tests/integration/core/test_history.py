@@ -159,14 +159,28 @@ def test_to_forget_attempts_reads_what_is_forgotten_and_little_else(
             assert rows_read(connection, "pgchange.batch") - before <= gone + 20
 
 
-def test_to_forget_watchers_reads_what_is_forgotten(connection: Connection) -> None:
-    connection.execute("""
-        insert into pgchange.watcher (feed, kind, looked_at)
-        select i, 'commit', now() - i * interval '1 day' from generate_series(1, 1000) as i
-    """)
-    with connection.transaction():
-        assert len(connection.execute("select pgchange.trim_watchers('990 days 12 hours')").fetchall()) == 10
-        assert rows_read(connection, "pgchange.watcher") <= 20
+def test_old_notes_cost_nothing_while_a_snapshot_keeps_them(connection: Connection, connect: Connect) -> None:
+    note = """select pgchange.note_watchers('[{"feed": "f", "kind": "commit", "ready": 0}]')"""
+    queries = [
+        note,
+        "select * from pgchange.watchers()",
+        "select pgchange.lag_limit_of('commit', 'f')",
+        "select pgchange.trim_watchers()",
+    ]
+
+    def buffers() -> list[int]:
+        explained = "explain (analyze, buffers, format json) "
+        plans = [connection.execute(explained + query).fetchall()[0][0][0]["Plan"] for query in queries]
+        return [plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] for plan in plans]
+
+    connection.execute(note)
+    buffers()
+    before = buffers()
+    with connect().transaction() as held:
+        held.connection.execute("set transaction isolation level repeatable read")
+        held.connection.execute("select 1")
+        connection.execute(f"do $$ begin for i in 1..500 loop perform ({note[7:]}); commit; end loop; end $$")
+        assert all(late <= early + 10 for late, early in zip(buffers(), before, strict=True))
 
 
 def test_watchers_that_are_left_to_the_next_time_are_told_of(connection: Connection) -> None:
