@@ -266,7 +266,7 @@ def test_who_may_only_look_sees_lag_and_state_and_nothing_to_press(url: str, bro
     delays.get_by_role("link", name="commits:delays/0").click()
     expect(row(browser, "Batches of the last day", "failed")).not_to_contain_text("ZeroDivisionError")
     browser.get_by_role("link", name="Dead letters").click()
-    expect(browser.get_by_text("Who may read a connection sees its dead letters.")).to_be_visible()
+    expect(browser.get_by_text("You see the dead letters of connections that you may read.")).to_be_visible()
 
 
 def test_where_nothing_is_it_is_said_and_a_person_starts_pauses_and_cancels_a_backfill(
@@ -275,10 +275,10 @@ def test_where_nothing_is_it_is_said_and_a_person_starts_pauses_and_cancels_a_ba
     """Seconds: a server and a browser are started."""
     come_back(browser, url)
     for view, words in (
-        ("Dead letters", "No consumer has given anything up here."),
-        ("Watchers", "No watcher has looked here in the last days."),
-        ("Queues", "No message queue is here"),
-        ("Sagas", "No saga has been started here lately"),
+        ("Dead letters", "There are no dead letters here."),
+        ("Watchers", "No watcher was active here in the last days."),
+        ("Queues", "There is no message queue here"),
+        ("Sagas", "has been started here lately"),
         ("Event log", "No group has subscribed to events here yet."),
         ("Topology", "No cluster is described in this catalogue."),
         ("Backfills", "No table has been backfilled here."),
@@ -326,7 +326,7 @@ def test_a_link_to_a_dead_letter_shows_it_to_whoever_follows_it(ledger: str, url
     expect(held).to_be_visible()
     with psycopg.connect(ledger, autocommit=True) as connection:
         dead_letters.drop_letters(connection, ids=[number])
-    expect(browser.get_by_text(f"Letter {number} is not among these")).to_be_visible()
+    expect(browser.get_by_text(f"Letter {number} is not listed")).to_be_visible()
 
 
 def answered(db: str, queue: str, answer: Answer) -> None:
@@ -374,7 +374,7 @@ def test_a_person_sees_how_long_queues_are_and_follows_a_saga_step_by_step(
     expect(drawing).to_have_accessible_name(re.compile("room: to compensate. meal, after room: refused."))
     expect(row(browser, f"Steps of tour {number}", "no meal at all")).to_contain_text("refused")
     expect(tour).to_contain_text("undone for: no meal at all")
-    expect(browser.get_by_role("region", name="was started with")).to_contain_text('"tour_id": "7"')
+    expect(browser.get_by_role("region", name="Start data of")).to_contain_text('"tour_id": "7"')
     answered(ledger, "no_rooms", None)
     expect(drawing).to_have_accessible_name(re.compile("room: compensated."))
     assert hindrances(browser, "[data-page=pgchange]") == []
@@ -396,13 +396,13 @@ def test_a_person_sees_who_reads_the_groups_of_an_event_log_and_what_stands_stil
         )
         billing = row(browser, "Groups in airline", "billing")
         expect(billing).to_contain_text("1 subscription, to order.paid")
-        expect(billing).to_contain_text("Nobody reads it: it has not moved for 2 h.")
+        expect(billing).to_contain_text("No process reads it: it has not advanced for 2 h.")
         expect(row(browser, "Partitions in airline", "billing")).to_contain_text("1,200")
         assert events.read(connection, "billing", 1, peek=False)
         expect(billing).to_contain_text(f"bookkeeper, process {connection.info.backend_pid}")
-        expect(billing).to_contain_text("It is held by process")
+        expect(billing).to_contain_text("holds it, and it has not advanced for")
         events.take(connection, "billing", 2000)
-        expect(row(browser, "Partitions in airline", "what was dispatched is read").first).to_be_visible()
+        expect(row(browser, "Partitions in airline", "all dispatched events are read").first).to_be_visible()
     billing.get_by_role("link", name="billing").click()
     expect(browser.get_by_role("heading", name="events:billing")).to_be_visible()
 
@@ -421,11 +421,11 @@ def test_a_person_sees_who_is_a_master_and_who_owns_which_buckets(
         expect(master).to_contain_text("Online")
         expect(master).to_contain_text("127.0.0.1:11")
         expect(master.get_by_role("cell", name="master", exact=True)).to_be_visible()
-        owners = browser.get_by_role("img", name="Who owns which buckets of tier default.")
+        owners = browser.get_by_role("img", name="Owners of the buckets of tier default.")
         expect(owners).to_have_accessible_name(
             re.compile("0 to 2,999: r1; 3,000 to 3,999: nobody; 4,000 to 4,999: r2")
         )
-        expect(browser.get_by_text("Nobody owns 1,000 buckets of tier default")).to_be_visible()
+        expect(browser.get_by_text("1,000 buckets of tier default have no owner")).to_be_visible()
         connection.execute("select topology.set_state('r1-i1', 'Offline')")
         expect(browser.get_by_text("r1-i1, the master of replicaset r1, is Offline.")).to_be_visible()
         connection.execute("select topology.set_master('r1', 'r1-i2')")

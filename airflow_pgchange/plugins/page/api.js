@@ -1,4 +1,4 @@
-// What the page asks of its API, which is beside it.
+// Requests of the page to its API.
 import { useCallback, useEffect, useRef, useState } from "./shell.js";
 
 const BASE = new URL("../../", import.meta.url);
@@ -13,7 +13,7 @@ const told = async (answer) => {
 
 const asked = async (path, options = {}) => {
   const answer = await fetch(new URL(path, BASE), { headers: { "Content-Type": "application/json" }, ...options });
-  if (answer.status === 401) throw new Error("You are not logged in any more: reload the page.");
+  if (answer.status === 401) throw new Error("You are no longer logged in: reload the page.");
   if (!answer.ok) throw new Error(await told(answer));
   return answer.json();
 };
@@ -25,7 +25,7 @@ const of = (connection, rest, source, values = {}) => {
 
 let first = null;
 
-// Asks for the overview ahead of who shows it.
+// Requests the overview before a view needs it.
 export const begin = () => {
   first = asked("overview");
   first.catch(() => {});
@@ -64,8 +64,8 @@ export const act = (connection, action, body, source) =>
 const isComing = ({ databases, content, trouble }) =>
   databases?.some(({ state }) => state === "asked") || (content === null && !trouble);
 
-// What a question answers, asked again every few seconds while somebody looks at the page, or once; and soon while a
-// database has not answered yet.
+// The answer to a request. It is repeated every few seconds while the page is visible, or sent once; and sooner while a database
+// has not answered yet.
 export const useLive = (question, once = false) => {
   const [found, setFound] = useState({ said: null, trouble: null });
   const open = useRef(false);

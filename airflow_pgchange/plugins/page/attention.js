@@ -1,4 +1,4 @@
-// What a person should look at, in the words of health, and the databases that it comes from.
+// Findings that need a person, as health words them, with their databases.
 import { chakra, h } from "./shell.js";
 import { Act, Command, DagReasons, Name, NamedLink, OfConsumer, Section, State } from "./pieces.js";
 import { ACTIONS, Cell, Dags, Rows } from "./table.js";
@@ -20,14 +20,14 @@ const unanswered = (database) => ({
   dag_reasons: [],
 });
 
-// What it is about, and where more is shown of that.
+// The subject of a finding, with a link to its view.
 const About = ({ one, consumers }) => {
   const about = one.consumer ?? one.kind;
   if (one.kind === "letters") return h(NamedLink, { to: at("letters") }, about);
   return h(OfConsumer, { consumer: called(consumers, one.connection, one.kind, one.consumer) }, about);
 };
 
-// A call may begin with what it is for.
+// A command may begin with a text that says what it is for.
 const Mends = ({ call }) => {
   const [, purpose, command] = call.match(/^(to [^:]+): (.+)$/s) ?? [null, null, call];
   return [purpose && h(Text, { key: "purpose" }, `${purpose}:`), h(Command, { key: "command" }, command)];
@@ -47,7 +47,7 @@ const Finding = ({ one, consumers }) =>
     h(
       Cell,
       { minW: "14rem", overflowWrap: "anywhere" },
-      one.told ?? "Who may read the connection sees what is wrong, and what mends it.",
+      one.told ?? "Only users who may read the connection see the reason and the command that fixes it.",
       h(DagReasons, { reasons: one.dag_reasons }),
     ),
     h(Cell, { minW: "12rem" }, one.call && h(Mends, { call: one.call })),
@@ -72,9 +72,9 @@ export const Findings = ({ findings, databases, consumers }) => {
 };
 
 const answer = (database) => {
-  if (database.state === "down") return "It does not answer.";
-  if (database.state === "asked") return "It is asked for the first time.";
-  if (database.state === "late") return "It takes long to answer; what is shown may be old.";
+  if (database.state === "down") return "The database does not answer.";
+  if (database.state === "asked") return "Waiting for its first answer.";
+  if (database.state === "late") return "The database answers slowly; the values shown may be old.";
   return database.left_out.join("; ");
 };
 

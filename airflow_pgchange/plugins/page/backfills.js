@@ -1,4 +1,4 @@
-// Backfills of tubes: how far each is, and what a person can do with it.
+// Backfills of tubes: their progress, and the actions of a person.
 import { chakra, h } from "./shell.js";
 import { backfills as ask } from "./api.js";
 import { eachDatabase } from "./each.js";
@@ -37,14 +37,14 @@ const Bar = ({ backfill }) =>
     h(Text, { fontVariantNumeric: "tabular-nums", minW: "3.5rem", textAlign: "end" }, `${backfill.percent.toLocaleString()} %`),
   );
 
-// A chunk takes seconds: after so many nobody is at work.
+// A chunk takes seconds. After this time without a chunk, no process carries the backfill out.
 const RESTS = 120;
 
 const rest = (backfill) => {
   const since = (Date.now() - Date.parse(backfill.updated_at)) / 1000;
-  if (backfill.state === "scheduled") return "Nobody has begun it yet.";
+  if (backfill.state === "scheduled") return "No worker has begun it yet.";
   if (backfill.state !== "running" || since < RESTS) return null;
-  return `No chunk for ${span(since)}: nobody carries it out now.`;
+  return `No chunk for ${span(since)}: no worker carries it out now.`;
 };
 
 const rows = ({ state, looked_at: behind, total }) =>
@@ -52,7 +52,7 @@ const rows = ({ state, looked_at: behind, total }) =>
 
 const left = (seconds) => (seconds !== null && seconds < 1 ? "< 1 s" : span(seconds));
 
-// What its workers have to do yet, which is known of the tube as a whole.
+// The changes that its workers must still process. They are counted for the whole tube.
 const replay = (backfill, consumers) => {
   const workers = consumers.filter((one) => one.kind === "tube" && one.feed.tube === backfill.tube);
   if (!workers.length || workers.some((one) => one.ready === null)) return UNKNOWN;
@@ -156,8 +156,8 @@ const Backfills = ({ found, title, database: { connection, may_edit: mayEdit }, 
           Empty,
           null,
           found.tables.length
-            ? "No table has been backfilled here. A backfill brings all that is in a table to the workers of a tube, chunk by chunk."
-            : "No table that you may see is attached to a tube here: only such tables are backfilled.",
+            ? "No table has been backfilled here. A backfill sends all rows of a table to the workers of a tube, chunk by chunk."
+            : "No table that you may see is attached to a tube here. Only attached tables can be backfilled.",
         ),
   );
 };

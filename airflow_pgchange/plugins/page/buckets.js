@@ -1,4 +1,4 @@
-// Who owns which buckets of a tier, as a bar: plain SVG in the shell's own colours, and the same in words.
+// The owners of a tier's buckets, as a bar in plain SVG with the shell's colours, and as text.
 import { chakra, h } from "./shell.js";
 
 const { Box, Text } = chakra;
@@ -7,7 +7,7 @@ const WIDTH = 1000;
 const HEIGHT = 56;
 const BAR = 34;
 const PALETTE = ["blue", "orange", "teal", "purple", "pink", "green", "red", "cyan"];
-// Of a letter.
+// The width of a letter.
 const WIDE = 8;
 const SPOKEN = 20;
 
@@ -17,7 +17,7 @@ export const number = (text) => BigInt(text).toLocaleString();
 
 export const size = ({ first, last }) => BigInt(last) - BigInt(first) + 1n;
 
-// The ranges of a tier with what lies between them, which nobody owns.
+// The ranges of a tier, and the gaps between them, which have no owner.
 export const withGaps = (ranges) =>
   ranges.flatMap((range, place) => {
     const before = place > 0 ? BigInt(ranges[place - 1].last) + 1n : BigInt(range.first);
@@ -53,7 +53,7 @@ const Segment = ({ range, from, to, colours }) => {
       stroke: mine ? "var(--chakra-colors-bg)" : "var(--chakra-colors-fg-muted)",
       strokeDasharray: mine ? undefined : "4 4",
     }),
-    // On its way: the colour of the other one below.
+    // A bucket that moves also has the colour of its other replicaset.
     range.other &&
       h("rect", { x: from, y: BAR - 8, width, height: 8, fill: token(colours.get(range.other) ?? "gray", "solid"), stroke: "var(--chakra-colors-bg)" }),
     range.replicaset && range.replicaset.length * WIDE < width && h("text", { x: from + 6, y: 20, fill: token(mine, "contrast") }, range.replicaset),
@@ -63,7 +63,7 @@ const Segment = ({ range, from, to, colours }) => {
 const Swatch = ({ colour }) =>
   h(Box, { as: "span", "aria-hidden": true, w: "14px", h: "14px", borderRadius: "sm", flexShrink: 0, style: { background: token(colour, "solid") } });
 
-// ranges: those of one tier with their gaps; owners: [{name, told}], what the legend says of each.
+// ranges: the ranges and gaps of one tier; owners: [{name, told}], where told is the text of the legend.
 export const Buckets = ({ tier, ranges, owners }) => {
   const colours = new Map(owners.map(({ name }, place) => [name, PALETTE[place % PALETTE.length]]));
   const [first, last] = [BigInt(ranges[0].first), BigInt(ranges.at(-1).last)];
@@ -84,7 +84,7 @@ export const Buckets = ({ tier, ranges, owners }) => {
       {
         viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
         role: "img",
-        "aria-label": `Who owns which buckets of tier ${tier}. ${spoken(ranges)}.`,
+        "aria-label": `Owners of the buckets of tier ${tier}. ${spoken(ranges)}.`,
         style: { width: "100%", height: "auto", fontSize: "12px", display: "block" },
       },
       ranges.map((range) =>

@@ -1,4 +1,4 @@
-// Nothing changes before a person has read what will happen.
+// A dialog that shows the effects of an action before it is done.
 import { chakra, h, useRef, useState } from "./shell.js";
 
 const { Box, Button, Dialog, Input, NativeSelect, Portal, Text } = chakra;
@@ -58,8 +58,8 @@ const Field = ({ field, value, onChange }) => {
   );
 };
 
-// plan: title, lines of what will happen, fields (each shown while `when` of the values says so), verb, dismiss (what leaves
-// things as they are), run(values).
+// plan: title, lines (the effects), fields (each shown while its `when` of the values is true), verb, dismiss (the label that
+// changes nothing), run(values).
 export const Confirm = ({ plan, onClose, onDone }) => {
   const [values, setValues] = useState(() =>
     Object.fromEntries((plan.fields ?? []).map((field) => [field.name, field.value ?? ""])),

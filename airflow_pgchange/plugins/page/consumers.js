@@ -62,8 +62,7 @@ export const HeldBack = ({ consumer }) =>
   consumer.held_back_by &&
   h(Text, { color: "orange.fg", fontSize: "xs", lineClamp: 6, overflowWrap: "anywhere", title: consumer.held_back_by }, `held back by: ${consumer.held_back_by}`);
 
-// Why a consumer is behind, or where it starts. A line about a transaction that holds it back is there already: of that only what
-// comes after it is said.
+// Why a consumer is behind, or where it starts. Leave out the transaction that holds it back, because another line names it.
 export const Why = ({ consumer }) => {
   const { why, held_back_by: held } = consumer;
   const rest = held && why?.startsWith(held) ? why.slice(held.length).replace(/^; /, "") : why;
@@ -71,7 +70,7 @@ export const Why = ({ consumer }) => {
   return told && h(Text, { color: "fg.muted", fontSize: "xs", lineClamp: 6, overflowWrap: "anywhere", title: told }, told);
 };
 
-// What a person may do with a consumer now: [[verb, what it does, whether it destroys something]].
+// The actions that are possible for a consumer now: [[verb, function, whether it destroys something]].
 const offered = (consumer, confirm) => {
   if (!consumer.may_edit) return [];
   const verbs = [
@@ -98,8 +97,8 @@ export const Actions = ({ consumer, confirm }) =>
   );
 
 export const NO_RATE =
-  "Not known: nobody has looked for long enough, the number of ready changes is an estimate, or the role of the " +
-  "connection does not look after feeds of this kind";
+  "Not known: there are too few samples, the number of ready changes is an estimate, or the role of the " +
+  "connection has no rights for feeds of this kind";
 const NO_LAG = "Not known here: its changes are in a database that no DAG names with it, or that you may not see";
 
 const Place = ({ consumer }) =>
@@ -125,7 +124,7 @@ const Row = ({ consumer, confirm }) => {
       h(Batch, { consumer }),
       h(HeldBack, { consumer }),
       !consumer.batch && h(Why, { consumer }),
-      // The line of DAGs says already which are paused.
+      // The line of DAGs already shows which are paused.
       h(DagReasons, { reasons: consumer.dag_reasons.filter(({ run }) => run !== null) }),
     ),
     h(Amount, { known: consumer.ready !== null, why: NO_LAG }, about(consumer.ready, consumer.ready_exact)),
@@ -196,8 +195,8 @@ export const Consumers = ({ said, confirm }) => {
           Empty,
           null,
           consumers.length
-            ? "No consumer fits the filter."
-            : (asking(databases) ?? "No consumer has begun here yet: the first claim makes one."),
+            ? "No consumer matches the filter."
+            : (asking(databases) ?? "No consumer is registered here yet. The first claim registers it."),
         ),
   );
 };

@@ -1,4 +1,4 @@
-// A view that has a section for each database that answers.
+// A view with a section for each database that answers.
 import { chakra, h, useCallback, useEffect, useState } from "./shell.js";
 import { useLive } from "./api.js";
 import { Empty, Section } from "./pieces.js";
@@ -14,8 +14,8 @@ const One = ({ view: { ask, title, Shown, isEmpty }, database, report, ...rest }
   return said && h(Shown, { found: said, title: heading, database, ...rest });
 };
 
-// view: how a database is asked (ask), what for (title), what shows the answer (Shown), and whether there is nothing to show
-// (isEmpty): such databases come last.
+// view: the request to a database (ask), the heading (title), the component for the answer (Shown), and whether the answer is
+// empty (isEmpty). Databases with empty answers come last.
 export const eachDatabase = (view) =>
   ({ said, confirm }) => {
     const [empty, setEmpty] = useState(new Set());
@@ -30,7 +30,7 @@ export const eachDatabase = (view) =>
     const answering = said.databases
       .filter((database) => database.state !== "down")
       .sort((one, other) => empty.has(one.connection) - empty.has(other.connection));
-    if (!answering.length) return h(chakra.Box, { mt: 6 }, h(Empty, null, "No database answers: the overview says why."));
+    if (!answering.length) return h(chakra.Box, { mt: 6 }, h(Empty, null, "No database answers. The overview shows the reason."));
     return answering.map((database) =>
       h(One, {
         key: database.connection,

@@ -1,5 +1,5 @@
-// Elements for the shell of Airflow 3.1, which shares React with plugins but not Chakra. They have the names and the arguments of
-// those of Chakra that the page uses, and take their colours from the shell's own variables.
+// Elements for the shell of Airflow 3.1, which shares React with plugins but not Chakra. They have the names and arguments of the
+// Chakra components that the page uses. Their colours are the shell's variables.
 const { React, ReactDOM } = globalThis;
 const { Fragment, cloneElement, createContext, createElement: h, forwardRef, useContext, useEffect, useId, useRef, useState } = React;
 
@@ -11,7 +11,7 @@ const WEIGHTS = oneOf({ normal: 400, medium: 500, semibold: 600 });
 const RADII = oneOf({ sm: "0.25rem", md: "0.375rem" });
 const CLAMPED = "display: -webkit-box; -webkit-box-orient: vertical; overflow: hidden; -webkit-line-clamp:";
 
-// Arguments of Chakra that are no property of CSS, or whose values are names: the property, and what its value becomes.
+// Arguments of Chakra that are not properties of CSS, or whose values are names: the property, and a function for its value.
 const NAMED = {
   bg: ["background-color", colour],
   borderColor: ["border-color", colour],
@@ -34,7 +34,7 @@ const NAMED = {
   rowGap: ["row-gap", space],
   w: ["width", space],
 };
-// Properties of CSS that an element takes as they are.
+// Properties of CSS that are passed unchanged.
 const PLAIN = new Set(
   "alignItems borderBottomWidth borderWidth boxShadow cursor display flex flexShrink flexWrap fontVariantNumeric height overflow overflowWrap overflowX overflowY position right textAlign textDecoration verticalAlign whiteSpace width zIndex".split(" "),
 );
@@ -68,7 +68,7 @@ const classOf = (styles) => {
   return classes.get(text);
 };
 
-// An element with a style of its own. asChild: its only child has the style, and no element is made.
+// An element with a style. asChild: the only child gets the style, and no element is created.
 const element = (tag, own = () => ({})) =>
   forwardRef(({ as, asChild, size, variant, colorPalette, children, ...given }, ref) => {
     const entries = Object.entries(given);
@@ -104,13 +104,13 @@ const BADGE = ({ colorPalette }) => ({
 
 const Opened = createContext(null);
 
-// A menu that opens beneath its button, and closes by a choice, a press elsewhere or Escape.
+// A menu below its button. It closes by a choice, a click elsewhere or Escape.
 const MenuRoot = ({ children }) => {
   const [opened, setOpened] = useState(null);
   useEffect(() => {
     if (opened === null) return undefined;
     const close = (event) => {
-      // The press that has opened the menu arrives here, too.
+      // Ignore the click that has opened the menu, which arrives here, too.
       if (event.timeStamp === opened.at || (event.type === "keydown" && event.key !== "Escape")) return;
       setOpened(null);
       opened.button.focus();

@@ -1,4 +1,4 @@
-// The event log: who reads each group, which partitions are not read yet, what stands still and why.
+// The event log: the reader of each group, unread partitions, and the reasons why a group does not advance.
 import { Fragment, chakra, h } from "./shell.js";
 import { events as ask } from "./api.js";
 import { eachDatabase } from "./each.js";
@@ -12,7 +12,7 @@ const { Box, Table, Text } = chakra;
 const GROUPS = [["State"], ["Group"], ["Read by"], ["Ready", true], ["Oldest", true], ["Read up to", true], ["What stands still"]];
 const PARTITIONS = [["State"], ["Partition"], ["Begins", true], ["Ends", true], ["Size", true], ["Not read by"], ["Unread", true]];
 
-// Whoever reads or dispatches takes seconds: after so many somebody should look.
+// Reading and dispatching take seconds. After this time a person should look.
 const LONG = 60;
 
 const ago = (time) => (Date.now() - Date.parse(time)) / 1000;
@@ -23,17 +23,17 @@ const still = (group, consumer) => {
   if (group.waits_for.length) return `Its reader waits for a lock of process ${group.waits_for.join(", ")}.`;
   if (consumer?.state === "failing") return `Its batch failed on attempt ${consumer.attempt}, and is tried again.`;
   if (consumer?.faults) return `A condition failed for ${many(consumer.faults, "event")}: see pgmb.fault.`;
-  if (!group.subscriptions) return "It has no subscription here: nothing comes for it any more, or its events are in another database.";
+  if (!group.subscriptions) return "It has no subscription here, so it gets no further events, or its events are in another database.";
   if (!consumer?.ready || ago(group.moved_at) < LONG) return null;
-  if (group.reader === null) return `Nobody reads it: it has not moved for ${span(ago(group.moved_at))}.`;
-  return `It is held by process ${group.reader}, and has not moved for ${span(ago(group.moved_at))}.`;
+  if (group.reader === null) return `No process reads it: it has not advanced for ${span(ago(group.moved_at))}.`;
+  return `Process ${group.reader} holds it, and it has not advanced for ${span(ago(group.moved_at))}.`;
 };
 
 const dispatching = ({ waiting, oldest_seconds: oldest, dispatcher }) => {
   if (oldest === null || oldest < LONG) return null;
   const waits = `${many(waiting, "event is", "events are")} not dispatched yet, and the oldest has waited for ${span(oldest)}`;
-  if (dispatcher !== null) return `${waits}, while process ${dispatcher} dispatches: a condition may not end.`;
-  return `${waits}; nobody dispatches: feeds, handlers, streams and the maintenance DAG do.`;
+  if (dispatcher !== null) return `${waits}, while process ${dispatcher} dispatches: a condition may take too long.`;
+  return `${waits}, and no process dispatches. Feeds, handlers, streams and the maintenance DAG do so.`;
 };
 
 const Standing = ({ log }) =>
@@ -101,7 +101,7 @@ const size = (bytes) => {
   return `${(bytes / 1024 ** (at + 1)).toLocaleString(undefined, { maximumFractionDigits: 1 })} ${units[at]}`;
 };
 
-// Older than what is kept of what everybody has read.
+// Older than the retention of events that every group has read.
 const partitionState = ({ state, unread }) => (state === "old" && unread.length ? "kept" : state);
 
 const lines = (unread, line) => unread.map((one) => h(Text, { key: one.group, truncate: true, title: line(one) }, line(one)));
@@ -115,7 +115,7 @@ const Partition = ({ partition }) =>
     h(Cell, { number: true }, partition.begins === null ? "before all others" : h(Ago, { time: partition.begins })),
     h(Cell, { number: true }, partition.ends === null ? "behind all others" : h(Ago, { time: partition.ends })),
     h(Cell, { number: true }, size(partition.bytes)),
-    h(Cell, { maxW: "22rem" }, partition.unread.length ? lines(partition.unread, (one) => one.group) : h(Text, { color: "fg.muted" }, "what was dispatched is read")),
+    h(Cell, { maxW: "22rem" }, partition.unread.length ? lines(partition.unread, (one) => one.group) : h(Text, { color: "fg.muted" }, "all dispatched events are read")),
     h(Cell, { number: true }, lines(partition.unread, (one) => count(one.events, one.exact))),
   );
 
@@ -123,7 +123,7 @@ const NoGroup = () =>
   h(
     Empty,
     null,
-    h(Text, { mb: 2 }, "No group has subscribed to events here yet. The first subscription makes one:"),
+    h(Text, { mb: 2 }, "No group has subscribed to events here yet. The first subscription creates a group:"),
     h(Call, null, 'subscribe(connection, "billing", topical("order.paid"))'),
     h(Guide, { name: "how-to/events" }, "The guide to the event log"),
   );
@@ -133,11 +133,11 @@ const NoLog = ({ found, connection }) =>
     Empty,
     null,
     found.installed === null
-      ? `${connection} is asked for the first time, and no answer yet.`
+      ? `Waiting for the first answer of ${connection}.`
       : h(
           Fragment,
           null,
-          h(Text, { mb: 2 }, "There is no event log in this database. Installing the schemas makes one:"),
+          h(Text, { mb: 2 }, "There is no event log in this database. Install the schemas to create it:"),
           h(Call, null, `airflow-pgchange install --postgres-conn-id ${connection}`),
           h(Guide, { name: "how-to/events" }, "The guide to the event log"),
         ),
@@ -147,12 +147,12 @@ const urgency = (consumers, group) => STATES.indexOf(consumers.get(group.name)?.
 
 const EventLog = ({ found, title, database: { connection }, consumers }) => {
   if (found.log === null) return h(Section, { title }, h(NoLog, { found, connection }));
-  // One whose progress is elsewhere is known there: that counts.
+  // A group with its progress in another database is counted there.
   const events = consumers.filter((one) => one.kind === "event").sort((one, other) => (one.source === connection) - (other.source === connection));
   const known = new Map(events.map((one) => [one.feed.group, one]));
   const groups = [...found.groups].sort((one, other) => urgency(known, one) - urgency(known, other) || one.name.localeCompare(other.name));
   const shown = found.partitions.length;
-  const some = found.log.partitions > shown ? `: the current one and the oldest, ${shown} of ${count(found.log.partitions)}` : "";
+  const some = found.log.partitions > shown ? `: the current and the oldest, ${shown} of ${count(found.log.partitions)}` : "";
   return h(
     Section,
     { title },

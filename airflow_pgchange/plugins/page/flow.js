@@ -1,5 +1,5 @@
-// How changes flow, from feeds through consumers and their DAGs to what these write: plain SVG in the shell's own colours. Each
-// consumer and each DAG is a link, whose name says in words what the picture shows.
+// The flow of changes from feeds through consumers and their DAGs to the targets, in plain SVG with the shell's colours. Each
+// consumer and each DAG is a link. Its name describes the picture in words.
 import { Link, chakra, h, useContext } from "./shell.js";
 import { LOOKS, Paused, Section } from "./pieces.js";
 import { atConsumer, atDag } from "./views.js";
@@ -7,10 +7,10 @@ import { about, by, key, many, span } from "./words.js";
 
 const { Box, Text } = chakra;
 
-// More would not be read: those that need a person most are shown.
+// The maximum that stays readable. The consumers that need a person most are shown.
 const MOST = 40;
 const BOX = { width: 216, height: 36, down: 8 };
-// Between feeds and consumers is room for the lag.
+// Leave room for the lag between feeds and consumers.
 const COLUMNS = { feeds: 1, consumers: 318, dags: 584, targets: 850 };
 const WIDTH = COLUMNS.targets + BOX.width + 1;
 const LONGEST = 31;
@@ -31,13 +31,13 @@ const feedOf = ({ kind, feed, connection, source }) => ({
   place: source ?? connection,
 });
 
-// What a consumer's changes end in: what its tasks say that they write, or else the database of its results.
+// The targets of a consumer: the targets that its tasks name, or else the database of its results.
 const targetsOf = ({ targets, connection }) =>
   targets.length ? targets.map((name) => ({ name, place: "written by its task" })) : [{ name: connection, place: "database of the results" }];
 
 const idOf = (box) => JSON.stringify(box);
 
-// Boxes of a column beside those that they are joined to: each as near to the middle of these as the others leave room.
+// Places the boxes of a column, each as near as possible to the middle of the boxes to which it is joined.
 const placed = (boxes, near) => {
   const size = BOX.height + BOX.down;
   const wanted = [...boxes.entries()]
@@ -58,7 +58,7 @@ const placed = (boxes, near) => {
 
 const joined = (edges, end, other, at) => (id) => edges.filter((edge) => edge[end] === id).map((edge) => at(edge[other]));
 
-// Where each box is, and which are joined.
+// The place of each box, and the lines between them.
 const layout = (consumers) => {
   const size = BOX.height + BOX.down;
   const feeds = new Map();
@@ -73,7 +73,7 @@ const layout = (consumers) => {
     const id = key(consumer);
     feeds.set(idOf(feed), feed);
     edges.feeds.push({ from: idOf(feed), to: id, consumer });
-    // Without a DAG the line goes on to the results.
+    // Without a DAG the line goes to the results.
     const workers = consumer.dags.length ? consumer.dags : [null];
     workers.forEach((dag) => {
       if (dag !== null) {
@@ -96,7 +96,7 @@ const layout = (consumers) => {
   return { columns, edges, height };
 };
 
-// How far behind a consumer is, in a word or two on its line.
+// The lag of a consumer, as a short text on its line.
 const lag = (consumer) => {
   if (consumer.ready === null || (consumer.ready === 0 && !consumer.waiting)) return null;
   if (consumer.ready === 0) return `${consumer.waiting.toLocaleString()} wait`;
@@ -187,7 +187,7 @@ const Picture = ({ consumers, name }) => {
   );
 };
 
-// The lag stands on the line, before the consumer.
+// Show the lag on the line before the consumer.
 const Lag = ({ y, consumer }) => {
   const told = lag(consumer);
   return (
@@ -220,7 +220,7 @@ export const Flow = ({ consumers }) => {
     h(
       Text,
       { color: "fg.muted", fontSize: "sm", mb: 2 },
-      "From feeds through consumers and DAGs to what these write. A line to a consumer shows how many changes are ready, and the age of the oldest.",
+      "The flow from feeds through consumers and DAGs to their targets. A line to a consumer shows the number of ready changes, and the age of the oldest.",
       rest > 0 && ` ${many(rest, "consumer")} in less urgent states ${rest === 1 ? "is" : "are"} left out.`,
     ),
     h(

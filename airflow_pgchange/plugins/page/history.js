@@ -1,4 +1,4 @@
-// A consumer: how it stands, its last hour as lines, and the batches of its last day.
+// A consumer: its state, its last hour as a chart, and the batches of its last day.
 import { Fragment, chakra, h, useCallback, useSearchParams } from "./shell.js";
 import { history as ask, useLive } from "./api.js";
 import { Actions, Batch, HINTS, HeldBack, NO_RATE, Why } from "./consumers.js";
@@ -53,7 +53,7 @@ const Output = ({ output }) =>
     output.version !== null && h(Text, { color: "fg.muted", fontSize: "xs" }, `version ${output.version}`),
   );
 
-// The try that worked.
+// The attempt that succeeded.
 const Run = ({ run }) =>
   h(
     Fragment,
@@ -138,7 +138,7 @@ const Past = ({ consumer }) => {
             h(Plot, { title: "Changes", samples, series: LINES, told: number, above: aboveNumber }),
             h(Plot, { title: "Age", samples, series: AGE, told: span, above: aboveSpan }),
           )
-        : h(Empty, null, "Nothing is noted yet. How far behind it is, is noted every five seconds while somebody looks at these pages, and for an hour after."),
+        : h(Empty, null, "There are no samples yet. The lag is recorded every five seconds while these pages are open, and for an hour after."),
     ),
     h(
       Section,
@@ -152,7 +152,7 @@ const Past = ({ consumer }) => {
         : h(
             Empty,
             null,
-            "No batch of the last day is known: it claimed none, or the role of the connection does not look after feeds of this kind.",
+            "No batch of the last day is known: the consumer claimed none, or the role of the connection has no rights for feeds of this kind.",
           ),
     ),
   );

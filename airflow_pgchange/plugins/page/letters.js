@@ -1,4 +1,4 @@
-// What consumers gave up, in groups of what failed on the same, to be looked at, sent again, dropped, or erased from.
+// Dead letters in groups with the same error. They can be inspected, sent again, dropped, or erased from.
 import { Fragment, chakra, h, useCallback, useEffect, useRef, useState } from "./shell.js";
 import { Act, Ago, Call, Empty, Held, OfConsumer, Section, Told } from "./pieces.js";
 import { ACTIONS, Cell, Opened, Rows } from "./table.js";
@@ -21,7 +21,7 @@ const isSendable = (letter) => !letter.on_its_way && letter.hindrance === null;
 const Tick = ({ label, checked, onChange }) =>
   h("input", { type: "checkbox", "aria-label": label, checked, onChange: (event) => onChange(event.target.checked) });
 
-// What a letter holds, asked for when somebody wants to see it, and brought before who follows a link to it.
+// The content of a letter. It is requested when it is opened, and scrolled into view for a link to it.
 const Content = ({ connection, letter }) => {
   const row = useRef(null);
   useEffect(() => {
@@ -81,7 +81,7 @@ const Row = ({ letter, consumer, chosen, choose, opened, open, redrive, drop }) 
     ),
   );
 
-// Letters that failed on the same, in a row above them.
+// The row of a group of letters with the same error.
 const Group = ({ group, shown, opened, open, redrive, drop }) =>
   h(
     Table.Row,
@@ -122,7 +122,7 @@ const Letters = ({ database, consumers, confirm }) => {
   const { connection, may_edit: mayEdit } = database;
   const { said, trouble } = useLive(useCallback(() => ask(connection), [connection]));
   const [ids, setIds] = useState(new Set());
-  // The groups whose letters a person has shown or hidden.
+  // The groups that a person has opened or closed.
   const [turned, setTurned] = useState(new Map());
   const [asked, change] = useAsked();
   const opened = asked.get("connection") === connection ? asked.get("letter") : null;
@@ -134,9 +134,9 @@ const Letters = ({ database, consumers, confirm }) => {
   const gone =
     opened !== null &&
     !said.letters.some(isOpened) &&
-    h(Text, { mb: 2 }, `Letter ${opened} is not among these: it was processed after all, was dropped, or many came since.`);
+    h(Text, { mb: 2 }, `Letter ${opened} is not listed: it was processed or dropped, or there are many newer letters.`);
   if (!said.letters.length) {
-    return h(Section, { title }, gone, h(Empty, null, "No consumer has given anything up here. A batch that is skipped, or that an operator gives up after its last attempt, comes here."));
+    return h(Section, { title }, gone, h(Empty, null, "There are no dead letters here. A batch that is skipped, or that fails its last attempt, becomes a dead letter."));
   }
   const consumer = (letter) => called(consumers, connection, letter.kind, letter.consumer);
   const source = (letter) => consumer(letter)?.source;
@@ -154,7 +154,7 @@ const Letters = ({ database, consumers, confirm }) => {
       return next;
     });
   const byGroup = said.groups.map((group) => ({ group, letters: said.letters.filter((letter) => letter.group === group.group) }));
-  // One group alone is shown with its letters, and so is the group of a letter that is opened.
+  // Open a group if it is the only group, or if a link leads to one of its letters.
   const isShown = ({ group, letters }) => turned.get(group.group) ?? (said.groups.length === 1 || letters.some(isOpened));
   const turn = (one) => setTurned((before) => new Map(before).set(one.group.group, !isShown(one)));
   const rows = (letters) =>
@@ -245,9 +245,9 @@ const Letters = ({ database, consumers, confirm }) => {
 
 export const AllLetters = ({ said, confirm }) => {
   const readable = said.databases.filter((database) => database.may_read);
-  if (!readable.length) return h(Box, { mt: 6 }, h(Empty, null, "Who may read a connection sees its dead letters."));
+  if (!readable.length) return h(Box, { mt: 6 }, h(Empty, null, "You see the dead letters of connections that you may read."));
   const answering = readable.filter((database) => database.state !== "down");
-  if (!answering.length) return h(Box, { mt: 6 }, h(Empty, null, "No database answers: the overview says why."));
+  if (!answering.length) return h(Box, { mt: 6 }, h(Empty, null, "No database answers. The overview shows the reason."));
   return answering.map((database) =>
     h(Letters, { key: database.connection, database, consumers: said.consumers, confirm }),
   );

@@ -1,5 +1,5 @@
-// The page as Airflow's shell loads it: a component under the name that the shell looks for. What it shows first is asked
-// for while its other files come.
+// The entry of the page: a component under the name that Airflow's shell looks for. Request the overview now, while the other
+// files load.
 import { begin } from "./api.js";
 
 begin();

@@ -1,4 +1,4 @@
-// The page: what needs a person on top, then every consumer, what was given up, and the databases.
+// The page: findings that need a person on top, then consumers, dead letters and databases.
 import { Fragment, chakra, h, useCallback, useEffect, useState } from "./shell.js";
 import { overview, useLive } from "./api.js";
 import { AllBackfills } from "./backfills.js";

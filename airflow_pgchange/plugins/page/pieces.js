@@ -1,4 +1,4 @@
-// Pieces that the parts of the page share.
+// Components that several views share.
 import { Fragment, chakra, createContext, h, useContext } from "./shell.js";
 import { guide } from "./api.js";
 import { To, atConsumer, atDag, atRun } from "./views.js";
@@ -6,7 +6,7 @@ import { absolute, since } from "./words.js";
 
 const { Badge, Box, Button, Code, Heading, Menu, Portal, Text } = chakra;
 
-// How each state looks: a palette, and an icon for who does not see it.
+// The palette of each state, and an icon for people who cannot see colours.
 export const LOOKS = {
   failing: ["red", "✖"],
   "held back": ["orange", "■"],
@@ -92,14 +92,14 @@ export const Guide = ({ name, children }) =>
 export const Call = ({ children }) =>
   h(Code, { whiteSpace: "pre-wrap", overflowWrap: "anywhere", size: "sm" }, children);
 
-// A command breaks between its words: a browser would also break an option behind its hyphens. The words stand in one
-// element, as Chakra's Code would lay them out side by side.
+// A command whose lines break only between words, because a browser would also break options after hyphens. The words are in one
+// element, because Chakra's Code would lay them out as columns.
 const words = (text) =>
   text.split(/(\s+)/).map((word, place) => (place % 2 ? word : h(Box, { key: place, as: "span", display: "inline-block" }, word)));
 
 export const Command = ({ children: text }) => h(Call, null, h("span", null, words(text)));
 
-// What somebody keeps, as JSON.
+// Stored data as JSON.
 export const Held = ({ label, held }) =>
   h(
     Box,
@@ -108,7 +108,7 @@ export const Held = ({ label, held }) =>
     held.cut && h(Text, { color: "fg.muted", fontSize: "xs" }, "Only its beginning is shown."),
   );
 
-// A long name breaks behind its separators, and is cut after three lines; its title has all of it.
+// A long name, which breaks after separators and is cut after three lines. Its title has the whole name.
 export const breakable = (name) =>
   name.split(/(?<=[:/_.-])/).map((part, place) => h(Fragment, { key: place }, place > 0 && h("wbr"), part));
 
@@ -118,7 +118,7 @@ export const Name = ({ children: name }) => h(Text, { as: "span", title: name, .
 
 export const NamedLink = ({ to, children: name }) => h(To, { to, title: name, ...NAME }, breakable(name));
 
-// A name that leads to a consumer, where there is one.
+// A name, as a link if there is such a consumer.
 export const OfConsumer = ({ consumer, children: name }) =>
   consumer ? h(NamedLink, { to: atConsumer(consumer) }, name) : h(Name, null, name);
 
@@ -137,7 +137,7 @@ export const Act = ({ label, onClick, danger = false, disabled = false, expanded
     children,
   );
 
-// Actions in a menu. offered: [[verb, what it does, whether it destroys something]]
+// Actions in a menu. offered: [[verb, function, whether it destroys something]]
 export const ActionMenu = ({ label, offered }) =>
   offered.length > 0 &&
   h(
@@ -161,7 +161,7 @@ export const ActionMenu = ({ label, offered }) =>
     ),
   );
 
-// What a batch failed on.
+// The error of a batch.
 export const Told = ({ error }) =>
   error && h(Text, { color: "red.fg", fontSize: "xs", lineClamp: 3, overflowWrap: "anywhere", title: error }, error);
 
@@ -188,7 +188,7 @@ const DagLink = ({ dag }) => {
 
 export const DagLinks = ({ dags }) => dags.map((dag) => h(Box, { key: dag }, h(DagLink, { dag })));
 
-// Why DAGs do not process the changes of a consumer, as Airflow knows it: that one is paused, or that its last run failed.
+// Why DAGs do not process the changes of a consumer, according to Airflow: a DAG is paused, or its last run failed.
 export const DagReasons = ({ reasons }) =>
   reasons.map(({ told, run }) =>
     h(
@@ -199,7 +199,7 @@ export const DagReasons = ({ reasons }) =>
     ),
   );
 
-// The DAGs of a consumer in a line beneath its name.
+// The DAGs of a consumer in a line below its name.
 export const DagLine = ({ dags }) =>
   dags.length > 0 &&
   h(

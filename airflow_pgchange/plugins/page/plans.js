@@ -1,4 +1,4 @@
-// What a person can do, and what it means, in the words that are read before it is done.
+// The actions of a person, with the texts that explain them before they are done.
 import { act } from "./api.js";
 import { about, count, many } from "./words.js";
 
@@ -9,7 +9,7 @@ export const skip = (consumer) => ({
   title: `Skip the batch of ${consumer.consumer}?`,
   lines: [
     `Batch ${consumer.batch}, tried ${many(consumer.attempt ?? 1, "time")}, is given up and kept as a dead letter ` +
-      `in ${consumer.connection}. ${consumer.consumer} goes on with what comes after it.`,
+      `in ${consumer.connection}. ${consumer.consumer} continues with the next changes.`,
     ...(consumer.error ? [`It failed with: ${consumer.error}`] : []),
   ],
   fields: [{ name: "reason", label: "Why it is given up (required; it is kept with the letter)" }],
@@ -21,7 +21,7 @@ export const release = (consumer) => ({
   title: `End the lease of ${consumer.consumer}?`,
   lines: [
     `${consumer.leased_by || "A job"} processes its batch, and has a lease until ${new Date(consumer.leased_until).toLocaleString()}.`,
-    "The batch can be claimed again at once. As soon as it is, the results of that job are refused. The job itself is not ended.",
+    "The batch can be claimed again at once. After that, the results of this job are refused. The job itself is not ended.",
   ],
   verb: "End the lease",
   danger: true,
@@ -31,8 +31,8 @@ export const release = (consumer) => ({
 export const move = (consumer) => ({
   title: `Move ${consumer.consumer}?`,
   lines: [
-    `${consumer.consumer} will go on from another point: what lies between is left out where it goes forward, and ` +
-      "comes again where it goes back.",
+    `${consumer.consumer} will continue from another point. If it moves forward, the changes in between are skipped; if ` +
+      "it moves back, they are processed again.",
     `Ready for it now: ${about(consumer.ready, consumer.ready_exact)}; waiting: ${count(consumer.waiting)}.`,
   ],
   fields: [
@@ -41,9 +41,9 @@ export const move = (consumer) => ({
       label: "Where to",
       value: "now",
       choices: [
-        ["now", "Now: all that is there counts as processed"],
-        ["beginning", "The beginning: all that is still kept comes again"],
-        ["time", "A time: what was written before it counts as processed"],
+        ["now", "Now: all existing changes count as processed"],
+        ["beginning", "The beginning: all changes that are still kept are processed again"],
+        ["time", "A time: changes that were written before it count as processed"],
       ],
     },
     { name: "time", label: "Time (yours)", type: "datetime-local", when: (values) => values.to === "time" },
@@ -56,7 +56,7 @@ export const move = (consumer) => ({
 export const repair = (consumer) => ({
   title: `Repair ${consumer.consumer}?`,
   lines: [
-    `${consumer.consumer} will go on from what the source still knows of it. Batches that were processed may come again.`,
+    `${consumer.consumer} will continue from the progress that its source has recorded. Some batches may be processed again.`,
   ],
   verb: "Repair it",
   run: () => one(consumer, "repair"),
@@ -65,8 +65,8 @@ export const repair = (consumer) => ({
 export const drop = (consumer) => ({
   title: `Forget ${consumer.consumer}?`,
   lines: [
-    `Its progress, its batch in work and its dead letters in ${consumer.connection} will be gone. A consumer of the ` +
-      "same name would begin anew.",
+    `Its progress, its batch in work and its dead letters in ${consumer.connection} will be deleted. A consumer of the ` +
+      "same name would start from the beginning.",
   ],
   verb: "Forget it",
   danger: true,
@@ -78,7 +78,7 @@ const named = (letters) => `letter${letters.length === 1 ? "" : "s"} ${letters.m
 export const redrive = (connection, letters, source) => ({
   title: `Send ${named(letters)} again?`,
   lines: letters.map(
-    (letter) => `${many(letter.changes, "change")} of letter ${letter.id} will come to ${letter.consumer} again, and to nobody else.`,
+    (letter) => `${many(letter.changes, "change")} of letter ${letter.id} will be sent to ${letter.consumer} again, and to no other consumer.`,
   ),
   verb: "Send again",
   run: () => act(connection, "letters/redrive", { ids: letters.map((letter) => letter.id) }, source),
@@ -87,7 +87,7 @@ export const redrive = (connection, letters, source) => ({
 export const dropLetters = (connection, letters) => ({
   title: `Drop ${named(letters)}?`,
   lines: letters.map(
-    (letter) => `${many(letter.changes, "change")} that ${letter.consumer} gave up will be gone for it.`,
+    (letter) => `${many(letter.changes, "change")} that ${letter.consumer} gave up will be lost for this consumer.`,
   ),
   verb: "Drop",
   danger: true,
@@ -99,9 +99,9 @@ const EVERY = "*";
 export const eraseLetters = (connection, consumers) => ({
   title: `Erase a key from the dead letters in ${connection}?`,
   lines: [
-    "What letters hold of this key will be gone, and will not be sent again with them. A letter of which nothing is left is dropped. " +
-      "An error or a reason that names the key is replaced.",
-    "Airflow's audit log notes the key, and who had it erased.",
+    "The data of this key will be erased from letters, and will not be sent again. A letter without any data left is dropped. " +
+      "Errors and reasons that contain the key are replaced.",
+    "Airflow's audit log records the key and the user.",
   ],
   fields: [
     {
@@ -135,16 +135,16 @@ export const eraseLetters = (connection, consumers) => ({
 export const WORDS = { pause: "Pause", resume: "Resume", cancel: "Cancel" };
 
 const MEANS = {
-  pause: "It stays where it is behind the chunk in work, until somebody resumes it. Changes come to the tube as before.",
-  resume: "It goes on where it stopped, with the next run of whoever carries it out.",
-  cancel: "It is given up for good: what it touched stays touched, and nothing is given up downstream. Another one begins anew.",
+  pause: "It stops after the current chunk, until somebody resumes it. Changes are captured as before.",
+  resume: "It continues where it stopped, with the worker's next run.",
+  cancel: "It ends for good. Rows that it has touched stay touched, and no row is deleted downstream. A new backfill starts from the beginning.",
 };
 
 export const bring = (connection, backfill, verb) => ({
   title: `${WORDS[verb]} backfill ${backfill.id} of ${backfill.table}?`,
   lines: [
     MEANS[verb],
-    `It has looked at ${backfill.looked_at.toLocaleString()} of about ${many(backfill.total, "row")}, and touched ` +
+    `It has read ${backfill.looked_at.toLocaleString()} of about ${many(backfill.total, "row")}, and touched ` +
       `${many(backfill.touched, "id")}.`,
   ],
   verb: `${WORDS[verb]} it`,
@@ -156,10 +156,10 @@ export const bring = (connection, backfill, verb) => ({
 export const backfill = (connection, tables) => ({
   title: `Start a backfill in ${connection}?`,
   lines: [
-    "All rows of a table are touched in the order of its ids, chunk by chunk, behind what changes meanwhile; at its end, what the " +
-      "copy has and the table has not is removed from the copy.",
-    "The workers of the tube are asked for it, and begin with their next run (TubeGarbageCollectOperator). One of the table that " +
-      "is not finished goes on where it stopped.",
+    "All rows of a table are touched in the order of its ids, chunk by chunk. Current changes are replayed first. At the end, rows " +
+      "that only the copy has are removed from it.",
+    "The workers of the tube begin with their next run (TubeGarbageCollectOperator). If the table has a backfill that " +
+      "is not finished, it continues where it stopped.",
   ],
   fields: [
     {
@@ -176,7 +176,7 @@ export const backfill = (connection, tables) => ({
 export const maintenance = (connection) => ({
   title: `Look after ${connection}?`,
   lines: [
-    "Partitions are made ahead, captures mended, scheduled events dispatched and leftovers dropped, as the maintenance " +
+    "Creates partitions, repairs captures, dispatches scheduled events and drops leftovers, as the maintenance " +
       "DAG does. Nothing is trimmed.",
   ],
   verb: "Run maintenance",

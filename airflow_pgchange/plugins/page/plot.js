@@ -1,4 +1,4 @@
-// Lines over time, and a small one for a row of a table: plain SVG in the shell's own colours.
+// Charts over time, and a small chart for a row of a table, in plain SVG with the shell's colours.
 import { Fragment, chakra, h, useState } from "./shell.js";
 import { UNKNOWN } from "./words.js";
 
@@ -10,10 +10,10 @@ const WIDTH = 1000;
 const HEIGHT = 150;
 const EDGE = { left: 80, right: 16, top: 12, bottom: 26 };
 const HOUR = 3600_000;
-// Longer without a sample than this, nobody looked.
+// After this time without a sample, the page was not open.
 const GAP = 30_000;
 
-// A round number that is not below the highest, so that the line between bottom and top is round too.
+// Returns a round number that is at least the highest value. Its half is round, too, for the middle line.
 export const aboveNumber = (highest) => {
   const size = 10 ** Math.floor(Math.log10(Math.max(highest, 2)));
   return Math.max(2, [1, 2, 4, 6, 8, 10].find((times) => times * size >= highest) * size);
@@ -27,7 +27,7 @@ export const aboveSpan = (highest) =>
 const x = (at, now) => EDGE.left + (1 - (now - at) / HOUR) * (WIDTH - EDGE.left - EDGE.right);
 const y = (value, top) => HEIGHT - EDGE.bottom - (value / top) * (HEIGHT - EDGE.top - EDGE.bottom);
 
-// A line with a hole wherever there is no value, or nobody looked.
+// A line with a gap wherever there is no value or no sample.
 const path = (samples, value, place) => {
   let before = null;
   return samples
@@ -39,7 +39,7 @@ const path = (samples, value, place) => {
       const pen = before !== null && sample.time - before <= GAP ? "L" : "M";
       before = sample.time;
       const [left, down] = place(sample);
-      // A sample between two holes is a dot.
+      // A sample between two gaps is a dot.
       return `${pen}${left.toFixed(1)} ${down.toFixed(1)}${pen === "M" ? "h0.1" : ""}`;
     })
     .join("");
@@ -84,7 +84,8 @@ const sentence = (samples, { name, value }, told) => {
   return `${name}: ${told(known.at(-1))} now, at least ${told(Math.min(...known))}, at most ${told(Math.max(...known))}.`;
 };
 
-// series: [{name, colour, value(sample)}]; samples have a time; told(number) says a value, above(number) a round one.
+// series: [{name, colour, value(sample)}]; samples have a time; told(number) is the text of a value, above(number) a round number
+// above it.
 export const Plot = ({ title, samples, series, told, above }) => {
   const [chosen, choose] = useState(null);
   const now = Math.max(Date.now(), samples.at(-1)?.time ?? 0);
@@ -152,7 +153,7 @@ export const Plot = ({ title, samples, series, told, above }) => {
   );
 };
 
-// What was ready, a point every two minutes.
+// The number of ready changes, a point every two minutes.
 export const Spark = ({ name, values }) => {
   const known = values.filter((value) => value !== null);
   if (!known.length) return null;

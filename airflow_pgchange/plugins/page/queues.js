@@ -1,4 +1,4 @@
-// Message queues: how long each is, and why what is in it does not come yet.
+// Message queues: their lengths, and the reasons why messages wait.
 import { chakra, h } from "./shell.js";
 import { queues as ask } from "./api.js";
 import { eachDatabase } from "./each.js";
@@ -21,12 +21,12 @@ const COLUMNS = [
   ["Dead letters", true],
 ];
 
-// What a consumer is still to receive, and has not received while its batch is at work.
+// The messages that a consumer has still to receive, including those of its batch in work.
 const length = ({ ready, delayed, waiting, in_work: inWork }) => (ready === null ? null : ready + delayed + waiting + inWork);
 
 const since = (seconds) => (seconds === null ? undefined : absolute(Date.now() - seconds * 1000));
 
-// The queue, and how many are dead in it, stand beside the first of its consumers.
+// The first consumer's row shows the queue and the number of its dead messages.
 const Row = ({ queue, first, rows, connection }) =>
   h(
     Table.Row,
@@ -80,8 +80,8 @@ const Queues = ({ found, title, database: { connection } }) =>
       : h(
           Empty,
           null,
-          "No message queue is here, or none from which the role of the connection may consume. mbus.create_queue makes one.",
-          h(Guide, { name: "queues" }, "How to make one and post to it"),
+          "There is no message queue here from which the role of the connection may consume. mbus.create_queue creates a queue.",
+          h(Guide, { name: "queues" }, "How to create a queue and post to it"),
         ),
   );
 

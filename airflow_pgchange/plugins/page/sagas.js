@@ -1,4 +1,4 @@
-// Sagas: where each is, and of one its steps.
+// Sagas and their progress, and the steps of a saga.
 import { Fragment, chakra, h, useCallback, useRef, useState } from "./shell.js";
 import { saga as askOne, sagas as ask, useLive } from "./api.js";
 import { eachDatabase } from "./each.js";
@@ -19,7 +19,7 @@ const word = (saga) => (saga.is_stuck ? "stuck" : saga.state);
 const where = (saga) => {
   if (!isOpen(saga)) return "";
   if (saga.at.length) return saga.at.join(", ");
-  return saga.state === "forward" ? "its end" : "the end of its undoing";
+  return saga.state === "forward" ? "its end" : "the end of its compensation";
 };
 
 const progress = ({ steps, done, undone, state }) => {
@@ -50,9 +50,9 @@ const Step = ({ step }) =>
     h(Cell, { minW: "12rem", maxW: "26rem", overflowWrap: "anywhere" }, h(Told, { error: step.error })),
   );
 
-// The steps of a saga, and what it was started with, while somebody wants to see them.
+// The steps of a saga and its start data, while it is open.
 const Content = ({ connection, saga, mayRead }) => {
-  // What it was started with stays as it is: the database is asked for that once.
+  // The start data never changes, so request it once.
   const started = useRef(null);
   const question = useCallback(async () => {
     const found = await askOne(connection, saga.id, started.current === null);
@@ -72,9 +72,9 @@ const Content = ({ connection, saga, mayRead }) => {
       null,
       h(Box, { overflowX: "auto", mb: 3, tabIndex: 0, role: "region", "aria-label": `Drawing of ${name}` }, h(Steps, { name, steps })),
       h(Rows, { label: `Steps of ${name}`, columns: STEPS }, steps.map((step) => h(Step, { key: step.iid, step }))),
-      mayRead && h(Text, { fontWeight: "medium", mt: 3 }, "What it was started with"),
+      mayRead && h(Text, { fontWeight: "medium", mt: 3 }, "Start data"),
       mayRead &&
-        (said.data ? h(Held, { label: `What ${name} was started with`, held: said.data }) : h(Text, { color: "fg.muted" }, "That is not kept any more.")),
+        (said.data ? h(Held, { label: `Start data of ${name}`, held: said.data }) : h(Text, { color: "fg.muted" }, "The data is no longer kept.")),
     ),
   );
 };
@@ -103,7 +103,7 @@ const Row = ({ saga, opened, open }) =>
       Cell,
       { minW: "12rem", maxW: "30rem", overflowWrap: "anywhere" },
       h(Told, { error: saga.stuck }),
-      saga.is_stuck && !saga.stuck && "It does not get on: who may read the connection sees why.",
+      saga.is_stuck && !saga.stuck && "It is stuck. Only users who may read the connection see the reason.",
       saga.reason && h(Text, { color: "fg.muted", fontSize: "xs", overflowWrap: "anywhere" }, `undone for: ${saga.reason}`),
     ),
     h(
@@ -143,8 +143,8 @@ const Sagas = ({ found, title, database: { connection, may_read: mayRead } }) =>
       : h(
           Empty,
           null,
-          "No saga has been started here lately, or none that the role of the connection may see. StartSagaOperator starts one.",
-          h(Guide, { name: "queues" }, "What a saga is, and how to start one"),
+          "No saga that the role of the connection may see has been started here lately. StartSagaOperator starts a saga.",
+          h(Guide, { name: "queues" }, "The guide to sagas"),
         ),
   );
 };

@@ -1,4 +1,4 @@
-// What is the shell's own: React, its router and Chakra. The shell of Airflow 3.1 has no Chakra for plugins.
+// Libraries of Airflow's shell: React, its router and Chakra. The shell of Airflow 3.1 has no Chakra for plugins.
 const { React, ReactRouterDOM, ChakraUI } = globalThis;
 
 export const h = React.createElement;

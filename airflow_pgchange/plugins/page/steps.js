@@ -1,4 +1,4 @@
-// The steps of a saga as they come after each other: plain SVG in the shell's own colours, and the same in words.
+// The steps of a saga in their order, in plain SVG with the shell's colours, and as text.
 import { h } from "./shell.js";
 import { LOOKS } from "./pieces.js";
 import { many, since } from "./words.js";
@@ -8,7 +8,7 @@ const EDGE = 6;
 
 const colour = (name) => `var(--chakra-colors-${name})`;
 
-// In which column each step stands: behind all that it comes after.
+// The column of each step: after all steps that it depends on.
 const columns = (steps) => {
   const known = new Map(steps.map((step) => [step.step, step]));
   const found = new Map();
@@ -23,7 +23,7 @@ const columns = (steps) => {
   return found;
 };
 
-// What comes after others stands behind them.
+// Place dependent steps after the others.
 export const inOrder = (steps) => {
   const column = columns(steps);
   return [...steps].sort((one, other) => column.get(one.step) - column.get(other.step));
@@ -46,12 +46,12 @@ const places = (steps) => {
 
 const cut = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
 
-// A step that is put back waits, though no other step is in its way.
+// A step that is retried later waits, although no other step blocks it.
 const isPutBack = ({ state, retry_at: time }) => time !== null && (state === "ready" || state === "to compensate");
 
 export const stateOf = (step) => (isPutBack(step) && step.state === "ready" ? "waiting" : step.state);
 
-// When a step that is put back is tried again; null for every other step.
+// The time of the retry of a step that is retried later; null for any other step.
 export const retry = (step) => (isPutBack(step) ? `retry ${Date.parse(step.retry_at) > Date.now() ? since(step.retry_at, Date.now(), 0) : "now"}` : null);
 
 const stated = (step) => [stateOf(step), retry(step)].filter((part) => part !== null).join(", ");

@@ -1,10 +1,10 @@
-// Tables: their heads say units and sort, and their actions stay in sight. In a narrow window each row is a card.
+// Tables with units and sorting in their heads, and actions that stay visible. In a narrow window each row is a card.
 import { chakra, h } from "./shell.js";
 import { DagLinks } from "./pieces.js";
 
 const { Box, Table, Text } = chakra;
 
-// A cell at the right edge that does not scroll away.
+// A cell that stays at the right edge when the table scrolls.
 const PINNED = {
   position: "sticky",
   right: 0,
@@ -54,8 +54,8 @@ const Head = ({ column: [title, isNumber, name, { unit, hint, pinned } = {}], so
     unit && h(Text, { color: "fg.muted", fontSize: "xs", fontWeight: "normal" }, unit),
   );
 
-// In a window that is too narrow for most tables a row is a card: its cells stand side by side as far as there is room, each
-// beneath the title of its column. Of the head only that stays which a person can press.
+// In a narrow window a row is a card: its cells flow side by side, each below the title of its column. Only the buttons of the
+// head stay.
 const NARROW = "@media (max-width: 1023px)";
 const LABEL = { display: "block", color: "fg.muted", fontSize: "xs", fontWeight: "normal" };
 
@@ -86,8 +86,8 @@ const cards = (columns) => ({
   },
 });
 
-// columns: [title, whether it is a number, the name by which it is sorted, {unit, hint, pinned}]; sort: the order, and what
-// chooses another.
+// columns: [title, whether it is a number, the name of its sort order, {unit, hint, pinned}]; sort: the order, and a function to
+// change it.
 export const Rows = ({ label, columns, sort, children }) =>
   h(
     Box,
@@ -105,8 +105,7 @@ const NUMBER = { textAlign: "end", whiteSpace: "nowrap", fontVariantNumeric: "ta
 export const Cell = ({ number = false, pinned = false, children, ...rest }) =>
   h(Table.Cell, { verticalAlign: "top", ...(number && NUMBER), ...(pinned && PINNED), ...rest }, children);
 
-// A text in a word or two; where it is not known, why.
-// A row that opens beneath another: it is no wider than the table is without it.
+// A row that opens below another row. It is no wider than the table is without it.
 export const Opened = ({ columns, children, ...rest }) =>
   h(
     Table.Row,

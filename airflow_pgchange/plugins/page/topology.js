@@ -1,4 +1,4 @@
-// The topology: the instances of a cluster, who is a master, and who owns which buckets.
+// The topology: the instances of a cluster, their masters, and the owners of buckets.
 import { Fragment, chakra, h } from "./shell.js";
 import { topology as ask } from "./api.js";
 import { Buckets, number, size, whose, withGaps } from "./buckets.js";
@@ -21,7 +21,7 @@ const byTier = (ranges) => {
   return [...tiers.values()].map(withGaps);
 };
 
-// A cluster's things by their names, and who owns how much.
+// The objects of a cluster by their names, and the number of buckets of each owner.
 const known = (found) => {
   const buckets = new Map();
   found.ranges.forEach((range) => buckets.set(range.replicaset, (buckets.get(range.replicaset) ?? 0n) + size(range)));
@@ -34,14 +34,14 @@ const known = (found) => {
 
 const part = (instance, replicaset) => {
   if (replicaset?.master === instance.name) return replicaset.chosen ? "master, to be replaced" : "master";
-  if (replicaset?.chosen === instance.name) return "chosen to be the master";
+  if (replicaset?.chosen === instance.name) return "chosen as master";
   return "standby";
 };
 
 const masterTrouble = ({ name, master, chosen }, instances) => {
-  if (master === null) return `Replicaset ${name} has no master: topology.set_master() gives it one.`;
+  if (master === null) return `Replicaset ${name} has no master: record it with topology.set_master().`;
   const state = instances.get(master)?.state;
-  if (chosen) return `${chosen} was chosen to be the master of replicaset ${name} in place of ${master}, and is not recorded as that yet.`;
+  if (chosen) return `${chosen} was chosen as master of replicaset ${name} instead of ${master}, but is not recorded yet.`;
   if (state !== "Online") return `${master}, the master of replicaset ${name}, is ${state ?? "not in the catalogue"}.`;
   return null;
 };
@@ -51,8 +51,8 @@ const gapTrouble = (ranges) => {
   if (!gaps.length) return null;
   const [{ tier, first, last }] = gaps;
   return (
-    `Nobody owns ${number(total(gaps))} buckets of tier ${tier}, the first of them ${number(first)} to ${number(last)}: ` +
-    "topology.assign_buckets() gives them to a replicaset."
+    `${number(total(gaps))} buckets of tier ${tier} have no owner, the first of them ${number(first)} to ${number(last)}. ` +
+    "Assign them to a replicaset with topology.assign_buckets()."
   );
 };
 
@@ -115,10 +115,10 @@ const Standing = ({ found }) => {
 };
 
 const Nothing = ({ found, connection }) => {
-  if (found.installed === null) return h(Empty, null, `${connection} is asked for the first time, and no answer yet.`);
+  if (found.installed === null) return h(Empty, null, `Waiting for the first answer of ${connection}.`);
   const [told, calls] = found.installed
     ? ["No cluster is described in this catalogue. It begins with a replicaset, an instance and its master:", "select topology.add_replicaset('r1');\nselect topology.add_instance('i1', 'r1', '10.0.0.1:5432');\nselect topology.set_master('r1', 'i1');"]
-    : ["There is no catalogue of a cluster in this database. Installing the schemas makes one:", `airflow-pgchange install --postgres-conn-id ${connection}`];
+    : ["There is no catalogue of a cluster in this database. Install the schemas to create it:", `airflow-pgchange install --postgres-conn-id ${connection}`];
   return h(Empty, null, h(Text, { mb: 2 }, told), h(Call, null, calls), h(Guide, { name: "how-to/topology" }, "The guide to the topology"));
 };
 

@@ -1,4 +1,4 @@
-// Where each view is in the address bar.
+// The addresses of the views.
 import { Link, chakra, h, useLocation, useSearchParams } from "./shell.js";
 
 const ROOT = "/plugin/pgchange";
@@ -22,7 +22,7 @@ export const atRun = (run) => {
 
 export const useView = () => useLocation().pathname.split(ROOT)[1]?.split("/")[1] ?? "";
 
-// What the address bar keeps beside the view, and what changes some of that; nothing is kept of what is empty.
+// The parameters in the address besides the view, and a function to change some. Empty parameters are left out.
 export const useAsked = () => {
   const [asked, setAsked] = useSearchParams();
   const change = (values) =>

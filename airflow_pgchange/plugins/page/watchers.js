@@ -1,4 +1,4 @@
-// What watchers of feeds see, and whether they look at all.
+// Watchers of feeds: their last samples, and whether they still run.
 import { chakra, h } from "./shell.js";
 import { Ago, Empty, Name, Section, State } from "./pieces.js";
 import { Cell, Dags, Rows } from "./table.js";
@@ -8,7 +8,7 @@ const { Box, Table, Text } = chakra;
 
 const COLUMNS = [["State"], ["Feed"], ["Last look", true], ["Last wake-up", true], ["Ready then", true], ["So since", true], ["What is wrong"], ["DAGs"]];
 
-// A watcher notes what it sees every five seconds.
+// A watcher records a sample every five seconds.
 const LATE = 60;
 
 const age = (watcher) => (Date.now() - Date.parse(watcher.looked_at)) / 1000;
@@ -19,11 +19,11 @@ const state = (watcher) => {
 };
 
 const trouble = (watcher) => {
-  if (!watcher.sees) return watcher.error ?? "It cannot look: who may read the connection sees why.";
+  if (!watcher.sees) return watcher.error ?? "It cannot read the feed. Only users who may read the connection see the reason.";
   if (age(watcher) <= LATE) return "";
   return (
-    `Nobody has looked for ${span(age(watcher))}, so no DAG is woken by it: the triggerer does not run, every DAG on ` +
-    "the asset is paused, or none is scheduled on it any more."
+    `There was no sample for ${span(age(watcher))}, so it starts no DAG: the triggerer does not run, every DAG on ` +
+    "the asset is paused, or no DAG is scheduled on it any more."
   );
 };
 
@@ -71,7 +71,7 @@ export const Watchers = ({ said }) =>
           Empty,
           null,
           asking(said.databases),
-          h(Box, null, "No watcher has looked here in the last days. A DAG that is scheduled on a feed's asset brings one:"),
-          h(Box, null, "see that such a DAG is not paused, and that the triggerer runs."),
+          h(Box, null, "No watcher was active here in the last days. A DAG that is scheduled on a feed's asset starts a watcher:"),
+          h(Box, null, "check that such a DAG is not paused, and that the triggerer runs."),
         ),
   );

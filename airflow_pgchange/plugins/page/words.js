@@ -1,8 +1,8 @@
-// Numbers, times and consumers in words.
+// Texts for numbers, times and consumers.
 
 const UNITS = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
 
-// A line does not break inside a length of time.
+// Use no-break spaces, so that a line does not break inside a length of time.
 const together = (...words) => words.join("\u00a0");
 
 export const span = (seconds) => {
@@ -31,13 +31,13 @@ export const UNKNOWN = "unknown";
 
 const numbered = (number, sign) => (number === null ? UNKNOWN : sign + number.toLocaleString());
 
-// A number, or where it is not all the least that there is.
+// A number, marked as a minimum if it is not complete.
 export const count = (number, all = true) => numbered(number, all === false ? "≥ " : "");
 
-// A number, or where it is not exact an estimate.
+// A number, marked as an estimate if it is not exact.
 export const about = (number, exact) => numbered(number, exact === false ? "~" : "");
 
-// The consumer of a kind that has that name.
+// The consumer of this kind with this name.
 export const called = (consumers, connection, kind, name) =>
   consumers.find((one) => one.connection === connection && one.kind === kind && one.consumer === name);
 
@@ -53,13 +53,13 @@ export const many = (number, one, more = `${one}s`) => `${number.toLocaleString(
 
 export const key = (consumer) => JSON.stringify([consumer.connection, consumer.source, consumer.kind, consumer.consumer]);
 
-// What is said while nothing is known yet; null once every database has answered, or is known not to.
+// The text while there is no answer yet; null once every database has answered or failed.
 export const asking = (databases) => {
   const asked = databases.filter((database) => database.state === "asked").map((database) => database.connection);
-  return asked.length ? `${asked.join(", ")}: asked for the first time, and no answer yet.` : null;
+  return asked.length ? `Waiting for the first answer of ${asked.join(", ")}.` : null;
 };
 
-// What a person should look at comes first.
+// Consumers that need a person come first.
 export const STATES = ["failing", "held back", "unknown", "new", "working", "ready", "idle"];
 
 const byName = (one, other) =>
@@ -74,7 +74,7 @@ const WORTH = {
   out: (one) => one.rate_out,
 };
 
-// How consumers are ordered by a column, or with a minus before it the other way; what is not known comes last.
+// Returns the order of consumers by a column, or the reverse if a minus comes before its name. Unknown values come last.
 export const by = (order) => {
   const worth = WORTH[order.replace("-", "")];
   const sign = order.startsWith("-") ? -1 : 1;
