@@ -6,7 +6,8 @@ create schema pgchange;
 select pg_catalog.set_config('pgchange.path_before', pg_catalog.current_setting('search_path'), true);
 set local search_path = pg_catalog, pgchange, pg_temp;
 comment on schema pgchange is
-    'What all feeds share: where the data of a database comes from, what a source knows of its consumers, and what these gave up.';
+    'The parts that all feeds share: the origin of the data of a database, the claims of consumers at their source, and dead '
+    'letters.';
 
 -- Create the table installed in a schema of ours, which records each installed version. The name of its constraint identifies the
 -- schema as ours.
@@ -32,8 +33,9 @@ $$;
 
 select pgchange.keep_versions('pgchange', version => 1);
 
--- The system identifier of the cluster that this database is in now. Physical copies of a cluster have the same identifier. A server
--- keeps it while it runs, so the function is immutable: PostgreSQL reads the control file when it plans a query, not at each call.
+-- The system identifier of the cluster that this database is in now. Physical copies of a cluster have the same identifier. It
+-- does not change while a server runs, so the function is immutable. PostgreSQL then reads the control file when it plans a
+-- query, not at each call.
 create function pgchange.cluster() returns bigint
 language plpgsql immutable security definer as $$
 begin
@@ -51,10 +53,11 @@ create table pgchange.origin (
 -- Under a publication for all tables, PostgreSQL refuses updates of a table that has neither a key nor a replica identity.
 alter table pgchange.origin replica identity full;
 comment on table pgchange.origin is
-    'Shows whether the transaction ids in a schema were assigned by this cluster. Each schema that keeps transaction ids has a '
-    'table like this one, with one row. A restored dump inserts the row again, so its xmin differs from written_in, or its tableoid '
-    'from written_as. If only the data are restored into an existing schema, the row of the dump is a second row. A copy of the '
-    'cluster''s files, such as a base backup or pg_upgrade, changes neither. A rebase after a restore writes a row with another id.';
+    'Shows whether the transaction ids in a schema were assigned by this cluster. Each schema that keeps transaction ids has such '
+    'a table, with one row. A restored dump inserts the row again, so its xmin differs from written_in, or its tableoid from '
+    'written_as. If only the data are restored into an existing schema, the row of the dump is a second row. A copy of the '
+    'cluster''s files, such as a base backup or pg_upgrade, changes neither. A rebase after a restore writes a row with another '
+    'id.';
 
 -- Record that the transaction ids in a schema are those of this cluster from now on.
 create function pgchange.note_origin(origin regclass) returns void
@@ -82,12 +85,12 @@ create function pgchange.refuse_empty(schema text) returns boolean
 language plpgsql volatile as $$
 begin
     raise exception using errcode = 'PC004',
-        message = format('schema %s came without its data, as from pg_dump --schema-only', schema),
-        hint = 'airflow-pgchange uninstall, then airflow-pgchange install; or restore the data with it';
+        message = format('schema %s came without its data, as by pg_dump --schema-only', schema),
+        hint = 'run airflow-pgchange uninstall, then airflow-pgchange install; or restore the data with it';
 end
 $$;
 
--- Whether a recorded place is this database, or the database that this one was copied from together with the record.
+-- Whether a recorded place is this database, or the database from which this database and the record were copied.
 create function pgchange.came_along(place text, here text) returns boolean
 language plpgsql immutable as $$
 begin
@@ -122,7 +125,7 @@ begin
         set search_path = pg_catalog, pgchange, pg_temp
         as $body$
         begin
-            -- A row that a restore brought comes first, if there is one.
+            -- If a restore has brought a second row, that row comes first.
             return (
                 select concat_ws('/', o.id, o.cluster, (select d.oid from pg_database as d where d.datname = current_database()))
                 from %1$I.origin as o
@@ -130,8 +133,9 @@ begin
         end
         $body$;
         comment on function %1$I.here() is
-            'The place in which the transaction ids in this schema are valid: the id and the cluster in its table origin, and the oid of '
-            'this database. A renamed database and a promoted standby are still the same place. A copy of a database is another place.';
+            'The place in which the transaction ids in this schema are valid. It consists of the id and the cluster in its table '
+            'origin, and the oid of this database. If the database is renamed, or a standby promoted, the place stays the same. A '
+            'copy of a database is another place.';
 
         create function %1$I.is_native() returns boolean
         language plpgsql stable security definer

@@ -1,6 +1,6 @@
--- What is refused says why, and what to do instead.
+-- Errors that several functions raise: each with the reason and a hint.
 
--- Refuse something, with the reason and what to do.
+-- Raise an error with a reason and a hint.
 create function pgchange.refuse(reason text, hint text) returns void
 language plpgsql immutable as $$
 begin
@@ -8,7 +8,7 @@ begin
 end
 $$;
 
--- Refuse what only the owner of a relation may do, and name that owner.
+-- Refuse an action on a relation to all but its owner, and name the owner.
 create function pgchange.check_owner(rel regclass, deed text) returns void
 language plpgsql stable as $$
 declare
@@ -24,7 +24,7 @@ begin
 end
 $$;
 
--- Refuse a transaction that cannot see what others have just committed.
+-- Refuse a transaction whose isolation level hides what others have just committed.
 create function pgchange.check_isolation() returns void
 language plpgsql stable as $$
 declare
@@ -32,9 +32,10 @@ declare
 begin
     if level in ('repeatable read', 'serializable') then
         raise exception using errcode = 'PC007',
-            message = format('this is done in a read committed transaction only: under the isolation of this one, %s, '
-                             'one would not see what another has just committed', level),
-            hint = 'begin isolation level read committed, or alter role ... set default_transaction_isolation';
+            message = format(
+                'this needs a read committed transaction: in a %s transaction, changes that others have just committed are '
+                'invisible', level),
+            hint = 'use begin isolation level read committed, or alter role ... set default_transaction_isolation';
     end if;
 end
 $$;

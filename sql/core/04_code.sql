@@ -1,6 +1,7 @@
--- Code of users: whose a query of a table runs, and under which settings it means the same in every session.
+-- Code of users: whose code a query of a table runs, and the settings under which that code has the same result in every session.
 
--- A table with its partitions and inheritance children: a statement trigger fires only on the one that a statement names.
+-- A table with its partitions and inheritance children: PostgreSQL fires only the statement triggers of the table that a
+-- statement names.
 create function pgchange.descendants(tbl regclass) returns setof regclass
 language plpgsql stable rows 4
 set plan_cache_mode = force_generic_plan
@@ -16,8 +17,8 @@ begin
 end
 $$;
 
--- What of the code of somebody else a query of a table may run whatever it asks for, for it is in an index, statistics, a check or
--- the key of the partitions; null where there is none, and for the table's owner. A superuser's is nobody else's.
+-- Code of another role that any query of a table may run. It is a function, operator or type in an index, statistics, a check or
+-- the partition key. Code of superusers does not count. Null if there is none, or if the caller owns the table.
 create function pgchange.code_in(tbl regclass) returns text
 language sql stable
 set search_path = pg_catalog, pg_temp
@@ -25,10 +26,10 @@ as $$
     with tree(relid) as (
         select d.relid::oid from pgchange.descendants(tbl) as d(relid)
     ), trusted(id) as (
-        -- The caller, and who may do anything anyway.
+        -- The caller, and superusers.
         select r.oid from pg_roles as r where r.rolname = current_user or r.rolsuper
     ), part(class, id) as (
-        -- Of a partitioned table, what is in the key that it is partitioned by.
+        -- The table itself, because the expressions of a partition key are dependencies of the table.
         select 'pg_class'::regclass, t.relid from tree as t
         union all
         select 'pg_class'::regclass, i.indexrelid from tree as t join pg_index as i on i.indrelid = t.relid
@@ -37,7 +38,7 @@ as $$
         union all
         select 'pg_constraint'::regclass, c.oid from tree as t join pg_constraint as c on c.conrelid = t.relid and c.contype = 'c'
     )
-    -- PostgreSQL's own functions, types and operators are in no dependency.
+    -- Built-in functions, types and operators have no rows in pg_depend.
     select min(format('%s of %I in %s', i.identity, pg_get_userbyid(o.owner), p.identity))
     from part
     join pg_depend as d on (d.classid, d.objid, d.objsubid) = (part.class, part.id, 0)
@@ -54,8 +55,8 @@ as $$
       and (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = tbl) <> current_user
 $$;
 
--- Refuse to read a table for anybody but its owner where somebody else's code is in its indexes, its checks and the like, with what
--- else can be done.
+-- Refuse to read a table if another role's code would run with the rights of a caller that does not own the table. or_else: what
+-- else the caller can do.
 create function pgchange.check_code(tbl regclass, or_else text default null) returns void
 language plpgsql stable as $$
 declare
@@ -64,14 +65,16 @@ declare
 begin
     if code is not null then
         raise insufficient_privilege using
-            message = format('what reads %s runs with the rights of its owner, %I, and no others: %s', tbl, owner_name, code),
-            hint = concat_ws(', or ', format('connect as %1$I, or let %1$I take that away', owner_name), or_else);
+            message = format(
+                '%s is read with the rights of its owner, %I, and no others, because reading it may run code of others: %s',
+                tbl, owner_name, code),
+            hint = concat_ws(', or ', format('connect as %1$I, or let %1$I drop that object', owner_name), or_else);
     end if;
 end
 $$;
 
--- Take from everybody but its owner all rights on a table, view or sequence that was just made: default privileges may have granted
--- some.
+-- Revoke all rights on a table, view or sequence from everybody but its owner. Default privileges may have granted some when it
+-- was created.
 create function pgchange.keep_to_owner(relation regclass) returns void
 language plpgsql as $$
 declare
@@ -87,8 +90,8 @@ begin
 end
 $$;
 
--- Make a function by its definition, which is executed, or replace it. Only its owner may call a new one; of one that is replaced the
--- grants stay. The signature has the schema.
+-- Create or replace a function by executing its definition. Only its owner may call a new function; a replaced function keeps its
+-- grants. The signature includes the schema.
 create function pgchange.place_function(signature text, definition text, note text) returns void
 language plpgsql as $$
 declare
@@ -98,7 +101,8 @@ declare
     granted record;
 begin
     execute definition;
-    -- A function that is replaced keeps the rights that people have granted. A new one has PUBLIC's and those of default privileges.
+    -- A replaced function keeps the rights that people have granted. A new function has the rights of PUBLIC and of default
+    -- privileges.
     for granted in
         select p.oid::regprocedure as function, case when a.grantee = 0 then 'public' else a.grantee::regrole::text end as grantee
         from pg_proc as p cross join lateral aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) as a
@@ -113,8 +117,8 @@ $$;
 
 do $$
 declare
-    -- Stemming is a choice of the database, so it stays what it is here. A configuration that a user made can be dropped, and
-    -- then every call of a function that pins it would fail, with the user's write.
+    -- Stemming is a property of the database, so this keeps the session's text search configuration. A configuration that a user
+    -- made can be dropped. Then every call of a function that pins it would fail, and so would the user's writes.
     search_config text := 'pg_catalog.simple';
 begin
     begin
@@ -122,7 +126,7 @@ begin
             select format('pg_catalog.%I', c.cfgname) from pg_catalog.pg_ts_config as c
             where c.oid = pg_catalog.get_current_ts_config() and c.cfgnamespace = 'pg_catalog'::regnamespace);
     exception when undefined_object then
-        null; -- The setting names a configuration that is not there.
+        null; -- The setting names a configuration that does not exist.
     end;
     execute format(
         $function$
@@ -141,17 +145,18 @@ begin
 end
 $$;
 comment on function pgchange.pinned_settings() is
-    'The settings that can change what an expression says, with the values that they have wherever an expression of a user is '
-    'evaluated. The text search configuration is that of the session that installed this schema, if it is one of PostgreSQL''s own, '
+    'The settings that can change the result of a user''s expression, with the values that they have wherever such an expression '
+    'is evaluated. The text search configuration is that of the session that installed this schema if PostgreSQL provides it, '
     'else simple.';
 
--- The settings of functions in which an expression of a user stands: it means the same for whoever writes, receives or looks.
+-- The settings of functions that contain a user's expression, as clauses of create function. With them, the expression has the
+-- same result in every session.
 create function pgchange.settings() returns text
 language sql immutable as $$
     select string_agg(format('set %s = %L', s.name, s.value), ' ') from pgchange.pinned_settings() as s
 $$;
 
--- Let functions run under pgchange.settings(), for an expression of a user stands in what they put together.
+-- Set pgchange.settings() on functions, because the statements that they build contain a user's expression.
 create function pgchange.pin_settings(variadic functions regprocedure[]) returns void
 language plpgsql as $$
 declare
@@ -163,5 +168,5 @@ begin
 end
 $$;
 
--- A reading session looks the settings of this function up: it may lack the right to call it.
+-- A session without EXECUTE on this function can still read its settings in pg_proc.
 select pgchange.pin_settings('pgchange.pinned_settings()');

@@ -1,4 +1,4 @@
--- What every capture of a table begins with.
+-- Checks and triggers that every feed uses when it begins to capture a table.
 
 -- The triggers that call a function. pg_depend has an index by which they are found, and pg_trigger has none.
 create function pgchange.triggers_of(function oid) returns setof pg_trigger
@@ -14,8 +14,8 @@ begin
 end
 $$;
 
--- A foreign table that is a partition or a child of a table, or null. PostgreSQL refuses to write through the table into the foreign
--- one where a trigger with a transition table captures the write.
+-- A foreign table that is a partition or a child of a table, or null. If a trigger with a transition table captures writes,
+-- PostgreSQL refuses to write through the table into a foreign table.
 create function pgchange.foreign_child(tbl regclass) returns regclass
 language plpgsql stable
 set plan_cache_mode = force_generic_plan
@@ -27,8 +27,8 @@ begin
 end
 $$;
 
--- Refuse, with the reason, a table of which nothing can be captured: the caller cannot do that deed to it, or it is in one of the
--- schemas that are ours.
+-- Refuse a table whose changes cannot be captured, with the reason. deed: the action of the caller, such as attach. ours: schemas
+-- of this project, whose tables are refused.
 create function pgchange.check_capturable(tbl regclass, deed text, variadic ours name[]) returns void
 language plpgsql stable as $$
 declare
@@ -37,13 +37,13 @@ declare
     owner_name name := pg_get_userbyid(class.relowner);
 begin
     if class is null then
-        perform pgchange.refuse('there is no such table', 'name a table that is there');
+        perform pgchange.refuse('there is no such table', 'name an existing table');
     end if;
     if class.relkind not in ('r', 'p') then
         perform pgchange.refuse(format('%s is not a table', tbl), deed || ' the tables behind it');
     end if;
     if class.relpersistence = 't' then
-        perform pgchange.refuse(format('%s is a temporary table', tbl), deed || ' a permanent one');
+        perform pgchange.refuse(format('%s is a temporary table', tbl), deed || ' a permanent table');
     end if;
     if class.relispartition then
         perform pgchange.refuse(format('%s is a partition', tbl), deed || ' the partitioned table');
@@ -54,25 +54,26 @@ begin
             'foreign tables cannot be captured');
     end if;
     if schema_name = any (ours || '{pg_catalog,information_schema}') then
-        perform pgchange.refuse(format('%s is not a table of your own', tbl), deed || ' one that is');
+        perform pgchange.refuse(format('%s is not a table of your own', tbl), deed || ' a table of your own');
     end if;
     perform pgchange.check_owner(tbl, deed || ' it');
     if not has_schema_privilege(owner_name, schema_name, 'create') then
         perform pgchange.refuse(
-            format('%I, the owner of %s, may not create a function in schema %I', owner_name, tbl, schema_name),
+            format('%I, the owner of %s, needs the right to create functions in schema %I', owner_name, tbl, schema_name),
             format('grant create on schema %I to %I', schema_name, owner_name));
     end if;
 end
 $$;
 
--- Refuse a table on which a trigger of an original is, one that writes into a schema that is ours now: its function uses what is
--- called sign, or lies beside it.
+-- Refuse a table that another system captures, too: one of its triggers writes into a schema that is ours now. The function of
+-- such a trigger uses the name sign, or has an object of that name in its schema.
 create function pgchange.check_captured_once(tbl regclass, schema name, sign name) returns void
 language plpgsql stable as $$
 declare
     other record;
 begin
-    -- By what the functions of triggers say: an original that was renamed still names the schema that is ours now.
+    -- Search the sources of the functions. If the schema of the other system was renamed, they still contain its old name, which
+    -- is that of our schema.
     select t.tgname as trigger, t.tgrelid::regclass as relid, p.oid::regprocedure as function into other
     from pgchange.descendants(tbl) as d(relid)
     join pg_trigger as t on t.tgrelid = d.relid
@@ -93,18 +94,18 @@ begin
 end
 $$;
 
--- Whether the column of a table with that number has that name. It is called immutable, so that a plan has its answer; PostgreSQL
--- makes new plans of what reads the table, or rows that were written to it, once its columns have changed.
+-- Whether the column of a table with this number has this name. Declared immutable, so that the planner evaluates it. When the
+-- columns of a table change, PostgreSQL makes new plans for queries of it and for its row triggers.
 create function pgchange.is_named(rel oid, number smallint, name name) returns boolean
 language sql immutable as $$
     select coalesce(
         (pg_catalog.pg_identify_object_as_address(1259, rel, number)).object_names[3] operator(pg_catalog.=) name::pg_catalog.text, false)
 $$;
 
--- Today's name of a key column that a query of pg_attribute has found, with the name and the number that were noted of it. A
--- repeatable read transaction sees the catalogues as they were when it began, and writes into the table as it is now. If the column
--- was renamed meanwhile, the key is the column of the two that is in the replica identity, which no snapshot hides. Null if neither
--- is.
+-- The current name of a key column. seen: the name that a query of pg_attribute has found, with its number; name, number: those
+-- that were recorded. A repeatable read transaction sees the catalogues as they were when it began, and writes into the table as
+-- it is now. If the column was renamed meanwhile, the key is whichever of the two columns is in the replica identity, which no
+-- snapshot hides. Null if neither is.
 create function pgchange.key_now(rel oid, seen name, seen_number smallint, name name, number smallint) returns name
 language sql stable as $$
     select case when pgchange.is_named(rel, seen_number, seen) then seen else (
@@ -118,15 +119,16 @@ language sql stable as $$
         limit 1) end
 $$;
 
--- The condition in a trigger function that holds as long as the key column has the name by which the function reads it.
+-- The condition in a trigger function that holds while the key column has the name by which the function reads it.
 create function pgchange.key_check(rel oid, key name, number smallint) returns text
 language sql immutable as $$
     select format('pgchange.is_named(%s::pg_catalog.oid, %s::smallint, %L::pg_catalog.name)', rel, number, key)
 $$;
 
--- Keep a captured partitioned table from getting a foreign table as a partition: PostgreSQL would then refuse what is inserted into
--- that. This trigger never fires. It is a constraint trigger, so PostgreSQL wants it on each partition, and a foreign table cannot
--- have it: attaching one is refused. Whoever makes a partition needs EXECUTE on the function, and everybody has it on this one.
+-- Keep foreign tables from being attached to a captured partitioned table, because PostgreSQL would then refuse inserts into that
+-- partition. This trigger never fires. PostgreSQL creates a constraint trigger on each partition, and a foreign table cannot have
+-- it, so the attachment fails. The role that creates a partition needs EXECUTE on the function; everybody has it on this function
+-- of PostgreSQL.
 create function pgchange.place_bar(tbl regclass, bar name) returns void
 language plpgsql as $$
 begin
@@ -140,8 +142,8 @@ begin
 end
 $$;
 
--- See to it that statement triggers are shown what a MERGE on a partitioned table updates: PostgreSQL (15 to 18) shows it as the row
--- that was inserted last, but not if partitions have a trigger before each inserted row. This trigger never fires.
+-- Let statement triggers see the rows that a MERGE updates on a partitioned table. PostgreSQL (15 to 18) passes them the row that
+-- was inserted last, unless the partitions have a row trigger before insert. This trigger never fires.
 create function pgchange.place_guard(tbl regclass, guard name) returns void
 language plpgsql as $$
 begin
@@ -155,29 +157,30 @@ begin
 end
 $$;
 
--- Of the partitions that a capture came to late those that may have rows; of one that came with its own partition, the former.
+-- Of the partitions that were attached before the capture knew them, those that may have rows. A partition that was attached with
+-- its own partitions counts once, without them.
 create function pgchange.came_with_rows(came regclass[]) returns setof regclass
 language sql stable as $$
     select r from unnest(came) as r
-    -- By its size: what reads a table may run code of its owner.
+    -- By size, because reading a table may run code of its owner.
     where exists (select from pgchange.descendants(r) as d(relid) where pg_relation_size(d.relid) > 0)
       and not exists (select from pg_inherits as i where i.inhrelid = r and i.inhparent = any (came))
     order by r
 $$;
 
--- What a partition misses that came with rows, by what changes are called there.
+-- The message about a partition that was attached with rows. change: what the feed calls a change.
 create function pgchange.told_missed(tbl regclass, part regclass, change text) returns text
 language sql stable as $$
     select format('%s: rows of %s may have been there before it was captured, and are in no %s', tbl, part, change)
 $$;
 
--- What brings the rows that came with a partition.
+-- The command that adds the rows of such a partition to the feed.
 create function pgchange.bring_missed(part regclass, schema name, function name) returns text
 language sql stable as $$
     select format('as its owner: select %I.%I(%L)', schema, function, part)
 $$;
 
--- Say which of the partitions that the capture came to late have rows that may be in no change, and return them.
+-- Raise a notice for each partition whose rows may be in no change, and return these partitions.
 create function pgchange.tell_missed(tbl regclass, came regclass[], change text, schema name, function name) returns setof regclass
 language plpgsql as $$
 declare

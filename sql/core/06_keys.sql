@@ -1,7 +1,8 @@
 -- The key of a table: the columns whose values name one row. A key of one integer column is a bigint. Any other key travels as text:
 -- one column as its text, several columns as the text of the array of their texts, such as {7f,12}.
 
--- The type of a column as part of a key: a domain counts as its base type, integers as bigint, varchar, char(n) and name as text.
+-- The type of a column as part of a key: a domain counts as its base type, and integers as bigint. Varchar, char(n) and name
+-- count as text.
 create function pgchange.key_type(type oid) returns regtype
 language plpgsql stable as $$
 declare
@@ -20,8 +21,8 @@ begin
 end
 $$;
 
--- Why a column of a type and a collation cannot be part of a key; null if it can. Two rows with equal keys must have one text, from
--- which the value can be read back.
+-- Why a column of a type and a collation cannot be part of a key; null if it can. Two rows with equal keys must have the same
+-- text, and the value must be readable back from it.
 create function pgchange.key_type_trouble(type oid, collation oid) returns text
 language plpgsql stable as $$
 begin
@@ -53,8 +54,8 @@ language sql stable as $$
     left join pg_attribute as a on a.attrelid = tbl and a.attname = u.name and a.attnum > 0 and not a.attisdropped
 $$;
 
--- The unique indexes of a table that hold for all its rows, with their columns: the primary key first, then the replica identity, then
--- those of fewer columns.
+-- The unique indexes of a table that cover all its rows, with their columns. The primary key comes first, then the replica
+-- identity, then indexes with fewer columns.
 create function pgchange.unique_indexes(tbl regclass) returns table (columns name[], is_primary boolean)
 language plpgsql stable
 set plan_cache_mode = force_generic_plan
@@ -64,7 +65,7 @@ begin
         select c.columns, i.indisprimary
         from pg_index as i
         cross join lateral (
-            -- Null if one of them is an expression. Columns that the index only includes come behind the others.
+            -- Null if an index column is an expression. The columns of INCLUDE come after the key columns.
             select case when count(a.attname) = count(*) then array_agg(a.attname order by k.place) end
             from unnest(i.indkey::smallint[]) with ordinality as k(number, place)
             left join pg_attribute as a on a.attrelid = i.indrelid and a.attnum = k.number
@@ -75,13 +76,13 @@ begin
 end
 $$;
 
--- The columns of the primary key of a table, in their order; empty if it has none.
+-- The columns of the primary key of a table, in order; empty if it has none.
 create function pgchange.primary_key(tbl regclass) returns name[]
 language sql stable as $$
     select coalesce((select u.columns from pgchange.unique_indexes(tbl) as u where u.is_primary), '{}')
 $$;
 
--- Columns of a table in the order in which a unique index has them; null if no unique index has exactly these columns.
+-- Columns of a table in the order of a unique index on exactly these columns; null if there is no such index.
 create function pgchange.key_order(tbl regclass, columns name[]) returns name[]
 language plpgsql stable as $$
 begin
@@ -102,7 +103,7 @@ language sql stable as $$
              when a.attname is null then format('%s has no column %I', tbl, u.name)
              when t.reason is not null
                  then format('column %I of %s is %s: %s', u.name, tbl, format_type(a.atttypid, a.atttypmod), t.reason)
-             else format('column %I of %s may be null', u.name, tbl) end
+             else format('column %I of %s can be null', u.name, tbl) end
          from unnest(columns) with ordinality as u(name, place)
          left join pg_attribute as a on a.attrelid = tbl and a.attname = u.name and a.attnum > 0 and not a.attisdropped
          cross join lateral pgchange.key_type_trouble(a.atttypid, a.attcollation) as t(reason)
@@ -117,7 +118,7 @@ language sql stable as $$
                  else (select string_agg(quote_ident(c), ', ' order by n) from unnest(columns) with ordinality as u(c, n)) end) end)
 $$;
 
--- A hint for whose key was refused: which keys the table has, each in the call that names it. %s in the call stands for the columns.
+-- The hint if a key was refused: the keys that the table has, each in a call that uses it. %s in the call stands for the columns.
 create function pgchange.other_keys(tbl regclass, call text) returns text
 language sql stable as $$
     with known as (
@@ -128,18 +129,18 @@ language sql stable as $$
     select coalesce(
         concat_ws(
             '; or ',
-            (select format('leave the key out: it is the primary key then, %s', array_to_string(k.columns, ', '))
+            (select format('leave the key out to use the primary key, %s', array_to_string(k.columns, ', '))
              from known as k where k.is_primary),
             (select 'name its key: ' || string_agg(replace(call, '%s', quote_literal(k.columns::text)), ' or ' order by k.rank)
              from known as k where not k.is_primary having count(*) > 0)),
         '')
     || case when not exists (select from known)
-       then 'give it a primary key or a unique index, whose columns are not null and of a type that a key can have; the event log takes '
-            'tables without one' else '' end
+       then 'give it a primary key or a unique index on columns that are not null and of a type that a key can have; the event '
+            'log accepts tables without one' else '' end
 $$;
 
--- The columns of the key of a table: those that are given, or the primary key. Refuse columns that do not name one row each, with the
--- keys that the table has; %s in the call stands for the columns.
+-- The columns of the key of a table: those that are given, or the primary key. Refuse columns that do not identify a row, with
+-- the keys that the table has. %s in the call stands for the columns.
 create function pgchange.check_key(tbl regclass, columns name[], call text) returns name[]
 language plpgsql stable as $$
 declare
@@ -153,15 +154,15 @@ begin
 end
 $$;
 
--- Whether each text of a type stands in the text of an array as it is, without quotes.
+-- Whether the text of an array contains the values of a type as they are, without quotes.
 create function pgchange.is_plain(type regtype) returns boolean
 language sql immutable as $$
     select type = any (
         '{bigint,oid,xid8,uuid,boolean,numeric,time,inet,cidr,macaddr,macaddr8,pg_lsn}'::regtype[])
 $$;
 
--- The SQL expression of the key of a row, by the types and the names of the columns of the key: a bigint, or a text. It names everything
--- with its schema and runs no cast of a user. To join plain texts takes half the time of making an array of them.
+-- The SQL expression of the key of a row, by the types and the names of its columns: a bigint, or a text. It names everything
+-- with its schema and runs no cast of a user. Joining texts that need no quotes takes half the time of making an array of them.
 create function pgchange.key_text(types regtype[], columns name[], row_alias text) returns text
 language sql stable as $$
     select case
@@ -175,7 +176,7 @@ language sql stable as $$
     cross join lateral format(
         case
             when u.type = 'numeric'::regtype then 'pg_catalog.trim_scale(%I.%I)::pg_catalog.text'
-            -- The cast of inet adds the length of the mask, and the owner of an enum can make a cast to text.
+            -- The cast of inet adds the length of the mask. The owner of an enum can make a cast to text.
             when u.type in ('inet'::regtype, 'cidr'::regtype) or (select t.typtype from pg_type as t where t.oid = u.type) = 'e'
                 then 'pg_catalog.concat(%I.%I)'
             else '%I.%I::pg_catalog.text' end,
@@ -194,17 +195,18 @@ language sql immutable as $$
     select case when cardinality(types) = 1 then array[key] else key::text[] end
 $$;
 
--- The SQL condition that finds the row of a key.
+-- The SQL condition that selects the row with a key.
 create function pgchange.key_condition(types regtype[], columns name[], row_alias text, key text) returns text
 language sql stable as $$
-    -- A literal is read by the type of its column, without a cast of a user.
+    -- PostgreSQL reads a literal by the type of the column, without a cast of a user.
     select string_agg(
         format(case when u.type = 'bigint'::regtype then '%I.%I operator(pg_catalog.=) %L::pg_catalog.int8'
                     else '%I.%I operator(pg_catalog.=) %L' end, row_alias, u.name, u.value), ' and ' order by u.place)
     from unnest(types, columns, pgchange.key_parts(types, key)) with ordinality as u(type, name, value, place)
 $$;
 
--- The settings of a function that gives the texts of keys of these types, as clauses of create function; empty if no setting matters.
+-- The settings of a function that returns texts of keys of these types, as clauses of create function; empty if no setting
+-- matters.
 create function pgchange.key_settings(types regtype[]) returns text
 language sql stable as $$
     select coalesce(string_agg(format('set %s = %L', s.name, s.value), ' '), '')

@@ -1,18 +1,18 @@
--- How long maintenance, and whoever changes a table beside its writers, waits for locks: never so that anybody is ended for a
--- deadlock.
+-- How maintenance and other changes besides writers wait for locks of a table, so that no session is ended for a deadlock.
 --
--- Who waits for a lock looks for a deadlock once, after deadlock_timeout, and is ended where it finds one, whoever came into it
--- last. So maintenance waits for nobody while somebody waits for it, who may be about to look; nor while anybody is about to look,
--- who may wait for somebody that comes to wait for it. And it gives up before whoever begins to wait meanwhile looks.
+-- A session that waits for a lock looks for a deadlock once, after deadlock_timeout. If there is a deadlock, PostgreSQL ends that
+-- session, even if another session caused the deadlock. So maintenance waits only if no session waits for it, because such a
+-- session may be about to look. It does not wait either while any session is about to look, because that session may come to wait
+-- for maintenance. And it gives up before a session that begins to wait meanwhile looks.
 
--- How long one may wait of whom others can come to wait: later somebody who does may look for a deadlock, and be the one that is
--- ended.
+-- The longest wait of maintenance: half of deadlock_timeout. A session that begins to wait for maintenance meanwhile then looks
+-- for a deadlock only after maintenance has given up, so it is not ended.
 create function pgchange.unseen() returns interval
 language sql stable as $$
     select current_setting('deadlock_timeout')::interval / 2
 $$;
 
--- Whether maintenance may wait so long: nobody waits for this session, and nobody is to look for a deadlock meanwhile.
+-- Whether maintenance may wait for a duration: no session waits for this session, and none will look for a deadlock meanwhile.
 create function pgchange.may_wait(most interval) returns boolean
 language sql volatile as $$
     select not exists (
@@ -22,15 +22,15 @@ language sql volatile as $$
                or clock_timestamp() - l.waitstart between 1.5 * pgchange.unseen() - most and 2.5 * pgchange.unseen()))
 $$;
 
--- The lock_timeout of maintenance for what comes next, so long at most: the shortest one where it may not wait.
+-- The lock_timeout for the next lock of maintenance, at most this long; 1 ms if it may not wait.
 create function pgchange.patience(most interval) returns text
 language sql volatile as $$
     select case when pgchange.may_wait(m) then greatest(1, extract(epoch from m) * 1000)::integer else 1 end || 'ms'
     from least(most, pgchange.unseen()) as m
 $$;
 
--- Lock a table, or rows, by a statement to which nowait can be added, and wait so long at most; where one may not wait, and the lock
--- is not free, it fails at once. So maintenance locks whatever others may have locked, before it changes that.
+-- Lock a table, or rows, by a statement that accepts nowait, and wait at most this long. If maintenance may not wait and the lock
+-- is not free, it fails at once. Maintenance takes every lock that others may hold by this function before it changes anything.
 create function pgchange.lock_briefly(lock text, most interval) returns void
 language plpgsql
 set lock_timeout = '1ms'
@@ -55,12 +55,12 @@ begin
     if patience <> '1ms' then
         perform pg_catalog.pg_advisory_xact_lock(key);
     elsif not pg_catalog.pg_try_advisory_xact_lock(key) then
-        raise lock_not_available using message = format('advisory lock %s is held by others', key);
+        raise lock_not_available using message = format('advisory lock %s is held by another transaction', key);
     end if;
 end
 $$;
 
--- Whether this transaction keeps writers from any other table than those.
+-- Whether this transaction blocks the writers of any table besides these.
 create function pgchange.holds_tables(besides regclass[]) returns boolean
 language plpgsql volatile as $$
 begin
@@ -71,13 +71,14 @@ begin
 end
 $$;
 
--- Who keeps a table from being locked; a prepared transaction has no pid.
+-- The processes that hold a lock of a table against this mode. A prepared transaction has no pid.
 create function pgchange.holders(relation regclass, mode text) returns table (pid integer, is_autovacuum boolean)
 language sql volatile
 set search_path = pg_catalog, pg_temp
 as $$
     select l.pid,
-           -- Of whom a role may not see the kind it sees at least that no role is connected there.
+           -- A role that may not see the backend_type of another sees at least that no role is connected there, as for an
+           -- autovacuum.
            bool_and(l.mode = 'ShareUpdateExclusiveLock') and coalesce(bool_and(
                coalesce(a.backend_type = 'autovacuum worker', a.usesysid is null)), false)
     from pg_locks as l left join pg_stat_activity as a on a.pid = l.pid
@@ -88,7 +89,8 @@ as $$
     order by l.pid
 $$;
 
--- Wait for a table until PostgreSQL cancels an autovacuum that is in the way, which it does for who has waited deadlock_timeout.
+-- Wait for a table until PostgreSQL cancels the autovacuum that holds it. PostgreSQL does so once a session has waited for
+-- deadlock_timeout.
 create function pgchange.stop_autovacuum(relation regclass, mode text) returns void
 language plpgsql
 set lock_timeout = '3s'
@@ -96,15 +98,15 @@ as $$
 begin
     perform set_config('lock_timeout', ((extract(epoch from 2 * pgchange.unseen()) + 2) * 1000)::integer || 'ms', true);
     execute format('lock table only %s in %s mode', relation, mode);
-    raise exception using errcode = 'PCUND', message = 'the lock is let go of';
+    raise exception using errcode = 'PCUND', message = 'release the lock again';
 exception when lock_not_available or deadlock_detected or sqlstate 'PCUND' then
     null;
 end
 $$;
 
--- Lock tables, all or none, within about 5 s. It waits for one at a time, and shortly, for behind a lock that is waited for everybody
--- waits; and never as long as PostgreSQL waits before it looks for a deadlock: it might end somebody else. Only where an autovacuum
--- alone is in the way it waits longer, once or twice, while it holds nothing.
+-- Lock tables, all or none, within about 5 s. It waits for one table at a time, and shortly, because all other sessions queue
+-- behind a waiting lock. It never waits until PostgreSQL looks for a deadlock, which might end another session. Only if nothing
+-- but an autovacuum holds a table does it wait longer, once or twice, while it holds no lock.
 create function pgchange.take_locks(relations regclass[], mode text) returns void
 language plpgsql
 set lock_timeout = '100ms'
@@ -116,7 +118,7 @@ declare
     waits boolean;
     held_since timestamptz;
     relation regclass;
-    -- One that prevents wraparound is not cancelled: no use in trying that again and again.
+    -- PostgreSQL does not cancel an autovacuum that prevents wraparound, so more than two tries are no use.
     stops integer := case when pgchange.holds_tables('{}') then 0 else 2 end;
 begin
     for attempt in 1 .. 1000 loop
@@ -145,7 +147,7 @@ begin
                     hint = 'try again when they have ended; nothing was changed';
             end if;
         end;
-        -- Here nothing is held any more, so nobody waits for us but for this table.
+        -- No lock is held at this point, so other sessions wait for this session at most because of this table.
         if stops > 0 and (select bool_and(h.is_autovacuum) from pgchange.holders(relation, mode) as h) then
             stops := stops - 1;
             perform pgchange.stop_autovacuum(relation, mode);
@@ -156,7 +158,8 @@ begin
 end
 $$;
 
--- Lock a table with its partitions and inheritance children, all or none. PostgreSQL locks no foreign tables: those are left out.
+-- Lock a table with its partitions and inheritance children, all or none. PostgreSQL cannot lock foreign tables, so they are left
+-- out.
 create function pgchange.lock_family(tbl regclass, mode text) returns void
 language sql volatile as $$
     select pgchange.take_locks(array(
@@ -164,8 +167,8 @@ language sql volatile as $$
         where c.relkind <> 'f' order by d.relid), mode)
 $$;
 
--- The transaction of another session, or the prepared one, that holds an advisory lock, the call that ends it, and when it began, as
--- far as the caller may see that.
+-- The other transaction that holds an advisory lock; it may be prepared. Its description, the call that ends it, and when it
+-- began. Columns that the caller may not see are null.
 create function pgchange.lock_holder(key bigint)
 returns table (pid integer, told text, call text, since timestamptz)
 language sql volatile as $$
@@ -189,15 +192,15 @@ language sql volatile as $$
     limit 1
 $$;
 
--- The lock_timeout of a change that waits for another transaction, in a session that sets none: as long as a relay waits for an
--- answer before the server counts as lost.
+-- The lock_timeout of a change that waits for another transaction, if the session sets none. It equals the time after which a
+-- relay gives up on the server.
 create function pgchange.longest_wait() returns text
 language sql immutable as $$
     select '10s'
 $$;
 
--- Take an advisory lock until the transaction ends. Where others hold it, wait as long as lock_timeout says, or longest_wait() where
--- it sets no limit. Then fail with the consequence, the transaction that holds the lock, and the call that ends it.
+-- Take an advisory lock until the transaction ends. If others hold it, wait as long as lock_timeout, or longest_wait() if
+-- lock_timeout sets no limit. Then fail with the consequence, the transaction that holds the lock, and the call that ends it.
 create function pgchange.lock_or_tell(key bigint, consequence text) returns void
 language plpgsql as $$
 declare

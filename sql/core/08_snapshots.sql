@@ -1,6 +1,6 @@
--- Arithmetic on transaction ids and snapshots: what was processed is the union of the snapshots in which it was read.
+-- Arithmetic on transaction ids and snapshots. A consumer has processed the union of the snapshots of its batches.
 
--- A transaction id near today's, with its epoch.
+-- The full transaction id, with its epoch, of an xid that was assigned recently.
 create function pgchange.full_xid(xid xid) returns xid8
 language sql stable as $$
     select (near.n + ((xid::text::bigint - near.n) & 4294967295 | case
@@ -52,7 +52,7 @@ begin
 end
 $$;
 
--- What a snapshot sees below a transaction id.
+-- The part of a snapshot that is below a transaction id.
 create function pgchange.snapshot_below(s pg_snapshot, xid xid8) returns pg_snapshot
 language plpgsql immutable as $$
 begin
@@ -64,7 +64,7 @@ begin
 end
 $$;
 
--- A snapshot that sees one transaction more.
+-- A snapshot that also sees one more transaction.
 create function pgchange.snapshot_with(s pg_snapshot, xid xid8) returns pg_snapshot
 language plpgsql immutable as $$
 begin

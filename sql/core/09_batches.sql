@@ -1,4 +1,4 @@
--- The batches of the last days, for people and pages: what each attempt came to. No claim and no ack depends on it.
+-- The attempts on batches of the last days, for people and the page. No claim and no ack depends on them.
 
 create table pgchange.batch (
     kind text,
@@ -18,22 +18,22 @@ create table pgchange.batch (
     run text default left(nullif(current_setting('pgchange.run', true), ''), 1000),
     outputs jsonb,
     primary key (kind, consumer, batch_id, attempt)
--- An ack changes a row in its place.
+-- Free space in each page, so that an ack updates a row within its page.
 ) with (fillfactor = 70);
 comment on table pgchange.batch is
-    'The attempts on batches of the last days, by the name of their consumer. claimed_at and failed_at are noted where the changes '
-    'are, as split_at is, when the batch was split into parts that are batches of their own; acked_at and skipped_at where the progress '
-    'is; seconds is how long each phase took, as far as whoever worked tells. '
-    'number counts a consumer''s, so that all but the last of them are found without a look at these. run is who made the attempt, as '
-    'the setting pgchange.run of the session that claimed says: of a task in Airflow its DAG, run, task, map index and try, each '
-    'percent-encoded, with a slash between. outputs are the targets that the batch was written to, as the setting pgchange.outputs of the '
-    'transaction of the ack says: [{target, rows, version, location}, ...].';
+    'Attempts on batches of the last days, by the name of their consumer. claimed_at, failed_at and split_at are recorded in the '
+    'database of the changes; acked_at and skipped_at in the database of the progress. A batch that was split ended when its '
+    'parts became batches. seconds: how long each phase took, if the worker reported it. number counts the attempts of a '
+    'consumer, so that trimming finds the old attempts without reading the others. run: the run that made the attempt, from the '
+    'setting pgchange.run of the session that claimed. For an Airflow task it is the DAG, run, task, map index and try, each '
+    'percent-encoded and separated by slashes. outputs: the targets that the batch was written to, from the setting '
+    'pgchange.outputs of the transaction of the ack: [{target, rows, version, location}, ...].';
 
 create index batch_noted on pgchange.batch (noted_at);
 create index batch_number on pgchange.batch (kind, consumer, number);
 
--- The number of a consumer's next attempt; two at once may have the same.
--- These without search_paths of their own: claims and acks wait for them.
+-- The number of a consumer's next attempt. Two concurrent attempts may get the same number.
+-- Without a search_path of their own, as all functions here that claims and acks call: each change of the path takes time.
 create function pgchange.next_number(kind text, consumer text) returns bigint
 language plpgsql stable as $$
 begin
@@ -44,11 +44,11 @@ begin
 end
 $$;
 
--- Note that a batch was claimed, with its attempt, where the changes are.
+-- Record in the database of the changes that a batch was claimed, with its attempt.
 create function pgchange.note_claim(kind text, consumer text, batch jsonb) returns void
 language plpgsql as $$
 begin
-    -- One that was given up and is sent again begins with a first attempt once more.
+    -- A batch that was given up and is sent again has a first attempt once more.
     insert into pgchange.batch (kind, consumer, batch_id, attempt, number, count, claimed_at)
     values (
         kind, consumer, (batch ->> 'id')::uuid, (batch ->> 'attempt')::integer,
@@ -64,7 +64,7 @@ begin
 end
 $$;
 
--- Note what the attempt on a batch failed on, where the changes are.
+-- Record the error of an attempt on a batch in the database of the changes.
 create function pgchange.note_failed(kind text, consumer text, batch jsonb, error text) returns void
 language plpgsql as $$
 begin
@@ -75,7 +75,7 @@ begin
 end
 $$;
 
--- Note that a batch ended because it was split, at its last attempt.
+-- Record that a batch ended at its last attempt because it was split.
 create function pgchange.note_split(kind text, consumer text, batch_id uuid, attempt integer) returns void
 language plpgsql as $$
 begin
@@ -85,15 +85,15 @@ begin
 end
 $$;
 
--- Note that a batch was acked, or skipped, where the progress is.
+-- Record in the database of the progress that a batch was acked or skipped.
 create function pgchange.note_end(kind text, consumer text, batch jsonb, skipped boolean default false) returns void
 language plpgsql as $$
 declare
-    -- By an update first, as most batches are claimed where they are acked.
+    -- Update first, because most batches are acked in the database in which they were claimed.
     id uuid := batch ->> 'id';
     tried integer := (batch ->> 'attempt')::integer;
     noted text := pg_catalog.current_setting('pgchange.outputs', true);
-    -- Pages show them. A list of over 10,000 characters would be too long for a page, and is left out.
+    -- The page shows them. A list of over 10,000 characters is too long for the page, so it is not stored.
     to_store jsonb := case when not skipped and pg_catalog.length(noted) between 1 and 10000 then noted end;
 begin
     update pgchange.batch as b set
@@ -110,7 +110,7 @@ begin
 end
 $$;
 
--- What became of an attempt on a batch, as far as this database knows; null if it knows nothing.
+-- The outcome of an attempt on a batch, as far as this database has recorded it; null if it has no record.
 create function pgchange.outcome(kind text, consumer text, batch jsonb) returns text
 language plpgsql stable as $$
 begin
@@ -126,11 +126,12 @@ begin
 end
 $$;
 
--- Forget attempts on batches that were noted longer ago, and all but so many of a consumer, at most ten thousand of either at a time;
--- says how many, and whether more may be left. What it reads is what it forgets, and one row of each consumer.
+-- Delete attempts on batches that are older than keep, and all but the newest attempts of each consumer. Deletes at most ten
+-- thousand rows of each kind. Returns texts: how many were deleted, and whether more may be left. Reads only the rows that it
+-- deletes, and one row of each consumer.
 create function pgchange.trim_batches(keep interval default '7 days', most integer default 1000) returns setof text
 language plpgsql security definer
--- Else a plan for few consumers, or for a table that was never analysed, reads all of it.
+-- With few consumers, or without statistics, the planner would otherwise read the whole table.
 set enable_seqscan = off
 set enable_bitmapscan = off
 set enable_mergejoin = off
@@ -138,7 +139,8 @@ set enable_hashjoin = off
 set enable_sort = off
 as $$
 declare
-    -- What is left is for another transaction. Nobody waits for whom this waits, nor this for an ack.
+    -- Further rows are left for the next transaction. Locked rows are skipped, so this never waits; the limit keeps acks from
+    -- waiting for it.
     chunk constant integer := 10000;
     old bigint;
     gone bigint;
@@ -169,10 +171,10 @@ begin
         limit chunk));
     get diagnostics gone = row_count;
     if gone + old > 0 then
-        return next format('forgot %s attempts on batches', gone + old);
+        return next format('deleted %s attempts on batches', gone + old);
     end if;
     if chunk in (gone, old) then
-        return next 'left attempts on batches to the next time';
+        return next 'left more attempts on batches for the next run';
     end if;
 end
 $$;

@@ -1,5 +1,6 @@
--- The batch that each consumer claimed last, at the source of its changes: what a retry works on again, and the mark that shows
--- whether this database still has all that the consumer saw. What a position is, its feed knows: here two are the same or not.
+-- The batch that each consumer claimed last, recorded at the source of its changes. A retry processes it again. It also shows
+-- whether this database still has all the changes that the consumer has seen. Only the feed knows what a position means; here two
+-- positions are equal or not.
 
 create table pgchange.claim (
     kind text not null,
@@ -23,13 +24,13 @@ create table pgchange.claim (
     primary key (kind, consumer)
 );
 comment on table pgchange.claim is
-    'The batch that each consumer claimed last, or with none the point to which it was moved by hand since. consumer is its name as '
-    'status shows it, address what its feed knows it by. after is the position before it, at from_version, upto the one behind it: '
-    'the same where the batch is a dead letter that is sent again. source is the place that they belong to; '
-    'elsewhere, that the consumer''s progress is kept in another database, so that this row tells how far it has come. error is what the last '
-    'attempt failed on, if it could say so. failures is how many attempts failed by an error of the batch itself, outages how many '
-    'by another one, such as a lost server; of an attempt whose process died neither is known. leased_by and leased_until: who processes the '
-    'batch without holding the consumer''s lock, and until when the batch is not claimed again.';
+    'The batch that each consumer claimed last, or the point to which it was moved manually since, without a batch. consumer: its '
+    'name in status; address: the name that its feed uses. after: the position before the batch, at from_version; upto: the '
+    'position behind it. Both are the same if the batch is a dead letter that is sent again. source: the place of these '
+    'positions. elsewhere: the consumer''s progress is in another database, so this row shows how far it has come. error: the '
+    'error of the last attempt, if it was reported. failures: attempts that failed by an error of the batch itself; outages: '
+    'attempts that failed by another error, such as a lost server. An attempt whose process died counts as neither. leased_by, '
+    'leased_until: who processes the batch without the consumer''s lock, and until when the batch is not claimed again.';
 
 -- The processes that hold an advisory lock of this database.
 create function pgchange.who_locks(key bigint) returns setof integer
@@ -51,8 +52,8 @@ begin
 end
 $$;
 
--- The keys of all advisory locks of this database that anybody holds: for who asks about many. Of whom something younger is read
--- then, a batch that was claimed, pgchange.locked() tells: a consumer takes its lock before it claims.
+-- The keys of all advisory locks that are held in this database, to look up many consumers at once. If the caller reads a claim
+-- that is younger than this list, it must ask pgchange.locked(): a consumer takes its lock before it claims.
 create function pgchange.locks_held() returns bigint[]
 language plpgsql stable as $$
 begin
@@ -63,7 +64,7 @@ begin
 end
 $$;
 
--- Refuse to go on if the lock of a consumer could not be taken.
+-- Raise an error if the lock of a consumer could not be taken.
 create function pgchange.check_taken(consumer text, is_taken boolean) returns void
 language plpgsql immutable as $$
 begin
@@ -74,7 +75,8 @@ begin
 end
 $$;
 
--- Take the lock of a consumer that is known and not at work, or say so, and with which query to look for others.
+-- Take the lock of a consumer. Raise an error if the consumer is at work or unknown. list: a query that lists the consumers, for
+-- the hint.
 create function pgchange.take_idle(consumer text, key bigint, is_known boolean, list text) returns void
 language plpgsql as $$
 begin
@@ -85,22 +87,22 @@ begin
 end
 $$;
 
--- Refuse a batch of no changes, and a claim in a transaction that has written.
+-- Raise an error if the limit is below 1 or if the transaction has already written.
 create function pgchange.check_claim(max_changes integer) returns void
 language plpgsql stable as $$
 begin
     if coalesce(max_changes < 1, true) then
-        raise invalid_parameter_value using message = 'a batch has at least 1 change';
+        raise invalid_parameter_value using message = 'the batch cannot be claimed with fewer than 1 change: give a limit of at '
+                                                      'least 1';
     end if;
     if pg_current_xact_id_if_assigned() is not null then
-        raise exception using errcode = 'PC007', message = 'this transaction has already written something',
-            hint = 'claim in a transaction of its own: its changes would count as seen';
+        raise exception using errcode = 'PC007', message = 'the batch cannot be claimed: this transaction has already written',
+            hint = 'claim in a new transaction, because the consumer would never see the changes of this transaction';
     end if;
 end
 $$;
 
--- Refuse to claim a batch again that has been claimed max_attempts times; no attempt is counted. Without max_attempts there is no
--- limit.
+-- Refuse to claim a batch again after max_attempts attempts. A null max_attempts means no limit.
 -- Without a search_path of its own, because claims call it: each change of the path takes time.
 create function pgchange.check_attempts(consumer text, batch_id text, attempt integer, max_attempts integer) returns void
 language plpgsql immutable as $$
@@ -108,18 +110,20 @@ begin
     if attempt >= max_attempts then
         raise exception using errcode = 'PC010',
             message = pg_catalog.format('batch %s of %s has failed, at attempt %s', batch_id, consumer, attempt),
-            hint = pg_catalog.format('mend what it fails on and raise max_attempts, or give it up: airflow-pgchange skip %s --reason ''...''',
+            hint = pg_catalog.format(
+                'fix the cause of the failure and raise max_attempts, or give the batch up: airflow-pgchange skip %s --reason '
+                '''...''',
                                      pgchange.shell_quoted(consumer));
     end if;
 end
 $$;
 
--- Refuse to give a batch up without a reason, or with one that is longer than the errors that are kept of a batch.
+-- Refuse to give up a batch without a reason, or with a reason of more than 4,000 characters, the limit for errors of batches.
 create function pgchange.check_reason(reason text) returns void
 language plpgsql immutable as $$
 begin
     if coalesce(trim(reason), '') = '' then
-        raise invalid_parameter_value using message = 'say why the batch is skipped';
+        raise invalid_parameter_value using message = 'the batch is not skipped: the reason is missing; say why it is given up';
     end if;
     if length(reason) > 4000 then
         raise invalid_parameter_value using message = format(
@@ -128,25 +132,29 @@ begin
 end
 $$;
 
--- Refuse a recorded batch of which so many changes are there, or null where they are not of this place.
+-- Refuse a recorded batch if changes of it are missing. counted: how many are there; null if the batch belongs to another
+-- database.
 create function pgchange.check_readable(batch jsonb, counted bigint) returns void
 language plpgsql immutable as $$
 begin
     if counted is null then
         raise exception using errcode = 'PC004',
-            message = format('batch %s was given up in another database than this one, or before it was restored', batch ->> 'id'),
-            hint = 'it cannot be sent again: airflow-pgchange letters drop';
+            message = format(
+                'batch %s cannot be sent again: it was given up in another database, or before this database was restored',
+                batch ->> 'id'),
+            hint = 'drop the letter: airflow-pgchange letters drop';
     end if;
     if counted <> (batch ->> 'count')::bigint then
         raise exception using errcode = 'PC005',
-            message = format('%s of the %s changes of batch %s were trimmed', (batch ->> 'count')::bigint - counted,
+            message = format(
+                '%s of the %s changes of batch %s were trimmed, so it cannot be sent again', (batch ->> 'count')::bigint - counted,
                              batch ->> 'count', batch ->> 'id'),
-            hint = 'it cannot be sent again: airflow-pgchange letters drop';
+            hint = 'drop the letter: airflow-pgchange letters drop';
     end if;
 end
 $$;
 
--- The last claim of a consumer, if there is one.
+-- The last claim of a consumer, or null.
 create function pgchange.last_claim(kind text, consumer text) returns pgchange.claim
 language plpgsql stable as $$
 begin
@@ -154,7 +162,8 @@ begin
 end
 $$;
 
--- A claim if a consumer at a version and position has not acked it yet, else null; that of a dead letter while the letter is to be sent.
+-- The given claim if a consumer at this version and position has not acked it yet, else null. The claim of a dead letter counts
+-- only while this letter is to be sent.
 create function pgchange.unacked(mark pgchange.claim, version bigint, after jsonb, letter jsonb) returns pgchange.claim
 language plpgsql immutable as $$
 begin
@@ -165,8 +174,8 @@ begin
 end
 $$;
 
--- The claim that a consumer at a version and position has not acked yet, if there is one; that of a dead letter while the letter is
--- to be sent.
+-- The claim that a consumer at this version and position has not acked yet, or null. The claim of a dead letter counts only while
+-- this letter is to be sent.
 create function pgchange.pending(kind text, consumer text, version bigint, after jsonb, letter jsonb default null) returns pgchange.claim
 language plpgsql stable as $$
 begin
@@ -174,8 +183,8 @@ begin
 end
 $$;
 
--- Raise an error for a change that has failed alone as often as it may, so that its consumer can make it a dead letter. Any other
--- batch is refused by check_attempts().
+-- Raise an error for a single change that has failed at max_attempts attempts, so that its consumer can make it a dead letter.
+-- check_attempts() refuses any other batch.
 create function pgchange.check_poison(mark pgchange.claim, max_attempts integer) returns void
 language plpgsql immutable as $$
 begin
@@ -183,16 +192,19 @@ begin
        and (mark.batch ->> 'count' = '1' or mark.batch -> 'bounds' ? 'letter')
     then
         raise exception using errcode = 'PC014',
-            message = format('batch %s of %s failed at each of its attempts and cannot be split any more, at attempt %s', mark.batch_id,
+            message = format(
+                'batch %s of %s failed at each of its attempts and cannot be split any more, at attempt %s', mark.batch_id,
                              mark.consumer, mark.attempt),
-            hint = format('mend what it fails on and raise max_attempts, or give it up: airflow-pgchange skip %s --reason ''...''',
+            hint = format(
+                'fix the cause of the failure and raise max_attempts, or give the batch up: airflow-pgchange skip %s --reason '
+                '''...''',
                           pgchange.shell_quoted(mark.consumer));
     end if;
 end
 $$;
 
--- Refuse to claim a batch once more after max_attempts attempts on it. If such batches are split, attempts that an outage ended are not
--- among them, and a change that failed alone is refused by an error of its own.
+-- Refuse to claim a batch again after max_attempts attempts. With on_give_up, attempts that an outage ended do not count. With
+-- 'bisect', a change that failed alone is refused by an error of its own.
 -- Without a search_path of its own, because claims call it.
 create function pgchange.check_again(mark pgchange.claim, max_attempts integer, on_give_up text) returns void
 language plpgsql immutable as $$
@@ -206,7 +218,7 @@ begin
 end
 $$;
 
--- The batch of a claim once more, with the attempt counted.
+-- Claim the batch of a claim again, with the attempt counted.
 create function pgchange.claim_again(mark pgchange.claim) returns jsonb
 language plpgsql as $$
 begin
@@ -220,8 +232,8 @@ begin
 end
 $$;
 
--- Record the batch that a consumer at a position claims, from after up to a point of the source, with its id, its version and its
--- first attempt; or without a batch a move by hand. A batch in work is given up as such.
+-- Record the batch that a consumer at a position claims, from after up to a point of the source. It gets an id, its version and
+-- its first attempt. Without a batch, record a manual move. This replaces the last claim, so a batch in work is given up.
 create function pgchange.record(
     kind text, consumer text, address jsonb, "position" jsonb, after jsonb, upto jsonb, source text, batch jsonb
 ) returns pgchange.claim
@@ -229,7 +241,7 @@ language plpgsql as $$
 declare
     made pgchange.claim;
     began_at bigint := coalesce(("position" ->> 'version')::bigint, 0);
-    -- A letter that is sent again keeps the id of its batch.
+    -- A dead letter that is sent again keeps the id of its batch.
     id constant uuid := coalesce(
         batch ->> 'id', case when batch is not null then md5(concat_ws('|', kind, consumer, source, began_at, after, upto, batch -> 'count')) end);
 begin
@@ -239,7 +251,7 @@ begin
         record.kind, record.consumer, record.address, n.version, began_at, id, (record.batch is not null)::integer,
         record.batch || jsonb_build_object(
             'id', id, 'version', n.version, 'attempt', 1,
-            -- A part of a split batch, and a letter that is sent again, keep that of the whole.
+            -- A part of a split batch keeps that of the whole, and a letter that is sent again keeps its own.
             'first_claimed_at', coalesce(record.batch -> 'first_claimed_at', to_jsonb(clock_timestamp())),
             'bounds', record.batch -> 'bounds' || jsonb_build_object('source', record.source, 'from_version', began_at)),
         record.after, record.upto, record.source,
@@ -262,7 +274,7 @@ begin
 end
 $$;
 
--- Refuse a position of another place than here, or beyond the last claim of its consumer; else return the place.
+-- Refuse a position from another place, or beyond the last claim of its consumer; else return the place.
 create function pgchange.check_known(kind text, consumer text, "position" jsonb, here text, is_native boolean) returns text
 language plpgsql stable as $$
 begin
@@ -273,14 +285,14 @@ begin
 end
 $$;
 
--- Note at the source what the attempt on a batch failed on, for its dead letter, and whether the batch itself may have caused it; null
--- if that is not known.
+-- Record the error of an attempt at the source, for the dead letter. of_batch: whether the batch itself may have caused it; null
+-- if that is unknown.
 create function pgchange.note_failure(kind text, consumer text, batch jsonb, error text, of_batch boolean) returns void
 language plpgsql as $$
 begin
     update pgchange.claim as c set
         error = note_failure.error,
-        -- An attempt that is noted twice fails once.
+        -- Count an attempt once, even if its error is recorded twice.
         failures = c.failures + (of_batch is true and c.failures + c.outages < c.attempt)::integer,
         outages = c.outages + (of_batch is false and c.failures + c.outages < c.attempt)::integer
     where c.kind = note_failure.kind and c.consumer = note_failure.consumer
@@ -291,7 +303,7 @@ begin
 end
 $$;
 
--- Refuse an attempt on a batch if another one has begun. last: the number of the last attempt; null if it is not known here.
+-- Refuse an attempt on a batch if another attempt has begun. last: the number of the last attempt; null if it is not known here.
 -- Without a search_path of its own, because acks call it.
 create function pgchange.check_attempt(consumer text, batch jsonb, last integer) returns void
 language plpgsql immutable as $$
@@ -305,8 +317,8 @@ begin
 end
 $$;
 
--- Refuse to ack a batch at another version than it was claimed as, or after an attempt that is not the last.
--- Without search_paths of their own: an ack waits for this.
+-- Refuse to ack a batch at another version than that of its claim, or after an attempt that is not the last.
+-- Without a search_path of its own, because acks call it.
 create function pgchange.check_claimed(kind text, consumer text, batch jsonb) returns void
 language plpgsql stable as $$
 declare
@@ -322,7 +334,7 @@ begin
 end
 $$;
 
--- What is known here of a consumer: the positions before and behind the batch that it claimed last; null for nothing.
+-- The positions before and behind the batch that a consumer claimed last; null if there is no claim here.
 create function pgchange.mark(kind text, consumer text) returns jsonb
 language plpgsql stable as $$
 begin
@@ -344,7 +356,7 @@ begin
 end
 $$;
 
--- Forget what a consumer claimed last; true where there was something.
+-- Delete the last claim of a consumer; true if it had a claim.
 create function pgchange.forget_claim(kind text, consumer text) returns boolean
 language sql as $$
     delete from pgchange.claim as c where c.kind = forget_claim.kind and c.consumer = forget_claim.consumer

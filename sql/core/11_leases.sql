@@ -1,6 +1,6 @@
--- Leases: a batch is processed while nobody holds the lock of its consumer. Until the lease ends, the batch is not claimed again. The
--- attempt is the fencing token: after the next claim, an ack with an earlier attempt is refused. A dead letter that is sent again keeps the
--- id of its batch, and begins with a first attempt. So the version of the batch is part of the token, too.
+-- Leases: a batch is processed while no session holds the lock of its consumer. Until the lease ends, the batch is not claimed
+-- again. The attempt is the fencing token: after the next claim, an ack with an earlier attempt is refused. A dead letter that is
+-- sent again keeps the id of its batch, and begins with a first attempt. So the version of the batch is part of the token, too.
 
 -- The lease of a claim, as {leased_by, leased_until}; {} if it has none, or if the lease has ended.
 create function pgchange.lease_of(mark pgchange.claim) returns jsonb
@@ -10,7 +10,8 @@ language sql volatile as $$
                 else '{}' end
 $$;
 
--- The batch of a claim with its attempts, the error of the last one, whether the progress is elsewhere, and its lease; null for no claim.
+-- The batch of a claim with its attempts, its last error and its lease, and whether the progress is in another database. Null for
+-- no claim.
 create function pgchange.in_work(mark pgchange.claim) returns jsonb
 language sql stable as $$
     select mark.batch || pg_catalog.jsonb_build_object(
@@ -40,7 +41,8 @@ begin
 end
 $$;
 
--- The time at which a lease of a duration ends that begins now. A lease is for at most seven days, and is renewed while the work goes on.
+-- The end of a lease that begins now and has this duration. A lease lasts at most seven days, and is renewed while the work goes
+-- on.
 create function pgchange.lease_end(duration interval) returns timestamptz
 language plpgsql volatile as $$
 begin
@@ -53,8 +55,8 @@ begin
 end
 $$;
 
--- Whether a claim has a batch that was not acked, as far as is known here. at: the version of the consumer's progress, if that is in this
--- database.
+-- Whether a claim has a batch that was not acked, as far as this database knows. at: the version of the consumer's progress, if
+-- that is in this database.
 create function pgchange.is_in_work(mark pgchange.claim, at bigint) returns boolean
 language sql immutable as $$
     select mark.batch is not null and (mark.elsewhere or mark.from_version = at)
@@ -69,8 +71,8 @@ language sql stable as $$
           and pgchange.is_in_work(c, at))
 $$;
 
--- Give the last attempt on the batch of a consumer at a version a lease, or end its lease if ends_at is null; false if the attempt is not
--- the last, or if the batch has ended. A null owner keeps the owner of the lease.
+-- Give the last attempt on a consumer's batch a lease, or end its lease if ends_at is null. at: the version of the consumer.
+-- Returns false if the attempt is not the last, or if the batch has ended. A null owner keeps the owner of the lease.
 create function pgchange.set_lease(kind text, consumer text, at bigint, batch jsonb, owner text, ends_at timestamptz) returns boolean
 language plpgsql as $$
 begin
@@ -83,7 +85,7 @@ begin
 end
 $$;
 
--- End the leases of a consumer at a version, or those that an owner has; how many there were.
+-- End the leases of a consumer at a version, or only those of an owner. Returns how many there were.
 create function pgchange.end_leases(kind text, consumer text, at bigint, owner text) returns bigint
 language plpgsql as $$
 declare

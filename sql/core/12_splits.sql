@@ -1,16 +1,17 @@
--- A batch that fails by its own content is split: its halves are claimed one after the other, and a half that fails is halved again,
+-- A batch that fails by its own content is split: its halves are claimed one after the other. A half that fails is halved again,
 -- until the bad change is alone. A part is a batch with an id of its own. Its bounds have "split":
---   parts_of: the ids of the batches of which it is a part, the whole batch first
---   rest: the parts of the whole that follow it, as {count, depth}: how many changes each has, and of how many of parts_of it is a part
---   ends: the place where the whole ends, if it has one
---   attempts: how many attempts were made on the whole and on its earlier parts
---   letters: how many changes of the whole became dead letters
---   first_claimed_at: when the whole was claimed first
+--   - parts_of: the ids of the batches of which it is a part, the whole batch first
+--   - rest: the parts of the whole that follow it, as {count, depth}: the number of their changes, and how many of parts_of they
+--     belong to
+--   - ends: the place where the whole ends, if it has an end
+--   - attempts: how many attempts were made on the whole and on its earlier parts
+--   - letters: how many changes of the whole became dead letters
+--   - first_claimed_at: when the whole was claimed first
 
--- The parts into which a claimed batch is split, the next one first, as the bounds of a part have them, and in within the bounds of
--- the batch; null if the batch is not split. It is split if max_attempts attempts were made, and one of them failed by the batch
--- itself. Attempts that an outage ended do not count. A single change cannot be split, and a dead letter that was sent again stays
--- whole. If ten changes of the whole have become dead letters, the cause is probably in the code and not in them, so the rest is kept
+-- The parts into which a claimed batch is split, in the form of the bounds of a part, the next part first. within: the bounds of
+-- the batch. Null if the batch is not split. It is split if max_attempts attempts were made, and one of them failed by the batch
+-- itself. Attempts that an outage ended do not count. A single change cannot be split, and a dead letter that was sent again
+-- stays whole. If ten changes of the whole have become dead letters, the cause is probably in the code. The rest is then kept
 -- together for a person.
 create function pgchange.halves(mark pgchange.claim, max_attempts integer) returns jsonb
 language plpgsql immutable as $$
@@ -38,8 +39,8 @@ begin
 end
 $$;
 
--- The parts of a split batch that follow one that has ended, as halves() returns them, and in before the place where they begin, if it
--- has one; null if there are none.
+-- The parts of a split batch that follow a part that has ended, in the form that halves() returns. before: the place where they
+-- begin, if they have a place. Null if there are none.
 create function pgchange.parts_behind(mark pgchange.claim) returns jsonb
 language plpgsql immutable as $$
 declare
@@ -50,15 +51,15 @@ begin
     end if;
     return split || jsonb_build_object(
         'attempts', (split -> 'attempts')::integer + mark.attempt,
-        -- If each attempt on a change failed, and its consumer is behind it all the same, it became a dead letter.
+        -- If each attempt on a change failed and its consumer is past it, the change became a dead letter.
         'letters', (split -> 'letters')::integer
             + (mark.batch ->> 'count' = '1' and mark.failures > 0 and mark.failures + mark.outages = mark.attempt)::integer,
         'before', mark.batch -> 'bounds' -> 'upto', 'within', (mark.batch -> 'bounds') - 'split');
 end
 $$;
 
--- The parts of a split batch that a consumer at a version has still to process, as parts_behind() returns them, given its last claim;
--- null if there are none.
+-- The parts of a split batch that a consumer at a version has still to process, given its last claim. The form is that of
+-- parts_behind(); null if there are none.
 -- A consumer that was moved since is at another version, so its split is over.
 -- Without a search_path of its own, because each claim calls it.
 create function pgchange.parts_left(mark pgchange.claim, version bigint) returns jsonb
@@ -89,13 +90,13 @@ begin
 end
 $$;
 
--- Refuse an unknown word for what becomes of a batch whose attempts are used up.
+-- Refuse an unknown value of on_give_up, which says how a batch is handled after its last attempt.
 create function pgchange.check_on_give_up(word text) returns void
 language plpgsql immutable as $$
 begin
     if word <> 'bisect' then
         raise invalid_parameter_value using message = format('on_give_up cannot be %L', word),
-            hint = 'say bisect, or null to refuse a batch whose attempts are used up';
+            hint = 'use bisect, or null to refuse a batch whose attempts are used up';
     end if;
 end
 $$;

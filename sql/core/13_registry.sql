@@ -1,5 +1,5 @@
--- The feeds that are known here, each by a row, and what their consumers gave up. What feeds do, their schemas know, and nothing
--- here knows any kind.
+-- The registered feeds, and the dead letters of their consumers. Nothing here depends on the kind of a feed; each schema has the
+-- functions of its feeds.
 
 create table pgchange.registered (
     schema name primary key,
@@ -9,17 +9,17 @@ create table pgchange.registered (
     letters_elsewhere boolean not null
 );
 comment on table pgchange.registered is
-    'The schemas that tell how things are: by health() setof pgchange.finding what a person should look at, where they know of '
-    'more than their consumers say, and one with consumers, of the feeds of one kind, by status(upto integer) setof '
-    'pgchange.consumer_status how they stand. prefix: how the names of its consumers begin, and those of no other kind. '
-    'tells_of_batches: whether health() has what fails, as of consumers that have many '
-    'batches at a time. For its dead letters a kind brings letter_rights(address jsonb) text[], which of see and keep the caller '
-    'may do; check_letter(address jsonb, content jsonb), which raises why one cannot be sent again, as far as this database '
-    'knows; and redrive(letter bigint), which deletes the letter as it sends it, or sets on_its_way and has its consumer delete '
-    'it; and letter_content(address jsonb, content jsonb) jsonb, where what a letter holds is not in itself; and erase_letter(letter '
-    'bigint, key text, field text) bigint, where letters hold more than bounds, which erases a key and returns how many changes went. '
-    'For pgchange.limit_lag() it brings address_of(consumer text) jsonb, and for pgchange.reasons() perhaps kept(consumers text[]). '
-    'letters_elsewhere: what letters stand for may lie in another database than they do.';
+    'The schemas whose state is reported. A schema may have health() returning setof pgchange.finding. A schema with consumers '
+    'also has status(upto integer) returning setof pgchange.consumer_status. kind: the kind of its feeds. prefix: the beginning '
+    'of the names of its consumers, which no other kind uses. tells_of_batches: whether its health() reports failing batches, '
+    'because its consumers have many batches at a time. For dead letters a kind provides functions. letter_rights(address jsonb) '
+    'text[] returns which of see and keep the caller may do. check_letter(address jsonb, content jsonb) raises the reason why a '
+    'letter cannot be sent again, as far as this database knows. redrive(letter bigint) deletes the letter and sends it, or sets '
+    'on_its_way, and then its consumer deletes it. letter_content(address jsonb, content jsonb) jsonb returns the content if it '
+    'is not in the letter. erase_letter(letter bigint, key text, field text) bigint erases a key and returns how many changes '
+    'were deleted, if letters hold more than bounds. For pgchange.limit_lag() a kind provides address_of(consumer text) jsonb, '
+    'and for pgchange.reasons() perhaps kept(consumers text[]). letters_elsewhere: the changes of a letter may be in another '
+    'database.';
 
 create table pgchange.letter (
     id bigint generated always as identity primary key,
@@ -39,13 +39,14 @@ create table pgchange.letter (
     void text
 );
 comment on table pgchange.letter is
-    'What consumers gave up, a letter for a batch however many changes it has: why, the error of the last of its attempts, by '
-    'whom and when. address is whose it is, content what is sent again; both belong to its kind. sent_at is when it was sent '
-    'again last, on_its_way that its consumer has it before it, void why it can never be sent again.';
+    'Dead letters: batches that consumers gave up, a letter for each batch whatever its number of changes. A letter has the '
+    'reason, the last error, the role that gave the batch up, and the time. address: its consumer; content: the data that are '
+    'sent again. The form of both depends on the kind. sent_at: when it was last sent again; on_its_way: its consumer has yet to '
+    'process it; void: why it can never be sent again.';
 create index letter_on_its_way on pgchange.letter (consumer, sent_at, id) where on_its_way;
 create index letter_of_kind on pgchange.letter (kind);
 
--- Refuse a prefix by which the names of two kinds' consumers could not be told apart.
+-- Refuse a prefix that does not distinguish the consumers of this kind from those of other kinds.
 create function pgchange.check_prefix(schema name, kind text, prefix text) returns void
 language plpgsql stable as $$
 declare
@@ -64,16 +65,16 @@ begin
 end
 $$;
 
--- Note a schema that tells how things are, and the kind of its feeds if it has any; what an earlier schema of that kind had in work
--- is forgotten, and its dead letters are never sent again. The names of its consumers begin with the prefix, which is the kind and a
--- colon if none is given.
+-- Register a schema for status and health, with the kind of its feeds if it has any. Claims of an earlier schema of that kind are
+-- deleted, and its dead letters are never sent again. The default prefix of its consumers is the kind and a colon.
 create function pgchange.register(
     schema name, kind text default null, tells_of_batches boolean default false, letters_elsewhere boolean default false,
     prefix text default null
 ) returns void
 language sql as $$
     select pgchange.check_prefix(schema, kind, coalesce(prefix, kind || ':'));
-    -- What an earlier schema of this name claimed is no more, and what it gave up names consumers and changes that are no more.
+    -- Claims of an earlier schema of this name have no source any more. Its dead letters name consumers and changes that no
+    -- longer exist.
     delete from pgchange.claim as c where c.kind = register.kind;
     delete from pgchange.batch as b where b.kind = register.kind;
     update pgchange.letter as l
@@ -85,7 +86,7 @@ language sql as $$
         kind = excluded.kind, prefix = excluded.prefix, tells_of_batches = excluded.tells_of_batches, letters_elsewhere = excluded.letters_elsewhere
 $$;
 
--- Forget a schema that goes, with what its consumers have in work or gave up.
+-- Delete the registration of a schema, with the claims and attempts of its consumers. Its dead letters are deleted with it.
 create function pgchange.unregister(schema name) returns void
 language sql as $$
     delete from pgchange.claim as c
@@ -95,8 +96,9 @@ language sql as $$
     delete from pgchange.registered as r where r.schema = unregister.schema
 $$;
 
--- Whether a schema that was registered is there, and not another that somebody has made since: its functions run as whoever asks. Of
--- another it is told by a warning, but where it is asked of every row.
+-- Whether a registered schema exists and belongs to the owner of pgchange or to a superuser. Another role may have created a
+-- schema of this name, and its functions would run as the caller. tell: raise a warning about such a schema; false for a check of
+-- each row.
 create function pgchange.ours(schema name, tell boolean default true) returns boolean
 language plpgsql stable as $$
 declare

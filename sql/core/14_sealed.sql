@@ -1,27 +1,29 @@
--- Who calls a function that runs as its owner. There PostgreSQL tells session_user and the owner, and neither is the caller: in an
--- autovacuum worker, during a DBA's analyze, or in somebody's security definer function, who logged in is not whose code runs.
+-- The caller of a function that runs as its owner. Inside such a function PostgreSQL knows session_user and the owner, and
+-- neither need be the caller. In an autovacuum worker, during a DBA's analyze, or in a security definer function, the code of
+-- another role runs.
 --
--- So a function that asks for rights takes the caller as its first argument, a pgchange.caller. PostgreSQL checks such a value where it
--- is made, which is before the function becomes its owner: nobody can make one of another role. Such functions stand in schemas of
--- their own, <schema>_sealed, which nobody is granted. The public face of each is a function of the same name in the schema itself: it
--- runs as its caller and passes current_user. As its body was parsed when its owner made it, who calls it needs no right to the sealed
--- schema. Members of pg_read_all_data can name what is in there all the same, as themselves: so a sealed function does for its caller
--- only what it has asked the rights for, whoever may execute its face.
+-- So a function that checks rights takes the caller as its first argument, a pgchange.caller. PostgreSQL checks such a value
+-- where it is made, before the function switches to its owner. So no role can make a value of another role. Such functions are in
+-- schemas of their own, <schema>_sealed, on which nobody has USAGE. The public face of each is a function of the same name in the
+-- schema itself: it runs as its caller and passes current_user. Its body was parsed when its owner made it, so the caller needs
+-- no right to the sealed schema. Members of pg_read_all_data can call functions in there all the same, as themselves. So a sealed
+-- function checks the rights of its caller for everything it does, even if the caller could not execute its face.
 
 create domain pgchange.caller as name not null constraint is_the_current_user check (value = current_user);
 comment on domain pgchange.caller is
-    'Who calls a function, as a value that only that role can make.';
--- Nobody keeps one in a table, for use as another role.
+    'The caller of a function, as a value that only that role can make.';
+-- A table with such a column could keep a value for use as another role.
 revoke all on type pgchange.caller from public;
 
--- Make the sealed schema of a schema of ours.
+-- Create the sealed schema of a schema of this project.
 create function pgchange.make_sealed(of_schema name) returns void
 language plpgsql as $$
 declare
     sealed name := of_schema || '_sealed';
     granted record;
 begin
-    -- One that was left over, by a schema that was dropped by hand, goes. One that is not ours is refused.
+    -- Drop a sealed schema that was left behind when its schema was dropped manually. If the schema belongs to somebody else,
+    -- creating it fails.
     if obj_description(to_regnamespace(quote_ident(sealed)), 'pg_namespace') like 'pgchange: %'
        and pgchange.ours(sealed, tell => false)
     then
@@ -30,9 +32,10 @@ begin
     execute format('create schema %I', sealed);
     execute format(
         'comment on schema %I is %L', sealed,
-        format('pgchange: functions of schema %s that are told who calls them. Nobody is granted USAGE here: others call the functions '
-               'of the same names in schema %1$s.', of_schema));
-    -- The default privileges of a database may open every new schema.
+        format(
+            'pgchange: functions of schema %s that get their caller as an argument. Nobody is granted USAGE here: others call the '
+            'functions of the same names in schema %1$s.', of_schema));
+    -- Default privileges of the database may grant rights on every new schema.
     for granted in
         select case when a.grantee = 0 then 'public' else a.grantee::regrole::text end as grantee
         from pg_namespace as n cross join lateral aclexplode(n.nspacl) as a
@@ -43,7 +46,7 @@ begin
 end
 $$;
 
--- Make the public face of a function of a sealed schema: it runs as its caller and passes who that is. Nobody is granted it yet.
+-- Create the public face of a sealed function. It runs as its caller and passes current_user. Nobody has EXECUTE on it yet.
 create function pgchange.show(sealed_function regprocedure) returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -51,10 +54,11 @@ as $$
 declare
     known pg_proc := (select p from pg_proc as p where p.oid = sealed_function);
     shown_in name := regexp_replace(known.pronamespace::regnamespace::text, '_sealed$', '');
-    -- All but the first, which is the caller.
+    -- All arguments but the first, which is the caller.
     arguments text := regexp_replace(pg_get_function_arguments(known.oid), '^caller pgchange.caller(, )?', '');
     types text := (select string_agg(format_type(t, null), ', ' order by n) from unnest(known.proargtypes) with ordinality as a(t, n) where n > 1);
-    -- Of a name the function would take over the collation C for all its texts, and use no index of them.
+    -- Without the explicit collation, the function would take over the collation C of type name for all its texts. Then it would
+    -- use no index on texts.
     called text := format(
         '%s.%I(%s)', known.pronamespace::regnamespace, known.proname,
         array_to_string(array['(current_user collate "default")::pgchange.caller'] || array(select '$' || i from generate_series(1, known.pronargs - 1) as i), ', '));
@@ -72,8 +76,8 @@ begin
 end
 $$;
 
--- Refuse a caller that may not execute the public face of a sealed function. Members of pg_read_all_data can name the sealed function
--- itself, and a role that may read is not to write.
+-- Refuse a caller that may not execute the public face of a sealed function. Members of pg_read_all_data can call the sealed
+-- function directly, but a role that may only read must not write.
 create function pgchange.check_face(caller name, face regprocedure) returns void
 language plpgsql stable as $$
 begin
@@ -83,7 +87,7 @@ begin
 end
 $$;
 
--- Make the public faces of all functions of a sealed schema.
+-- Create the public faces of all functions of a sealed schema.
 create function pgchange.show_sealed(of_schema name) returns void
 language plpgsql as $$
 begin

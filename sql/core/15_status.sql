@@ -1,4 +1,4 @@
--- How every consumer of every feed stands, in one table.
+-- The status of every consumer of every feed, in one table.
 
 create type pgchange.consumer_status as (
     kind text, consumer text, feed jsonb, version bigint,
@@ -7,12 +7,13 @@ create type pgchange.consumer_status as (
     held_back_by text, elsewhere text, part_of uuid, leased_by text, leased_until timestamptz
 );
 comment on type pgchange.consumer_status is
-    'How a consumer stands. kind, consumer: what it is and how people call it; feed: what else its feed is made of. version counts '
-    'its batches and moves. ready: what a claim would return now, exact or at least so many, the oldest that many seconds old; '
-    'waiting: what is there and cannot be claimed yet; faults: what its capture could not place. at_work: whether somebody holds '
-    'its lock, or has a lease of its batch. batch_id, attempt, error, claimed_at: the batch that was claimed and not acked. held_back_by: whom or what it waits '
-    'for. elsewhere: ''changes'' or ''progress'' where these are in another database, as far as is known here. part_of: the batch that was '
-    'split, if batch_id is a part of it. leased_by, leased_until: the owner and the end of the lease, while a batch is leased.';
+    'The status of a consumer. kind, consumer: its kind and its name; feed: further names of its feed. version counts its batches '
+    'and moves. ready: the changes that a claim would return now, exact or a lower bound; oldest_seconds: the age of the oldest. '
+    'waiting: changes that cannot be claimed yet; faults: changes that the capture could not place. at_work: a session holds its '
+    'lock, or its batch is leased. batch_id, attempt, error, claimed_at: the batch that was claimed and not acked. held_back_by: '
+    'the obstacle that it waits for. elsewhere: ''changes'' or ''progress'' if these are in another database, as far as this '
+    'database knows. part_of: the batch that was split, if batch_id is a part of it. leased_by, leased_until: the owner and the '
+    'end of the lease, while a batch is leased.';
 
 -- The whole batch of which a batch is a part; null for a whole batch, and for that of a dead letter.
 create function pgchange.whole_of(batch jsonb) returns uuid
@@ -20,7 +21,7 @@ language sql immutable as $$
     select case when not batch -> 'bounds' ? 'letter' then (batch #>> '{bounds,split,parts_of,0}')::uuid end
 $$;
 
--- How a consumer stands, by its position, its lag and the claim of the batch that it has in work, all as far as they are known.
+-- The status of a consumer from its position, its lag and the batch that it has in work, all as far as they are known.
 create function pgchange.standing(
     kind text, consumer text, address jsonb, at jsonb, lag jsonb, work jsonb, at_work boolean, held_back_by text, elsewhere text
 ) returns pgchange.consumer_status
@@ -40,8 +41,8 @@ begin
 end
 $$;
 
--- The size of a table with its indexes and its TOAST table as PostgreSQL knew it at the last vacuum: this reads no file and waits for no
--- lock. 0 before the first vacuum.
+-- The size of a table with its indexes and its TOAST table as of the last vacuum; 0 before the first vacuum. Reads no file and
+-- waits for no lock.
 create function pgchange.estimated_size(tbl oid) returns bigint
 language sql stable as $$
     select coalesce(sum(greatest(c.relpages, 0)), 0)::bigint * pg_catalog.current_setting('block_size')::bigint
@@ -64,7 +65,8 @@ declare
     advice text;
 begin
     if coalesce(upto < 0, true) then
-        raise invalid_parameter_value using message = 'upto must not be negative';
+        raise invalid_parameter_value using message = 'the status cannot be shown: upto must not be negative or null; give the '
+                                                      'number up to which ready changes are counted';
     end if;
     for known in
         select r.schema, r.kind from pgchange.registered as r where r.kind = coalesce(of_kind, r.kind) order by r.kind
@@ -75,7 +77,7 @@ begin
             seen := true;
         exception when others then
             get stacked diagnostics code = returned_sqlstate, told = message_text, advice = pg_exception_hint;
-            -- What another try mends is the caller's to try again.
+            -- The caller can retry after a serialization failure, a deadlock or a lock timeout.
             if code like '40%' or code = '55P03' then
                 raise;
             end if;
@@ -88,5 +90,5 @@ begin
 end
 $$;
 comment on function pgchange.status(integer, text) is
-    'Every consumer that the caller may see, of every feed or of one kind; ready is exact up to a number, the cost does not grow '
-    'with the backlog. What cannot be told is left out with a warning.';
+    'The status of every consumer that the caller may see, of every feed or of one kind. ready is exact up to a number, so the '
+    'cost does not grow with the backlog. Consumers whose status cannot be read are left out with a warning.';

@@ -1,4 +1,4 @@
--- How far behind a consumer may be before it is a finding of health, where its keeper or its DAG has set that.
+-- The lag from which health reports a consumer, as its keeper or its DAG has set it.
 
 create table pgchange.lag_limit (
     kind text references pgchange.registered (kind) on delete cascade,
@@ -11,12 +11,13 @@ create table pgchange.lag_limit (
     primary key (kind, consumer)
 );
 comment on table pgchange.lag_limit is
-    'How far behind consumers may be before pgchange.health() reports them, by their kind and name. address: what the dead letters of the '
-    'consumer are known by, which says who may change the limit. max_age is for the oldest ready change, max_changes for the number of '
-    'changes that are ready or wait; null is no limit.';
+    'The lag from which pgchange.health() reports a consumer, by its kind and name. address: the address of the consumer in dead '
+    'letters, which decides who may change the limit. max_age limits the age of the oldest ready change, max_changes the number '
+    'of changes that are ready or wait; null is no limit.';
 
--- The limits of a consumer: those that its keeper has set; else the strictest that its watchers give; else an hour and no number of
--- changes. Everybody who sees a consumer gets the same findings, so this reads what row-level security shows to its keepers alone.
+-- The lag limits of a consumer: those that its keeper has set. Else the strictest of its watchers; else an hour and no number of
+-- changes. Security definer, because row-level security shows the limits to keepers only, and everybody who sees a consumer gets
+-- the same findings.
 create function pgchange.lag_limit_of(kind text, consumer text, out max_age interval, out max_changes bigint)
 language plpgsql stable security definer
 set jit = off

@@ -1,18 +1,19 @@
--- What a person should look at, of every feed, with the call that mends it.
+-- Findings of every feed that need attention, each with the call that fixes it.
 
 create type pgchange.finding as (kind text, severity text, consumer text, told text, call text);
 comment on type pgchange.finding is
-    'Something that a person should look at. kind: of which schema it is; severity: error where changes do not come or are lost, '
-    'warning for what may lead there; consumer: whom it is about, if it is one; told: what is wrong; call: what mends it, in SQL or '
-    'for the shell, and as whom; null where that is not one call.';
+    'Something that needs attention. kind: the kind of its feed or schema. severity: error if changes are lost or do not arrive, '
+    'warning for a possible cause of that. consumer: the consumer, if the finding is about a consumer. told: the problem. call: '
+    'the call that fixes it, in SQL or for the shell, and as which role; null if a single call cannot fix it.';
 
--- A number of things, in words.
+-- A number of things in words, such as 1 change or 2 changes.
 create function pgchange.many(count bigint, what text) returns text
 language sql immutable as $$
     select format('%s %s', count, what) || case when count = 1 then '' else 's' end
 $$;
 
--- The watcher that looked last at each feed. Names of watched feeds are cut at 600 characters. elsewhere: watchers of another database.
+-- The watcher of each feed that looked last. Names of watched feeds are cut at 600 characters. elsewhere: watchers that another
+-- database has recorded.
 create function pgchange.latest_watchers(elsewhere pgchange.watcher[] default '{}') returns setof pgchange.watcher
 language sql stable as $$
     select distinct on (w.kind, w.feed) w.*
@@ -20,8 +21,8 @@ language sql stable as $$
     order by w.kind, w.feed, w.looked_at desc
 $$;
 
--- Whether a watcher has ended without anybody to follow it: it has not looked for so long, and its last look did not start work that
--- has made progress since, as that of a sensor does.
+-- Whether a watcher has ended and no other has followed. It has not looked lately, and the work that its last look started, if
+-- any, has made no progress since. A sensor ends regularly when its last look starts work.
 create function pgchange.has_stopped_looking(w pgchange.watcher, s pgchange.consumer_status, lately interval default '10 minutes')
 returns boolean
 language sql volatile as $$
@@ -29,7 +30,7 @@ language sql volatile as $$
        and (w.woke_at > w.looked_at - interval '10 seconds' and greatest(s.claimed_at, s.updated_at) > w.woke_at) is not true
 $$;
 
--- Why a consumer is behind, as far as the database can tell. w: who looked at it last, null where nobody did.
+-- Why a consumer is behind, as far as the database can tell. w: the watcher that looked at it last, or null.
 create function pgchange.why_behind(s pgchange.consumer_status, w pgchange.watcher) returns text
 language sql volatile as $$
     select case
@@ -40,7 +41,7 @@ language sql volatile as $$
             || case when s.attempt > 1 then format(', at attempt %s', s.attempt) || coalesce(', after: ' || s.error, '') else '' end
         when s.batch_id is not null and s.error is not null then format('attempt %s at batch %s failed: %s', s.attempt, s.batch_id, s.error)
         when s.batch_id is not null then
-            format('attempt %s at batch %s began at %s and was never finished', s.attempt, s.batch_id, s.claimed_at::timestamptz(0))
+            format('attempt %s at batch %s began at %s and did not finish', s.attempt, s.batch_id, s.claimed_at::timestamptz(0))
         when s.held_back_by is not null and coalesce(s.ready, 0) = 0 then s.held_back_by
         when w.looked_at is not null and pgchange.has_stopped_looking(w, s) then
             format('no watcher has looked at it since %s', w.looked_at::timestamptz(0))
@@ -54,8 +55,8 @@ language sql volatile as $$
     end
 $$;
 
--- How much each of these consumers keeps from being trimmed, and of which store. A schema whose consumers keep something tells this by
--- kept(consumers text[]), which returns the consumer, the bytes and the name of the store.
+-- How many bytes each of these consumers keeps from being trimmed, and in which store. A schema whose consumers keep something
+-- has kept(consumers text[]), which returns the consumer, the bytes and the name of the store.
 create function pgchange.kept(standing pgchange.consumer_status[]) returns table (kind text, consumer text, bytes bigint, store text)
 language plpgsql volatile as $$
 declare
@@ -77,15 +78,15 @@ begin
 end
 $$;
 
--- How much a consumer keeps, in words that follow the reason why it is behind. Less than 1 GB is not worth a person's attention.
+-- How much a consumer keeps, in words that follow the reason why it is behind. Less than 1 GB is not worth attention.
 create function pgchange.told_kept(bytes bigint, store text) returns text
 language sql immutable as $$
     select case when bytes >= 1073741824
                 then format('; it keeps about %s GB of the %s', round(bytes / 1073741824.0), store) else '' end
 $$;
 
--- How consumers stand, with the watcher that looked last at each, why each is behind, and what it keeps. why is null if no changes are
--- there for it.
+-- The status of consumers, with the watcher that looked last at each, why each is behind, and how much it keeps. why is null if
+-- the consumer has no changes before it.
 create function pgchange.explained(standing pgchange.consumer_status[] default null, elsewhere pgchange.watcher[] default '{}')
 returns table (one pgchange.consumer_status, watcher pgchange.watcher, why text, keeps text)
 language sql volatile as $$
@@ -109,19 +110,19 @@ language sql volatile as $$
     select (e.one).kind, (e.one).consumer, e.why from pgchange.explained(standing, elsewhere) as e where e.why is not null
 $$;
 comment on function pgchange.reasons(pgchange.consumer_status[], pgchange.watcher[]) is
-    'Why each consumer that has changes before it is behind: a task is at work, its batch failed, a transaction holds it back, no watcher '
-    'looks, or no task claims them; and how much it keeps from being trimmed, if that is 1 GB or more. standing: what pgchange.status() has '
-    'just said, for a caller that has asked it. elsewhere: what pgchange.watchers() says in the database that holds the progress of '
-    'consumers whose changes are here.';
+    'Why each consumer with changes before it is behind. A task is at work, its batch failed, a transaction holds it back, no '
+    'watcher looks, or no task claims them. The reason also says how much it keeps from being trimmed, if that is 1 GB or more. '
+    'standing: the rows of pgchange.status(), if the caller has just read them. elsewhere: the rows of pgchange.watchers() in the '
+    'database with the progress of consumers whose changes are here.';
 
--- Whether a consumer is further behind than it may be; null is no limit.
+-- Whether the lag of a consumer exceeds a limit. A null limit is no limit.
 create function pgchange.is_behind(s pgchange.consumer_status, max_age interval, max_changes bigint) returns boolean
 language sql immutable as $$
     select coalesce(s.ready > 0 and s.oldest_seconds > extract(epoch from max_age), false)
         or coalesce(s.ready + coalesce(s.waiting, 0) > max_changes, false)
 $$;
 
--- How many changes are ready for a consumer, and for how long the oldest has been, in words.
+-- How many changes are ready for a consumer, and the age of the oldest, in words.
 create function pgchange.told_ready(s pgchange.consumer_status) returns text
 language sql stable as $$
     select case when s.ready_exact is false then 'about ' else '' end || pgchange.many(s.ready, 'change') || ' ready'
@@ -129,15 +130,15 @@ language sql stable as $$
         || coalesce(', the oldest for ' || justify_hours(make_interval(secs => round(s.oldest_seconds::numeric)::double precision)), '')
 $$;
 
--- The same of a consumer that is further behind than it may be, with its limits.
+-- The same with the limits of a consumer, for a lag that exceeds one of them.
 create function pgchange.told_behind(s pgchange.consumer_status, max_age interval, max_changes bigint) returns text
 language sql stable as $$
     select format('%s (limit: %s)', pgchange.told_ready(s),
                   concat_ws(', ', max_age::text, case when max_changes is not null then pgchange.many(max_changes, 'change') end))
 $$;
 
--- Consumers that are held back, whose batch has failed that often, that are further behind than they may be, or at which their watcher
--- looks no more. standing: how they stand, for who has asked pgchange.status() already.
+-- Findings about consumers. A consumer is held back by a transaction, its batch has failed many times, its lag exceeds the limit,
+-- or its watcher has stopped looking. standing: the rows of pgchange.status(), if the caller has just read them.
 create function pgchange.consumers_health(many_attempts integer default 3, standing pgchange.consumer_status[] default null)
 returns setof pgchange.finding
 language sql volatile as $$
@@ -160,7 +161,7 @@ language sql volatile as $$
         union all
         select case when (s.one).at_work then 'warning' else 'error' end,
                pgchange.told_behind(s.one, l.max_age, l.max_changes) || ': ' || s.why,
-               format('if it may be: select pgchange.limit_lag(%L, max_age => null)', (s.one).consumer)
+               format('if this lag is acceptable: select pgchange.limit_lag(%L, max_age => null)', (s.one).consumer)
         where pgchange.is_behind(s.one, l.max_age, l.max_changes)
         union all
         select 'error', format('%s, and %s', pgchange.told_ready(s.one), s.why), null
@@ -169,7 +170,7 @@ language sql volatile as $$
     ) as line(severity, told, call)
 $$;
 
--- Feeds that cannot be watched, as whoever watches them has noted lately.
+-- Feeds that a watcher could not read lately.
 create function pgchange.watchers_health(lately interval default '10 minutes') returns setof pgchange.finding
 language sql stable as $$
     select w.kind, 'error', w.feed, format('it cannot be watched by %I since %s: %s', w.watched_by, w.since::timestamptz(0), w.error), null
@@ -177,7 +178,7 @@ language sql stable as $$
     where w.error is not null and w.looked_at > clock_timestamp() - lately
 $$;
 
--- Consumers that have dead letters, of those that the caller may see.
+-- Consumers with dead letters, as far as the caller may see them.
 create function pgchange.letters_health() returns setof pgchange.finding
 language sql stable as $$
     select 'letters', 'warning', l.consumer,
@@ -189,8 +190,8 @@ language sql stable as $$
     order by l.consumer
 $$;
 
--- The transaction that holds an advisory lock and has been open for so long, with the call that ends it; told is the text with %s for
--- the transaction. A warning if nobody lets this role see when it began.
+-- The transaction that has held an advisory lock for longer than long_wait, with the call that ends it. told: the finding, with
+-- %s for the transaction. If this role cannot see when the transaction began, the finding is a warning.
 create function pgchange.lock_health(kind text, key bigint, told text, long_wait interval default '10 seconds')
 returns setof pgchange.finding
 language sql volatile as $$
@@ -217,11 +218,11 @@ begin
         begin
             return query execute format('select * from %I.health()', known.schema);
         exception
-            -- What another try mends is the caller's to try again, here and below.
+            -- The caller can retry after a rollback or a lock timeout, here and below.
             when transaction_rollback or lock_not_available then
                 raise;
             when others then
-                raise warning 'what is wrong with % is left out: %', known.schema, sqlerrm;
+                raise warning 'the findings of % are left out: %', known.schema, sqlerrm;
         end;
     end loop;
     return query select * from pgchange.watchers_health();
@@ -238,14 +239,14 @@ begin
     exception
         when transaction_rollback or lock_not_available then
             raise;
-        -- Of each kind it was warned already.
+        -- pgchange.status() has already warned about each kind.
         when insufficient_privilege then
             null;
         when others then
-            raise warning 'how consumers stand is left out: %', sqlerrm;
+            raise warning 'the findings about consumers are left out: %', sqlerrm;
     end;
 end
 $$;
 comment on function pgchange.health(pgchange.consumer_status[]) is
-    'What a person should look at, as far as the caller may see it. What cannot be told is left out with a warning. standing: what '
-    'pgchange.status() has just said, for who has asked it.';
+    'Findings that need attention, as far as the caller may see them. Findings that cannot be read are left out with a warning. '
+    'standing: the rows of pgchange.status(), if the caller has just read them.';

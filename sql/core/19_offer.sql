@@ -15,14 +15,14 @@ create table pgchange.offered (
     primary key (trait, name)
 );
 comment on table pgchange.offered is
-    'The functions that pgchange.offer() gives a schema, by the trait that brings each. '
-    'In takes, %1$s stands for the arguments that name a consumer, %2$s for a comma and the options of a claim, and %3$s for the '
-    'arguments that name a consumer without its caller. '
-    'In body, %1$I stands for the schema, %2$s for the arguments that name a consumer, %3$L for the kind, %4$I for the schema that '
-    'has here() and is_native(), %5$s for the arguments taken from address jsonb, %6$L for the format of names, %7$s for the fields '
-    'of an address, %8$s for a comma and the names of the options of a claim, %9$s for the arguments that name a consumer without '
-    'its caller, and %10$I for the schema that has the functions with callers. as_owner: whether the function runs as its owner; '
-    'null if pgchange.offer() says so. callers: the role that may execute the function.';
+    'The functions that pgchange.offer() gives a schema, by the trait that brings each. In takes, %1$s stands for the arguments '
+    'that name a consumer, and %2$s for a comma and the options of a claim. %3$s stands for the arguments that name a consumer '
+    'without its caller. In body, %1$I stands for the schema, %2$s for the arguments that name a consumer, and %3$L for the kind. '
+    '%4$I stands for the schema that has here() and is_native(), and %5$s for the arguments taken from address jsonb. %6$L stands '
+    'for the format of names, and %7$s for the fields of an address. %8$s stands for a comma and the names of the options of a '
+    'claim. %9$s stands for the arguments that name a consumer without its caller, and %10$I for the schema that has the '
+    'functions with callers. as_owner: whether the function runs as its owner; null if pgchange.offer() decides that. callers: '
+    'the role that may execute the function.';
 
 create table pgchange.hook (
     trait text,
@@ -33,9 +33,9 @@ create table pgchange.hook (
     primary key (trait, name)
 );
 comment on table pgchange.hook is
-    'The functions that a schema must write for a trait, because functions of pgchange.offered or pgchange call them. '
-    'In takes, %1$s, %2$s and %3$s mean the same as in pgchange.offered. '
-    'In returns, "setof record" stands for rows of any type. told: what the function does.';
+    'The functions that a schema must write for a trait, because functions of pgchange.offered or pgchange call them. In takes, '
+    '%1$s, %2$s and %3$s mean the same as in pgchange.offered. In returns, "setof record" stands for rows of any type. told: the '
+    'task of the function.';
 
 create table pgchange.given (
     schema name references pgchange.registered on delete cascade,
@@ -54,8 +54,8 @@ create table pgchange.promised (
     primary key (schema, name)
 );
 comment on table pgchange.promised is
-    'The functions that each schema must write: the hooks, but those that only functions of its own call, and its own functions. '
-    'takes is null for an own function that no given one calls: its arguments may differ.';
+    'The functions that each schema must write. These are its own functions, and the hooks except those that only its own '
+    'functions call. takes is null for an own function that no given function calls: its arguments may differ.';
 
 -- Record a function that pgchange.offer() gives each schema with a trait.
 create function pgchange.add_offer(
@@ -119,17 +119,17 @@ language sql stable as $$
 $$;
 
 -- Register the feeds of a kind, and give their schema the functions that its traits bring.
--- traits: 'position' or 'work set', by what a consumer's progress is; and 'recorded letters' or 'copied letters', by what a dead
---   letter holds.
--- consumer: the arguments that name a consumer. If the first is `caller pgchange.caller`, the functions for users are in the sealed
---   schema, run as their owner, and tell the hooks who calls; pgchange.show() makes their public faces.
--- called: the format of a consumer's name. It begins with a prefix that no other kind has.
--- own: the functions that the schema writes itself in place of the given ones.
--- origin: the schema that has here() and is_native(), if not this one.
--- letters_elsewhere and tells_of_batches: as in pgchange.registered.
--- options: more arguments of a claim, which the claim passes on to choose() or claimed().
--- for_admins: functions that only admins may call, and not consumers.
--- as_owner: whether the functions for users run as their owner; false if users work tables under their own rights.
+-- - traits: 'position' or 'work set', by the form of a consumer's progress; and 'recorded letters' or 'copied letters', by the
+--   content of a dead letter.
+-- - consumer: the arguments that name a consumer. If the first is `caller pgchange.caller`, the functions for users are in the
+--   sealed schema, run as their owner, and pass the caller to the hooks. pgchange.show() makes their public faces.
+-- - called: the format of a consumer's name. It begins with a prefix that no other kind has.
+-- - own: the functions that the schema writes itself in place of the given functions.
+-- - origin: the schema that has here() and is_native(), if not this schema.
+-- - letters_elsewhere and tells_of_batches: as in pgchange.registered.
+-- - options: more arguments of a claim, which the claim passes on to choose() or claimed().
+-- - for_admins: functions that only admins may call, and not consumers.
+-- - as_owner: whether the functions for users run as their owner; false if users work tables under their own rights.
 create function pgchange.offer(
     kind text, schema name, consumer text, called text, traits text[], own text[] default '{}', origin name default null,
     letters_elsewhere boolean default true, tells_of_batches boolean default false, options text default '',
@@ -162,7 +162,7 @@ begin
     for one in
         select o.* from pgchange.offered as o
         where o.trait = any (of_kind) and o.name <> all (own)
-          -- An internal function is for the functions that call it.
+          -- Give an internal function only to a schema in which another function calls it.
           and (o.callers is not null or pgchange.is_called(o.name, of_kind, own) is not null)
         order by o.name
     loop
@@ -173,12 +173,12 @@ begin
             'create function %I.%I(%s) returns %s language plpgsql %s %s %s as %L',
             made_in, one.name, takes, one.returns, one.volatility,
             case when coalesce(one.as_owner, offer.as_owner) then 'security definer' end,
-            -- Functions that always run as their caller get no search_path: setting it costs more than running one of these bodies.
-            -- They name everything with its schema, or are called by functions that have one.
+            -- Functions that always run as their caller get no search_path: setting it costs more than running one of these
+            -- bodies. They name everything with its schema, or are called by functions that have a path.
             case when one.as_owner is not false then 'set search_path = pg_catalog, pg_temp' end,
             format(one.body, schema, given, kind, coalesce(origin, schema), of_address, called, address, more_given, names_given, open_schema));
         execute format('comment on function %s is %L', signature, one.told);
-        -- Who may execute a sealed function is granted its public face.
+        -- Callers of a sealed function get EXECUTE on its public face.
         insert into pgchange.given (schema, signature, callers)
         values (schema, signature, case when one.name = any (for_admins) then 'admin' when made_in = schema then one.callers end);
     end loop;
@@ -195,8 +195,7 @@ begin
 end
 $$;
 
--- Describe a promised function that a schema lacks: its arguments, its result, and what it does. Null if the schema has the
--- function.
+-- Describe a promised function that a schema lacks: its arguments, its result, and its task. Null if the schema has the function.
 create function pgchange.missing(schema name, wanted pgchange.promised) returns text
 language plpgsql stable as $$
 declare
@@ -211,7 +210,7 @@ declare
                or (p.proargtypes::oid[])[0:cardinality(types) - 1] = types and p.pronargs - cardinality(types) <= p.pronargdefaults)
         order by p.pronargs limit 1);
 begin
-    -- Both as this search_path spells them.
+    -- Compare both types as this search_path spells them.
     if shown_returns in (result, case when result like 'setof %' then 'setof record' end) or wanted.takes is null and result is not null then
         return null;
     end if;
@@ -240,7 +239,7 @@ begin
 end
 $$;
 
--- Let a role call the functions that pgchange.offer() gave a schema for these callers: consumer, or admin, who looks after
+-- Grant a role the functions that pgchange.offer() gave a schema for these callers: consumer, or admin, which administers
 -- consumers.
 create function pgchange.open_given(schema name, callers text, role regrole) returns void
 language plpgsql as $$

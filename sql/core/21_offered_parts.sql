@@ -1,4 +1,4 @@
--- What pgchange.offer() gives a schema for batches that are split: 12_splits.sql says what a part is.
+-- The functions that pgchange.offer() gives a schema for batches that are split. 12_splits.sql describes the parts.
 
 do $do$
 begin
@@ -9,7 +9,7 @@ declare
     before constant jsonb := split -> 'before';
     batch jsonb;
 begin
-    -- A consumer that was repaired can be before the end of the part that it acked: then the split is over.
+    -- A repaired consumer can be before the end of the part that it acked. Then the split is over.
     if before is not null and not (%1$I.covers(at, before) and %1$I.covers(before, at)) then
         return null;
     end if;
@@ -18,6 +18,6 @@ begin
         least(max_changes, (split -> 'rest' -> 0 ->> 'count')::bigint)::integer%8$s));
     return case when %1$I.covers(split -> 'ends', batch -> 'bounds' -> 'upto') then batch end;
 end
-$$, 'The next part of a split batch; null if it is no part of that batch, so that the split is over.');
+$$, 'The next part of a split batch; null if the chosen batch is not a part of it, which ends the split.');
 end
 $do$;

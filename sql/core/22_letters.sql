@@ -1,6 +1,6 @@
--- Writing, listing, sending again and dropping letters: the same for every kind.
+-- Writing, listing, redriving and dropping dead letters, the same for every kind of feed.
 
--- Whether the caller may see, or keep (that is send again and drop), the letters of an address.
+-- Whether the caller has a right on the letters of an address: see, or keep, which means to send again and drop.
 create function pgchange.has_letter_right(wanted text, kind text, address jsonb) returns boolean
 language plpgsql stable as $$
 declare
@@ -16,7 +16,7 @@ begin
 end
 $$;
 
--- Keep what a consumer gives up, in the transaction in which it goes on; returns the letter's number.
+-- Write a dead letter in the transaction in which its consumer goes on. Returns the number of the letter.
 create function pgchange.write_letter(
     kind text, consumer text, address jsonb, content jsonb, changes bigint, reason text, error text default null,
     attempts integer default 0, batch_id uuid default null
@@ -38,20 +38,22 @@ begin
 end
 $$;
 
--- One letter, which must be there, or those of a consumer, or given up longer ago than an age, or all.
+-- The ids of the chosen letters: one letter, which must exist, or the letters of a consumer, or those older than an age, or all.
 create function pgchange.chosen_letters(letter bigint, of_consumer text, older_than interval) returns setof bigint
 language plpgsql stable as $$
 begin
     if letter is not null and (of_consumer is not null or older_than is not null) then
         raise invalid_parameter_value using
-            message = 'name either one letter by its number, or several by their consumer and age';
+            message = 'letters cannot be chosen by number and by consumer or age at once: name one letter by its number, or '
+                      'several by consumer and age';
     end if;
     if older_than < interval '0' then
-        raise invalid_parameter_value using message = format('the age of letters cannot be negative, as %s is', older_than),
+        raise invalid_parameter_value using message = format('letters cannot be chosen by a negative age, which %s is', older_than),
             hint = 'write it as interval ''7 days''';
     end if;
     if of_consumer = '' then
-        raise invalid_parameter_value using message = 'a consumer has a name', hint = 'pgchange.letters() shows them';
+        raise invalid_parameter_value using message = 'letters cannot be chosen by an empty name of a consumer',
+            hint = 'pgchange.letters() shows them';
     end if;
     return query
         select l.id from pgchange.letter as l
@@ -61,47 +63,49 @@ begin
         order by l.id;
     if letter is not null and not found then
         raise exception using errcode = 'PC011', message = format('there is no dead letter %s', letter),
-            hint = 'pgchange.letters() shows those that are there: this one was sent again or dropped, or is not yours to see';
+            hint = 'pgchange.letters() lists the letters that you may see: this letter was sent again or dropped, or you may not '
+                   'see it';
     end if;
 end
 $$;
 
--- Refuse to send again or drop letters without a choice of which.
+-- Refuse to send again or drop letters if none were chosen.
 create function pgchange.check_letter_choice(letter bigint, of_consumer text, older_than interval) returns void
 language plpgsql immutable as $$
 begin
     if num_nonnulls(letter, of_consumer, older_than) = 0 then
-        raise invalid_parameter_value using message = 'say which letters: by number, by consumer, or by age',
+        raise invalid_parameter_value using message = 'no letters were chosen: choose them by number, by consumer, or by age',
             hint = 'older_than => interval ''0'' means all of them';
     end if;
 end
 $$;
 
--- Say that a letter is gone: for redrive() of each kind.
+-- Raise the error for a letter that does not exist any more; redrive() of each kind calls it.
 create function pgchange.letter_gone(letter bigint) returns void
 language plpgsql immutable as $$
 begin
-    raise exception using errcode = 'PC011', message = format('dead letter %s is not there any more', letter),
-        hint = 'somebody else has sent it again or dropped it';
+    raise exception using errcode = 'PC011', message = format('dead letter %s does not exist any more', letter),
+        hint = 'another session has sent it again or dropped it';
 end
 $$;
 
--- Raise the reason why what a letter stands for cannot be sent again, as far as this database knows: a source knows whether it still
--- has it, and the database of the letter how far its consumer has come.
+-- Raise the reason why the changes of a letter cannot be sent again, as far as this database knows. A source knows whether it
+-- still has the changes, and the database of the letter knows the position of the consumer.
 create function pgchange.check_letter(kind text, address jsonb, content jsonb) returns void
 language plpgsql volatile as $$
 declare
     system name := (select r.schema from pgchange.registered as r where r.kind = check_letter.kind);
 begin
     if not pgchange.ours(system, tell => false) then
-        raise exception using errcode = 'PC012', message = format('letters of kind %s cannot be sent again here', kind),
-            hint = 'install the system that they belong to: airflow-pgchange install';
+        raise exception using errcode = 'PC012', message = format(
+            'letters of kind %s cannot be sent again here: their system is not installed', kind),
+            hint = 'install it: airflow-pgchange install';
     end if;
     execute format('select %I.check_letter($1, $2)', system) using address, content;
 end
 $$;
 
--- Refuse to send again a letter that cannot be sent again.
+-- Raise the reason why a letter cannot be sent again, if there is a reason.
 create function pgchange.check_sendable(letter bigint) returns void
 language plpgsql volatile as $$
 declare
@@ -109,7 +113,7 @@ declare
 begin
     if void is not null then
         raise exception using errcode = 'PC012', message = format('letter %s cannot be sent again: %s', letter, void),
-            hint = 'it can only be dropped';
+            hint = 'drop the letter: airflow-pgchange letters drop';
     end if;
     perform pgchange.check_letter(l.kind, l.address, l.content) from pgchange.letter as l where l.id = letter;
 end
@@ -121,19 +125,19 @@ language sql stable as $$
     select pgchange.has_letter_right('keep', l.kind, l.address) from pgchange.letter as l where l.id = letter
 $$;
 
--- Refuse a role that may only see a letter.
+-- Refuse a caller that may see a letter but not keep it.
 create function pgchange.check_letter_keeper(letter bigint) returns void
 language plpgsql stable as $$
 begin
     if not pgchange.keeps_letter(letter) then
         raise insufficient_privilege using
             message = format('this role may see letter %s, but neither send it again nor drop it', letter),
-            hint = 'a role that may give up batches of its consumer may do both: the guide to roles says what that needs';
+            hint = 'a role that may give up batches of its consumer may do both: the guide to roles lists the grants';
     end if;
 end
 $$;
 
--- Why the caller cannot send a letter again; null where it can.
+-- Why the caller cannot send a letter again; null if it can.
 create function pgchange.letter_hindrance(letter bigint) returns text
 language plpgsql volatile as $$
 begin
@@ -161,8 +165,8 @@ language sql volatile as $$
     order by l.id
 $$;
 comment on function pgchange.letters(text, interval) is
-    'The letters that the caller may see: all, those of a consumer as status names it, or those given up longer ago. hindrance '
-    'is why the caller cannot send one again, as far as this database knows.';
+    'The dead letters that the caller may see: all, those of a consumer by its name in status, or those older than an age. '
+    'hindrance: why the caller cannot send a letter again, as far as this database knows; null if it can.';
 
 create function pgchange.letter_content(letter bigint) returns jsonb
 language plpgsql stable as $$
@@ -183,7 +187,7 @@ begin
 end
 $$;
 comment on function pgchange.letter_content(bigint) is
-    'What a letter holds, for people, as its kind shows it; null for one that is not there, or not the caller''s to see.';
+    'The content of a letter in a readable form. Null if the letter does not exist or the caller may not see it.';
 
 create function pgchange.redrive(
     letter bigint default null, of_consumer text default null, older_than interval default null
@@ -208,7 +212,7 @@ begin
             execute format('select %I.redrive($1)', system) using chosen;
             return next chosen;
         exception when sqlstate 'PC011' or sqlstate 'PC012' then
-            -- Somebody else was faster: of several the others go on.
+            -- Another session was faster. If several letters were chosen, go on with the others.
             if letter is not null then
                 raise;
             end if;
@@ -217,8 +221,9 @@ begin
 end
 $$;
 comment on function pgchange.redrive(bigint, text, interval) is
-    'Send one letter again, or of a consumer or older than an age all that can be sent; to that consumer alone, and once, '
-    'however many ask. Returns the numbers of those that were sent; pgchange.letters() says why others were not.';
+    'Send a letter again, or all letters of a consumer or older than an age that can be sent. A letter goes to its own consumer, '
+    'and only once, however many sessions call this. Returns the ids of the letters that were sent; pgchange.letters() has the '
+    'reasons for the others.';
 
 create function pgchange.drop_letters(
     letter bigint default null, of_consumer text default null, older_than interval default null
@@ -240,19 +245,20 @@ begin
 end
 $$;
 comment on function pgchange.drop_letters(bigint, text, interval) is
-    'Forget one letter, or those of a consumer or older than an age; returns their numbers. What they stand for is gone. One '
-    'that is on its way is taken back; where its batch is in work, that is rolled back.';
+    'Delete a letter, or the letters of a consumer or older than an age, and return their ids. Their changes are lost. A letter '
+    'that is on its way is taken back; if its batch is in work, the ack of that batch fails and rolls back.';
 
 create function pgchange.expire_letters(retention interval, most integer default 1000) returns setof text
 language plpgsql volatile as $$
 declare
-    -- A constant: of an expression PostgreSQL would not look at the age before row security has asked for the rights on each letter.
+    -- A constant, because PostgreSQL would evaluate an expression only after row security has checked the rights on each letter.
     expired constant timestamptz := clock_timestamp() - retention;
     gone bigint;
     kept bigint;
 begin
     if retention is null or retention < interval '0' then
-        raise invalid_parameter_value using message = format('letters cannot be kept for %s', coalesce(retention::text, 'no time')),
+        raise invalid_parameter_value using message = format(
+            'letters cannot be kept for %s: the time must be given and not be negative', coalesce(retention::text, 'no time')),
             hint = 'write it as interval ''90 days''';
     end if;
     with old as (
@@ -267,15 +273,15 @@ begin
         return next format('letters: dropped %s that were given up before %s', gone, expired::timestamptz(0));
     end if;
     if gone = most then
-        return next 'left older letters to the next time';
+        return next 'left more letters for the next run';
         return;
     end if;
     select count(*) into kept from pgchange.letter as l where l.given_up_at < expired and not l.on_its_way;
     if kept > 0 then
-        return next format('kept %s older letters: somebody is working on them, or this role may see them but not drop them', kept);
+        return next format('kept %s older letters: they are being worked on, or this role may see them but not drop them', kept);
     end if;
 end
 $$;
 comment on function pgchange.expire_letters(interval, integer) is
-    'Drop letters that were given up longer ago, of those that the caller may drop, as many as that at once; a line for what was '
-    'done. One that is on its way stays.';
+    'Delete letters that are older than retention, if the caller may drop them, at most this many at once. Returns lines that say '
+    'what was done. Letters that are on their way stay.';

@@ -1,18 +1,18 @@
--- Erasing from letters what belongs to one key, such as the data of a person who asked for that.
+-- Erasing the data of a key from letters, such as those of a person who requested it.
 
--- Whether a JSON object has a value, as text, in a field. A field within a field is named by both, with a dot.
+-- Whether a field of a JSON object has this value, as text. A nested field is named by both names, with a dot.
 create function pgchange.field_is(held jsonb, field text, key text) returns boolean
 language sql immutable as $$
     select coalesce(key in (held ->> field, held #>> string_to_array(field, '.')), false)
 $$;
 
--- Whether a key stands in a text, and not as a part of a longer word.
+-- Whether a text contains a key as a whole word.
 create function pgchange.names_key(words text, key text) returns boolean
 language sql immutable as $$
     select coalesce(words ~ ('(^|\W)' || regexp_replace(key, '([.\\+*?\[\^\]$(){}=!<>|:#-])', '\\\1', 'g') || '(\W|$)'), false)
 $$;
 
--- Keep of a letter what is left in a part of its content after so many changes were erased. A letter of which nothing is left is deleted.
+-- Store the rest of a letter's content after changes were erased from a part of it. Delete the letter if no changes are left.
 create function pgchange.keep_of_letter(letter bigint, part text, kept jsonb, erased bigint) returns void
 language plpgsql as $$
 begin
@@ -43,7 +43,8 @@ begin
     if not_kept is not null then
         raise insufficient_privilege using
             message = format('nothing was erased: this role may see letter %s, but not change it', not_kept),
-            hint = 'erase as a role that may drop all letters, or those of one consumer by of_consumer: the guide to roles says what that needs';
+            hint = 'erase as a role that may drop all letters, or those of one consumer by of_consumer: the guide to roles lists '
+                   'the grants';
     end if;
     for chosen in
         select l.id, r.schema
@@ -53,7 +54,7 @@ begin
     loop
         letter := chosen.id;
         erased := 0;
-        -- A letter of a kind without this function holds the bounds of its batch alone.
+        -- A kind without this function has letters that only hold the bounds of their batch.
         if to_regprocedure(format('%I.erase_letter(bigint, text, text)', chosen.schema)) is not null and pgchange.ours(chosen.schema) then
             execute format('select %I.erase_letter($1, $2, $3)', chosen.schema) into erased using letter, key, field;
         end if;
@@ -68,7 +69,7 @@ begin
 end
 $$;
 comment on function pgchange.erase_letters(text, text, text) is
-    'Erase from letters, or from those of a consumer, what belongs to a key, and return the letters that were changed with the number '
-    'of changes erased from each. Without a field the key is the id of a message, an event or a row; else it is the value of that field '
-    'in a message''s properties or data, or in an event''s or a touch''s payload. An error or a reason that has the key is replaced. A '
-    'letter of which nothing is left is dropped.';
+    'Erase the data of a key from all letters, or from those of a consumer. Returns the changed letters, with the number of '
+    'changes erased from each. Without a field, the key is the id of a message, an event or a row. With a field, the key is the '
+    'value of that field. The field is in the properties or data of a message, or in the payload of an event or a touch. An error '
+    'or a reason that contains the key is replaced. A letter without any changes left is dropped.';

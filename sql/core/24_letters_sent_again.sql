@@ -1,8 +1,8 @@
--- Letters of feeds whose consumers keep a position. A letter holds its batch as it was recorded. While it is on its way, its
--- consumer's position carries it, and a claim hands the same changes out again: to nobody else, at a version of their own, without
--- moving the consumer, which has passed them.
+-- Letters of feeds whose consumers have a position. A letter holds its batch as it was recorded. While it is on its way, the
+-- position of its consumer contains it, and a claim returns the same changes again, at a new version. Only this consumer gets
+-- them, and it does not move, because it has passed these changes already.
 
--- The letter that a consumer has before it, for its position; null where there is none.
+-- The next letter that is on its way to a consumer, for its position; null if there is none.
 create function pgchange.next_letter(kind text, consumer text) returns jsonb
 language plpgsql stable as $$
 begin
@@ -15,8 +15,8 @@ begin
 end
 $$;
 
--- Keep a batch that was claimed and is given up, as in_work() has it: in a new letter, or in the one that it was sent from. The
--- letter's number.
+-- Store a claimed batch that is given up, in the form that in_work() returns. It goes into a new letter, or into the letter that
+-- it was sent from. Returns the number of the letter.
 create function pgchange.give_up(kind text, consumer text, address jsonb, batch jsonb, reason text) returns bigint
 language plpgsql as $$
 declare
@@ -40,7 +40,7 @@ begin
 end
 $$;
 
--- Put a letter of a kind before its consumer: a claim hands out the letter's batch once the batch in work is done.
+-- Send a letter again: a claim returns its batch once the batch in work has ended.
 create function pgchange.send_letter(kind text, letter bigint) returns void
 language plpgsql as $$
 declare
@@ -54,13 +54,13 @@ begin
     select l.on_its_way into on_its_way from pgchange.letter as l where l.id = letter and l.kind = send_letter.kind;
     if on_its_way then
         raise exception using errcode = 'PC012', message = format('letter %s is on its way already', letter),
-            hint = 'its consumer takes it with its next claim; to take it back, drop it';
+            hint = 'its consumer gets it with its next claim; to take it back, drop it';
     end if;
     perform pgchange.letter_gone(letter);
 end
 $$;
 
--- Take away the letter whose batch was processed, if it was one's.
+-- Delete the letter whose batch was processed, if the batch came from a letter.
 create function pgchange.letter_done(kind text, address jsonb, batch jsonb) returns void
 language plpgsql as $$
 begin
@@ -71,13 +71,14 @@ begin
     where l.id = (batch -> 'bounds' ->> 'letter')::bigint and l.kind = letter_done.kind and l.on_its_way and l.address = letter_done.address;
     if not found then
         raise exception using errcode = 'PC006',
-            message = format('dead letter %s, whose batch %s this is, was dropped', batch -> 'bounds' ->> 'letter', batch ->> 'id'),
+            message = format(
+                'dead letter %s was dropped, so its batch %s cannot be acked', batch -> 'bounds' ->> 'letter', batch ->> 'id'),
             hint = 'roll back and claim again';
     end if;
 end
 $$;
 
--- Drop the letters of a consumer that is forgotten.
+-- Delete the letters of a consumer that is dropped.
 create function pgchange.forget_letters(kind text, address jsonb) returns void
 language sql as $$
     delete from pgchange.letter as l where l.kind = forget_letters.kind and l.address = forget_letters.address

@@ -1,4 +1,4 @@
--- What pgchange.offer() gives a schema for the end of a batch: acks, skips, and the dead letters of its consumers.
+-- The functions that pgchange.offer() gives a schema for the end of a batch: acks, skips and dead letters.
 
 do $do$
 begin
@@ -28,14 +28,14 @@ begin
         when 'failed' then perform pgchange.note_failed(%3$L, %1$I.name_of(%9$s), batch, error);
     end case;
 end
-$$, 'Note in pgchange.batch what became of an attempt on a batch: claimed, failed, split, acked or skipped.');
+$$, 'Record the outcome of an attempt on a batch in pgchange.batch: claimed, failed, split, acked or skipped.');
 
     perform pgchange.add_offer('feed', 'outcome', '%1$s, batch jsonb', 'text', 'stable', null, 'consumer', $$
 begin
     return pgchange.outcome(%3$L, %1$I.name_of(%9$s), batch);
 end
-$$, 'What became of an attempt on a batch, as this database knows it: acked, skipped, split, failed or claimed; null if it knows nothing, '
-    'or has forgotten it. acked and skipped are known where the progress is, the others where the changes are.');
+$$, 'The outcome of an attempt on a batch, as this database has recorded it: acked, skipped, split, failed or claimed; null if it '
+    'has no record. acked and skipped are recorded with the progress, the others with the changes.');
 
     perform pgchange.add_offer('feed', 'ack', '%1$s, batch jsonb', 'bigint', 'volatile', null, 'consumer', $$
 declare
@@ -47,14 +47,14 @@ begin
     perform %1$I.note_attempt(%2$s, 'acked', batch);
     return version;
 end
-$$, 'Put a consumer behind a batch, in the transaction that holds its lock and writes the results. A dead letter that was sent '
-    'again is done with it.');
+$$, 'Put a consumer behind a batch, in the transaction that holds its lock and writes the results. If the batch came from a dead '
+    'letter, the letter is deleted.');
 
     perform pgchange.add_offer('recorded letters', 'give_up', '%1$s, batch jsonb, reason text', 'bigint', 'volatile', false, null, $$
 begin
     return pgchange.give_up(%3$L, %1$I.name_of(%2$s), %1$I.address(%2$s), batch, reason);
 end
-$$, 'Keep a batch as a dead letter, or put it back into the letter that it was sent from; the number of the letter.');
+$$, 'Store a batch as a dead letter, or in the letter that it was sent from. Returns the number of the letter.');
 
     perform pgchange.add_offer('feed', 'skip', '%1$s, batch jsonb, reason text', 'bigint', 'volatile', null, 'consumer', $$
 declare
@@ -69,8 +69,8 @@ begin
     perform %1$I.note_attempt(%2$s, 'skipped', batch);
     return letter;
 end
-$$, 'Give up a claimed batch, as in_work() of the source has it: it becomes a dead letter, or goes back to the one that it was sent '
-    'from, whose number is returned; the consumer goes on behind it. A consumer at work is refused.');
+$$, 'Give up a claimed batch, in the form that in_work() of the source returns. It becomes a dead letter, or goes back to the '
+    'letter that it was sent from. Its consumer goes on behind it. Returns the number of the letter. Refuse a consumer at work.');
 
     perform pgchange.add_offer('feed', 'skip_batch', '%1$s, reason text', 'uuid', 'volatile', null, 'admin', $$
 declare
@@ -86,13 +86,14 @@ begin
     if (batch -> 'elsewhere')::boolean then
         raise exception using errcode = 'PC009',
             message = format('the batch of consumer %%s cannot be skipped here: its progress is in another database', %1$I.name_of(%9$s)),
-            hint = format('airflow-pgchange skip %%s --postgres-conn-id <its results> --source-conn-id <its changes> --reason ''...''',
+            hint = format(
+                'airflow-pgchange skip %%s --postgres-conn-id <its results> --source-conn-id <its changes> --reason ''...''',
                           pgchange.shell_quoted(%1$I.name_of(%9$s)));
     end if;
     perform %10$I.skip(%2$s, batch, reason);
     return (batch ->> 'id')::uuid;
 end
-$$, 'Give up the batch that a consumer claimed and cannot finish, where changes and progress share a database.');
+$$, 'Give up the batch that a consumer claimed and cannot finish, if changes and progress are in one database.');
 
     perform pgchange.add_offer('position', 'drop_consumer', '%1$s', 'void', 'volatile', true, 'admin', $$
 declare
@@ -108,29 +109,29 @@ begin
         perform %1$I.take_idle(%2$s);
     end if;
 end
-$$, 'Forget a consumer: its progress with its dead letters, and its claim, of which a database has both or one. It no longer holds '
-    'back trimming, and under the same name it begins anew. One that nobody knows is refused.');
+$$, 'Drop a consumer: its progress, its dead letters and its claim, as far as they are in this database. It no longer holds back '
+    'trimming. A consumer of this name then starts from the beginning. An unknown consumer is refused.');
 
     perform pgchange.add_offer('position', 'letter_rights', 'address jsonb', 'text[]', 'immutable', false, 'admin', $$
 begin
     return '{see,keep}';
 end
-$$, 'What who may execute this may do with dead letters of this schema.');
+$$, 'The rights on dead letters of this schema that a role with EXECUTE on this function has.');
 
     perform pgchange.add_offer('recorded letters', 'check_letter', 'address jsonb, content jsonb', 'void', 'stable', true, 'admin', $$
 begin
-    -- The source is where the claims are.
+    -- The source is the database that has the claims.
     if pgchange.mark(%3$L, %1$I.name_of(%5$s)) is not null then
         perform %1$I.check_readable(%5$s, content);
     end if;
 end
-$$, 'Refuse a dead letter whose batch cannot be read any more, in the database of the changes.');
+$$, 'In the database of the changes: refuse a dead letter whose batch cannot be read any more.');
 
     perform pgchange.add_offer('recorded letters', 'redrive', 'letter bigint', 'void', 'volatile', true, 'admin', $$
 begin
     perform pgchange.send_letter(%3$L, letter);
 end
-$$, 'Put a dead letter before its consumer: a claim hands out the letter''s batch once the batch in work is done.');
+$$, 'Send a dead letter again: a claim returns its batch once the batch in work has ended.');
 
     perform pgchange.add_offer('recorded letters', 'check_readable', '%1$s, batch jsonb', 'void', 'stable', true, null, $$
 begin
@@ -140,7 +141,7 @@ begin
             from jsonb_array_elements(batch -> 'slices') as s(slice)
             cross join lateral %1$I.changes(s.slice -> 'after', s.slice -> 'upto')) end);
 end
-$$, 'Refuse a recorded batch whose changes this database cannot give any more.');
+$$, 'Refuse a recorded batch whose changes are not all in this database any more.');
 
     perform pgchange.add_offer('recorded letters', 'letter_batch', '%1$s, "position" jsonb', 'jsonb', 'stable', false, null, $$
 declare
@@ -153,14 +154,14 @@ begin
     return batch || jsonb_build_object('bounds', (batch -> 'bounds') - 'source' || jsonb_build_object(
         'letter', "position" -> 'letter' -> 'id', 'at', %1$I.at("position")));
 end
-$$, 'The batch of the dead letter that a position carries, or null if it carries none: read by its recorded bounds, acked at the place '
-    'where the position is now.');
+$$, 'The batch of the dead letter that a position contains, or null. Its recorded bounds say which changes are read. An ack '
+    'leaves the consumer at its present place.');
 
     perform pgchange.add_offer('copied letters', 'letter_batch', '%1$s, "position" jsonb', 'jsonb', 'immutable', false, null, $$
 begin
     return null;
 end
-$$, 'Null: copies are sent again as new changes, so no position carries a letter.');
+$$, 'Null, because copies are sent again as new changes, so no position contains a letter.');
 
     perform pgchange.add_offer('position', 'void_letters', '%1$s, why text', 'void', 'volatile', false, null, $$
 declare
@@ -168,11 +169,12 @@ declare
 begin
     update pgchange.letter as l set void = why, on_its_way = false
     where l.kind = %3$L and l.address = %1$I.address(%2$s) and l.void is null
-      -- Without bounds it holds copies of its changes: they can be sent again wherever the consumer is.
+      -- A letter without bounds holds copies of its changes. They can be sent again wherever the consumer is.
       and l.content ? 'bounds'
       and (l.content -> 'bounds' ->> 'source' is distinct from coalesce(known ->> 'source', l.content -> 'bounds' ->> 'source')
            or not %1$I.covers(%1$I.at(known), l.content -> 'bounds' -> 'upto'));
 end
-$$, 'Never again send the letters of a consumer whose changes come by themselves, or mean something else now, as it was moved.');
+$$, 'Make letters of a consumer that was moved void, if their changes come by themselves or their positions belong to another '
+    'source.');
 end
 $do$;

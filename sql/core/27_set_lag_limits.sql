@@ -1,4 +1,4 @@
--- Setting how far behind a consumer may be.
+-- Setting the lag from which health reports a consumer.
 
 do $do$
 begin
@@ -7,7 +7,7 @@ begin
     return (
         select c.address from %1$I.consumers() as c(address) where %1$I.name_of(%5$s) = address_of.consumer);
 end
-$$, 'The address of a consumer whose progress is here, by the name that status shows; null if there is none.');
+$$, 'The address of a consumer whose progress is here, by its name in status; null if there is none.');
 end
 $do$;
 
@@ -19,7 +19,9 @@ declare
 begin
     if max_age <= interval '0' or max_changes <= 0 then
         raise invalid_parameter_value using
-            message = format('%s cannot be a limit of %s: a limit is more than 0', case when max_changes <= 0 then max_changes::text else max_age::text end, consumer),
+            message = format(
+                '%s cannot be a limit of %s: a limit must be more than 0',
+                case when max_changes <= 0 then max_changes::text else max_age::text end, consumer),
             hint = 'give null for no limit';
     end if;
     select r.kind, r.schema into known from pgchange.registered as r where starts_with(limit_lag.consumer, r.prefix);
@@ -27,12 +29,12 @@ begin
         execute format('select %I.address_of($1)', known.schema) into address using consumer;
     end if;
     if address is null then
-        raise exception using errcode = 'PC002', message = format('there is no consumer %s here', consumer),
-            hint = 'select consumer from pgchange.status() lists them';
+        raise exception using errcode = 'PC002', message = format('no limit was set: there is no consumer %s here', consumer),
+            hint = 'list the consumers: select consumer from pgchange.status()';
     end if;
     if not pgchange.has_letter_right('keep', known.kind, address) then
         raise insufficient_privilege using message = format('this role may not set a limit for %s', consumer),
-            hint = 'a role that may give up batches of this consumer may: the guide to roles says what that needs';
+            hint = 'a role that may give up batches of this consumer may: the guide to roles lists the grants';
     end if;
     insert into pgchange.lag_limit (kind, consumer, address, max_age, max_changes)
     values (known.kind, limit_lag.consumer, address, limit_lag.max_age, limit_lag.max_changes)
@@ -41,5 +43,5 @@ begin
 end
 $$;
 comment on function pgchange.limit_lag(text, interval, bigint) is
-    'Set how far behind a consumer may be before pgchange.health() reports it: the age of its oldest ready change, and the number of changes '
-    'that are ready or wait. Null is no limit. For a role that may give up batches of the consumer.';
+    'Set the lag from which pgchange.health() reports a consumer. max_age limits the age of its oldest ready change, max_changes '
+    'the number of changes that are ready or wait. Null is no limit. For a role that may give up batches of the consumer.';

@@ -1,28 +1,29 @@
--- Where Spark puts a batch's results until the consumer transaction merges them: one UNLOGGED table for each attempt and target.
--- Its comment says whose it is; a crash empties it, and the batch is tried again. The tables have a schema of their own, since
--- consumers make them, and whoever may create in a schema can put something before what is ours there. Nothing else is in it,
--- and no function has it in its search_path.
+-- The staging schema: Spark writes the results of a batch here, and the consumer transaction merges them. Each attempt and target
+-- has an UNLOGGED table; its comment names the batch and the attempt. A crash of the server empties the tables, and the batch is
+-- tried again. The tables are in a schema of their own because consumers create them. A role that may create objects in a schema
+-- could hide ours there by others. So nothing else is in this schema, and no function has it in its search_path.
 
--- Make the schema of what is staged, which is known as ours by its owner and its comment. One that somebody else has by its name is
--- refused.
+-- Create the staging schema. Its owner and its comment identify it as ours. If another role has a schema of this name, creating
+-- it fails.
 create function pgchange.make_staging() returns void
 language plpgsql as $$
 begin
-    -- What a core that was dropped by hand has left goes on.
+    -- If a core that was dropped manually left the schema behind, keep it.
     if not pgchange.ours('pgchange_staging', tell => false)
        or coalesce(obj_description(to_regnamespace('pgchange_staging'), 'pg_namespace') not like 'pgchange: %', true)
     then
         create schema pgchange_staging;
         comment on schema pgchange_staging is
-            'pgchange: results of batches that Spark has staged and that the consumer''s transaction merges, or that were left '
-            'over. What consumers stage, and nothing else: they may create here, and nowhere in pgchange.';
+            'pgchange: results of batches that Spark has staged. The consumer''s transaction merges them; others were left over. '
+            'Consumers may create tables here, and nowhere in pgchange.';
     end if;
 end
 $$;
 
 select pgchange.make_staging();
 
--- What a staging table's comment says; made_at is null where it is not one of ours, as anybody may write who may create tables there.
+-- The fields in the comment of a staging table. made_at is null if the comment has another form: every role that may create
+-- tables there can write any comment.
 create function pgchange.staged_by(
     comment text, out batch_id text, out attempt integer, out target text, out made_at timestamptz
 )
@@ -30,7 +31,7 @@ language plpgsql stable as $$
 declare
     told jsonb;
 begin
-    -- Ours is shorter. Whatever else stands there is not worth a look.
+    -- Our comments are shorter, so do not parse a longer text.
     if length(comment) > 2000 then
         return;
     end if;
@@ -39,13 +40,13 @@ begin
     attempt := told ->> 'attempt';
     target := told ->> 'target';
     made_at := told ->> 'made_at';
--- Also what is nested deeper than the server's stack allows.
+-- Any error, also of JSON that is nested deeper than the server's stack allows.
 exception when others then
     made_at := null;
 end
 $$;
 
--- Every staging table there is, with the batch and attempt that made it.
+-- All staging tables, with the batch and attempt that made each.
 create function pgchange.staged_tables()
 returns table (tbl oid, name text, batch_id text, attempt integer, target text, made_at timestamptz)
 language sql stable as $$
@@ -57,12 +58,12 @@ language sql stable as $$
       and told.made_at is not null
 $$;
 
--- An attempt lives as long as its consumer's transaction, which took its advisory lock before anything was staged. So a
--- staging table is in use while any transaction that began before the table was made holds an advisory lock here;
--- a session whose beginning we may not see counts as such a transaction.
+-- An attempt lives as long as its consumer's transaction, which took its advisory lock before anything was staged. So a staging
+-- table counts as in use while any transaction that began before the table was made holds an advisory lock here. A session whose
+-- transaction start is not visible to this role counts as such a transaction.
 
--- Staging tables older than an interval, the oldest first, and whether the attempt that made each may be alive. Their sizes are not
--- among it: PostgreSQL locks a table to measure it, and anybody may keep theirs locked.
+-- Staging tables older than an interval, the oldest first, and whether the attempt that made each may be alive. Without sizes,
+-- because PostgreSQL locks a table to measure it, and any role may keep its tables locked.
 create function pgchange.left_over(older_than interval)
 returns table (tbl oid, name text, batch_id text, attempt integer, target text, made_at timestamptz, in_use boolean)
 language sql volatile as $$
@@ -82,8 +83,8 @@ language sql volatile as $$
     order by s.made_at
 $$;
 
--- Staging tables older than an interval, with their sizes in bytes. in_use: the attempt that made it may be alive, so it will not be
--- dropped.
+-- Staging tables older than an interval, with their sizes in bytes. in_use: the attempt that made the table may be alive, so it
+-- will not be dropped.
 create function pgchange.leftovers(older_than interval default '1 day')
 returns table (
     name text, batch_id text, attempt integer, target text, made_at timestamptz, bytes bigint, in_use boolean
@@ -94,7 +95,7 @@ language sql volatile security definer as $$
     order by l.made_at
 $$;
 
--- Drop the staging tables that no living attempt uses and that are older than an interval; returns their names.
+-- Drop the staging tables that are older than an interval and belong to no living attempt. Returns their names.
 create function pgchange.drop_leftovers(older_than interval default '1 day') returns setof text
 language plpgsql volatile security definer
 set lock_timeout = '1s'
@@ -104,15 +105,16 @@ declare
 begin
     for leftover in select l.name from pgchange.left_over(older_than) l where not l.in_use loop
         begin
-            -- Nobody locks a table that is a consumer's and may not be changed, but the owner of the schema drops it.
+            -- The owner of the schema may drop a table of a consumer but not lock it, so lock_timeout limits the wait.
             perform set_config('lock_timeout', pgchange.patience('1 s'), true);
             execute format('drop table pgchange_staging.%I', leftover);
             return next leftover;
         exception
             when lock_not_available or deadlock_detected then
-                raise notice 'staging table % is being read or written: left for the next time', leftover;
+                raise notice 'staging table % is in use: left for the next run', leftover;
             when dependent_objects_still_exist then
-                raise warning 'staging table % has dependent objects: drop them, then it goes too', leftover;
+                raise warning 'staging table % could not be dropped because other objects depend on it: drop these, and the next '
+                              'run drops the table', leftover;
             when undefined_table then
                 null;
         end;

@@ -1,5 +1,5 @@
--- The last hour of every consumer, for pages: how far behind it was, about every five seconds while somebody looks. Nothing that
--- consumers do depends on it.
+-- Samples of the lag of every consumer in the last hour, about every five seconds while the page is open. For the page only; no
+-- consumer depends on them.
 
 create table pgchange.sample (
     sampled_by name default current_user,
@@ -13,8 +13,8 @@ create table pgchange.sample (
     number bigint not null,
     primary key (sampled_by, kind, consumer, at)
 );
-comment on table pgchange.sample is 'What pgchange.status() said in the last hour, by the role that it was said to. number counts a role''s, so that all but the last '
-    'of them are found without a look at these.';
+comment on table pgchange.sample is 'The rows of pgchange.status() in the last hour, by the role that read them. number counts '
+                                    'the rows of a role, so that trimming finds the old rows without reading the others.';
 
 create index sample_at on pgchange.sample (at);
 create index sample_number on pgchange.sample (sampled_by, number);
@@ -23,24 +23,24 @@ create function pgchange_sealed.note_samples(caller pgchange.caller, seen jsonb)
 language plpgsql security definer as $$
 declare
     noted_at timestamptz;
-    -- Those of an hour of over a thousand consumers: who makes up more of them fills no disk.
+    -- An hour of over a thousand consumers. The limit keeps a role that samples invented consumers from filling the disk.
     most constant bigint := 1000000;
     newest bigint;
     noted bigint;
 begin
     perform pgchange.check_face(caller, 'pgchange.note_samples(jsonb)');
-    -- Of several who look at the same time one notes.
+    -- If several sessions of a role sample at the same time, only one stores its sample.
     if not pg_try_advisory_xact_lock(hashtextextended('pgchange.note_samples ' || caller, 0)) then
         return 0;
     end if;
-    -- Read the clock and the last number under the lock: otherwise a session that waited before the lock would note the same seconds
-    -- as the session that had it before.
+    -- Read the clock and the last number under the lock. Otherwise a session that waited before the lock would store the same
+    -- seconds as the session that had it before.
     noted_at := clock_timestamp();
     newest := coalesce((select s.number from pgchange.sample as s where s.sampled_by = caller order by s.number desc limit 1), 0);
     insert into pgchange.sample (sampled_by, kind, consumer, at, ready, ready_exact, waiting, oldest_seconds, number)
     select caller, n.kind, n.consumer, noted_at, n.ready, n.ready_exact, n.waiting, n.oldest_seconds, newest + row_number() over ()
     from (
-        -- One key is no longer than an index takes, and a look no larger than a page is.
+        -- Cut the names to a length that fits into the index, and a sample to the size of a page.
         select distinct on (left(x.kind, 100), left(x.consumer, 600))
             left(x.kind, 100) as kind, left(x.consumer, 600) as consumer, x.ready, x.ready_exact, x.waiting, x.oldest_seconds
         from jsonb_to_recordset(seen) as x(
@@ -62,9 +62,9 @@ begin
 end
 $$;
 comment on function pgchange_sealed.note_samples(pgchange.caller, jsonb) is
-    'Note what pgchange.status() has just said to the caller, [{kind, consumer, ready, ready_exact, waiting, oldest_seconds}, '
-    '...], of consumers of whom nobody did in the last seconds; forgets what is older than an hour, and all but the latest million '
-    'of the caller''s. Returns how many were noted.';
+    'Store samples that the caller has just read from pgchange.status(): [{kind, consumer, ready, ready_exact, waiting, '
+    'oldest_seconds}, ...]. Consumers sampled within the last seconds are left out. Deletes samples older than an hour, and all '
+    'but the latest million of the caller. Returns how many were stored.';
 
 create function pgchange_sealed.samples(caller pgchange.caller, of_kind text, of_consumer text) returns setof pgchange.sample
 language sql stable security definer as $$
@@ -73,7 +73,7 @@ language sql stable security definer as $$
     order by s.at
 $$;
 comment on function pgchange_sealed.samples(pgchange.caller, text, text) is
-    'How far behind a consumer was in the last hour, the oldest first, as far as the caller has noted it.';
+    'The lag of a consumer in the last hour, the oldest sample first, as far as the caller has stored samples.';
 
 create function pgchange_sealed.trends(caller pgchange.caller, lately interval default '5 minutes')
 returns table (kind text, consumer text, rate_in double precision, rate_out double precision, ready bigint[])
@@ -101,14 +101,15 @@ as $$
             order by s.at desc limit 1
         ) as z
     ), flown as materialized (
-        -- By when it was claimed: a batch that took longer than an hour tells nothing of these minutes.
+        -- Select by the time of the claim: a batch that took longer than an hour says nothing about these minutes.
         select s.kind, s.consumer, sum(b.count) as changes
         from seen as s
         join pgchange.batch as b on (b.kind, b.consumer) = (s.kind, s.consumer) and b.acked_at > s.since and b.acked_at <= s.upto
         where b.noted_at > now() - interval '1 hour'
         group by s.kind, s.consumer
     ), marked as materialized (
-        -- By their time, as they lie in the table: of each consumer by itself they would be found one by one.
+        -- Read all consumers of a time range together, because rows are stored in the order of time. Reading each consumer by
+        -- itself would need random access.
         select m.number, s.kind, s.consumer, max(s.ready) as ready
         from generate_series(0, 29) as m(number)
         join pgchange.sample as s
@@ -132,8 +133,8 @@ as $$
     left join drawn as d on (d.kind, d.consumer) = (s.kind, s.consumer)
 $$;
 comment on function pgchange_sealed.trends(pgchange.caller, interval) is
-    'Of each consumer that the caller has noted: changes a second that came and that were processed lately, of the feeds that '
-    'the caller looks after, null where that is not known exactly; and what was ready every two minutes of the last hour, the '
-    'last one last, null where nobody looked.';
+    'For each consumer that the caller has sampled: the changes per second that came and that were processed lately. Both are '
+    'null if they are not known exactly, or if the caller does not administer all consumers of the feed. ready: the ready changes '
+    'every two minutes of the last hour, the latest at the end; null if nobody sampled.';
 
 select pgchange.show_sealed('pgchange');

@@ -1,10 +1,11 @@
--- What every function of a schema has, declared once: its search path, who may call it, and no rights for PUBLIC.
+-- Declarations that every function of a schema needs: its search path, the roles that may call it, and no rights for PUBLIC.
 --
--- A schema's first file sets the search path under which the schema loads, and keeps the former path in pgchange.path_before. Its last
--- file declares its roles with pgchange.add_role() and ends with pgchange.close_schema(), which sets the former path again.
+-- A schema's first file sets the search path under which the schema loads, and stores the former path in pgchange.path_before.
+-- Its last file declares its roles with pgchange.add_role() and ends with pgchange.close_schema(), which sets the former path
+-- again.
 
--- The functions of a schema that a list names, separated by white space. An entry is a name, which stands for all functions of this
--- name; a name with argument types; or *, which stands for all functions but those that grant.
+-- The functions of a schema that a list names, separated by white space. An entry is a name, which stands for all functions of
+-- this name, or a name with argument types. An entry * stands for all functions but those that grant.
 create function pgchange.routines(of_schema name, names text) returns setof regprocedure
 language plpgsql as $$
 declare
@@ -27,18 +28,18 @@ begin
 end
 $$;
 
--- Refuse to grant to nobody.
+-- Refuse null in place of a role, because GRANT would fail with a worse message.
 create function pgchange.check_role(role regrole) returns void
 language plpgsql as $$
 begin
     if role is null then
-        perform pgchange.refuse('null is not a role', 'name one, as in ''reader''');
+        perform pgchange.refuse('nothing was granted: null is not a role', 'name a role, as in ''reader''');
     end if;
 end
 $$;
 
--- Declare a role of a schema: make the function grant_<role> that lets a role of the database do what this list says. includes names
--- other roles, each with its schema; objects are the rights on tables and the like as GRANT writes them.
+-- Declare a role of a schema: create the function grant_<role>, which grants a role of the database these rights. includes names
+-- other roles, each with its schema. objects lists rights on tables and the like in the form of GRANT.
 create function pgchange.add_role(
     of_schema name, role text, told text, includes text default '', objects text[] default '{}', functions text default ''
 ) returns void
@@ -61,10 +62,10 @@ begin
 end
 $$;
 
--- End the load of a schema: refuse it if it lacks a function that it promised by pgchange.offer(), pin the search path of its
--- functions to that of the load, note that those without a comment are internal, and take all rights from everybody but its owner:
--- grants come after it. Functions in unpinned keep the path of their caller, which is pinned: they are called once a row or once an
--- ack, or are to be inlined.
+-- End the load of a schema. Refuse a schema that lacks a function that it promised by pgchange.offer(). Pin the search path of
+-- its functions to that of the load. Mark functions without a comment as internal. Revoke all rights from everybody but its
+-- owner; grants come later. Functions in unpinned keep the path of their caller, which is pinned. They are called for each row or
+-- ack, or must be inlined.
 create function pgchange.close_schema(of_schema name, types text default '', unpinned text default '') returns void
 language plpgsql as $$
 declare
@@ -79,11 +80,11 @@ begin
     for routine in
         select p.oid from pg_catalog.pg_proc as p
         where p.pronamespace::regnamespace::text in (pg_catalog.quote_ident(of_schema), pg_catalog.quote_ident(of_schema || '_sealed'))
-          -- The names in a body that was parsed when it was written mean the same under every path.
+          -- The names in a body that was parsed when it was written do not depend on the path.
           and p.prosqlbody is null and p.prolang <> (select l.oid from pg_catalog.pg_language as l where l.lanname = 'c')
           and p.oid <> all (kept)
           and not exists (select from pg_catalog.unnest(p.proconfig) as s where s like 'search\_path=%')
-          -- Those of pgchange.offer() have their own, or name everything with its schema.
+          -- Functions of pgchange.offer() have their own path, or name everything with its schema.
           and not exists (
               select from pgchange.given as g
               where g.schema = of_schema and pg_catalog.to_regprocedure(g.signature) = p.oid)
@@ -96,7 +97,7 @@ begin
     loop
         execute pg_catalog.format('comment on routine %s is %L', routine, 'Internal to schema ' || of_schema || '.');
     end loop;
-    -- Whom the default privileges of the database open what is made, too. Nobody was granted anything yet.
+    -- Roles to which default privileges have granted rights on the new objects. There are no other grants yet.
     for grantee in
         select 'public'
         union

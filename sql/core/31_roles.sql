@@ -1,9 +1,10 @@
--- Who may do what. PUBLIC may do nothing; the functions of the feeds ask with the rights of their owner. Which letters a role may
--- see and keep, each kind decides by its letter_rights().
+-- The roles and their rights. PUBLIC has none; the functions of the feeds call these functions with the rights of their owner.
+-- Each kind decides by its letter_rights() which letters a role may see and keep.
 
 select pgchange.add_role(
     'pgchange', 'viewer', told =>
-    'Let a role ask how things are: it is told what it may see by its rights on each feed. The grant functions of the feeds call this one.',
+    'Let a role read the status and the findings. Its rights on each feed decide what it sees. The grant functions of the feeds '
+    'call this function.',
     objects => array[
         'select on pgchange.registered'
     ],
@@ -14,8 +15,8 @@ select pgchange.add_role(
 
 select pgchange.add_role(
     'pgchange', 'consumer', told =>
-    'Let a role do what consumers of every feed do, and stage results of its batches: it needs its own rights on the tables into '
-    'which they are merged. The grant functions of the feeds call this one.',
+    'Let a role process batches of every feed, and stage their results. It needs its own rights on the tables into which they are '
+    'merged. The grant functions of the feeds call this function.',
     includes => 'pgchange.viewer',
     objects => array[
         'usage, create on schema pgchange_staging'
@@ -28,7 +29,8 @@ select pgchange.add_role(
 
 select pgchange.add_role(
     'pgchange', 'admin', told =>
-    'Let a role see and keep the letters that its rights on their feeds allow. The grant functions of those feeds call this one.',
+    'Let a role see and keep the letters that its rights on their feeds allow. The grant functions of those feeds call this '
+    'function.',
     includes => 'pgchange.viewer',
     objects => array[
         'select, insert (kind, consumer, address, content, changes, reason, error, attempts, batch_id), delete on pgchange.letter',
@@ -43,7 +45,7 @@ select pgchange.add_role(
 
 select pgchange.add_role(
     'pgchange', 'reader', told =>
-    'Let a role capture tables: see whose code a query of them runs, and under which settings, and lock them beside others.',
+    'Let a role capture tables: check whose code a query of them runs, and lock them while others use them.',
     functions => $$
         descendants code_in check_code settings pinned_settings refuse keep_to_owner place_function
         check_owner check_capturable check_captured_once is_named
@@ -55,8 +57,7 @@ select pgchange.add_role(
 
 select pgchange.add_role(
     'pgchange', 'maintainer', told =>
-    'Let a role see which version is installed, forget what became of batches long ago, drop what was left over in staging, and '
-    'mend captures.',
+    'Let a role see the installed version, trim the records of old batches, drop leftovers of staging, and repair captures.',
     includes => 'pgchange.viewer pgchange.reader',
     objects => array[
         'select on pgchange.installed'

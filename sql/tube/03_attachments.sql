@@ -148,7 +148,7 @@ begin
                      then format('its column of ids, %I, is %s now, and has to be %s', k.attname, format_type(k.atttypid, k.atttypmod),
                                  case when k.type = 'bigint'::regtype then 'bigint, integer or smallint' else k.type::text end)
                  when t.reason is not null then format('its column of ids, %I: %s', k.attname, t.reason)
-                 else format('its column of ids, %I, may be null: a row without an id touches nothing, and is in no copy', k.attname) end
+                 else format('its column of ids, %I, can be null: a row without an id touches nothing, and is in no copy', k.attname) end
              from key as k cross join lateral pgchange.key_type_trouble(k.atttypid, k.attcollation) as t(reason)
              where k.attname is null or pgchange.key_type(k.atttypid) <> k.type or t.reason is not null or not k.attnotnull
              order by k.place limit 1),

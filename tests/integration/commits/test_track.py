@@ -64,7 +64,7 @@ def test_a_branch_that_does_not_exist_is_refused(ledger):
         ("create view v as select 1::bigint as id", "'v'", "not a table"),
         ("create temporary table t (id bigint primary key)", "'t'", "temporary"),
         ("create table t (id real primary key)", "'t'", "column id of public.t is real: equal values have"),
-        ("create table t (id bigint unique)", "'t', '{id}'", "may be null"),
+        ("create table t (id bigint unique)", "'t', '{id}'", "can be null"),
         ("create table t (id bigint not null)", "'t', '{id}'", "not unique"),
         ("create table t (a bigint)", "'t', '{id}'", "no column id"),
         ("create table t (a bigint)", "'t'", "give it a primary key or a unique index"),
@@ -76,7 +76,7 @@ def test_a_branch_that_does_not_exist_is_refused(ledger):
         (
             "create table t (a int, b text, c int not null unique, primary key (b, a))",
             "'t', '{a}'",
-            "the primary key then, b, a; or name its key: revision.track('public.t', key => '{c}')",
+            "to use the primary key, b, a; or name its key: revision.track('public.t', key => '{c}')",
         ),
         (
             "create table t (id uuid primary key)",

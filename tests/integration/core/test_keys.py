@@ -51,18 +51,18 @@ def test_the_key_is_the_primary_key_or_the_columns_of_a_unique_index(tables, tab
 @pytest.mark.parametrize(
     ("table", "columns", "told", "hint"),
     [
-        ("plain", ["no"], "public.plain has no column no", "leave the key out: it is the primary key then, id"),
+        ("plain", ["no"], "public.plain has no column no", "leave the key out to use the primary key, id"),
         ("pair", ["tenant"], "column tenant of public.pair is not unique",
-         "leave the key out: it is the primary key then, tenant, no; or name its key: track(key => '{name}')"),
-        ("parted", ["id"], "column id of public.parted is not unique", "the primary key then, id, day"),
-        ("small", ["other"], "column other of public.small may be null", "the primary key then, no"),
+         "leave the key out to use the primary key, tenant, no; or name its key: track(key => '{name}')"),
+        ("parted", ["id"], "column id of public.parted is not unique", "to use the primary key, id, day"),
+        ("small", ["other"], "column other of public.small can be null", "to use the primary key, no"),
         ("no_primary", None, "public.no_primary has no primary key", "name its key: track(key => '{a,b}')"),
         ("no_primary", ["b"], "column b of public.no_primary is not unique", "name its key: track(key => '{a,b}')"),
-        ("no_primary", ["a", "c"], "column c of public.no_primary may be null", "name its key"),
+        ("no_primary", ["a", "c"], "column c of public.no_primary can be null", "name its key"),
         ("no_primary", ["a", "b", "b"], "no unique index on exactly the columns a, b, b", "name its key"),
         ("nothing", None, "public.nothing has no primary key", "give it a primary key or a unique index"),
         ("inexact", None, "column id of public.inexact is double precision: equal values have different texts",
-         "the event log takes tables without one"),
+         "the event log accepts tables without one"),
     ],
 )  # fmt: skip
 def test_columns_that_name_no_row_are_refused_with_the_keys_of_the_table(tables, table, columns, told, hint):

@@ -423,7 +423,7 @@ def test_the_oldest_letters_are_dropped_by_maintenance_in_slices_but_not_on_thei
     # The update moves the row of the oldest letter behind the rows of the others.
     connection.execute("update pgchange.letter set reason = 'other' where id = %s", [letters[1]])
     assert [line for (line,) in connection.execute("select pgchange.expire_letters('90 days', 1)")][1:] == [
-        "left older letters to the next time"
+        "left more letters for the next run"
     ]
     assert [letter.id for letter in dead_letters.letters(connection)] == [letters[0], *letters[2:]]
     done = maintain(connection, letter_retention="90 days").done

@@ -217,7 +217,7 @@ def test_a_consumer_with_the_rights_of_a_consumer_gives_batches_up(admin, role):
         ({"ids": [0]}, "not the number"),
         ({"ids": [2**70]}, "not the number"),
         ({"ids": [True]}, "not the number"),
-        ({"consumer": ""}, "a consumer has a name"),
+        ({"consumer": ""}, "an empty name"),
         ({"older_than": "soon"}, "30 days"),
         ({"older_than": "-1 day"}, "older_than must be a length of time"),
         ({"older_than": timedelta(days=-1)}, "older_than must be a length of time"),

@@ -300,7 +300,7 @@ def test_what_else_is_wrong_is_told_where_no_consumer_can_tell_how_it_stands(ful
     full.execute("delete from pgchange.registered where schema = 'mbus'")
     left_out = []
     assert any("the capture is disabled on" in found.told for found in findings(full, left_out.append))
-    assert left_out[-1].startswith("how consumers stand is left out: function ")
+    assert left_out[-1].startswith("the findings about consumers are left out: function ")
 
 
 @pytest.mark.parametrize("state", ["40001", "40P01", "55P03"])

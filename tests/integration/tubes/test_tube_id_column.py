@@ -87,7 +87,7 @@ def test_ids_that_were_renamed_are_touched_though_another_column_got_their_name(
         (
             "alter table item drop constraint item_pkey; alter table item alter id drop not null",
             "warning",
-            "id, may be null",
+            "id, can be null",
         ),
     ],
 )

@@ -251,7 +251,7 @@ def texts(prepared_texts, connect):
         ("(id float primary key)", {}, r"double precision: equal values have different texts"),
         ("(a text, b text, primary key (a, b))", {"key": ["a"]}, r"column a of .* is not unique"),
         ("(a text, b text not null unique)", {}, r"no primary key"),
-        ("(a text unique, b text)", {"key": ["a"]}, r"may be null"),
+        ("(a text unique, b text)", {"key": ["a"]}, r"can be null"),
         ("(a text primary key)", {"group_by": ["b"]}, r"no column b"),
         ("(a text primary key)", {"key": ["a"], "group_by": ["a"]}, r"both key and group_by"),
     ],
@@ -281,7 +281,7 @@ def test_a_column_that_several_rows_share_is_named_and_touched_by_each(texts):
         ("alter table word alter id type uuid using '00000000-0000-0000-0000-000000000001'", "is uuid now"),
         (
             "alter table word drop constraint word_pkey; alter table word alter id drop not null",
-            "may be null",
+            "can be null",
         ),
         ("alter table word drop constraint word_pkey", "several rows can have one id"),
         ("alter table word add code text; alter table word drop id", "was dropped"),
