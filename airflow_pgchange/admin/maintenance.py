@@ -196,13 +196,13 @@ def _recreate_captures(
         try:
             with translated():
                 connection.execute(recreate, arguments)
-            report.done.append(f"{name}: {capture} was mended")
+            report.done.append(f"{name}: {capture} was repaired")
         except ServerUnavailable:
             raise
         except ConsumerBusy:
             report.done.append(f"{name}: postponed, it is being written")
         except (PgChangeError, psycopg.Error) as error:
-            report.attention.append(f"{name}: {capture} cannot be mended: {str(error).strip()}")
+            report.attention.append(f"{name}: {capture} cannot be repaired: {str(error).strip()}")
 
 
 def _dispatched(connection: psycopg.Connection[Any]) -> list[str]:

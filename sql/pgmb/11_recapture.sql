@@ -64,7 +64,7 @@ begin
                 continue;
             end if;
             perform pgmb.recapture(pushed.tbl);
-            return next format('%s: the capture of its mutations was mended', pushed.name);
+            return next format('%s: the capture of its mutations was repaired', pushed.name);
             return query
                 select format('%s; %s', pgchange.told_missed(p.tbl, m, 'event'), pgchange.bring_missed(m, 'pgmb', 'publish_attached'))
                 from pgmb.pushing() as p cross join lateral unnest(p.missed) as m where p.tbl = pushed.tbl;
@@ -72,14 +72,14 @@ begin
             when lock_not_available then
                 return next format('%s: postponed, it is being written', pushed.name);
             when others then
-                return next format('%s: the capture of its mutations cannot be mended: %s', pushed.name, sqlerrm);
+                return next format('%s: the capture of its mutations cannot be repaired: %s', pushed.name, sqlerrm);
         end;
     end loop;
 end
 $$;
 comment on function pgmb.recapture() is
     'Mend the capture of the tables that the caller owns: partitions that came later, a renamed table; a line for each, with the '
-    'reason where one cannot be mended. It is taken off a table that got a foreign table as a child: PostgreSQL would refuse what is '
+    'reason where one cannot be repaired. It is taken off a table that got a foreign table as a child: PostgreSQL would refuse what is '
     'updated and deleted through it.';
 
 -- Drop the trigger functions of tables that were dropped, where the caller may: a table takes its triggers with it, and not what they

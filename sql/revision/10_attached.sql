@@ -147,7 +147,7 @@ begin
             when others then
                 return next format(
                     case when broken.lacks_triggers then '%s: capture cannot be put on its partitions: %s'
-                         else '%s: its capture cannot be mended: %s' end, known.tbl, sqlerrm);
+                         else '%s: its capture cannot be repaired: %s' end, known.tbl, sqlerrm);
         end;
     end loop;
 end

@@ -1,17 +1,19 @@
--- Tubes, the tables attached to them, and how far each worker has come.
+-- Tubes, the tables attached to them, and the progress of each worker.
 --
--- A tube's pods live in a table of its own, made in the schema that was current. Its GRANTs are the tube's: INSERT touches,
--- SELECT and DELETE work. The rows below follow them.
+-- A tube is a queue of touched ids, which are stored in pods: rows with a chunk of ids each. The pods of a tube are in a table of
+-- their own, in the schema that was current when the tube was made. The GRANTs on that table decide who may use the tube: INSERT
+-- touches, SELECT and DELETE work. The row policies of the tables below follow these GRANTs.
 
 create schema tube;
 select pg_catalog.set_config('pgchange.path_before', pg_catalog.current_setting('search_path'), true);
 set local search_path = pg_catalog, tube, pg_temp;
-comment on schema tube is 'Tubes: what was touched in tables, as pods of ids that workers replay.';
+comment on schema tube is 'Tubes: ids of rows that were touched, stored as pods that workers replay.';
 
 select pgchange.keep_versions('tube', version => 1);
 
 create sequence tube.seq;
-comment on sequence tube.seq is 'Numbers the pods of all tubes. Gaps are normal; a lower number may be committed later.';
+comment on sequence tube.seq is 'The numbers of the pods of all tubes. Gaps are normal. A lower number may be committed after a '
+                                'higher number.';
 
 create table tube.tube (
     name text primary key check (name <> ''),
@@ -22,9 +24,9 @@ create table tube.tube (
     key regtype[] not null default '{bigint}' check (cardinality(key) between 1 and 32)
 );
 comment on table tube.tube is
-    'Every tube: the table of its pods, the number of workers that share it, and the predicate over a row that says whether '
-    'touching the row counts, for tables that are attached from now on. key has the types of the columns of its ids: {bigint}, or others '
-    'whose ids travel as text.';
+    'Every tube: the table of its pods, the number of its workers, and its predicate. The predicate is an SQL condition over a '
+    'row: a touch of the row counts only if the condition holds. It is used for tables that are attached from now on. key: the '
+    'types of the columns of the ids, {bigint}, or other types, whose ids are stored as text.';
 
 create table tube.attachment (
     tube text not null references tube.tube on delete cascade,
@@ -41,11 +43,11 @@ create table tube.attachment (
     primary key (tube, tbl)
 );
 comment on table tube.attachment is
-    'The tables that touch a tube, each with its shard, the columns that hold its ids, by their names and by the numbers that they had in '
-    'the table whose number is number_of (a restored table has another one, and may number its columns anew), their types, whether '
-    'several rows may have one id (is_grouped), and the tube''s '
-    'predicate as it was when the table''s owner attached it: a later one needs that owner''s consent. token is in the names of its functions and of no '
-    'others.';
+    'The tables attached to a tube. shard: the shard of the table''s ids. key: the columns with its ids; key_numbers: their '
+    'numbers in the table with the oid number_of. A restored table has another oid, and may number its columns anew. key_types: '
+    'their types. is_grouped: several rows may have the same id. predicate: the tube''s predicate when the owner of the table '
+    'attached it; a later predicate needs that owner''s consent. token: a part of the names of this attachment''s functions, and '
+    'of no others.';
 
 create table tube.detached (
     tube text not null references tube.tube on delete cascade,
@@ -54,7 +56,7 @@ create table tube.detached (
     primary key (tube, tbl)
 );
 comment on table tube.detached is
-    'Tables that were attached once, and under which shard: attached under another one, they moved.';
+    'Tables that were detached, each with its last shard. If such a table is attached under another shard, it has moved.';
 
 create table tube.moved (
     tube text not null references tube.tube on delete cascade,
@@ -64,9 +66,10 @@ create table tube.moved (
     moved_at timestamptz not null default now()
 );
 comment on table tube.moved is
-    'Tables that changed their shard: newer pods of to_shard wait until those of from_shard up to seq upto are done, so that '
-    'no id is in work twice. What is undone of a table is touched again under its new shard, but stays under the old one too: '
-    'pods do not say of which of a shard''s tables their ids are, so a batch of the old worker may still have them.';
+    'Tables that changed their shard. Newer pods of to_shard wait until the pods of from_shard up to seq upto are done, so that '
+    'no id is in work twice. The open ids of a moved table are touched again under its new shard. They also stay under the old '
+    'shard, because a pod does not say to which table of a shard an id belongs. So a batch of the old worker may still contain '
+    'them.';
 
 -- Under a publication for all tables PostgreSQL refuses to delete from a table without a key, unless it has an identity.
 alter table tube.moved replica identity full;
@@ -93,13 +96,13 @@ create table tube.worker (
     primary key (tube, worker, version)
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 comment on table tube.worker is
-    'A hint for each worker: of its shards'' pods those that snapshot sees are done up to seq done, and of backfill pods those '
-    'that backfill_snapshot sees up to backfill_done. The pods that are there are the truth; the hint saves stepping over what '
-    'was deleted. version counts the batches, batch is the one in work, error what its last attempt failed on, if it could say '
-    'so; failures is how many attempts failed by an error of the batch itself, outages how many by another one, such as a lost '
-    'server. control_attempt is how often in a row some of its control pods failed, whatever batches came between, the last time at '
-    'control_failed_at. Each batch puts a new row in the place of the last, so that the newest is found at once, however many '
-    'dead ones an old snapshot keeps.';
+    'The progress of each worker, as a hint. Of the pods of its shards, those that snapshot sees are done up to seq done. Of the '
+    'backfill pods, those that backfill_snapshot sees are done up to backfill_done. The remaining pods are the truth; the hint '
+    'only skips over the remains of deleted pods. version counts the batches. batch is the batch in work, error the error of its '
+    'last attempt, if it was reported. failures: attempts that failed by an error of the batch itself; outages: attempts that '
+    'failed by another error, such as a lost server. control_attempt: how many attempts on control pods have failed in a row, '
+    'also with batches in between; control_failed_at: the last of them. Each batch replaces the row by a new row, so that the '
+    'newest is found at once, however many dead rows an old snapshot keeps.';
 
 create table tube.fault (
     id bigint generated always as identity primary key,
@@ -112,9 +115,9 @@ create table tube.fault (
 );
 create index fault_by_tube on tube.fault (tube, kind, tbl);
 comment on table tube.fault is
-    'Of kind capture: rows for which a predicate or the capture failed, counted by statement and message. Their ids were touched '
-    'all the same, unless the message says that they could not be told, or are lost. Of kind control: a control pod that was '
-    'given up. Of kind missed: rows that came with a partition, until a backfill that began later has ended.';
+    'Problems of a tube. kind capture: rows for which a predicate or the capture failed, counted by statement and message. Their '
+    'ids were touched all the same, unless the message says that they are unknown or lost. kind control: a control pod that was '
+    'given up. kind missed: rows of a partition that was attached with rows, until a backfill that began later has ended.';
 
 create table tube.backfill (
     id bigint generated always as identity primary key,
@@ -144,13 +147,13 @@ create table tube.backfill (
 );
 create unique index backfill_unfinished on tube.backfill (tube, tbl) where state in ('scheduled', 'running', 'paused');
 comment on table tube.backfill is
-    'Backfills that go on where they stopped: looked_at rows of about total are behind (last_value, last_id), the last with '
-    'in_nulls among the rows without an order; done of them had ids to touch. rate is rows a second since rated_from, when '
-    'rated_looked_at were behind: since it was begun, resumed or, after a long rest, taken up again. order_type is the type of '
-    'order_col when it began: values of another have another order.';
+    'Resumable backfills. looked_at of about total rows are done, up to (last_value, last_id); done of them had ids to touch. '
+    'in_nulls: the position is among the rows whose order column is null. rate: rows per second since rated_from, when '
+    'rated_looked_at rows were done. The rate is measured anew after the begin, a resume and a long pause. order_type: the type '
+    'of order_col at the begin; if the type changes, the order changes, too.';
 
 create type tube.keyset as (
     in_nulls boolean, last_value text, last_id text, looked_at bigint, touched bigint, finished boolean
 );
 comment on type tube.keyset is
-    'Where a backfill stands, and how many rows its last slice looked at and touched.';
+    'The position of a backfill, and how many rows its last slice read and touched.';

@@ -1,12 +1,12 @@
--- What tables, functions and triggers are called.
+-- Names of tables, functions and triggers.
 
--- The schema that a relation is in; null where the relation is gone.
+-- The name of the schema of a relation; null if the relation does not exist.
 create function tube.schema_of(rel regclass) returns name
 language sql stable as $$
     select n.nspname from pg_class as c join pg_namespace as n on n.oid = c.relnamespace where c.oid = rel
 $$;
 
--- Today's name of a relation with its schema, whatever search_path it will be read under; null where it is gone.
+-- The current name of a relation with its schema, for use under any search_path; null if the relation does not exist.
 create function tube.full_name(rel oid) returns text
 language plpgsql stable
 set plan_cache_mode = force_generic_plan
@@ -17,7 +17,7 @@ begin
 end
 $$;
 
--- A table by the name in a control pod; null for what is none.
+-- The table that a control pod names; null if there is no such table.
 create function tube.table_named(name text) returns regclass
 language plpgsql stable as $$
 begin
@@ -27,7 +27,7 @@ exception when others then
 end
 $$;
 
--- A name that ends as it should, and in the middle says by a hash what was left out where it would be longer than 63 bytes.
+-- A name with this suffix. If it is longer than 63 bytes, the base is cut, and a hash of the base is inserted before the suffix.
 create function tube.short_name(base text, suffix text) returns name
 language sql immutable as $$
     select case
@@ -39,7 +39,7 @@ language sql immutable as $$
     end::name
 $$;
 
--- What the functions of an attachment are called: those of its triggers, and the one that applies its predicate.
+-- The name of a function of an attachment: of a trigger, or of the function judge, which applies the predicate.
 create function tube.function_name(token text, kind text) returns name
 language plpgsql immutable as $$
 begin
@@ -48,14 +48,14 @@ begin
 end
 $$;
 
--- The name of a trigger: <table>_<tube>_after_<op>_trigger, shortened where it would not fit.
+-- The name of a trigger: <table>_<tube>_after_<op>_trigger, shortened if it is too long.
 create function tube.capture_name(tbl regclass, tube text, op text) returns name
 language sql stable as $$
     select tube.short_name(c.relname || '_' || tube, format('_after_%s_trigger', op)) from pg_class as c where c.oid = tbl
 $$;
 
--- What is its own has a reason. lock_key() and take_lock(): all workers share the tube's lock. note_attempt() and outcome(): workers may neither
--- write nor read pgchange.batch.
+-- Functions that tube writes itself: lock_key() and take_lock(), because all workers share the lock of the tube. note_attempt()
+-- and outcome(), because workers may neither write nor read pgchange.batch.
 select pgchange.offer(
     'tube', 'tube', 'tube text, worker integer', 'tube:%s/%s', traits => '{work set,copied letters}',
     own => '{lock_key,note_attempt,outcome,take_lock}', letters_elsewhere => false, options => 'workers integer', as_owner => false);

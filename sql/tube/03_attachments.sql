@@ -1,9 +1,8 @@
--- Which table an attachment is of, by which columns and triggers it touches its tube, and under which shard: found again whatever
--- was renamed, dropped or restored since.
+-- The table, key columns, triggers and shard of an attachment, found again after a rename, a drop or a restore.
 
--- Whether a relation is the table that was made for a tube's pods; false where that was dropped.
--- In a dump a relation that was dropped is a mere number, which another relation may have where the dump is restored: so a
--- number alone proves nothing. In PL/pgSQL, which keeps its plans: every claim asks.
+-- Whether a relation is the table of a tube's pods; false if that table was dropped.
+-- A dump stores a dropped relation as an oid, and after a restore another relation may have this oid. So an oid alone proves
+-- nothing. In PL/pgSQL, which keeps its plans, because every claim calls it.
 create function tube.are_pods(rel regclass, tube text) returns boolean
 language plpgsql stable as $$
 declare
@@ -12,7 +11,7 @@ begin
     if told like 'Pods of tube %' then
         return starts_with(told, format('Pods of tube %s:', tube));
     end if;
-    -- A dump may have left the comment out.
+    -- A dump without comments also loses this comment.
     return (
         select count(*) = 4
         from pg_attribute as a
@@ -23,14 +22,14 @@ begin
 end
 $$;
 
--- What is noted with the functions of a table's triggers.
+-- The comment on the functions of a table's triggers.
 create function tube.capture_comment(attached tube.attachment) returns text
 language sql stable as $$
     select format('Capture of %s for tube %s.', tube.full_name(attached.tbl), attached.tube)
 $$;
 
--- Whether the table of an attachment was dropped, whatever has its number now: that has none of its triggers, nor the name that is
--- noted with their functions.
+-- Whether the table of an attachment was dropped, also if another table has its oid now. Such a table has none of the
+-- attachment's triggers, and the comment on the trigger functions has another name.
 create function tube.is_gone(attached tube.attachment) returns boolean
 language plpgsql stable as $$
 begin
@@ -41,7 +40,7 @@ begin
     ) then
         return false;
     end if;
-    -- Somebody may have dropped all of them.
+    -- The triggers may have been dropped manually, so look for their functions, too.
     return not exists (
         select from unnest(array['insert', 'update', 'delete', 'truncate']) as k(op)
         join pg_proc as p on p.proname = tube.function_name(attached.token, k.op)
@@ -49,10 +48,10 @@ begin
 end
 $$;
 
--- The attachment that a table belongs to: its own, or that of the nearest table whose partition or child it is.
+-- The attachment of a table: its own, or that of its nearest ancestor, of which it is a partition or a child.
 create function tube.attachment_of(rel oid, tube text) returns tube.attachment
 language plpgsql stable
--- Asked by captures too, whatever a writer has set.
+-- Capture triggers call it, too, with any setting of the writer.
 set row_security = on
 as $$
 begin
@@ -68,19 +67,19 @@ begin
 end
 $$;
 
--- Whether a table is attached to a tube, also for an owner of it who may no longer see the tube.
+-- Whether a table is attached to a tube. Security definer, because an owner of the table may lose the right to see the tube.
 create function tube.is_attached(tube text, tbl oid) returns boolean
 language sql stable security definer as $$
     select (tube.attachment_of(tbl, tube)).tube is not null
 $$;
 
--- Today's name, with its schema, of the attached table that a relation is or is a partition of.
+-- The current name, with its schema, of the attached table that a relation is or is a partition of.
 create function tube.attached_name(rel oid, tube text) returns text
 language sql stable as $$
     select tube.full_name((tube.attachment_of(rel, tube)).tbl)
 $$;
 
--- The shard under which a table touches a tube, or did when it was detached; null for one that never did.
+-- The shard under which a table touches a tube, or did before it was detached; null if it was never attached.
 create function tube.shard_of(tube text, tbl regclass) returns integer
 language sql stable as $$
     select coalesce(
@@ -88,7 +87,7 @@ language sql stable as $$
         (select d.shard from tube.detached as d where d.tube = shard_of.tube and d.tbl = shard_of.tbl))
 $$;
 
--- The shard that the trailing digits of the name of a table's schema are, or else those of its own name.
+-- The shard that a name implies: the trailing digits of the name of the table's schema, else those of its own name.
 create function tube.inferred_shard(tbl regclass) returns integer
 language plpgsql stable as $$
 declare
@@ -98,16 +97,18 @@ declare
 begin
     if digits is null then
         perform pgchange.refuse(
-            format('neither the name of the schema of %s nor its own ends in a shard''s number', tbl),
+            format(
+                '%s cannot be attached without a shard: neither the name of its schema nor its own ends in the number of a shard',
+                tbl),
             'give the shard: tube.tube_table_ensure_attached(tube, tbl, shard => ...)');
     end if;
     return digits::integer;
 end
 $$;
 
--- A column of the ids of an attached table as it is today, by its place in the key. If one column has its name and another its number,
--- it is the one in a unique index: that took the place of the other. If both are or neither is, it is the one with the number, whatever
--- it is called now; in a restored table, where numbers are others, the one with the name.
+-- The current column of an id of an attached table, by its place in the key. If one column has the recorded name and another the
+-- recorded number, the column in a unique index has replaced the other. If both or neither is in such an index, the number
+-- decides, because a rename keeps the number. In a restored table, whose numbers may differ, the name decides.
 create function tube.key_attribute(attached tube.attachment, place integer) returns pg_attribute
 language plpgsql stable
 set plan_cache_mode = force_generic_plan
@@ -129,7 +130,7 @@ begin
 end
 $$;
 
--- What is wrong today with the columns from which the ids of an attached table are taken; null if every row has an id in them.
+-- The problem with the current id columns of an attached table; null if they identify every row.
 create function tube.id_trouble(attached tube.attachment) returns text
 language plpgsql stable
 set plan_cache_mode = force_generic_plan
@@ -143,23 +144,26 @@ begin
         )
         select coalesce(
             (select case
-                 when k.attname is null then format('its column of ids, %I, was dropped, and its changes are lost', k.name)
+                 when k.attname is null then format('its column of ids, %I, was dropped, so its changes are lost', k.name)
                  when pgchange.key_type(k.atttypid) <> k.type
-                     then format('its column of ids, %I, is %s now, and has to be %s', k.attname, format_type(k.atttypid, k.atttypmod),
+                     then format(
+                         'its column of ids, %I, is %s now, but must be %s', k.attname, format_type(k.atttypid, k.atttypmod),
                                  case when k.type = 'bigint'::regtype then 'bigint, integer or smallint' else k.type::text end)
                  when t.reason is not null then format('its column of ids, %I: %s', k.attname, t.reason)
                  else format('its column of ids, %I, can be null: a row without an id touches nothing, and is in no copy', k.attname) end
              from key as k cross join lateral pgchange.key_type_trouble(k.atttypid, k.attcollation) as t(reason)
              where k.attname is null or pgchange.key_type(k.atttypid) <> k.type or t.reason is not null or not k.attnotnull
              order by k.place limit 1),
-            (select format('no unique index names its rows by %s: several rows can have one id', string_agg(quote_ident(k.attname), ', ' order by k.place))
+            (select format(
+                'no unique index identifies its rows by %s: several rows can have one id',
+                string_agg(quote_ident(k.attname), ', ' order by k.place))
              from key as k
              where not attached.is_grouped
              having pgchange.key_order(attached.tbl, array_agg(k.attname order by k.place)) is null and count(*) > 0)));
 end
 $$;
 
--- Today's names of the columns of ids of an attached table or of a partition of it; null if one of them is gone.
+-- The current names of the id columns of an attached table or of a partition of it; null if such a column was dropped.
 create function tube.key_names(rel oid, tube text) returns name[]
 language sql stable as $$
     select case when bool_and(n.name is not null) then array_agg(n.name order by p.place) end
@@ -170,17 +174,18 @@ language sql stable as $$
         a.tbl, k.attname, k.attnum, a.key[p.place], case when a.number_of = a.tbl::oid then a.key_numbers[p.place] end) as n(name)
 $$;
 
--- What the triggers are for by which a table and each of its partitions touch a tube, and those that make such triggers right.
+-- The kinds of triggers by which a table and each of its partitions touch a tube, and of the triggers that these need.
 create function tube.capture_ops(tbl regclass) returns text[]
 language sql stable as $$
-    -- To triggers of a partitioned table PostgreSQL (15 to 18) shows what a MERGE updates as the row that it inserted last;
-    -- but not where partitions have a trigger that comes before each row is inserted: so there is one, that never fires.
+    -- After a MERGE on a partitioned table, PostgreSQL (15 to 18) shows statement triggers the wrong row. In place of the updated
+    -- rows they see the row that was inserted last. They see the right rows if the partitions have a row trigger before insert.
+    -- So there is such a trigger, the guard, which never fires.
     select array['insert', 'update', 'delete', 'truncate'] || case when c.relkind = 'p' then array['guard', 'bar'] end
     from pg_class as c where c.oid = tbl
 $$;
 
--- The triggers by which a table touches a tube, its partitions' and those of former partitions too: found by what they call, whatever
--- was renamed; guards and bars, which call nothing of ours, by their names.
+-- The capture triggers of a table, its partitions and its former partitions, found by their functions even after a rename. Guards
+-- and bars call no function of ours, so they are found by name.
 create function tube.captures(tbl regclass, tube text)
 returns table (relid regclass, trigger name, op text, function oid, enabled boolean)
 language plpgsql stable rows 4
@@ -196,7 +201,7 @@ begin
         return;
     end if;
     tree := array(select d.relid from pgchange.descendants(tbl) as d(relid));
-    -- Not a function of that name that somebody else put on another table.
+    -- Leave out a function of the same name that another role uses on another table.
     functions := array(select distinct t.tgfoid from pg_trigger as t where t.tgrelid = any (tree) and t.tgfoid = any (functions));
     return query
         select t.tgrelid::regclass, t.tgname, split_part(p.proname, '_', 3), p.oid, t.tgenabled in ('O', 'A')
@@ -211,7 +216,7 @@ begin
 end
 $$;
 
--- The triggers on a table and its partitions by which another table, whose partition one was, still touches a tube.
+-- Triggers on a table and its partitions by which another table, of which it was a partition, still touches a tube.
 create function tube.former_captures(tbl regclass, tube text) returns table (relid regclass, trigger name)
 language sql stable as $$
     select t.tgrelid, t.tgname

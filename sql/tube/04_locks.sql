@@ -1,26 +1,28 @@
--- Locks, and the one order in which they are taken: the capture of each table, in the order of the tables; its name in its
--- shard; the tube's; of a table that moves its backfill's and its touching; tables; pods.
+-- Locks, and the single order in which they are taken. First the capture of each table, in the order of the tables; then its name
+-- in its shard; then the lock of the tube. If a table moves to another shard, the locks of its backfill and of manual touches
+-- follow. Last come tables, then pods.
 --
--- Each worker has a lock of its own, and all share the tube's. Whoever changes their number or a table's shard takes the tube's
--- alone: so no id is ever in two batches at once.
+-- Each worker has a lock of its own, and all workers share the lock of the tube. A change of their number or of a table's shard
+-- takes the lock of the tube exclusively. So no id is ever in two batches at once.
 
--- The advisory lock of a worker, or of the whole tube: shared by workers at work, exclusive for whoever changes their number or a
--- shard.
+-- The key of the advisory lock of a worker, or of the whole tube. Workers share the lock of the tube; a change of their number or
+-- of a shard takes it exclusively.
 create function tube.lock_key(tube text, worker integer default null) returns bigint
 language sql immutable as $$
     select pg_catalog.hashtextextended(
         case when worker is null then 'pgchange tube ' || tube else 'pgchange worker ' || worker || ' ' || tube end, 0)
 $$;
 
--- Take a worker's lock until the transaction ends, if it is free.
+-- Take the lock of a worker until the transaction ends; false if another session has it.
 create function tube.take_lock(tube text, worker integer) returns boolean
 language sql volatile as $$
     select pg_catalog.pg_try_advisory_xact_lock_shared(tube.lock_key(tube))
        and pg_catalog.pg_try_advisory_xact_lock(tube.lock_key(tube, worker))
 $$;
 
--- Wait for those at work under an advisory lock, as long as lock_timeout says, and keep others from it until this transaction ends;
--- wait only shortly where this transaction already keeps writers from a table, and not at all once somebody waits for it.
+-- Take an advisory lock until this transaction ends. Wait for its holders as long as lock_timeout allows. If this transaction
+-- already blocks the writers of a table, wait only shortly, or not at all if a session waits for it. The argument who names the
+-- holders in the error.
 create function tube.hold(key bigint, who text) returns void
 language plpgsql as $$
 declare
@@ -33,21 +35,22 @@ begin
     end if;
 exception when lock_not_available then
     raise lock_not_available using
-        message = format('%s are at work, and do not end in time', who),
+        message = format('%s are at work and do not end in time', who),
         hint = case when held
-            then 'try again when they have ended, or do this before anything that locks a table: this transaction has locked '
-                 'one, and its writers wait too; nothing was changed'
+            then 'try again when they have ended, or before anything that locks a table, because the writers of the locked table '
+                 'wait, too; nothing was changed'
             else 'try again when they have ended, or with a longer lock_timeout; nothing was changed' end;
 end
 $$;
 
--- Wait until no worker of a tube is at work, as long as lock_timeout says, and keep them from starting until this transaction ends.
+-- Wait until no worker of a tube is at work, as long as lock_timeout allows, and keep workers from starting until this
+-- transaction ends.
 create function tube.hold_still(tube text) returns void
 language sql as $$
     select tube.hold(tube.lock_key(tube), format('workers of tube %I', tube))
 $$;
 
--- Refuse to go on while batches of a tube are leased.
+-- Raise an error if a batch of a tube is leased.
 create function tube.check_leases(tube text) returns void
 language plpgsql stable as $$
 begin
@@ -56,33 +59,34 @@ begin
 end
 $$;
 
--- Keep others from changing the capture of a table until this transaction ends, and wait for those who are changing it.
+-- Lock the capture of a table against other changes until this transaction ends, after waiting for changes in progress.
 create function tube.hold_capture(tbl oid) returns void
 language sql as $$
     select pg_advisory_xact_lock(hashtextextended('pgchange capture ' || tbl, 0))
 $$;
 
--- The advisory lock of touching a table by hand: shared by those who touch, exclusive for whoever changes its shard.
+-- The key of the advisory lock for touches of a table by hand: touches share it, a change of the table's shard takes it
+-- exclusively.
 create function tube.touch_key(tbl regclass) returns bigint
 language sql stable as $$
     select hashtextextended('pgchange touch ' || tbl::oid, 0)
 $$;
 
--- Keep the shard that a table has from being changed until the transaction ends. Where it was changed behind the snapshot of a
--- repeatable read transaction, the error asks to repeat that transaction.
+-- Keep the shard of a table from changing until the transaction ends. If it has changed since the snapshot of a repeatable read
+-- transaction, raise a serialization failure.
 create function tube.hold_shard(tbl regclass) returns void
 language plpgsql security definer as $$
 begin
     perform pg_advisory_xact_lock_shared(tube.touch_key(tbl));
     if current_setting('transaction_isolation') <> 'read committed' then
-        -- Who does not see what was committed before gets a serialization failure, as for any row that is not what it sees.
+        -- Locking a row that was changed after the snapshot raises a serialization failure.
         perform from tube.attachment as a where a.tbl = hold_shard.tbl for share;
         perform from tube.detached as d where d.tbl = hold_shard.tbl for share;
     end if;
 end
 $$;
 
--- The advisory lock of a backfill of a table and shard.
+-- The key of the advisory lock of the backfill of a table and shard.
 create function tube.backfill_key(tbl regclass, shard integer) returns bigint
 language sql immutable as $$
     select hashtextextended(format('pgchange backfill %s %s', tbl::oid, shard), 0)

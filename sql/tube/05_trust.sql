@@ -1,7 +1,8 @@
--- Tubes by their names, and which of them are trusted: reading, deleting or putting pods runs code that their owner put on them.
+-- Tubes by name, and which of them are trusted. Reading, deleting or inserting pods can run code that the owner of their table
+-- added to it.
 
--- What of the code of somebody else would run where the caller only reads or deletes pods, or puts some: an expression, a policy, a
--- trigger and the like; null where there is nothing of it. A superuser's is nobody else's.
+-- Code of another role that would run if the caller reads, deletes or inserts pods. It is an expression, a policy, a trigger and
+-- the like; null if there is none. Code of superusers does not count.
 create function tube.code_on(pods regclass) returns text
 language plpgsql stable
 set quote_all_identifiers = off
@@ -10,7 +11,7 @@ as $$
 declare
     class record;
 begin
-    -- Whoever has but the right to may put a trigger of his own on them.
+    -- A role with the TRIGGER privilege can add a trigger.
     if exists (
         select from pg_trigger as t
         where t.tgrelid = pods and not (
@@ -22,17 +23,18 @@ begin
     select c.relkind, c.relrowsecurity, r.rolname = current_user or r.rolsuper as is_trusted into class
     from pg_class as c join pg_roles as r on r.oid = c.relowner where c.oid = pods;
     return case
-        -- The caller's own code, and that of a superuser, who may do anything anyway.
+        -- The caller's own code and that of superusers are trusted: superusers have all rights anyway.
         when coalesce(class.is_trusted, true) then null
-        when class.relkind <> 'r' then 'become something else than an ordinary table'
+        when class.relkind <> 'r' then 'become another kind of relation than an ordinary table'
         when class.relrowsecurity then 'row security'
         when exists (select from pg_rewrite as r where r.ev_class = pods) then 'a rule'
-        -- Foreign keys are triggers too, here of both tables.
+        -- A foreign key adds triggers to both tables.
         when exists (select from pg_trigger as t where t.tgrelid = pods) then 'a trigger'
         when exists (select from pg_inherits as i where i.inhparent = pods) then 'a child'
         when exists (select from pg_inherits as i where i.inhrelid = pods) then 'a parent'
         when exists (select from pg_constraint as c where c.conrelid = pods and c.contype in ('c', 'x')) then 'a constraint'
-        -- PostgreSQL's own functions, types and operators are in no dependency. Expressions of both are computed by a mere plan.
+        -- Built-in functions, types and operators have no rows in pg_depend. Merely planning a query evaluates the expressions of
+        -- indexes and statistics.
         when exists (
             select from (
                 select 'pg_class'::regclass, i.indexrelid from pg_index as i where i.indrelid = pods
@@ -42,7 +44,7 @@ begin
             join pg_depend as d on d.classid = o.class and d.objid = o.id
             where d.refclassid in ('pg_proc'::regclass, 'pg_type'::regclass, 'pg_operator'::regclass)
         ) then 'an index or statistics with a function in them'
-        -- What is of another type is cast, by whatever its owner made for that.
+        -- A value for a column of another type would be cast, by a cast that its owner may have made.
         when (
             select count(*) <> 7 or count(v.name) <> 7
             from pg_attribute as a
@@ -60,16 +62,17 @@ begin
 end
 $$;
 
--- What to do about pods that hold code.
+-- The fix for pods whose table has code of another role.
 create function tube.code_hint(known tube.tube) returns text
 language sql stable as $$
-    select format('let %I, the owner of %s, take it away', r.rolname, known.pods)
-        -- What is on pods of the caller or of a superuser is neither's.
+    select format('let %I, the owner of %s, remove it', r.rolname, known.pods)
+        -- If the table belongs to the caller or to a superuser, the code belongs to a third role. Using the tube as its owner
+        -- would not help then.
         || case when r.rolname = current_user or r.rolsuper then '' else ', or use the tube as that role' end
     from pg_class as c join pg_roles as r on r.oid = c.relowner where c.oid = known.pods
 $$;
 
--- A tube by its name; refused where there is none, or where its pods hold code of somebody else, that reading them would run.
+-- A tube by its name. Raises an error if there is no such tube, or if reading its pods would run code of another role.
 create function tube.named(tube text) returns tube.tube
 language plpgsql stable as $$
 declare
@@ -78,7 +81,7 @@ declare
 begin
     if known.name is null then
         raise exception using errcode = 'PC002', message = format('there is no tube %I', coalesce(tube, '')),
-            hint = 'tube.tube_list() shows those that you may use; tube.tube_ensure_exists() makes one';
+            hint = 'tube.tube_list() lists the tubes that you may use; tube.tube_ensure_exists() makes a new tube';
     end if;
     if not tube.are_pods(known.pods, tube) then
         perform pgchange.refuse(
@@ -95,14 +98,14 @@ begin
 end
 $$;
 
--- Several tubes by their names, with commas between them, or as the text of an array.
+-- Several tubes by their names, separated by commas, or as the text of an array.
 create function tube.named_all(tube_or_tubes text) returns setof tube.tube
 language plpgsql stable as $$
 declare
     name text;
 begin
     if btrim(tube_or_tubes, ' {}') = '' then
-        perform pgchange.refuse('no tube is named', 'name one, or several with commas between them');
+        perform pgchange.refuse('no tube is named', 'name a tube, or several separated by commas');
     end if;
     foreach name in array coalesce(
         case when exists (select from tube.tube as t where t.name = tube_or_tubes) then array[tube_or_tubes] end,
@@ -113,7 +116,8 @@ begin
 end
 $$;
 
--- The tubes that the caller may read, by their names, without those whose pods hold code of somebody else: of these a notice.
+-- The tubes that the caller may read, in the order of their names. Tubes whose pods have code of another role are left out with a
+-- notice.
 create function tube.readable_tubes() returns setof tube.tube
 language plpgsql volatile as $$
 declare
@@ -130,14 +134,14 @@ begin
             execute format('lock table only %s in access share mode nowait', tube.full_name(known.pods));
             code := tube.code_on(known.pods);
         exception when lock_not_available then
-            raise notice 'the pods of tube %, %, are locked by somebody, and were not looked at', known.name, known.pods;
+            raise notice 'the pods of tube %, %, are locked by another transaction, so they were left out', known.name, known.pods;
             continue;
         end;
         if code is null then
             return next known;
         else
             raise notice using
-                message = format('the pods of tube %I, %s, have %s, and were not looked at', known.name, known.pods, code),
+                message = format('the pods of tube %I, %s, have %s, so they were left out', known.name, known.pods, code),
                 hint = tube.code_hint(known);
         end if;
     end loop;

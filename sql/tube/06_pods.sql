@@ -1,6 +1,6 @@
--- The table of a tube's pods: how it is made, which worker each pod is for, and what is put there.
+-- The table of a tube's pods: its creation, the worker of each pod, and inserting pods.
 
--- The SQL of the worker that a shard belongs to: its remainder, which is never negative.
+-- The SQL expression of the worker of a shard: the remainder of the shard, which is never negative.
 create function tube.belongs(shard text, partitions integer) returns text
 language plpgsql immutable as $$
 begin
@@ -9,13 +9,13 @@ begin
 end
 $$;
 
--- The worker that a shard belongs to, as tube.belongs() has it in SQL.
+-- The worker of a shard, the value of the expression of tube.belongs().
 create function tube.worker_of(shard integer, partitions integer) returns integer
 language sql immutable as $$
     select pg_catalog.mod(pg_catalog.mod(shard, partitions) operator(pg_catalog.+) partitions, partitions)
 $$;
 
--- Give the pods the indexes for a number of workers. Writers wait meanwhile, about a second for a million pods.
+-- Create the indexes of the pods for a number of workers. This blocks writers, for about a second per million pods.
 create function tube.index_pods(pods regclass, partitions integer) returns void
 language plpgsql as $$
 declare
@@ -24,9 +24,10 @@ declare
     control_index name := tube.short_name(base, '_control_idx');
     part text;
 begin
-    -- One index for all workers: a worker's pods lie together in it, so that no worker steps over those of another, and more
+    -- One index serves all workers: the pods of a worker are adjacent in it, so no worker reads over those of another. More
     -- workers cost a writer nothing.
-    -- At once as strong as dropping an index needs: to strengthen it later could deadlock with a reader that goes on to write.
+    -- Take at once the lock that dropping an index needs: strengthening it later could deadlock with a reader that goes on to
+    -- write.
     perform pgchange.take_locks(array[pods], 'access exclusive');
     for part in
         select i.indexrelid::regclass::text from pg_index as i
@@ -44,41 +45,45 @@ begin
         tube.schema_of(pods), workers_index, control_index, partitions);
 exception when duplicate_table then
     perform pgchange.refuse(
-        format('there is a relation %I or %I already in schema %I', workers_index, control_index, tube.schema_of(pods)),
-        'rename it: the indexes of the pods need these names');
+        format(
+            'the pods cannot be indexed: there is a relation %I or %I already in schema %I',
+            workers_index, control_index, tube.schema_of(pods)),
+        'rename it: the indexes need these names');
 end
 $$;
 
--- Make the table of a tube's pods.
+-- Create the table of a tube's pods.
 create function tube.make_pods(schema_name name, tube text, key regtype[]) returns regclass
 language plpgsql as $$
 declare
     pods text;
 begin
     if octet_length(tube) > 57 then
-        perform pgchange.refuse(format('the name %L is too long', tube), 'at most 57 bytes, so that <tube>_touch is a name too');
+        perform pgchange.refuse(format(
+            'the tube cannot be made: its name %L is too long', tube),
+            'use at most 57 bytes, so that <tube>_touch is a name, too');
     end if;
     if schema_name is null or starts_with(schema_name, 'pg_') then
         perform pgchange.refuse(
             format('a tube cannot be made in %s', coalesce('schema ' || quote_ident(schema_name), 'no schema')),
-            'set search_path to the schema that is to hold it');
+            'set search_path to the schema that is to have it');
     end if;
     pods := format('%I.%I', schema_name, tube);
     if to_regclass(pods) is not null then
         perform pgchange.refuse(
             format('there is a relation %s already', pods),
             'choose another name, or another schema' || case when tube.are_pods(to_regclass(pods), tube) then format(
-                '; if it is left of a tube that is no more: drop table %s; drop function %I.%I; then make the tube and attach its '
+                '; if it is left over from a dropped tube: drop table %s; drop function %I.%I; then make the tube and attach its '
                 'tables again', pods, schema_name, tube || '_touch') else '' end);
     end if;
-    -- A table is a type too, and a call of a function of that name would become a cast.
+    -- A table is a type, too, and PostgreSQL would take a call of a function of that name for a cast.
     if schema_name = 'tube' and exists (
         select from pg_proc as p where p.pronamespace = 'tube'::regnamespace and p.proname = make_pods.tube
     ) then
         perform pgchange.refuse(format('there is a function %s already', pods), 'choose another name, or another schema');
     end if;
-    -- A pod's transaction has its id before the pod draws its seq: so a pod of a transaction that a snapshot does not know
-    -- has a higher seq than any that was drawn when the snapshot was taken.
+    -- The default of seq assigns the transaction its id before it draws the seq. So if a snapshot does not know a transaction,
+    -- its pods have higher seqs than any that was drawn before the snapshot was taken.
     execute format($table$
         create table %1$s (
             seq bigint not null default case when pg_current_xact_id() is not null then nextval('tube.seq') end,
@@ -93,13 +98,15 @@ begin
     if key = '{bigint}' then
         execute format('alter table %s alter column ids set storage plain', pods);
     else
-        -- To compress the texts of a pod takes longer than all else. One key that is larger than a page is compressed all the same.
+        -- Compressing the texts of a pod would take longer than all else. A single key that is larger than a page is compressed
+        -- all the same.
         execute format('alter table %s set (toast_tuple_target = 8160)', pods);
     end if;
-    -- They have no key. Under a publication for all tables, or for those of the schema, PostgreSQL would refuse every delete.
+    -- The table has no key. Under a publication for all tables, or for those of the schema, PostgreSQL would refuse every delete.
     execute format('alter table %s replica identity full', pods);
     execute format('create index on %s (txid, seq)', pods);
-    -- Default privileges would let others write a pod with a seq or a txid of their own, and hide from workers what is behind it.
+    -- Default privileges could let others insert a pod with a seq or a txid of their own. That could hide the pods before it from
+    -- workers.
     perform pgchange.keep_to_owner(pods::regclass);
     execute format(
         'comment on table %s is %L', pods,
@@ -110,7 +117,7 @@ exception when duplicate_object then
 end
 $$;
 
--- How many ids a pod gets: at most as many as a page can hold.
+-- The number of ids of a pod, at most as many as fit on a page.
 create function tube.checked_chunk(chunk_size integer) returns integer
 language plpgsql immutable as $$
 begin
@@ -121,14 +128,15 @@ begin
 end
 $$;
 
--- The bytes of text that a pod has: as many as fit on a page. One key that is longer is in a pod all the same, outside of the page.
+-- The bytes of text of a pod: as many as fit on a page. A longer key makes a pod of its own, which is stored outside of the page.
 create function tube.bytes_a_pod() returns integer
 language sql immutable as $$
     select 7000
 $$;
 
--- The query that cuts an array of texts into the ids of pods: at most so many in each, and of their average length no more than fit on
--- a page. Everything before an element is read to find it. So the array is cut into long parts first, and these into pods.
+-- The query that cuts an array of texts into the ids of pods. A pod has at most this many ids, and no more of average length than
+-- fit on a page. PostgreSQL reads everything before an element to find it, so the query cuts the array into long parts first, and
+-- these into pods.
 create function tube.cut_sql(ids text, most text) returns text
 language sql immutable as $$
     select format($query$
@@ -152,14 +160,14 @@ language sql immutable as $$
     $query$, ids, most, tube.bytes_a_pod())
 $$;
 
--- Put ids of a shard among the pods of a tube, chunk_size a pod and no more bytes than fit, each pod with the payload; without ids the
--- payload makes a control pod.
+-- Insert ids of a shard as pods of a tube, each with the payload. A pod has at most chunk_size ids, and no more bytes than fit. A
+-- payload without ids makes a control pod.
 create function tube.put_pods(
     pods regclass, op text, shard integer, ids anyarray, payload jsonb default null, chunk_size integer default 900
 ) returns void
 language plpgsql as $$
 declare
-    -- The payload is named only where there is one: a role without a right to that column may touch all the same.
+    -- Name the column payload only if there is a payload, because a role without INSERT on this column may touch all the same.
     target constant text := format('insert into %s (op, shard, ids%s)', pods, case when payload is not null then ', payload' end);
     with_payload constant text := case when payload is not null then ', $5' else '' end;
 begin
@@ -178,7 +186,7 @@ begin
 end
 $$;
 
--- Put a control pod about an attached table among the pods of a tube.
+-- Insert a control pod about an attached table.
 create function tube.put_control(known tube.tube, attached tube.attachment, op text, type text, details jsonb) returns void
 language sql as $$
     select tube.put_pods(
@@ -186,7 +194,8 @@ language sql as $$
         jsonb_build_object('type', type, 'tbl', tube.full_name(attached.tbl)) || details)
 $$;
 
--- Whether there is a control pod of one of some types for a table and shard. One that names no table is for all of its shard.
+-- Whether there is a control pod of one of these types for a table and shard. A control pod without a table counts for its whole
+-- shard.
 create function tube.has_control(known tube.tube, tbl regclass, shard integer, types text[]) returns boolean
 language plpgsql volatile as $$
 declare

@@ -1,14 +1,14 @@
--- A worker's pods: incremental ones before those of a backfill, each in the order of seq.
+-- The unread pods of a worker: incremental pods before those of a backfill, each in the order of seq.
 --
--- A lower seq may commit later than a higher one that was read. So a worker's position is a snapshot and a seq for each of the
--- two kinds: to be read are the pods above the seq, and those below it of transactions that the snapshot found open.
+-- A lower seq may be committed after a higher seq that was already read. So the position of a worker has a snapshot and a seq for
+-- each of the two kinds. Unread are the pods above the seq, and those below it of transactions that were open in the snapshot.
 --
--- Pods are read in the order of an index, whatever the statistics say: a limit without a sort relies on it, and so does a cost
--- that knows no backlog. The settings of these functions leave PostgreSQL no other plan. One index is on (op = 'B'), worker
--- and seq; where pods are to be found by their transaction instead, the kind is asked for in words that this index does not
--- answer: (op is not distinct from 'B').
+-- The queries read pods in the order of an index, whatever the statistics say. A limit without a sort relies on this order, and
+-- so does a cost that does not depend on the backlog. The settings of these functions leave PostgreSQL no other plan. An index is
+-- on (op = 'B'), worker and seq. If pods are searched by their transaction, PostgreSQL must not use it. So that query writes the
+-- kind as (op is not distinct from 'B').
 
--- The newest row of a worker; null for one that has not begun.
+-- The newest row of a worker; null if the worker has not begun.
 create function tube.worker_now(tube text, worker integer) returns tube.worker
 language plpgsql stable as $$
 begin
@@ -19,7 +19,7 @@ begin
 end
 $$;
 
--- How far a worker has come; null for one that has not begun.
+-- The position of a worker; null if the worker has not begun.
 create function tube.position(tube text, worker integer) returns jsonb
 language plpgsql stable as $$
 begin
@@ -34,7 +34,7 @@ begin
 end
 $$;
 
--- A position, and that of a worker that has not begun where there is none.
+-- The position, or the position before all pods if there is none.
 create function tube.position_or_start("position" jsonb) returns jsonb
 language sql immutable as $$
     select coalesce(nullif("position", '{}'), '{"incremental": ["1:1:", 0], "backfill": ["1:1:", 0]}')
@@ -55,7 +55,7 @@ declare
     found_late text := '';
 begin
     high := coalesce(high, 9223372036854775807);
-    -- Planned only where there are such transactions: of an idle worker planning is what a look costs.
+    -- Add this part only if there are such transactions, because for an idle worker planning is the main cost.
     if late <> '{}' then
         found_late := format($query$
             (
@@ -90,10 +90,10 @@ begin
 end
 $$;
 comment on function tube.unread_sql is
-    'The query of the first most pods of one kind, incremental or backfill, that a position has not done, upto sees, whose seq '
-    'is at most high, in the order of seq; null for most or high sets no bound, and for upto lets pass what the query itself '
-    'sees, the transaction''s own too. Its cost depends on neither the backlog nor what '
-    'was deleted nor other workers.';
+    'The query of the first most pods of a kind, incremental or backfill, in the order of seq. It returns pods that a position '
+    'has not done, that upto sees, and whose seq is at most high. A null most or high is no limit. With a null upto, it returns '
+    'all pods that the query itself sees, also those of its own transaction. Its cost does not depend on the backlog, on deleted '
+    'pods or on other workers.';
 
 create function tube.first_unread(
     known tube.tube, worker integer, kind text, "position" jsonb, upto pg_snapshot default pg_current_snapshot(),
@@ -114,9 +114,9 @@ begin
     return first_seq;
 end
 $$;
-comment on function tube.first_unread is 'The seq of the first pod of tube.unread_sql(); null where there is none.';
+comment on function tube.first_unread is 'The seq of the first pod of tube.unread_sql(); null if there is none.';
 
--- Whether there is a pod for a worker: asked first, so that a claim of nothing writes nothing.
+-- Whether a worker has unread pods. A claim asks first, so that a claim of nothing writes nothing.
 create function tube.has_unread(known tube.tube, worker integer) returns boolean
 language plpgsql volatile as $$
 declare
@@ -127,7 +127,7 @@ begin
 end
 $$;
 
--- The condition of the pods that are held back, or of the others.
+-- The SQL condition of the pods that are held back, or of the others.
 create function tube.held_sql(held_back jsonb, held boolean) returns text
 language plpgsql immutable as $$
 begin
@@ -138,7 +138,7 @@ begin
 end
 $$;
 
--- The query of the pods of a batch, as far as they are there.
+-- The query of the remaining pods of a batch.
 create function tube.pods_sql(known tube.tube, worker integer, choice jsonb) returns text
 language sql immutable as $$
     select string_agg('(' || tube.unread_sql(
@@ -148,7 +148,7 @@ language sql immutable as $$
     where choice ->> k.kind is not null
 $$;
 
--- The pods of a batch, as far as they are there. like_ids is an array of the type of the tube's ids: bigint or text.
+-- The remaining pods of a batch. like_ids is an array of the type of the tube's ids: bigint or text.
 create function tube.pods_of(tube text, worker integer, choice jsonb, like_ids anyarray)
 returns table (seq bigint, op character(1), shard integer, ids anyarray, payload jsonb, ts timestamptz)
 language plpgsql volatile
@@ -164,7 +164,7 @@ begin
 end
 $$;
 
--- The numbers of the pods of a batch, as far as they are there.
+-- The seqs of the remaining pods of a batch.
 create function tube.seqs_of(tube text, worker integer, choice jsonb) returns setof bigint
 language plpgsql volatile
 set jit = off

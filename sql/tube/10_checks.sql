@@ -1,17 +1,17 @@
 -- Which tables can be attached.
 
--- Refuse, with the reason, a table that cannot be attached to any tube.
+-- Refuse a table that cannot be attached to any tube, with the reason.
 create function tube.check_table(tbl regclass) returns void
 language plpgsql stable as $$
 begin
     perform pgchange.check_capturable(tbl, 'attach', 'tube');
     if exists (select from tube.tube as t where t.pods = tbl and tube.are_pods(tbl, t.name)) then
-        perform pgchange.refuse(format('%s is not a table of your own', tbl), 'attach one that is');
+        perform pgchange.refuse(format('%s is not a table of your own', tbl), 'attach a table of your own');
     end if;
 end
 $$;
 
--- Refuse, with the reason, columns that cannot hold ids of a tube, whether they name one row each or not.
+-- Refuse columns that cannot be ids of a tube, with the reason. Whether they identify a row is not checked here.
 create function tube.check_columns(tbl regclass, columns name[], known tube.tube) returns void
 language plpgsql stable as $$
 declare
@@ -32,7 +32,9 @@ begin
             perform pgchange.refuse(format('%s has no column %I', tbl, column_name), 'name columns that it has');
         elsif found_one.attgenerated = 'v' then
             perform pgchange.refuse(
-                format('column %I of %s is virtual', column_name, tbl), 'its values are in no row that a trigger sees: have them stored');
+                format(
+                    'column %I of %s is virtual, so a trigger does not see its values',
+                    column_name, tbl), 'make it a stored column, or name other columns');
         elsif reason is not null then
             perform pgchange.refuse(
                 format('column %I of %s is %s: %s', column_name, tbl, format_type(found_one.atttypid, found_one.atttypmod), reason),
@@ -44,28 +46,30 @@ begin
             format('the ids of %s, %s, are %s, and those of tube %I are %s', tbl,
                    (select string_agg(quote_ident(c.name), ', ' order by c.place) from unnest(columns) with ordinality as c(name, place)),
                    array_to_string(types, ', '), known.name, array_to_string(known.key, ', ')),
-            format('make a tube for such ids: select tube.tube_ensure_exists(%L, key => %L); or name other columns, by key or, if several '
-                   'rows have one id, by group_by', known.name || '_2', types));
+            format(
+                'make a tube for such ids: select tube.tube_ensure_exists(%L, key => %L); or name other columns, by key, or by '
+                'group_by if several rows have one id', known.name || '_2', types));
     end if;
 end
 $$;
 
--- What to grant to the owner of a table so that it may be captured.
+-- The grants that the owner of a table needs for its capture.
 create function tube.rights_hint(owner_name name, pods regclass) returns text
 language sql stable as $$
-    select format('let their owners run: select tube.grant_consumer(%L); grant usage on schema %I to %I; '
-                  'grant insert (op, shard, ids, payload, ts) on %s to %I',
+    select format(
+        'let their owners run: select tube.grant_consumer(%L); grant usage on schema %I to %I; grant insert (op, shard, ids, '
+        'payload, ts) on %s to %I',
                   owner_name, tube.schema_of(pods), owner_name, tube.full_name(pods), owner_name)
 $$;
 
--- What of a table's changes is lost because its capture, which runs as that role, may not write the pods; null where it may.
+-- Which changes of a table are lost because the role of its capture may not insert pods; null if none are.
 create function tube.what_is_lost(capturer oid, pods regclass) returns text
 language sql stable as $$
-    -- As the captures themselves ask, and by numbers: a column that is gone is no error here.
+    -- The same checks as in the capture. By column numbers, because a dropped column raises an error if it is named.
     select case
         when not has_sequence_privilege(capturer, 'tube.seq', 'usage')
              or not (has_table_privilege(capturer, pods, 'insert') or a.columns @> '{op,shard,ids}')
-            then 'what is changed is lost'
+            then 'changes are lost'
         when not (has_table_privilege(capturer, pods, 'insert') or a.columns @> '{payload}')
             then 'truncations are lost'
     end
@@ -75,7 +79,7 @@ language sql stable as $$
     ) as a(columns)
 $$;
 
--- Refuse a table whose owner may not write the pods.
+-- Refuse a table whose owner may not insert pods.
 create function tube.check_rights(tbl regclass, known tube.tube) returns void
 language plpgsql stable as $$
 declare
@@ -96,8 +100,8 @@ begin
 end
 $$;
 
--- The parents of a table, and those of its children that are not among them: a statement on such a parent changes rows of the table,
--- and fires no trigger of it.
+-- The parents of a table, and other parents of its children. A statement on such a parent changes rows of the table, but fires no
+-- trigger of the table.
 create function tube.outer_parents(tbl regclass) returns setof regclass
 language plpgsql stable as $$
 declare
@@ -109,7 +113,7 @@ begin
 end
 $$;
 
--- Refuse a table whose rows are also changed by statements on another.
+-- Refuse a table whose rows are also changed by statements on a parent.
 create function tube.check_parents(tbl regclass) returns void
 language plpgsql stable as $$
 declare
@@ -117,13 +121,13 @@ declare
 begin
     if parent is not null then
         perform pgchange.refuse(
-            format('%s, or a child of it, has the parent %s, and what is written through that would not be captured', tbl, parent),
+            format('%s, or a child of it, has the parent %s, and writes through that parent would not be captured', tbl, parent),
             format('attach %s, or end the inheritance', parent));
     end if;
 end
 $$;
 
--- Refuse a table if one of its partitions, children or parents is attached to the same tube: a row has one shard.
+-- Refuse a table if a partition, child or parent of it is attached to the same tube, because a row has only one shard.
 create function tube.check_family(tbl regclass, tube text) returns void
 language plpgsql stable as $$
 declare
@@ -139,20 +143,21 @@ declare
 begin
     if relative is not null then
         perform pgchange.refuse(
-            format('%s has rows in common with %s, which is attached to tube %I too', tbl, relative, tube),
-            format('detach one of them: tube.tube_table_ensure_detached(%L, %L)', tube, relative));
+            format('%s shares rows with %s, which is attached to tube %I already', tbl, relative, tube),
+            format('detach that table first: tube.tube_table_ensure_detached(%L, %L)', tube, relative));
     end if;
 end
 $$;
 
--- Refuse a table where another with its name touches the tube under the same shard: no copy would be kept of either.
+-- Refuse a table if another table of the same name touches the tube under the same shard. A copy could not distinguish their
+-- rows.
 create function tube.check_twin(wanted tube.attachment) returns void
 language plpgsql as $$
 declare
     relation name := (select c.relname from pg_class as c where c.oid = wanted.tbl);
     twin regclass;
 begin
-    -- Of two that are attached at the same time the second sees the first.
+    -- Serialize attachments of tables with this name, so that the second of two sees the first.
     perform pg_advisory_xact_lock(hashtextextended(format('pgchange twin %s %s %s', wanted.shard, relation, wanted.tube), 0));
     select a.tbl into twin
     from tube.attachment as a join pg_class as c on c.oid = a.tbl

@@ -1,16 +1,17 @@
--- The column that orders the rows of a table: of which types it may be, and which indexes give its order.
+-- The column that orders the rows of a table in a backfill: which types it may have, and which indexes give its order.
 
--- Refuse a view, which an owner may make of a table before PostgreSQL 16: what it calls would run with its reader's rights.
+-- Refuse a view. Before PostgreSQL 16, an owner can turn a table into a view, and its functions would run with the rights of the
+-- reader.
 create function tube.check_kind(tbl regclass) returns void
 language plpgsql stable as $$
 begin
     if (select c.relkind not in ('r', 'p') from pg_class as c where c.oid = tbl) then
-        perform pgchange.refuse(format('%s is no longer a table', tbl), 'detach it');
+        perform pgchange.refuse(format('%s is no longer a table', tbl), 'detach it: tube.tube_table_ensure_detached');
     end if;
 end
 $$;
 
--- The type of a column, or that which its domain is over.
+-- The type of a column, or the base type of its domain.
 create function tube.base_type(tbl regclass, column_name name) returns pg_type
 language plpgsql stable as $$
 declare
@@ -26,9 +27,8 @@ begin
 end
 $$;
 
--- Whether rows are sorted by operators that are not found in pg_catalog, where a comparison takes those of another type; or whether
--- who compares and reads values runs what somebody wrote for this type: a cast, or a check of a domain within it.
--- In PL/pgSQL, which keeps its plans: every slice of a backfill asks.
+-- Whether a type brings code of its own: operators for sorting that are not in pg_catalog, casts, or the check of a domain in it.
+-- In PL/pgSQL, which keeps its plans, because every slice of a backfill calls it.
 create function tube.is_own_type(kind pg_type) returns boolean
 language plpgsql stable as $$
 declare
@@ -58,7 +58,7 @@ begin
 end
 $$;
 
--- The type, the collation and the labels of a column, upon which its order depends; null where there is no such column.
+-- The type, the collation and the enum labels of a column, on which its order depends; null if there is no such column.
 create function tube.order_type(tbl regclass, order_col name) returns text
 language sql stable
 set quote_all_identifiers = off
@@ -71,7 +71,7 @@ as $$
     from pg_attribute as a where a.attrelid = tbl and a.attname = order_col and a.attnum > 0 and not a.attisdropped
 $$;
 
--- The column to order a backfill by; refused where it cannot be.
+-- The column to order a backfill by. Raises an error if it cannot be that column.
 create function tube.check_order(tbl regclass, order_col text) returns name
 language plpgsql stable as $$
 declare
@@ -95,10 +95,10 @@ begin
         perform pgchange.refuse(
             format('column %I of %s is %s, a type with an order, casts or checks of its own', column_name, tbl,
                    format_type(kind.oid, null)),
-            'name a column of one of PostgreSQL''s own types');
+            'name a column of a type that PostgreSQL provides');
     end if;
     begin
-        -- Of the type alone: planning a query of the table runs what its indexes call.
+        -- Check the type without the table: planning a query of the table runs functions in its indexes.
         execute format('select null::%1$s > null::%1$s', format_type(kind.oid, null));
     exception when undefined_function then
         perform pgchange.refuse(
@@ -108,19 +108,20 @@ begin
 end
 $$;
 
--- The columns by which a backfill goes through a table: the one of its order, and then those of the ids, in the order of their index.
+-- The columns that order a backfill: the order column, then those of the ids, in the order of their unique index.
 create function tube.order_columns(attached tube.attachment, order_col name) returns name[]
 language sql stable as $$
     select order_col || array_remove(coalesce(pgchange.key_order(attached.tbl, attached.key), attached.key), order_col)
 $$;
 
--- The column by which a backfill goes if nobody names one: the first of the index of the ids.
+-- The order column of a backfill if the caller names none: the first id column of the unique index.
 create function tube.default_order(attached tube.attachment) returns name
 language sql stable as $$
     select (coalesce(pgchange.key_order(attached.tbl, attached.key), attached.key))[1]
 $$;
 
--- Whether indexes give the order of a backfill in all of a table: of the column and, among rows that are equal in it, of the id.
+-- Whether indexes give the order of a backfill in the table and all its children. They must have the order column first, then the
+-- ids.
 create function tube.has_order_index(attached tube.attachment, order_col name) returns boolean
 language sql stable as $$
     select not exists (

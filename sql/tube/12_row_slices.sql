@@ -1,21 +1,23 @@
--- The rows of a table that is there already, in their order: chunks by (order column, id), those without an order last; and for
--- which of them a predicate holds.
+-- Slices of the rows of a table in the order of a backfill: by (order column, id), with rows without an order at the end. Also
+-- which of the rows a predicate holds for.
 
--- Refuse a table if row security hides rows of it from the caller: compared with a copy, they would be deleted there.
+-- Refuse a table if row security hides rows of it from the caller: a comparison with a copy would delete these rows there.
 create function tube.check_whole(tbl regclass) returns void
 language plpgsql stable as $$
 begin
     perform tube.check_kind(tbl);
     if row_security_active(tbl) then
         raise insufficient_privilege using
-            message = format('row security hides rows of %s from %I: they would count as gone', tbl, current_user),
+            message = format(
+                'row security hides rows of %s from %I, so it cannot be compared with a copy: they would count as deleted',
+                tbl, current_user),
             hint = 'read it as a role with bypassrls, or as its owner without force row level security';
     end if;
 end
 $$;
 
--- The query of the next rows of a backfill, each with what is wanted of it; all of those with the last one's order and id, of which
--- one may be wanted and another not.
+-- The query of the next rows of a backfill: for each row its order, its id, and whether it is wanted. It includes all rows with
+-- the order and id of the last row, because only some of them may be wanted.
 create function tube.slice_sql(
     attached tube.attachment, order_col name, at tube.keyset, chunk integer, row_name name, wanted text
 ) returns text
@@ -46,14 +48,14 @@ language sql stable as $$
              else format('(%s) > (%s)', j.places, j.values) end,
         (select string_agg(format('%I.%I is not null', row_name, k.name), ' and ' order by k.place)
          from unnest(attached.key) with ordinality as k(name, place)),
-        -- With the row's name: to sort, a bare one would be that of what is selected.
+        -- With the alias of the row, because order by would take a bare name for a column of the select list.
         case when at.in_nulls then coalesce(j.id_places, j.places) else j.places end,
         chunk)
     from joined as j
 $$;
 
--- What stands in "from" to find the rows of some ids that are texts through the table's index: pgchange_n is the number of the id of each.
--- The values are literals, which their types read without a cast of a user.
+-- The FROM clause that finds the rows of text ids through the table's index. pgchange_n is the number of the id of each row. The
+-- values are literals, which their types read without a cast of a user.
 create function tube.found_sql(attached tube.attachment, row_name name, asked text[]) returns text
 language sql stable as $$
     select format(
@@ -67,7 +69,8 @@ language sql stable as $$
     from unnest(attached.key) with ordinality as k(name, place)
 $$;
 
--- Those of some ids whose row, taken by itself, the predicate holds for, or fails; for how many it failed, and why.
+-- The ids whose row satisfies the predicate, checked row by row. If the predicate fails for a row, its id counts as wanted.
+-- failed and message: for how many rows it failed, and the last error.
 create function tube.judged(
     attached tube.attachment, asked anyarray, out ids anyarray, out failed bigint, out message text
 )
@@ -101,11 +104,12 @@ begin
 end
 $$;
 
--- The query that tells of the next rows of a backfill how many there are, the last one's order and id, and the ids wanted.
+-- The query that summarises the next rows of a backfill. Its columns are their number, the order and id of the last row, and the
+-- ids that are wanted.
 create function tube.boundary_sql(tbl regclass, order_col name, rows text, has_predicate boolean) returns text
 language sql stable as $$
-    -- Values of a fixed length are few bytes and gathered as they come; others are kept where they are until the last is known.
-    -- As text a value is written by format, which no cast takes part in.
+    -- Values of a fixed length are small, so they are aggregated at once. Other values stay where they are until the last row is
+    -- known. format() writes a value as text without a cast.
     select case when t.typlen > 0 then format('
         select coalesce(cardinality(g.seen), 0), case when l.o is not null then format(''%%s'', l.o) end, g.seen[cardinality(g.seen)],
                coalesce(g.%s, ''{}'')
@@ -123,7 +127,7 @@ language sql stable as $$
     where a.attrelid = tbl and a.attname = order_col
 $$;
 
--- What tube.judged_slice() says, with the rights of whoever calls it.
+-- The rows of tube.judged_slice(), read with the rights of the caller.
 create function tube.read_slice(
     attached tube.attachment, order_col name, in_nulls boolean, last_value text, last_id text, chunk integer, like_ids anyarray,
     out looked_at bigint, out upto_value text, out upto_id text, out ids anyarray, out failed bigint, out message text
@@ -147,7 +151,8 @@ begin
         if not has_predicate then
             raise;
         end if;
-        -- First which rows these are: judged first, rows that others delete meanwhile would let unjudged ones slip in.
+        -- Determine the rows first, and judge them then. In the other order, rows that are deleted meanwhile would let rows into
+        -- the slice that were not judged.
         execute tube.boundary_sql(
             attached.tbl, order_col, tube.slice_sql(attached, order_col, at, chunk, relation, 'true'), false)
         into looked_at, upto_value, upto_id, ids;
@@ -156,7 +161,7 @@ begin
 end
 $$;
 
--- What tube.judged_ids() says, with the rights of whoever calls it. It writes nothing: it works on a standby.
+-- The ids of tube.judged_ids(), read with the rights of the caller. Writes nothing, so it works on a standby.
 create function tube.read_wanted(attached tube.attachment, asked anyarray) returns anyarray
 language plpgsql stable
 set jit = off

@@ -1,14 +1,14 @@
--- What a predicate may be, and who applies it.
+-- Predicates: which SQL is allowed, and which role evaluates it.
 
--- Refuse a predicate that is not one SQL expression.
+-- Refuse a predicate that is not a single SQL expression.
 create function tube.parse_predicate(predicate text) returns void
 language plpgsql stable as $$
 declare
     around text;
     probe refcursor;
 begin
-    -- Whatever closes the parenthesis that a predicate stands in is no SQL between brackets, and the other way round. A cursor
-    -- has one statement or fails before any runs.
+    -- A predicate that closes the parenthesis around it does not parse between brackets, and vice versa. A cursor accepts one
+    -- statement, or fails before any statement runs.
     foreach around in array array[E'select where (%s\n) limit 0', E'select array[%s\n] limit 0'] loop
         begin
             open probe for execute format(around, predicate);
@@ -21,18 +21,19 @@ begin
             when lock_not_available or transaction_rollback or insufficient_resources then
                 raise;
             when others then
-                null; -- Its columns are those of tables that come later.
+                null; -- The columns are unknown here, because the tables are attached later.
         end;
     end loop;
 end
 $$;
 
--- Refuse a predicate that a table cannot answer. To plan it may run parts of it: so with the rights of the table's owner.
+-- Refuse a predicate that does not fit a table. Planning may run parts of the predicate, so this needs the rights of the table's
+-- owner.
 create function tube.check_predicate(predicate text, tbl regclass) returns void
 language plpgsql stable as $$
 declare
     probe refcursor;
-    -- Of virtual columns a trigger sees no values.
+    -- Without virtual columns, because a trigger does not see their values.
     seen text := (
         select format('(select %s from %s)', string_agg(quote_ident(a.attname), ', ') filter (where a.attgenerated <> 'v'), tbl)
         from pg_attribute as a where a.attrelid = tbl and a.attnum > 0 and not a.attisdropped
@@ -46,7 +47,7 @@ begin
             (select c.relname from pg_class as c where c.oid = tbl), predicate);
         close probe;
     exception
-        -- These say nothing about the predicate.
+        -- These errors say nothing about the predicate.
         when lock_not_available or transaction_rollback or insufficient_resources then
             raise;
         when others then
@@ -59,7 +60,7 @@ $$;
 
 select pgchange.pin_settings('tube.parse_predicate(text)', 'tube.check_predicate(text, regclass)');
 
--- No tube gets a predicate that was not checked.
+-- Check every predicate that is stored with a tube.
 create function tube.predicate_parses() returns trigger
 language plpgsql as $$
 begin
@@ -72,7 +73,7 @@ $$;
 create trigger predicate_parses before insert or update of predicate on tube.tube
     for each row execute function tube.predicate_parses();
 
--- What the function of a table's owner says, and nothing else of what it does.
+-- Call the judge, the function of a table's owner, and undo every side effect of it.
 create function tube.ask_judge(
     judge regprocedure, asked anyarray, order_col name default null, in_nulls boolean default null,
     last_value text default null, last_id text default null, chunk integer default null,
@@ -82,9 +83,9 @@ language plpgsql as $$
 declare
     answered boolean := false;
 begin
-    -- Each argument of the very type: else it could be another function of that name that is called, which runs with the rights
-    -- of the caller. And undone in any case: what a cursor held, a trigger deferred or a setting left behind would run with them
-    -- later.
+    -- Cast each argument to its exact type; otherwise PostgreSQL could choose another function of that name, which would run with
+    -- the rights of the caller. The rollback discards open cursors, deferred triggers and settings of the judge, which would
+    -- otherwise run with these rights later.
     execute format('select * from %s($1::%s, $2::name, $3::boolean, $4::text, $5::text, $6::integer)', judge::regproc, pg_typeof(asked))
     using asked, order_col, in_nulls, last_value, last_id, chunk
     into looked_at, upto_value, upto_id, ids, failed, message;
@@ -97,14 +98,14 @@ exception when sqlstate 'PCUND' then
 end
 $$;
 
--- The function of the table's owner that applies the predicate of an attachment; refused where there is none, or where the caller may
--- not use it.
+-- The function judge of the table's owner, which applies the predicate of an attachment. Raises an error if there is none, or if
+-- the caller may not execute it.
 create function tube.judge_of(attached tube.attachment) returns regprocedure
 language plpgsql stable as $$
 declare
     judge regprocedure;
 begin
-    -- Nothing else of that name: it runs as the table's owner, or it does not run; nor do casts of what it returns.
+    -- Accept only the exact function: it must run as the table's owner, and its result must need no cast.
     select p.oid into judge
     from pg_proc as p join pg_class as c on c.oid = attached.tbl
     where p.proname = tube.function_name(attached.token, 'judge') and p.proowner = c.relowner and p.prosecdef
@@ -117,21 +118,21 @@ begin
         perform pgchange.refuse(
             format('%s has another owner than when it was attached to tube %I, or the function of its predicate was replaced',
                    attached.tbl, attached.tube),
-            format('its present owner agrees to the predicate by attaching it again: '
-                   'select tube.tube_table_ensure_attached(%L, %L)', attached.tube, attached.tbl));
+            format(
+                'let its present owner agree to the predicate by attaching it again: select tube.tube_table_ensure_attached(%L, '
+                '%L)', attached.tube, attached.tbl));
     end if;
     if not has_function_privilege(judge, 'execute') then
         raise insufficient_privilege using
-            message = format('the predicate of tube %I over %s is applied by the table''s owner', attached.tube, attached.tbl),
+            message = format('only the owner of the table may apply the predicate of tube %I to %s', attached.tube, attached.tbl),
             hint = format('let the owner backfill, or run: grant execute on function %s to %I', judge, current_user);
     end if;
     return judge;
 end
 $$;
 
--- The next rows of a backfill: how many there are, the last one's order and id, and the ids of those for which the attachment's
--- predicate holds. A predicate is applied by a function of the table's owner, and no other way. like_ids is null, and of the type of
--- an array of the ids.
+-- The next rows of a backfill: their number, the order and id of the last row, and the ids for which the attachment's predicate
+-- holds. Only a function of the table's owner applies a predicate. like_ids is a null of the array type of the ids.
 create function tube.judged_slice(
     attached tube.attachment, order_col name, in_nulls boolean, last_value text, last_id text, chunk integer, like_ids anyarray,
     out looked_at bigint, out upto_value text, out upto_id text, out ids anyarray
@@ -155,7 +156,7 @@ begin
 end
 $$;
 
--- Those of some ids that have a row for which the attachment's predicate holds, or fails.
+-- The ids with a row for which the attachment's predicate holds or fails with an error.
 create function tube.judged_ids(attached tube.attachment, asked anyarray) returns anyarray
 language plpgsql as $$
 begin

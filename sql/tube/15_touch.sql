@@ -1,11 +1,11 @@
--- Touching by hand: ids that someone knows.
+-- Touching ids manually.
 
--- The kind of a touch; B where the application_name of the session has backfill in it.
+-- The kind of a touch. It is B if the application_name of the session contains backfill.
 create function tube.checked_op(op text) returns text
 language plpgsql stable as $$
 begin
     if op is null or op not in ('I', 'U', 'D', 'T', 'B') then
-        perform pgchange.refuse(format('op %L is not a kind of touch', op), 'I, U, D, T, or B for a backfill');
+        perform pgchange.refuse(format('%L is not a kind of touch', op), 'use I, U, D, T, or B for a backfill');
     end if;
     return case when strpos(current_setting('application_name'), 'backfill') > 0 then 'B' else op end;
 end
@@ -23,13 +23,14 @@ declare
 begin
     if known.key <> '{bigint}' and cardinality(ids) > 0 then
         perform pgchange.refuse(
-            format('the ids of tube %I are %s', known.name, array_to_string(known.key, ', ')),
-            'give their texts to tube.touch_keys()');
+            format('the ids of tube %I are %s, so they cannot be touched as bigint', known.name, array_to_string(known.key, ', ')),
+            'pass their texts to tube.touch_keys()');
     end if;
     if array_ndims(ids) > 1 then
-        perform pgchange.refuse(format('the ids have %s dimensions', array_ndims(ids)), 'give an array of one dimension');
+        perform pgchange.refuse(format(
+            'the ids cannot be touched: their array has %s dimensions', array_ndims(ids)), 'pass an array of one dimension');
     end if;
-    -- A new array: one that is given may begin at any subscript.
+    -- Build a new array, because the subscripts of a given array may begin at any number.
     known_ids := array(select i from unnest(ids) as i where i is not null);
     if shard is null then
         perform pgchange.refuse('a touch needs a shard', 'give the number under which the table is attached');
@@ -38,10 +39,10 @@ begin
 end
 $$;
 comment on function tube.touch(text, integer, bigint[], text, jsonb, integer) is
-    'Touch ids of a shard in a tube, in pods of chunk_size ids (at most 900), each with the payload; without ids the payload '
-    'makes a control pod, and without both nothing is done.';
+    'Touch ids of a shard in a tube, in pods of chunk_size ids (at most 900), each with the payload. A payload without ids makes '
+    'a control pod. Without both, nothing is done.';
 
--- The texts of ids of some types as a capture writes them; an id that none of them can be is refused.
+-- The texts of ids of these types, in the form that a capture writes. Raises an error for a text that is not such an id.
 create function tube.canonical_keys(types regtype[], keys text[]) returns text[]
 language plpgsql as $$
 declare
@@ -60,7 +61,10 @@ begin
         select u.key into odd from unnest(keys) as u(key) where cardinality(u.key::text[]) <> cardinality(types) limit 1;
         if odd is not null then
             perform pgchange.refuse(
-                format('%L is no id of %s', odd, array_to_string(types, ', ')), 'give the text of the array of the texts of its columns');
+                format(
+                    '%L is no id of %s',
+                    odd, array_to_string(types, ', ')),
+                    'give the text of the array of the texts of its columns');
         end if;
         parts := format('array[%s]::text', parts);
     end if;
@@ -86,7 +90,8 @@ begin
         return;
     end if;
     if array_ndims(keys) > 1 then
-        perform pgchange.refuse(format('the ids have %s dimensions', array_ndims(keys)), 'give an array of one dimension');
+        perform pgchange.refuse(format(
+            'the ids cannot be touched: their array has %s dimensions', array_ndims(keys)), 'pass an array of one dimension');
     end if;
     if shard is null then
         perform pgchange.refuse('a touch needs a shard', 'give the number under which the table is attached');
@@ -95,4 +100,5 @@ begin
 end
 $$;
 comment on function tube.touch_keys(text, integer, text[], text, jsonb, integer) is
-    'As tube.touch(), for a tube whose ids are texts: the text of the one column, or that of the array of the texts of several.';
+    'Like tube.touch(), for a tube whose ids are texts. An id of a single column is its text, an id of several columns the text '
+    'of the array of their texts.';

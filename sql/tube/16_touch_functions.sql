@@ -1,6 +1,6 @@
--- The functions <tube>_touch and <table>_touch that stand beside a tube's pods and beside a table.
+-- The functions <tube>_touch and <table>_touch, in the schemas of a tube's pods and of a table.
 
--- Touch ids of a table in every tube that it is attached to and whose ids are of this type: bigint or text.
+-- Touch ids of a table in every tube to which it is attached with ids of this type: bigint or text.
 create function tube.touch_table(tbl text, ids anyarray, op text, payload jsonb, chunk_size integer) returns void
 language plpgsql as $$
 declare
@@ -29,7 +29,7 @@ begin
 end
 $$;
 
--- Make a tube's own function <tube>_touch beside its pods.
+-- Create the function <tube>_touch of a tube in the schema of its pods.
 create function tube.make_touch(schema_name name, tube text, key regtype[]) returns void
 language plpgsql as $$
 declare
@@ -37,7 +37,7 @@ declare
     signature text := format('%I.%I(integer, %s, character, jsonb, integer)', schema_name, tube || '_touch', ids);
 begin
     if to_regprocedure(signature) is not null then
-        perform pgchange.refuse(format('there is a function %s already', signature), 'drop or rename it');
+        perform pgchange.refuse(format('function %s already exists', signature), 'drop or rename it');
     end if;
     perform pgchange.place_function(signature, format($function$
         create function %I.%I(
@@ -51,7 +51,8 @@ begin
 end
 $$;
 
--- Make a table's own function <table>_touch for ids of a type, bigint[] or text[], or drop it where the table touches no tube with such ids.
+-- Create the function <table>_touch of a table for ids of a type, bigint[] or text[]. Drop it if the table touches no tube with
+-- such ids.
 create function tube.place_touch(tbl regclass, ids text) returns void
 language plpgsql as $$
 declare
@@ -77,13 +78,13 @@ begin
     if known is not null and whose is null or another is not null then
         if is_attached then
             perform pgchange.refuse(
-                format('there is a function %s already%s', signature, ', of table ' || another), 'drop or rename it');
+                format('function %s already exists%s', signature, ', for table ' || another), 'drop or rename it');
         end if;
         return;
     end if;
     if not pg_has_role(current_user, (select p.proowner from pg_proc as p where p.oid = known), 'usage') then
-        raise notice '% belongs to another owner, and stays as it is', signature using
-            hint = format('let its owner drop it; attaching %s again then makes it', tbl);
+        raise notice '% belongs to another owner and was not changed', signature using
+            hint = format('let its owner drop it; attaching %s again then creates it', tbl);
         return;
     end if;
     if not is_attached then
@@ -104,14 +105,14 @@ begin
 end
 $$;
 
--- Make a table's own function <table>_touch beside it, for its owner, or drop it where the table is attached to nothing; one for each
--- of the types, bigint[] and text[], that the ids of its tubes have.
+-- Create the functions <table>_touch of a table, in its schema and with its owner, for each type of ids of its tubes: bigint[]
+-- and text[]. Drop them if the table is not attached to such a tube.
 create function tube.place_touch(tbl regclass) returns void
 language sql as $$
     select tube.place_touch(tbl, k.ids) from unnest(array['bigint[]', 'text[]']) as k(ids)
 $$;
 
--- Drop the functions <table>_touch of tables that have got another name or schema since, or were dropped: they fail.
+-- Drop the functions <table>_touch of tables that were renamed, moved to another schema or dropped, because these functions fail.
 create function tube.drop_lost_touches() returns void
 language plpgsql as $$
 declare

@@ -1,6 +1,6 @@
--- Touching the ids that a query gives, many at a time.
+-- Touching the ids that a query returns, in chunks.
 
--- Refuse a touch of many ids that makes no sense.
+-- Refuse a touch of many ids without a shard, or with a chunk size that is out of range.
 create function tube.check_bulk(shard integer, fetch_chunk_size integer) returns void
 language plpgsql immutable as $$
 begin
@@ -8,7 +8,7 @@ begin
         perform pgchange.refuse('a touch needs a shard', 'give the number under which the table is attached');
     end if;
     if fetch_chunk_size is null or fetch_chunk_size not between 1 and 10000000 then
-        perform pgchange.refuse(format('%s rows cannot be fetched at a time', fetch_chunk_size), 'from 1 to 10000000');
+        perform pgchange.refuse(format('the chunk size cannot be %s rows', fetch_chunk_size), 'use a number from 1 to 10000000');
     end if;
 end
 $$;
@@ -16,16 +16,16 @@ $$;
 create type tube.progress as (
     approx_size bigint, began timestamptz, told_at timestamptz, ids bigint, insert_ms double precision
 );
-comment on type tube.progress is 'How far a touch of many ids has come, how much of its time went into pods, and when it last said so.';
+comment on type tube.progress is 'The progress of a touch of many ids: how much of its time went into inserting pods, and when '
+                                 'the last notice was raised.';
 
--- A touch of about so many ids, at its beginning.
+-- The progress at the beginning of a touch of about this many ids.
 create function tube.begun(approx_size bigint) returns tube.progress
 language sql volatile as $$
     select row(approx_size, clock_timestamp(), clock_timestamp(), 0, 0)::tube.progress
 $$;
 
--- Count ids that were made pods since a moment, and say every 2 s and at the end how many there are, in the words that clients wait
--- for.
+-- Count ids that were inserted as pods since a moment. Raise a notice every 2 s and at the end, in the format that clients parse.
 create function tube.told(so_far tube.progress, ids bigint, since timestamptz, finished boolean default false)
 returns tube.progress
 language plpgsql volatile as $$
@@ -45,7 +45,7 @@ begin
 end
 $$;
 
--- Put ids that somebody gave among the pods of a tube.
+-- Insert given ids as pods of a tube.
 create function tube.put_given(known tube.tube, kind text, shard integer, ids anyarray, chunk integer) returns void
 language plpgsql as $$
 begin
@@ -57,8 +57,8 @@ begin
 end
 $$;
 
--- Put the ids that a query gives into pods, of the type of like_id. The query is the caller's and means what it means under the
--- caller's search_path: so this function has none of its own, and every name in it has its schema.
+-- Insert the ids that a query returns as pods, of the type of like_id. The query is evaluated under the caller's search_path, so
+-- this function has none of its own, and writes every name with its schema.
 create function tube.insert_pods(
     known tube.tube[], query text, kind text, shard integer, so_far tube.progress, fetch_chunk_size integer, chunk integer,
     like_id anyelement, like_ids anyarray
@@ -103,18 +103,18 @@ declare
 begin
     perform tube.check_bulk(shard, fetch_chunk_size);
     if pg_catalog.btrim(query, E' ;\r\n\t') operator(pg_catalog.<>) '' is not true then
-        perform pgchange.refuse('a touch of many ids needs a query', 'give one that returns them');
+        perform pgchange.refuse('a touch of many ids needs a query, but none was given', 'give a query that returns the ids');
     end if;
     if bigints operator(pg_catalog.=) pg_catalog.cardinality(known) then
         perform tube.insert_pods(known, query, kind, shard, so_far, fetch_chunk_size, chunk, null::bigint, null::bigint[]);
     elsif bigints operator(pg_catalog.=) 0 then
         perform tube.insert_pods(known, query, kind, shard, so_far, fetch_chunk_size, chunk, null::pg_catalog.text, null::pg_catalog.text[]);
     else
-        perform pgchange.refuse('the ids of these tubes are of different types', 'touch them one by one');
+        perform pgchange.refuse('the ids of these tubes have different types', 'touch the tubes separately');
     end if;
 end
 $$;
 comment on function tube.tube_pods_insert(text, text, integer, character, bigint, integer, integer) is
-    'Touch the ids that a query gives, one row (id, its number from 1) each, in the order in which they come: in one tube or, '
-    'with commas, in several. They are fetched fetch_chunk_size at a time and make pods of insert_chunk_size. The query runs '
-    'with the caller''s rights. Notices say how far it is, every 2 s and at the end; approx_size is what they give a percentage of.';
+    'Touch the ids that a query returns, one row (id, its number from 1) each, in the order of the rows. Several tubes are '
+    'separated by commas. Ids are fetched fetch_chunk_size at a time and make pods of insert_chunk_size. The query runs with the '
+    'caller''s rights. Notices report the progress every 2 s and at the end; approx_size is the total for their percentage.';

@@ -1,6 +1,6 @@
--- Backfills that go on where they stopped: how each stands, which everybody may read, and what brings it to rest.
+-- The states of resumable backfills: they can be paused, resumed and cancelled. Every user of the tube may read them.
 
--- A backfill, locked until the transaction ends; refused where there is none.
+-- A backfill by its id, locked until the transaction ends. Raises an error if there is none.
 create function tube.backfill_named(id bigint) returns tube.backfill
 language plpgsql as $$
 declare
@@ -9,13 +9,13 @@ begin
     select b.* into found_row from tube.backfill as b where b.id = backfill_named.id for update;
     if found_row.id is null then
         raise exception using errcode = 'PC002', message = format('there is no backfill %s', coalesce(id::text, 'null')),
-            hint = 'tube.backfills() lists them';
+            hint = 'list them: select * from tube.backfills()';
     end if;
     return found_row;
 end
 $$;
 
--- The unfinished backfill of a table, of which there is one at most; null where there is none.
+-- The unfinished backfill of a table, of which there is at most one; null if there is none.
 create function tube.unfinished_backfill(tube text, tbl regclass) returns tube.backfill
 language plpgsql stable as $$
 begin
@@ -26,7 +26,7 @@ begin
 end
 $$;
 
--- End what is not finished of the backfills of a table, with the reason.
+-- Fail the unfinished backfills of a table, with the reason.
 create function tube.fail_backfills(tube text, tbl regclass, reason text) returns void
 language sql as $$
     update tube.backfill as b set
@@ -34,7 +34,7 @@ language sql as $$
     where b.tube = fail_backfills.tube and b.tbl = fail_backfills.tbl and b.state in ('scheduled', 'running', 'paused')
 $$;
 
--- Bring a backfill into a state, from some others.
+-- Change the state of a backfill, from one of the allowed states.
 create function tube.set_state(id bigint, allowed text[], wanted text, message text) returns void
 language plpgsql as $$
 declare
@@ -45,8 +45,9 @@ begin
     end if;
     if job.state <> all (allowed) then
         perform pgchange.refuse(
-            format('backfill %s is %s', id, job.state),
-            'only a scheduled or running backfill can be paused, a paused one resumed, an unfinished one cancelled');
+            format('backfill %s is %s, so its state cannot be changed in this way', id, job.state),
+            'only a scheduled or running backfill can be paused, only a paused backfill resumed, only an unfinished backfill '
+            'cancelled');
     end if;
     update tube.backfill as b set
         state = wanted, message = set_state.message, updated_at = clock_timestamp(), rated_from = null,
@@ -60,7 +61,7 @@ language sql as $$
     select tube.set_state(id, array['scheduled', 'running'], 'paused', 'paused by ' || session_user)
 $$;
 comment on function tube.backfill_pause(bigint) is
-    'Pause a backfill behind the chunk in work, until tube.backfill_resume().';
+    'Pause a backfill after the chunk in work, until tube.backfill_resume().';
 
 create function tube.backfill_resume(id bigint) returns void
 language plpgsql as $$
@@ -71,14 +72,14 @@ begin
         id, array['paused'], case when job.looked_at = 0 and not job.in_nulls then 'scheduled' else 'running' end, null);
 end
 $$;
-comment on function tube.backfill_resume(bigint) is 'Let a paused backfill go on where it stopped.';
+comment on function tube.backfill_resume(bigint) is 'Resume a paused backfill where it stopped.';
 
 create function tube.backfill_cancel(id bigint) returns void
 language sql as $$
     select tube.set_state(id, array['scheduled', 'running', 'paused'], 'cancelled', 'cancelled by ' || session_user)
 $$;
 comment on function tube.backfill_cancel(bigint) is
-    'Give up a backfill: what it touched stays touched, and nothing is given up downstream.';
+    'Cancel a backfill. Ids that it touched stay touched, and a downstream deletes nothing.';
 
 create function tube.backfills()
 returns table (
@@ -99,5 +100,5 @@ language sql stable as $$
     order by b.finished_at is not null, b.id desc
 $$;
 comment on function tube.backfills() is
-    'Every backfill that goes on where it stopped, those at work first: rows looked at of about how many, ids touched, rows a '
-    'second, and how long it will take.';
+    'Every resumable backfill, unfinished backfills first. looked_at: how many of about total rows were read. touched: how many '
+    'ids were touched. rate: rows per second. remaining: the estimated time to the end.';

@@ -1,10 +1,11 @@
--- A table that gets another shard: what is undone of it comes under the new one.
+-- Moving a table to another shard: its open ids are touched again under the new shard.
 --
--- Whoever works the old shard no longer looks into the table, so its undone ids are touched again; each once, however many pods
--- they were in. They stay under the old shard too, where they may be those of another table. If the table comes back before all
--- that is done, what then comes again takes the place of what waited there, or else each move would add to what the next copies.
+-- The worker of the old shard does not read the table any more. So its open ids are touched again, each once, however many pods
+-- they were in. They also stay under the old shard, because they may belong to another table there. If the table moves back
+-- before all this is done, the repeated pods replace those that were waiting. Otherwise each move would add to the work of the
+-- next.
 
--- The condition of the control pods for which a downstream gives up what it holds of a table.
+-- The condition of the control pods after which a downstream deletes rows of a table.
 create function tube.asks_for_giving_up(tbl text) returns text
 language sql immutable as $$
     select format(
@@ -12,7 +13,7 @@ language sql immutable as $$
         'and tube.table_named(l.payload ->> ''tbl'') = %s', tbl)
 $$;
 
--- Take away what waited in a shard for a table that came back to it, where all of it comes again behind a seq.
+-- If a table has come back to a shard, delete the pods that were waiting there and are repeated by pods after seq upto.
 create function tube.drop_repeated(known tube.tube, tbl regclass, shard integer, upto bigint) returns void
 language plpgsql
 set lock_timeout = '100ms'
@@ -20,8 +21,8 @@ set jit = off
 as $$
 begin
     perform set_config('lock_timeout', pgchange.patience('100 ms'), true);
-    -- Not what a batch has that was claimed: it is the same when it is tried again. Nor what was in the shard before the table
-    -- first came to it.
+    -- Keep the pods of a claimed batch, so that a retry has the same batch. Keep also pods that were in the shard before the
+    -- table first came to it.
     execute format(
         'with again as (
              select l.op, l.payload, i.id from %1$s as l cross join lateral unnest(l.ids) as i(id)
@@ -53,12 +54,12 @@ begin
                  and tube.table_named(a.payload ->> ''tbl'') = $3)', known.pods, tube.asks_for_giving_up('$3'))
     using shard, upto, tbl;
 exception when lock_not_available or deadlock_detected then
-    null; -- Somebody is deleting some by hand. They are done twice, which does no harm.
+    null; -- Another session is deleting pods manually. The remaining ids are processed twice, which does no harm.
 end
 $$;
 
--- Bring what is undone of a table under its new shard, each id and control pod once; its newer pods wait for those of the old one.
--- Nobody may be working the tube or writing the table.
+-- Touch the open ids of a table again under its new shard, each id and control pod once. Newer pods of the new shard wait for
+-- those of the old. The caller has locked out the workers of the tube and the writers of the table.
 create function tube.move(known tube.tube, tbl regclass, from_shard integer, to_shard integer) returns void
 language plpgsql
 set jit = off
@@ -68,7 +69,7 @@ declare
 begin
     if not has_table_privilege(known.pods, 'select') then
         raise insufficient_privilege using
-            message = format('to give %s another shard you must be able to read the pods of its old one', tbl),
+            message = format('%s cannot get another shard: you may not read the pods of its old shard', tbl),
             hint = format('let their owner run: grant select on %s to %I', tube.full_name(known.pods), current_user);
     end if;
     insert into tube.moved (tube, from_shard, to_shard, upto)
@@ -76,11 +77,11 @@ begin
     from (
         select move.from_shard
         union
-        -- What waits for a shard that the table came from before.
+        -- Shards that the table came from before, if pods of this shard still wait for them.
         select m.from_shard from tube.moved as m where m.tube = known.name and m.to_shard = move.from_shard
     ) as o(shard)
     where o.shard <> move.to_shard;
-    -- Of another table in the old shard that is one too many, which does no harm.
+    -- This also touches ids of other tables in the old shard, which does no harm.
     execute format(
         'insert into %1$s (op, shard, ids, payload, ts)
          select c.op, $2, array_agg(c.id order by c.seq, c.n), c.payload, min(c.ts)

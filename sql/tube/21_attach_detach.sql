@@ -1,7 +1,7 @@
--- Attaching and detaching tables, with writers running.
+-- Attaching and detaching tables while others write them.
 
--- Refuse, with the reason, what cannot be the ids of a table in a tube; returns their columns: the key, by default the primary key, or
--- columns whose values several rows can have.
+-- The id columns of a table in a tube: the key, by default the primary key, or columns whose values several rows can have. Raises
+-- an error with the reason if they cannot be ids.
 create function tube.check_key(tbl regclass, key name[], group_by name[], known tube.tube) returns name[]
 language plpgsql stable as $$
 declare
@@ -10,13 +10,14 @@ declare
     reason constant text := case when group_by is null then pgchange.key_trouble(tbl, columns) end;
 begin
     if key is not null and group_by is not null then
-        perform pgchange.refuse('both key and group_by are given', 'give key if an id is one row, group_by if it is several');
+        perform pgchange.refuse('both key and group_by were given', 'give key if an id identifies one row, or group_by if it '
+                                                                   'identifies several');
     end if;
     if reason is not null then
         perform pgchange.refuse(
             reason,
             concat_ws('; ', pgchange.other_keys(tbl, call),
-                      format('if an id is to stand for several rows, say so: group_by => %L',
+                      format('if an id is to stand for several rows: group_by => %L',
                              case when cardinality(columns) > 0 then columns::text else '{order_id}' end)));
     end if;
     perform tube.check_columns(tbl, columns, known);
@@ -24,8 +25,8 @@ begin
 end
 $$;
 
--- Attach a table, or mend and change how it is attached; agreed, as far as its owner calls, to the tube's present predicate, else
--- under the one that it has.
+-- Attach a table, repair its capture, or change how it is attached. agreed: the owner calls this and agrees to the present
+-- predicate of the tube; else the table keeps its predicate.
 create function tube.attach(tube text, tbl regclass, shard integer, key name[], group_by name[], agreed boolean) returns void
 language plpgsql as $$
 declare
@@ -39,7 +40,8 @@ declare
 begin
     perform pgchange.check_isolation();
     perform tube.check_table(tbl);
-    -- Its children's too: check_family would not see that another session is attaching one. A partition cannot be attached.
+    -- Lock its inheritance children, too: check_family would not see that another session is attaching one of them. A partition
+    -- cannot be attached.
     for held in
         select c.oid from pgchange.descendants(tbl) as d(relid) join pg_class as c on c.oid = d.relid
         where not c.relispartition order by c.oid
@@ -49,7 +51,7 @@ begin
     known := tube.named(tube);
     select a.* into before from tube.attachment as a where a.tube = known.name and a.tbl = attach.tbl;
     if before.tube is not null and tube.is_gone(before) then
-        -- It is that of a table that was dropped, whose number this one has.
+        -- The attachment belongs to a dropped table whose oid this table has now.
         delete from tube.attachment as a where a.tube = before.tube and a.tbl = before.tbl;
         before := null;
     end if;
@@ -75,17 +77,17 @@ begin
         case when agreed or before.tube is null then known.predicate else before.predicate end,
         case when before.token is null or tube.is_anothers(before)
              then left(md5(concat(tube, tbl::oid, clock_timestamp(), random())), 12) else before.token end, now(), tbl::oid);
-    -- Those that became twins by a new name are mended all the same.
+    -- Only for a new shard. Tables that got the same name by a rename must remain repairable.
     if before.shard is distinct from wanted.shard then
         perform tube.check_twin(wanted);
     end if;
     if shard_before <> wanted.shard then
-        -- Nobody may go on touching under the old shard once the new one counts: neither a worker nor a backfill nor a hand.
-        -- In this order: a worker that collects touches by hand, and a chunk takes its key before its backfill's row.
+        -- No worker, backfill or manual touch may use the old shard once the new shard is in force. The order of the locks
+        -- matters: a worker that gathers ids touches manually, and a chunk locks its key before the row of its backfill.
         perform tube.hold_still(known.name);
         perform tube.hold(tube.backfill_key(tbl, shard_before), format('backfills of %s', tbl));
         perform tube.fail_backfills(known.name, tbl, format('%s was attached under another shard', tbl));
-        perform tube.hold(tube.touch_key(tbl), format('those who touch %s by hand', tbl));
+        perform tube.hold(tube.touch_key(tbl), format('manual touches of %s', tbl));
         perform pgchange.lock_family(tbl, 'share row exclusive');
         perform tube.move(known, tbl, shard_before, wanted.shard);
     elsif wanted.predicate is distinct from before.predicate or wanted.key is distinct from tube.key_names(tbl, known.name) then
@@ -102,7 +104,7 @@ begin
         is_grouped = excluded.is_grouped, predicate = excluded.predicate, token = excluded.token, number_of = excluded.number_of;
     delete from tube.detached as d where d.tube = known.name and d.tbl = attach.tbl;
     if found then
-        raise notice 'what changed in % while it was detached is in no pod: a backfill brings it', tbl;
+        raise notice 'changes of % while it was detached are in no pod: a backfill adds them', tbl;
     end if;
     perform tube.place_functions(wanted);
     perform tube.place_triggers(wanted);
@@ -118,12 +120,13 @@ language sql as $$
     select tube.attach(tube, tbl, shard, key, group_by, agreed => true)
 $$;
 comment on function tube.tube_table_ensure_attached(text, regclass, integer, name[], name[]) is
-    'Let a table touch a tube: each of its inserts, updates, deletes and truncates from now on, under a shard (given, or the '
-    'trailing digits of its schema''s name or of its own), by the columns of its key (the primary key), if the tube''s predicate holds. '
-    'The key is unique and not null; group_by names columns whose values several rows have instead, such as the order of each line. Again, '
-    'it mends the capture, takes the tube''s predicate of now, and changes what is given; another shard when no worker is at work.';
+    'Attach a table to a tube. From now on each insert, update, delete and truncate of the table touches the tube for rows that '
+    'satisfy its predicate. shard: a number, by default the trailing digits of the name of its schema or its own. key: the '
+    'columns of the ids, unique and not null, by default the primary key. group_by: columns whose values several rows have '
+    'instead, such as the order of each order line. Calling it again repairs the capture, adopts the present predicate of the '
+    'tube, and changes what is given. A new shard waits until no worker is at work.';
 
--- Take the capture off tables, null meaning of all tubes or tables, once nobody uses them nor what is beside.
+-- Detach tables: null means all tubes or all tables. Waits until nobody uses these tables or the relation beside.
 create function tube.detach(tube text, tbl regclass, beside regclass default null) returns void
 language plpgsql as $$
 declare
@@ -136,12 +139,12 @@ begin
         select a.* from tube.attachment as a
         where (detach.tube is null or a.tube = detach.tube) and (detach.tbl is null or a.tbl = detach.tbl) order by a.tbl, a.tube
     loop
-        -- Of what was dropped the number may be another table's: the row alone goes, and its functions.
+        -- If the table was dropped, its oid may belong to another table. Then only the row and its functions are dropped.
         if not tube.is_gone(each_one) then
             perform pgchange.check_owner(each_one.tbl, 'detach it');
         end if;
         perform tube.hold_capture(each_one.tbl);
-        -- A chunk of a backfill keeps its row until it has read the table.
+        -- First, because a chunk of a backfill locks its row until it has read the table.
         perform tube.fail_backfills(each_one.tube, each_one.tbl, 'the table was detached');
         going := going || each_one;
     end loop;
@@ -159,7 +162,7 @@ begin
         end if;
     end loop;
     perform tube.drop_lost_touches();
-    -- A table that was dropped since needs no memory of its shard, and its number may come to mean another one.
+    -- Delete the shards of tables that were dropped since, because another table may get their oid.
     delete from tube.detached as d where (detach.tube is null or d.tube = detach.tube) and tube.schema_of(d.tbl) is null;
 end
 $$;
@@ -169,4 +172,4 @@ language sql as $$
     select tube.detach(in_tube, in_tbl)
 $$;
 comment on function tube.tube_table_ensure_detached(text, regclass) is
-    'Stop a table from touching a tube; null means all tubes, or all tables. What it touched before stays.';
+    'Detach a table from a tube; null means all tubes, or all tables. Pods of earlier touches stay.';

@@ -1,13 +1,14 @@
 -- Making, changing and removing tubes.
 
--- Put another predicate in force for a table of the caller's; one of another owner keeps what its owner agreed to.
+-- Use a new predicate for a table of the caller. A table of another owner keeps the predicate that its owner agreed to.
 create function tube.adopt(attached tube.attachment, predicate text) returns void
 language plpgsql as $$
 begin
     if tube.is_anothers(attached)
        or not pg_has_role(current_user, (select c.relowner from pg_class as c where c.oid = attached.tbl), 'usage')
     then
-        raise notice '% keeps the predicate that its owner has agreed to, and takes the new one when the owner attaches it again',
+        raise notice '% keeps the predicate that its owner has agreed to; it gets the new predicate when the owner attaches it '
+                     'again',
             attached.tbl;
         return;
     end if;
@@ -21,7 +22,7 @@ begin
 end
 $$;
 
--- Make a tube, or change what of it is given.
+-- Make a tube, or change those of its properties that are given.
 create function tube.make(tube text, partitions integer, predicate text, key regtype[], schema_name name) returns void
 language plpgsql as $$
 declare
@@ -36,7 +37,7 @@ begin
         perform pgchange.refuse('a tube needs a name', 'its pods are in a table of that name');
     end if;
     if partitions not between 1 and 999 then
-        perform pgchange.refuse(format('%s workers cannot share a tube', partitions), 'partitions is a number from 1 to 999');
+        perform pgchange.refuse(format('a tube cannot have %s workers', partitions), 'give a number of partitions from 1 to 999');
     end if;
     select format('ids cannot be %s: %s', u.type, t.reason) into reason
     from unnest(types) as u(type) cross join lateral pgchange.key_type_trouble(u.type, 'pg_catalog.default'::regcollation) as t(reason)
@@ -44,9 +45,9 @@ begin
     if reason is not null or key is not null and cardinality(types) not between 1 and 32 then
         perform pgchange.refuse(
             coalesce(reason, format('ids cannot have %s columns', cardinality(types))),
-            'give the types of the columns of the ids, as in key => ''{uuid}''');
+            'give the types of the id columns, as in key => ''{uuid}''');
     end if;
-    -- Where two make the same tube at once, the second finds it made.
+    -- If two sessions make the same tube at once, the second finds it made.
     perform pg_advisory_xact_lock(hashtextextended('pgchange make ' || tube, 0));
     select t.* into known from tube.tube as t where t.name = make.tube;
     if known.name is not null and not tube.are_pods(known.pods, tube) then
@@ -64,8 +65,8 @@ begin
     end if;
     if key is not null and types <> known.key then
         perform pgchange.refuse(
-            format('the ids of tube %I are %s', tube, array_to_string(known.key, ', ')),
-            format('make another tube for those that are %s', array_to_string(types, ', ')));
+            format('the ids of tube %I are %s and cannot be changed', tube, array_to_string(known.key, ', ')),
+            format('make another tube for ids that are %s', array_to_string(types, ', ')));
     end if;
     perform pgchange.check_isolation();
     perform tube.named(tube);
@@ -100,10 +101,12 @@ language sql as $$
     select tube.make(tube, partitions, predicate, key, pg_catalog.current_schema())
 $$;
 comment on function tube.tube_ensure_exists(text, integer, text, regtype[]) is
-    'Make a tube in the current schema, for partitions workers (1), the rows that predicate holds for (all), and ids whose columns have '
-    'the types in key ({bigint}, which are integers of any size; others, as {uuid} or {uuid,bigint}, travel as text); of one that is there change what is given: the number of workers once none is at work, the predicate (an empty one takes it away) at once '
-    'for the caller''s tables, for those of others when their owners attach them again. It is SQL over one row, and runs with '
-    'the rights of the owner of each attached table.';
+    'Make a tube in the current schema, or change what is given of an existing tube. partitions: the number of workers, by '
+    'default 1; a change waits until no worker is at work. predicate: an SQL condition over a row, by default none; only rows '
+    'that satisfy it are touched. It runs with the rights of the owner of each attached table. A new predicate takes effect at '
+    'once for the caller''s tables. For tables of others it takes effect when their owners attach them again. An empty text '
+    'removes it. key: the types of the id columns. The default {bigint} stands for integers of any size; other ids, as of {uuid} '
+    'or {uuid,bigint}, are stored as text.';
 
 create function tube.tube_ensure_absent(in_tube text) returns void
 language plpgsql as $$
@@ -122,7 +125,7 @@ begin
     end loop;
     perform tube.hold_still(in_tube);
     perform tube.check_leases(in_tube);
-    -- Who is attaching a table ends first, so that it is detached too; who comes later finds no tube.
+    -- Wait for sessions that are attaching a table, so that it is detached, too. Later sessions find no tube.
     perform from tube.tube as t where t.name = in_tube for update;
     perform tube.detach(in_tube, tbl => null, beside => pods);
     delete from pgchange.letter as l where l.kind = 'tube' and l.address ->> 'tube' = in_tube;
@@ -141,8 +144,8 @@ begin
 end
 $$;
 comment on function tube.tube_ensure_absent(text) is
-    'Detach all tables from a tube and remove it with its pods and its dead letters, once no worker is at work; nothing where '
-    'there is none.';
+    'Detach all tables from a tube, and remove it with its pods and its dead letters. Waits until no worker is at work. Does '
+    'nothing if there is no such tube.';
 
 create function tube.tube_list(in_tbl regclass default null)
 returns table (tube text, predicate text, partitions integer, tbl regclass, shard integer)
@@ -153,4 +156,4 @@ language sql stable as $$
     where in_tbl is null or a.tbl = in_tbl
     order by t.name, a.shard, a.tbl::text
 $$;
-comment on function tube.tube_list(regclass) is 'Every tube with every table attached to it; or the tubes of one table.';
+comment on function tube.tube_list(regclass) is 'Every tube with every table attached to it, or the tubes of one table.';

@@ -1,7 +1,8 @@
--- Waiting for those who are writing tables.
+-- Waiting for the writers of tables.
 
--- Who is writing tables or the pods of their tubes, as virtual transactions and transaction ids: a prepared transaction has only the
--- latter. pg_stat_activity would not show these, nor to an ordinary role when anybody's transaction began.
+-- The transactions that are writing tables or the pods of their tubes, as virtual transaction ids and transaction ids. A prepared
+-- transaction has only the latter. pg_stat_activity does not show prepared transactions, and shows an ordinary role no
+-- transaction start of others.
 create function tube.writers(tables regclass[]) returns table (transaction text)
 language sql volatile as $$
     with relations as (
@@ -15,7 +16,7 @@ language sql volatile as $$
         where l.locktype = 'relation' and l.mode = 'RowExclusiveLock' and l.granted
           and l.database = (select d.oid from pg_database as d where d.datname = current_database())
           and l.pid is distinct from pg_backend_pid()
-          -- Not those that only put the pods of another backfill.
+          -- Leave out transactions that only insert the pods of another backfill.
           and not exists (
               select from pg_locks as b
               where b.locktype = 'advisory' and b.virtualtransaction = l.virtualtransaction and b.objsubid = 1
@@ -29,12 +30,12 @@ language sql volatile as $$
     where l.locktype = 'transactionid' and l.mode = 'ExclusiveLock'
 $$;
 
--- Those of some transactions that have not ended, the id of the oldest and since when it is there, as far as the caller may know
--- that; null where all have ended.
+-- Transactions of a list that have not ended. Returns their names, and the id and the age of the oldest, as far as the caller may
+-- see them; null if all have ended.
 create function tube.awaited(transactions text[], out names text, out xid xid, out duration interval)
 language sql volatile as $$
     select string_agg(distinct h.name, ', '), (array_agg(h.xid order by h.duration desc nulls last, age(h.xid) desc))[1],
-           -- In hours, however many they are: with days there would be a space in it.
+           -- As hours, however many there are: an interval with days has a space in its text.
            make_interval(secs => max(extract(epoch from h.duration))::double precision)
     from (
         select coalesce(
@@ -51,7 +52,8 @@ language sql volatile as $$
     ) as h
 $$;
 
--- Wait for those who are writing tables now, and say every 2 s for whom; an error names them when they do not end in time.
+-- Wait for the present writers of tables, and raise a notice every 2 s with their names. Raises an error that names them if they
+-- do not end in time.
 create function tube.wait_for_writers(tables regclass[], timeout interval) returns void
 language plpgsql
 set intervalstyle = 'postgres'
@@ -64,7 +66,7 @@ declare
     holders text;
 begin
     if timeout is null then
-        perform pgchange.refuse('step 2 needs a timeout', 'give the longest time to wait, like ''60 seconds''');
+        perform pgchange.refuse('step 2 needs a timeout, but none was given', 'give the longest time to wait, as in ''60 seconds''');
     end if;
     loop
         begin
@@ -78,12 +80,13 @@ begin
             end if;
             if clock_timestamp() >= began + timeout then
                 raise lock_not_available using
-                    message = format('tables of the backfill are still being written, after %s, by %s', timeout, holders),
+                    message = format(
+                        'the backfill has not begun: its tables are still being written after %s, by %s', timeout, holders),
                     hint = 'try again when they have ended, or with a longer timeout; nothing was changed';
             end if;
             perform pg_sleep(0.02);
         exception when query_canceled then
-            -- One that comes while it looks again finds those of the look before.
+            -- A cancel during a later round names the writers of the round before.
             if holders is null then
                 raise;
             end if;

@@ -1,9 +1,11 @@
--- A whole table as pods of op B, in the order of one of its columns: in three steps, each a transaction.
+-- A backfill touches a whole table as pods of op B, in the order of a column. It has three steps, each in a transaction of its
+-- own.
 --
--- First a seq is drawn; then the writers of that moment are waited for; then the rows are read. So a row that is not read, or
--- read before it changed, is touched by a pod with a higher seq, and what the downstream has not written since that seq is gone.
+-- Step 1 draws a seq; step 2 waits for the writers of that moment; step 3 reads the rows. So a row that is not read, or is read
+-- before it changed, is touched by a pod with a higher seq. Rows that the downstream has not written since that seq do not exist
+-- any more.
 
--- An attachment, with today's names of its columns of ids; refused where there is none, or under another shard.
+-- An attachment with the current names of its id columns. Raises an error if the table is not attached, or under another shard.
 create function tube.require_attachment(tube text, tbl regclass, shard integer) returns tube.attachment
 language plpgsql stable as $$
 declare
@@ -15,7 +17,7 @@ begin
     if found_row.tube is null then
         perform pgchange.refuse(
             format('%s is not attached to tube %I', coalesce(tbl::text, 'null'), tube),
-            'attach it first, because what changes during the backfill would be missed');
+            'attach it first: otherwise changes during the backfill would be missed');
     end if;
     if shard <> found_row.shard then
         perform pgchange.refuse(
@@ -38,29 +40,29 @@ begin
     loop
         found_row := tube.require_attachment(tube, tbl, shard);
         perform pg_advisory_xact_lock(tube.backfill_key(tbl, found_row.shard));
-        -- Who waited for it may have waited for a change of the shard.
+        -- The shard may have changed while this session waited for the lock.
         exit when found_row.shard = (tube.require_attachment(tube, tbl, shard)).shard;
     end loop;
     return found_row;
 end
 $$;
 
--- Refuse a backfill of a table and shard whose last one the workers have not worked off. What it finds stays so until the transaction
--- ends where tube.lock_backfill() was called before.
+-- Refuse a backfill if the workers have not replayed the previous backfill of the table and shard. The answer holds until the
+-- transaction ends if tube.lock_backfill() was called before.
 create function tube.check_replayed(tube text, tbl regclass, shard integer) returns void
 language plpgsql volatile as $$
 begin
     if tube.has_control(tube.named(tube), tbl, shard, array['backfill_end']) then
         perform pgchange.refuse(
             format('the previous backfill of %s into tube %I has not been replayed to its end yet', tbl, tube),
-            'wait until the workers of the tube have finished (with tube_replay: its run after the backfill), then start this '
-            'one again; select * from pgchange.status() shows what is left');
+            'start again when the workers of the tube have finished (with tube_replay: its run after the backfill); select * from '
+            'pgchange.status() shows what is left');
     end if;
 end
 $$;
 
--- Touch the next chunk rows of a table, as pods of op B, and return where that ended. like_ids is null, and of the type of an array of
--- the ids.
+-- Touch the next chunk rows of a table as pods of op B, and return the position behind them. like_ids is a null of the array type
+-- of the ids.
 create function tube.touch_slice(
     known tube.tube, attached tube.attachment, order_col name, at tube.keyset, chunk integer, pod_size integer, like_ids anyarray
 ) returns tube.keyset
@@ -77,7 +79,7 @@ begin
     at.touched := cardinality(ids);
     at.finished := false;
     if at.looked_at < chunk then
-        -- The column of an inheritance child may be null where its parent's may not.
+        -- The column of an inheritance child may be nullable even if its parent's column is not.
         at.finished := at.in_nulls or not exists (
             select from pgchange.descendants(attached.tbl) as d(relid)
             join pg_attribute as a on a.attrelid = d.relid and a.attname = order_col and not a.attnotnull);
@@ -89,7 +91,7 @@ begin
 end
 $$;
 
--- The same, of the type that the tube's ids have; under pinned settings, because where it ended is a text that the next chunk reads in
+-- The same with the type of the tube's ids. Under pinned settings, because the position is a text that the next chunk reads in
 -- another session.
 create function tube.backfill_slice(
     known tube.tube, attached tube.attachment, order_col name, at tube.keyset, chunk integer, pod_size integer
@@ -105,10 +107,10 @@ $$;
 
 select pgchange.pin_settings('tube.backfill_slice(tube.tube, tube.attachment, name, tube.keyset, integer, integer)');
 
--- How many rows a table has, as far as its size and its statistics tell.
+-- The estimated number of rows of a table, by its size and its statistics.
 create function tube.estimated_rows(tbl regclass) returns bigint
 language sql stable as $$
-    -- As the planner does it, which itself would run what indexes of the table call.
+    -- Computed as the planner does. The planner itself would run functions in the indexes of the table.
     select coalesce(sum(ceil(
         pg_relation_size(c.oid) / b.size
         * case when c.relpages > 0 then c.reltuples / c.relpages else (b.size - 24) / (w.width + 28) end)), 0)::bigint
@@ -129,7 +131,7 @@ declare
     scheduled integer := 0;
 begin
     if coalesce(shard_from > shard_to, true) then
-        perform pgchange.refuse(format('there are no shards from %s to %s', shard_from, shard_to), 'give the lower one first');
+        perform pgchange.refuse(format('there are no shards from %s to %s', shard_from, shard_to), 'give the lower number first');
     end if;
     for each_one in
         select a.* from tube.attachment as a
@@ -147,22 +149,23 @@ begin
 end
 $$;
 comment on function tube.tube_backfill_schedule(text, text, integer, integer) is
-    'Ask the workers for a backfill of every attached table of some shards, by a control pod each; tables that have one, or '
-    'whose last backfill is not worked off, are left out. Returns how many.';
+    'Ask the workers to backfill every attached table of a range of shards, by a control pod for each table. Tables that have '
+    'such a pod, or whose previous backfill is not replayed, are left out. Returns the number of control pods.';
 
 create function tube.tube_backfill_step1() returns text
 language sql as $$
     select nextval('tube.seq')::text
 $$;
 comment on function tube.tube_backfill_step1() is
-    'Begin a backfill: the seq from which on pods count as written since. In a transaction of its own.';
+    'Begin a backfill. Returns the seq from which on pods count as written since. Call it in a transaction of its own.';
 
 create function tube.tube_backfill_step2(timeout interval default '60 seconds') returns void
 language sql as $$
     select tube.wait_for_writers(array(select distinct a.tbl from tube.attachment as a), timeout)
 $$;
 comment on function tube.tube_backfill_step2(interval) is
-    'Wait for the transactions that are writing attached tables now, prepared ones too. In a transaction of its own.';
+    'Wait for the transactions that are writing attached tables now, also prepared transactions. Call it in a transaction of its '
+    'own.';
 
 create function tube.tube_backfill_step3(
     step1 text, tube text, tbl regclass, order_col text, shard integer default null,
@@ -182,12 +185,14 @@ declare
     advice text;
 begin
     if coalesce(step1 !~ '^[0-9]{1,18}$', true) or step1::bigint > (select s.last_value from tube.seq as s) then
-        perform pgchange.refuse(format('%L is not a result of step 1', step1), 'give what tube.tube_backfill_step1() returned');
+        perform pgchange.refuse(format('%L is not a result of step 1', step1),
+            'give the value that tube.tube_backfill_step1() returned');
     end if;
     perform tube.check_bulk(attached.shard, fetch_chunk_size);
     perform tube.check_whole(tbl);
     attached := tube.lock_backfill(tube, tbl, shard);
-    -- Not before: one that waits there with a lock on the table would keep writers from ending that the other waits for.
+    -- Only now: a session that waits for the backfill with a lock on the table would block the writers for which the other
+    -- backfill waits.
     column_name := tube.check_order(tbl, order_col);
     begin
         perform tube.check_replayed(tube, tbl, attached.shard);
@@ -199,10 +204,10 @@ begin
     if (tube.unfinished_backfill(known.name, tbl)).id is not null then
         perform pgchange.refuse(
             format('another backfill of %s into tube %I is not finished', tbl, tube),
-            'let it end, or cancel it; select * from tube.backfills() shows it');
+            'wait until it ends, or cancel it; select * from tube.backfills() shows it');
     end if;
     perform tube.clear_missed(known.name, tbl, clock_timestamp());
-    -- Without an index each read sorts the table: then in few large ones.
+    -- Without an index each read sorts the table, so use few large chunks.
     chunk := case when tube.has_order_index(attached, column_name) then fetch_chunk_size
                   else greatest(fetch_chunk_size, 1000000) end;
     perform tube.put_control(known, attached, 'T', 'backfill_start', jsonb_build_object('start_seq', step1));
@@ -216,12 +221,14 @@ begin
     end loop;
     if tube.require_attachment(tube, tbl, shard) is distinct from attached then
         perform pgchange.refuse(
-            format('the predicate or the ids of %s were changed meanwhile', tbl), 'begin again with step 1; nothing was touched');
+            format(
+                'the backfill of %s was undone: its predicate or its ids were changed meanwhile',
+                tbl), 'begin again with step 1');
     end if;
     perform tube.put_control(known, attached, 'B', 'backfill_end', jsonb_build_object('start_seq', step1));
 end
 $$;
 comment on function tube.tube_backfill_step3(text, text, regclass, text, integer, integer, integer) is
-    'Put all ids of an attached table, for whose rows the predicate holds, into a tube as pods of op B, in the order of '
-    'order_col; then the backfill_end pod, upon which the downstream gives up what was not written since step 1. One backfill '
-    'of a table and shard at a time. In a transaction of its own.';
+    'Insert the ids of an attached table for whose rows the predicate holds, as pods of op B in the order of order_col. The last '
+    'pod is backfill_end: the downstream then deletes the rows that were not written since step 1. Only one backfill of a table '
+    'and shard runs at a time. Call it in a transaction of its own.';

@@ -1,4 +1,4 @@
--- The backfill that goes on where it stopped: begun, and carried out chunk by chunk.
+-- Resumable backfills, carried out chunk by chunk.
 
 create function tube.backfill_begin(
     tube text, tbl regclass, order_col text, shard integer default null, chunk_size integer default 50000
@@ -12,25 +12,26 @@ declare
     made bigint;
 begin
     if coalesce(chunk_size not between 1 and 1000000, true) then
-        perform pgchange.refuse(format('a chunk cannot have %s rows', chunk_size), 'from 1 to 1000000');
+        perform pgchange.refuse(format('a chunk cannot have %s rows', chunk_size), 'use a number from 1 to 1000000');
     end if;
     perform tube.check_whole(tbl);
     attached := tube.lock_backfill(tube, tbl, shard);
-    -- Not before: one that waits there with a lock on the table would keep writers from ending that the other waits for.
+    -- Only now: a session that waits for the backfill with a lock on the table would block the writers for which the other
+    -- backfill waits.
     column_name := tube.check_order(tbl, coalesce(nullif(trim(order_col), ''), quote_ident(tube.default_order(attached))));
     running := tube.unfinished_backfill(known.name, tbl);
     if running.id is not null then
         if trim(order_col) <> '' and running.order_col <> column_name then
             perform pgchange.refuse(
                 format('backfill %s of %s into tube %I, by %I, is not finished', running.id, tbl, tube, running.order_col),
-                format('go on with it, or tube.backfill_cancel(%s)', running.id));
+                format('continue it with this order, or cancel it: select tube.backfill_cancel(%s)', running.id));
         end if;
         return running.id;
     end if;
     perform tube.check_replayed(tube, tbl, attached.shard);
     if not tube.has_order_index(attached, column_name) then
-        raise notice 'no index gives the order of %, so every chunk sorts the whole table: create index on % (%) would help, '
-                     'or larger chunks', quote_ident(column_name), tbl, (
+        raise notice 'no index gives the order of %, so every chunk sorts the whole table: create index on % (%), or use larger '
+                     'chunks', quote_ident(column_name), tbl, (
             select string_agg(quote_ident(c.name), ', ' order by c.place)
             from unnest(tube.order_columns(attached, column_name)) with ordinality as c(name, place));
     end if;
@@ -42,9 +43,9 @@ begin
 end
 $$;
 comment on function tube.backfill_begin(text, regclass, text, integer, integer) is
-    'Begin a backfill of an attached table that tube.backfill_chunk() carries out, or find the one that is not finished, which '
-    'keeps its chunk_size and, where a person paused it, stays so: returns its number. Without an order_col it goes by the ids. '
-    'One of a table into a tube at a time. In a transaction of its own.';
+    'Begin a backfill of an attached table, which tube.backfill_chunk() carries out, and return its id. If there is an unfinished '
+    'backfill, return its id; it keeps its chunk_size, and stays paused if a person paused it. Without an order_col, the rows are '
+    'read in the order of their ids. A table has one backfill into a tube at a time. Call it in a transaction of its own.';
 
 create function tube.backfill_ask(tube text, tbl regclass, order_col text default null) returns bigint
 language plpgsql as $$
@@ -61,26 +62,26 @@ begin
 end
 $$;
 comment on function tube.backfill_ask(text, regclass, text) is
-    'Begin a backfill of an attached table, or find the one that is not finished, as tube.backfill_begin() does, and ask the workers '
-    'to carry it out, by a control pod. In a transaction of its own.';
+    'Begin a backfill of an attached table, or find the unfinished backfill, like tube.backfill_begin(). Then ask the workers to '
+    'carry it out, by a control pod. Call it in a transaction of its own.';
 
--- Why a backfill cannot go on where it stopped; null where it can.
+-- Why a backfill cannot be resumed; null if it can.
 create function tube.hindrance(job tube.backfill) returns text
 language plpgsql stable as $$
 begin
     return case
-        when tube.schema_of(job.tbl) is null then 'the table is gone'
-        when tube.key_names(job.tbl, job.tube) is null then 'the column of its ids is gone'
-        when tube.order_type(job.tbl, job.order_col) is null then format('column %I is gone, or renamed', job.order_col)
+        when tube.schema_of(job.tbl) is null then 'the table was dropped'
+        when tube.key_names(job.tbl, job.tube) is null then 'the column of its ids was dropped'
+        when tube.order_type(job.tbl, job.order_col) is null then format('column %I was dropped or renamed', job.order_col)
         when tube.order_type(job.tbl, job.order_col) <> job.order_type then
-            format('column %I, in whose order it goes, was %s and is %s', job.order_col, job.order_type,
+            format('its order column %I was %s and is %s', job.order_col, job.order_type,
                    tube.order_type(job.tbl, job.order_col))
     end;
 end
 $$;
 
--- Touch the rows of a backfill's next chunk, and return it as it is then. The first one begins with backfill_start, and the last one
--- ends with backfill_end.
+-- Touch the rows of a backfill's next chunk, and return the changed backfill. The first chunk begins with the control pod
+-- backfill_start, and the last chunk ends with backfill_end.
 create function tube.next_chunk(job tube.backfill) returns tube.backfill
 language plpgsql as $$
 declare
@@ -96,8 +97,8 @@ begin
         perform tube.put_control(known, attached, 'T', 'backfill_start', start_seq);
     end if;
     began := clock_timestamp();
-    -- Pauses between chunks count, but not a rest of minutes: nobody was at work. One chunk knows of no pause: where there
-    -- was a rate before, it stands until there are two.
+    -- The rate includes pauses between chunks, but not a rest of minutes, when nobody was at work. A single chunk has no pause,
+    -- so an earlier rate stands until there are two chunks.
     afresh := job.rated_from is null or job.updated_at < began - interval '5 min';
     if afresh then
         job.rated_from := began;
@@ -136,23 +137,24 @@ declare
     done_before bigint;
 begin
     perform pgchange.check_isolation();
-    -- Into another tube the same table may be backfilled at once, chunk by chunk in turn.
+    -- The table may be backfilled into another tube at the same time, with alternating chunks.
     perform pg_advisory_xact_lock(tube.backfill_key(job.tbl, job.shard));
     job := (select b from tube.backfill as b where b.id = backfill_chunk.id);
     waited := job.state = 'scheduled';
     if waited then
-        -- Whoever was writing when the backfill's seq was drawn is waited for before the first row is read; and before its row
-        -- is locked, for who wants to pause or cancel it.
+        -- Wait for the writers of the moment in which the seq was drawn before the first row is read. Wait before its row is
+        -- locked, so that the backfill can be paused or cancelled meanwhile.
         perform tube.wait_for_writers(array[job.tbl], timeout);
     end if;
     job := tube.backfill_named(id);
     done_before := job.done;
     if job.state = 'failed' then
-        perform pgchange.refuse(format('backfill %s of %s failed: %s', job.id, job.tbl, job.message), 'mend that, and begin another');
+        perform pgchange.refuse(format('backfill %s of %s failed: %s', job.id, job.tbl, job.message),
+            'fix the cause, and begin another backfill');
     end if;
     reason := case when job.state in ('scheduled', 'running') then tube.hindrance(job) end;
     if reason is not null then
-        -- Told by the next call: an error here would undo this.
+        -- The next call raises the error: an error here would roll this update back.
         perform tube.fail_backfills(job.tube, job.tbl, reason);
         job.state := 'failed';
     elsif job.state = 'running' or job.state = 'scheduled' and waited then
@@ -166,7 +168,7 @@ begin
 end
 $$;
 comment on function tube.backfill_chunk(bigint, interval) is
-    'Carry out the next chunk of a backfill, in a transaction of its own: how many ids it touched, how many rows are looked at '
-    'of about how many in all, whether that was the last, and the state. A backfill that was paused or cancelled stays where it '
-    'is. Before the first chunk it waits, as long as timeout says, for who was writing when the backfill began. Where the table '
-    'or the column of its order is not what it was, the state is failed, and the next call tells why.';
+    'Carry out the next chunk of a backfill. Returns how many ids it touched, how many rows of about how many were read, whether '
+    'it was the last chunk, and the state. A paused or cancelled backfill stays as it is. The first chunk waits, at most timeout, '
+    'for transactions that were writing when the backfill began. If the table or its order column has changed, the state is '
+    'failed, and the next call raises the reason. Call it in a transaction of its own.';

@@ -1,7 +1,7 @@
--- A tube whose pods and positions come from another cluster.
+-- Tubes whose pods and positions come from another cluster.
 
--- Whether there are pods or positions of transactions that this cluster has not reached: those of a restored dump. Who has a
--- transaction id gives it, for what it wrote itself is ahead of its snapshot too.
+-- Whether there are pods or positions of transaction ids that this cluster has not reached, which came with a restored dump.
+-- beyond: the caller's transaction id, if it is assigned, because its own rows are ahead of its snapshot, too.
 create function tube.is_restored(known tube.tube, beyond xid8 default '0') returns boolean
 language plpgsql volatile
 set enable_seqscan = off
@@ -10,7 +10,7 @@ as $$
 declare
     ahead boolean;
 begin
-    -- The same snapshot decides what the statement sees and what is ahead of it.
+    -- One statement, so that the same snapshot decides what the statement sees and what is ahead of it.
     execute format(
         'select exists (select from %s as p where p.txid >= pg_snapshot_xmax(pg_current_snapshot()) and p.txid > $1) or exists (
             select from tube.worker as w
@@ -30,17 +30,17 @@ declare
 begin
     if not has_table_privilege(known.pods, 'update') then
         raise exception using errcode = 'PC004',
-            message = format('tube %I was restored from another cluster: its transaction ids mean something else here', tube),
+            message = format('tube %I was restored from another cluster, whose transaction ids are not valid here', tube),
             hint = format('let the owner of %s run: select tube.rebase_after_restore(%L)', tube.full_name(known.pods), tube);
     end if;
-    -- Where data were loaded over the triggers, these drew numbers that the dump's pods have too, and then the sequence was set
-    -- to what it was in the dump.
+    -- If data were loaded into a schema with triggers, these triggers drew numbers that pods of the dump have, too. Then the
+    -- restore set the sequence to its value in the dump.
     perform pg_advisory_xact_lock(hashtextextended('pgchange tube.seq', 0));
     execute format('select max(p.seq) from %s as p', known.pods) into high;
     if high > (select s.last_value from tube.seq as s) then
         if not has_sequence_privilege('tube.seq', 'update') then
             raise exception using errcode = 'PC004',
-                message = format('tube.seq is behind the pods of tube %I, and would number others like them', tube),
+                message = format('tube.seq is behind the pods of tube %I, so it would repeat their numbers', tube),
                 hint = format('let the owner of schema tube run: grant update on sequence tube.seq to %I; then run again: '
                               'select tube.rebase_after_restore(%L)', current_user, tube);
         end if;
@@ -52,7 +52,7 @@ begin
              select l.ctid as place, row_number() over (partition by l.seq order by l.ids = ''{}'') as n from %1$s as l
          ) as same
          where p.ctid = same.place and same.n > 1', known.pods);
-    -- Those of this transaction are ahead of its snapshot too, and keep theirs.
+    -- Rows of this transaction are ahead of its snapshot, too, and keep their id.
     execute format(
         'update %s set txid = ''3''
          where txid >= pg_snapshot_xmax(pg_current_snapshot()) and txid is distinct from pg_current_xact_id_if_assigned()',
@@ -64,6 +64,6 @@ begin
 end
 $$;
 comment on function tube.rebase_after_restore(text) is
-    'In a restored dump transaction ids come from another cluster: those that this one has not reached are forgotten, and '
-    'every worker looks at all its pods again; of pods with one seq all but one get another. A claim, and deleting pods by hand, '
-    'does it by itself where it may.';
+    'Adapt a restored tube. Forget transaction ids that this cluster has not reached, and let every worker read all its pods '
+    'again. If several pods have the same seq, all but the first get a new seq. A claim, and deleting pods manually, call this if '
+    'they have the rights.';

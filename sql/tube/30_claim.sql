@@ -1,11 +1,11 @@
--- A worker's next batch. A claim is recorded before it is worked on, so that a retry is the same batch under the same id.
+-- The next batch of a worker. A claim is recorded before the work begins, so that a retry gets the same batch with the same id.
 
--- The current snapshot, in which every open transaction with an id below fresh is listed as open. Where fresh was assigned after the
--- horizon (the last seq drawn) was read, a pod that the snapshot does not see, and whose transaction it does not list, has a seq
--- above the horizon. Null where thousands of subtransactions would be listed too.
+-- The current snapshot, in which every open transaction with an id below fresh is listed as open. fresh must be assigned after
+-- the horizon, the last seq drawn, was read. Then a pod that the snapshot does not see, and whose transaction it does not list,
+-- has a seq above the horizon. Null if the list would contain thousands of subtransactions.
 create function tube.snapshot_before(fresh xid8) returns pg_snapshot
 language sql stable as $$
-    -- A transaction at work may have an id at or above a snapshot's xmax, without being listed in it.
+    -- A running transaction may have an id at or above the xmax of a snapshot, without being listed in it.
     select pgchange.snapshot_of(
         array(
             select x::text::bigint from pg_snapshot_xip(s.now) as x
@@ -21,9 +21,9 @@ language sql stable as $$
     where s.fresh - s.upper <= 10000
 $$;
 
--- The next batch of a worker: whole pods, incremental ones first, of at most max_changes ids in all, or one pod that has more; {upto,
--- held_back, after, moves_on, pods, incremental, backfill, oldest}, the two kinds as the seq up to which it goes, moves_on as whether
--- the worker's position may follow.
+-- The next batch of a worker, as {upto, held_back, after, moves_on, pods, incremental, backfill, oldest}. It consists of whole
+-- pods, incremental pods first, with at most max_changes ids in all, or of a single pod with more ids. incremental, backfill: the
+-- last seq of each kind. moves_on: whether the position of the worker may follow.
 create function tube.choose(known tube.tube, worker integer, "position" jsonb, max_changes integer) returns jsonb
 language plpgsql volatile
 set jit = off
@@ -33,7 +33,7 @@ set enable_bitmapscan = off
 set max_parallel_workers_per_gather = 0
 as $$
 declare
-    -- The id is assigned after the snapshot was taken, so after each pod that the snapshot sees drew its seq: each such seq is a
+    -- The id is assigned after the snapshot was taken, so after each pod that the snapshot sees drew its seq. Each such seq is a
     -- horizon of tube.snapshot_before. If rebasing has assigned the id earlier, the worker's position stays.
     listed pg_snapshot := case
         when pg_current_xact_id_if_assigned() is null then tube.snapshot_before(pg_current_xact_id()) end;
@@ -66,32 +66,32 @@ begin
 end
 $$;
 
--- Where in a batch an id is: its shard, and one of 64 parts of it.
+-- The place of an id in a batch: its shard, and one of 64 parts of the shard.
 create function tube.place(shard integer, id bigint) returns integer[]
 language sql immutable as $$
     select array[shard, pg_catalog.hashint8(id) & 63]
 $$;
 
--- The same for an id that is a text.
+-- The same for a text id.
 create function tube.place(shard integer, id text) returns integer[]
 language sql immutable as $$
     select array[shard, (pg_catalog.hashtextextended(id collate pg_catalog."C", 0) & 63)::integer]
 $$;
 
--- Where an id is in the order in which a batch is split. An id of several pods is where the first of them is.
+-- The place of an id in the order in which a batch is split. An id in several pods has the place of the first of them.
 create function tube.place_in_order(shard integer, backfill boolean, first_seq bigint, id anyelement) returns jsonb
 language sql stable as $$
     select pg_catalog.jsonb_build_array(shard, backfill, first_seq, id)
 $$;
 
--- Whether an id at a place is in a part of the ids of a batch. Those who read a batch ask once whether it is a part at all, because to
--- ask this for each id takes a third of the time of reading.
+-- Whether the place of an id is in a part of a batch. A reader asks once whether a batch is a part, because asking for each id
+-- takes a third of the time of reading.
 create function tube.is_in_part(part jsonb, place jsonb) returns boolean
 language sql immutable as $$
     select place > part -> 0 and place <= part -> 1
 $$;
 
--- The slices of a batch, each of one shard and, where parts are that small, of about 20,000 ids.
+-- The slices of a batch, each of one shard and, if the parts of the shard are small enough, of about 20,000 ids.
 create function tube.slices(tube text, worker integer, choice jsonb, like_ids anyarray default null::bigint[]) returns jsonb
 language sql volatile as $$
     with counted as (
@@ -117,7 +117,7 @@ language sql volatile as $$
     from sliced as s
 $$;
 
--- A batch of a worker that is at a version, with the slices of the pods that were chosen, or of a part of their ids.
+-- The batch of a worker at a version, with the slices of the chosen pods, or of a part of their ids.
 create function tube.batch_of(known tube.tube, worker integer, choice jsonb, began_at bigint, version bigint) returns jsonb
 language plpgsql volatile as $$
 declare
@@ -133,7 +133,7 @@ begin
 end
 $$;
 
--- The place of the last of so many ids of a batch behind a place of their order.
+-- The place of the last of a number of ids of a batch after a place.
 create function tube.part_end(
     tube text, worker integer, choice jsonb, after jsonb, counted bigint, like_ids anyarray default null::bigint[]
 ) returns jsonb
@@ -149,8 +149,8 @@ language sql volatile as $$
     offset counted - 1 limit 1
 $$;
 
--- The next of the parts of a split batch, as pgchange.halves() or pgchange.parts_behind() returns them. Each part has all pods of the
--- whole, and those of their ids that are behind one place of their order up to another.
+-- The next part of a split batch, from the result of pgchange.halves() or pgchange.parts_behind(). A part has all pods of the
+-- whole, and those of their ids between two places.
 create function tube.part(known tube.tube, worker integer, split jsonb, began_at bigint, version bigint) returns jsonb
 language plpgsql volatile as $$
 declare
@@ -165,7 +165,7 @@ begin
 end
 $$;
 
--- The batch of a worker as a claim, whose attempts pgchange.halves() judges.
+-- The batch of a worker as a claim, for pgchange.halves().
 create function tube.mark_of(at tube.worker) returns pgchange.claim
 language plpgsql stable as $$
 begin
@@ -200,8 +200,8 @@ begin
 end
 $$;
 comment on function tube_sealed.note_attempt(pgchange.caller, text, integer, text, jsonb, text) is
-    'Note in pgchange.batch what became of an attempt on a batch: claimed, failed, split, acked or skipped; if the caller may work the '
-    'tube, else nothing.';
+    'Record the outcome of an attempt on a batch in pgchange.batch: claimed, failed, split, acked or skipped. Does nothing if the '
+    'caller may not work the tube.';
 
 create function tube_sealed.outcome(caller pgchange.caller, tube text, worker integer, batch jsonb) returns text
 language plpgsql stable security definer as $$
@@ -215,13 +215,13 @@ begin
 end
 $$;
 comment on function tube_sealed.outcome(pgchange.caller, text, integer, jsonb) is
-    'What became of an attempt on a batch: acked, skipped, split, failed or claimed; null if that is not known or forgotten, or if the '
-    'caller may not work the tube.';
+    'The outcome of an attempt on a batch: acked, skipped, split, failed or claimed. Null if it was not recorded or is deleted, '
+    'or if the caller may not work the tube.';
 
 select pgchange.show_sealed('tube');
 
--- The batch that a worker claimed and never acked; null if there is none, or if pods of it are gone. Refuse a worker that is not one of
--- so many, or not where its position says. A restored tube is rebased.
+-- The batch that a worker claimed and never acked; null if there is none, or if pods of it were deleted. Refuse a number of a
+-- worker that is out of range, and a worker that is not at the given position. Rebases a restored tube.
 create function tube.claimed(tube text, worker integer, "position" jsonb, max_changes integer, workers integer) returns pgchange.claim
 language plpgsql volatile as $$
 declare
@@ -233,7 +233,7 @@ begin
     at := tube.worker_now(tube, worker);
     if at.version is distinct from ("position" ->> 'version')::bigint then
         raise exception using errcode = 'PC006',
-            message = format('worker %s of tube %I is not where its position says', worker, tube),
+            message = format('worker %s of tube %I is not at the given position', worker, tube),
             hint = 'it went on, or the number of workers changed meanwhile: claim again';
     end if;
     if tube.is_restored(known) then
@@ -249,7 +249,7 @@ begin
 end
 $$;
 
--- The batch of a worker once more, with the attempt counted, or the first of its parts.
+-- Claim the batch of a worker again, with the attempt counted, or the first of its parts.
 create function tube.claim_again(tube text, worker integer, "position" jsonb, batch jsonb, split jsonb) returns jsonb
 language plpgsql volatile as $$
 declare
@@ -276,7 +276,7 @@ $$;
 create function tube.claim_next(tube text, worker integer, "position" jsonb, max_changes integer) returns jsonb
 language plpgsql volatile as $$
 declare
-    -- As claimed() has checked it.
+    -- claimed() has checked it.
     known tube.tube := (select t from tube.tube as t where t.name = claim_next.tube);
     began_at constant bigint := "position" ->> 'version';
     choice jsonb;
@@ -285,7 +285,7 @@ begin
     if not tube.has_unread(known, worker) then
         return null;
     end if;
-    -- Not from the given position: a restored tube was rebased since.
+    -- Not the given position, because a restored tube was rebased since.
     choice := tube.choose(known, worker, tube.position(tube, worker), max_changes);
     delete from tube.moved as m where m.tube = claim_next.tube and not tube.is_left(known, m);
     if (choice ->> 'pods')::bigint = 0 then
@@ -299,7 +299,7 @@ begin
 end
 $$;
 
--- Give the last attempt on a worker's batch a lease, or end it; false if the attempt is not the last.
+-- Give the last attempt on a worker's batch a lease, or end its lease if ends_at is null. False if the attempt is not the last.
 create function tube.set_lease(tube text, worker integer, batch jsonb, owner text, ends_at timestamptz) returns boolean
 language plpgsql volatile as $$
 begin
@@ -320,7 +320,7 @@ begin
 end
 $$;
 
--- The batch of a worker, as a claim, if it has this id; null otherwise.
+-- The batch of a worker as a claim if it has this id; null otherwise.
 create function tube.resumed(tube text, worker integer, "position" jsonb, batch jsonb) returns pgchange.claim
 language plpgsql stable as $$
 begin
@@ -330,7 +330,7 @@ begin
 end
 $$;
 
--- End the lease of a worker, if the owner has it, or whoever has it for a null owner; how many there were.
+-- End the lease of a worker if the owner has it; a null owner ends any lease. Returns how many there were.
 create function tube.forget_leases(tube text, worker integer, owner text) returns bigint
 language plpgsql volatile as $$
 declare

@@ -1,7 +1,7 @@
--- What a worker reads: the ids of its batch, of which tables they are, and which of them a copy is to hold.
+-- Reading a batch: its ids, their tables, and which of the ids a copy contains.
 
--- The ids of a batch, each once a shard, incremental ones first and in the order in which they were first touched; from behind one
--- place up to another.
+-- The ids of a batch between two places, each once per shard. Incremental ids come first, in the order in which they were first
+-- touched.
 create function tube.changes(tube text, worker integer, choice jsonb, after integer[], upto integer[])
 returns table (id bigint, shard integer, seq bigint, backfill boolean, payload jsonb, touched_at timestamptz)
 language sql volatile as $$
@@ -16,7 +16,7 @@ language sql volatile as $$
     order by bool_and(p.op = 'B'), min(p.seq), i.id
 $$;
 
--- As tube.changes(), for a tube whose ids are texts.
+-- Like tube.changes(), for a tube whose ids are texts.
 create function tube.key_changes(tube text, worker integer, choice jsonb, after integer[], upto integer[])
 returns table (id text, shard integer, seq bigint, backfill boolean, payload jsonb, touched_at timestamptz)
 language sql volatile as $$
@@ -31,10 +31,9 @@ language sql volatile as $$
     order by bool_and(p.op = 'B'), min(p.seq), i.id collate "C"
 $$;
 
--- The tables in a worker's shards: of each the shard, its schema and name, today's names of the columns of its ids, the predicate that
--- it is attached with; shared: whether another table that touches the tube, or did under another shard, has the same name, so that
--- copies in one schema would be one; the twin that has both name and shard in common with it, or null; and the keeper, who owns the
--- pods.
+-- The tables in the shards of a worker. Each has its shard, its schema and name, the current names of its id columns, and its
+-- predicate. shared: another table with the same name touches the tube, or did under another shard. The copies of both in one
+-- schema would be the same table. twin: the table with the same name and shard, or null. keeper: the owner of the pods.
 create function tube.attached_to(tube text, workers integer, worker integer) returns jsonb
 language plpgsql stable as $$
 declare
@@ -81,8 +80,8 @@ begin
 end
 $$;
 comment on function tube.wanted(text, regclass, bigint[]) is
-    'Those of some ids that a copy of an attached table is to hold: there is a row, and the predicate that the table was attached '
-    'with holds for it, or fails. Refuses a table of which row security hides rows.';
+    'The ids that a copy of an attached table contains. Their row exists, and the predicate of the attachment holds for it, or '
+    'fails with an error. Refuses a table if row security hides rows of it.';
 
 create function tube.wanted_keys(tube text, tbl regclass, keys text[]) returns setof text
 language plpgsql stable as $$
@@ -92,4 +91,4 @@ begin
 end
 $$;
 comment on function tube.wanted_keys(text, regclass, text[]) is
-    'As tube.wanted(), for a tube whose ids are texts.';
+    'Like tube.wanted(), for a tube whose ids are texts.';

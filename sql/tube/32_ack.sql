@@ -1,7 +1,7 @@
--- An ack deletes the pods. The ack of a part of a split batch leaves them, and only that of the last part deletes them.
+-- Acks. An ack deletes the pods of a batch; if the batch was split, the ack of its last part deletes them.
 
--- Delete the pods of a batch whose ids are all done, and put the worker behind it, or before the next part of it; the version of the
--- batch.
+-- Delete the pods of a batch whose ids are all done, and move the worker behind it, or to its next part. Returns the version of
+-- the batch.
 create function tube.advance(tube text, worker integer, batch jsonb) returns bigint
 language plpgsql volatile
 set jit = off
@@ -37,8 +37,8 @@ begin
     into found;
     if found <> (bounds ->> 'pods')::bigint then
         raise exception using errcode = 'PC006',
-            message = format('pods of batch %s are gone', batch ->> 'id'),
-            hint = 'somebody deleted them meanwhile; roll back and claim again';
+            message = format('batch %s cannot be acked: pods of it were deleted', batch ->> 'id'),
+            hint = 'another session deleted them meanwhile; roll back and claim again';
     end if;
     if parts is not null then
         insert into tube.worker (
@@ -49,7 +49,7 @@ begin
             tube.part(known, worker, parts, (advance.batch ->> 'version')::bigint, (advance.batch ->> 'version')::bigint + 1));
         return (batch ->> 'version')::bigint;
     end if;
-    -- One that ended among the pods of late transactions leaves the position where it is: the rest of them is found again.
+    -- A batch that ended among the pods of late transactions does not change the position: the rest of these pods is found again.
     if moves_on and (bounds ->> 'incremental')::bigint >= at.done then
         at.snapshot := bounds ->> 'upto';
         at.done := bounds ->> 'incremental';

@@ -1,7 +1,7 @@
--- Reading and deleting a worker's pods by hand, in SQL.
+-- Reading and deleting the pods of a worker manually, in SQL.
 
--- One row, of which PostgreSQL expects a thousand. What is read with it is read in the order of an index when a limit follows,
--- whatever pages cost and however wrong the statistics are: to sort it looks dear beside the first few of so many.
+-- One row, for which PostgreSQL expects a thousand. If the result is joined and a limit follows, the planner then prefers the
+-- order of an index. It expects that sorting so many rows costs more than reading the first few.
 create function tube.one_of_many() returns setof boolean
 language plpgsql stable rows 1000 as $$
 begin
@@ -9,8 +9,9 @@ begin
 end
 $$;
 
--- The query of a worker's pods of one kind with its control pods, from where the worker, which is at, stands when it is run. It is
--- read in the order in which it is written: a function keeps PostgreSQL from sharing it out among parallel workers.
+-- The query of a worker's pods of a kind, with its control pods, from the position of the worker when it runs. In it, at is the
+-- row of the worker. The rows must be read in the order of the query. The function in it keeps PostgreSQL from using parallel
+-- workers.
 create function tube.by_hand_sql(known tube.tube, worker integer, kind text) returns text
 language sql immutable as $$
     select format($query$
@@ -64,8 +65,8 @@ begin
 end
 $$;
 comment on function tube.tube_pods_sql(text, integer, integer, boolean) is
-    'The query of a worker''s pods, in the order in which they are to be done, for SQL by hand; LIMIT may follow. For the '
-    'number of workers that the tube has, it begins where tube_pods_delete() has come; for another it looks at all pods.';
+    'The query of a worker''s pods for manual use, in the order in which they are to be processed; LIMIT may follow. With the '
+    'tube''s own number of workers, it begins after the position of tube_pods_delete(). With another number, it reads all pods.';
 
 create function tube.tube_pods_delete(tube text, partitions integer, "partition" integer, seqs bigint[]) returns integer
 language plpgsql
@@ -108,10 +109,10 @@ begin
 end
 $$;
 comment on function tube.tube_pods_delete(text, integer, integer, bigint[]) is
-    'Delete pods of a worker by their seq, for SQL by hand; returns how many there were.';
+    'Delete pods of a worker by their seq, for manual use. Returns how many were deleted.';
 
--- Move a worker that is worked by hand behind what is deleted; not while it has a batch in work or another holds its lock. In a
--- restored dump, whose pods it would hide, it does what a claim does.
+-- Move a worker whose pods are deleted manually behind the deleted pods. Does nothing if it has a batch in work or its lock is
+-- held. In a restored tube, where this would hide pods, it rebases the tube as a claim does.
 create function tube.advance_by_hand(known tube.tube, worker integer) returns void
 language plpgsql as $$
 declare
@@ -133,7 +134,7 @@ begin
     end if;
     horizon := (select s.last_value from tube.seq as s);
     begin
-        -- A subtransaction, for its id is a fresh one.
+        -- In a subtransaction, so that its id is new.
         insert into tube.worker (tube, worker, version) values (known.name, advance_by_hand.worker, coalesce(at.version, 0) + 1)
         returning xmin into fresh;
     exception when unique_violation then

@@ -1,7 +1,7 @@
--- What people ask and do: status, and mending.
+-- Status and repairs.
 
--- Every worker of every tube that the caller may read, as pgchange.status() shows it; faults are those of the tube's capture.
--- tube.attachments() tells of the tables.
+-- The status of every worker of every tube that the caller may read, as in pgchange.status(). faults are those of the tube's
+-- capture. tube.attachments() has the state of the tables.
 create function tube.status(upto integer default 1000) returns setof pgchange.consumer_status
 language plpgsql volatile
 set jit = off
@@ -73,13 +73,15 @@ as $$
                 cross join lateral tube.what_is_lost(p.proowner, t.pods) as l(lost)
                 where p.oid = any (c.functions) and l.lost is not null
                 limit 1),
-               (select format('what is written through %1$s, a parent of it or of its child, is not captured; detach it, '
-                              'attach %1$s to tube %2$I, and backfill', p.relid, t.name)
+               (select format(
+                   'writes through %1$s, a parent of it or of its child, are not captured; detach it, attach %1$s to tube %2$I, '
+                   'and backfill', p.relid, t.name)
                 from tube.outer_parents(a.tbl) as p(relid)
                 where (tube.attachment_of(p.relid, a.tube)).tube is null
                 order by p.relid limit 1),
-               (select format('the foreign table %s is a child of it, and PostgreSQL refuses to update or delete rows of that through a '
-                              'table that is captured: nothing is captured; end the inheritance, or detach the table', f.child)
+               (select format(
+                   'nothing is captured: it has the foreign table %s as a child, and PostgreSQL refuses updates and deletes of a '
+                   'foreign table through a captured table; end the inheritance, or detach the table', f.child)
                 from pgchange.foreign_child(a.tbl) as f(child) where f.child is not null)),
            (select count(*) from tube.fault as f where f.tube = a.tube and f.kind = 'missed' and f.tbl = a.tbl),
            tube.id_trouble(a)
@@ -94,14 +96,14 @@ as $$
     where tube.are_pods(t.pods, t.name) and not tube.is_gone(a)
 $$;
 comment on function tube.attachments() is
-    'Every attached table, with what is not captured as it should be: partitions that lack a trigger, and a capture that no '
-    'longer fits because a column, the pods or the table''s owner changed: tube.recapture() mends those; triggers that somebody '
-    'disabled, and has to enable; faults of their capture, up to 1000; whether the tube has another predicate than the '
-    'table''s owner agreed to by attaching it; and why changes are lost: where the table''s owner may no longer write the pods, '
-    'or the table got a parent that is not attached, or a foreign table as a child; with how many partitions rows came that a '
-    'backfill has to bring; and what is wrong with the columns of ids.';
+    'Every attached table, with the problems of its capture. untriggered: partitions without a trigger. stale: a column, the pods '
+    'or the owner of the table changed. tube.recapture() repairs both. disabled: triggers that somebody disabled and has to '
+    'enable. faults: errors of the capture, counted up to 1000. predicate_waits: the tube has another predicate than the table''s '
+    'owner agreed to. lost: why changes are lost. The table''s owner may no longer insert pods, or the table has a parent that is '
+    'not attached, or a foreign child. missed: how many partitions came with rows that a backfill has to add. id_trouble: the '
+    'problem with its id columns.';
 
--- The tables that the caller owns and whose capture needs tube.recapture(), with their full names.
+-- The tables of the caller whose capture tube.recapture() can repair, with their full names.
 create function tube.to_recapture() returns table (tube text, tbl regclass, name text)
 language sql stable as $$
     select a.tube, a.tbl, tube.full_name(a.tbl) from tube.attachments() as a join pg_class as c on c.oid = a.tbl
@@ -114,13 +116,13 @@ declare
     before tube.attachment := (select a from tube.attachment as a where a.tube = recapture.tube and a.tbl = recapture.tbl);
 begin
     if before.predicate is not null then
-        -- A predicate that the former owner agreed to is not the new owner's.
+        -- The new owner has not agreed to a predicate that the former owner agreed to.
         perform tube.judge_of(before);
     end if;
     perform tube.attach(tube, tbl, shard => null, key => null, group_by => null, agreed => false);
 end
 $$;
-comment on function tube.recapture(text, regclass) is 'Mend the capture of a table: nothing of how it is attached changes.';
+comment on function tube.recapture(text, regclass) is 'Repair the capture of a table, without changing how it is attached.';
 
 create function tube.recapture() returns setof text
 language plpgsql as $$
@@ -137,17 +139,17 @@ begin
                 continue;
             end if;
             perform tube.recapture(each_one.tube, each_one.tbl);
-            return next format('%s: its capture for tube %s was mended', each_one.tbl, each_one.tube);
+            return next format('%s: its capture for tube %s was repaired', each_one.tbl, each_one.tube);
             return query select format('%s; %s', m.told, m.call) from tube.missed() as m where (m.tube, m.tbl) = (each_one.tube, each_one.tbl);
         exception
             when lock_not_available then
                 return next format('%s: postponed, it is being written', each_one.tbl);
             when others then
-                return next format('%s: its capture for tube %s cannot be mended: %s', each_one.tbl, each_one.tube, sqlerrm);
+                return next format('%s: its capture for tube %s cannot be repaired: %s', each_one.tbl, each_one.tube, sqlerrm);
         end;
     end loop;
 end
 $$;
 comment on function tube.recapture() is
-    'Mend the capture of the tables that the caller owns: partitions that came later, a renamed column; a line for each, with '
-    'the reason where one cannot be mended.';
+    'Repair the capture of the tables of the caller, for example after a new partition or a renamed column. Returns a line for '
+    'each table, with the reason if it cannot be repaired.';

@@ -1,6 +1,6 @@
--- Dead letters of tubes: batches that were given up, with their ids. To send one again is to touch its ids again.
+-- Dead letters of tubes: the ids of batches that were given up. To send a letter again means to touch its ids again.
 
--- What the caller may do with dead letters of a tube: a role that works it, and so may delete its pods, keeps them.
+-- The rights of the caller on dead letters of a tube. A role that may delete pods, and so works the tube, may keep them.
 create function tube.letter_rights(address jsonb) returns text[]
 language sql stable as $$
     select case when has_table_privilege(t.pods, 'delete') then '{see,keep}'::text[] else '{see}' end
@@ -9,8 +9,8 @@ language sql stable as $$
       and (has_table_privilege(t.pods, 'select, delete') or has_any_column_privilege(t.pods, 'insert'))
 $$;
 
--- The batch that a worker claimed and has not acked, with its attempts and the error of the last one; null for none, and for a part of a
--- split batch that is not claimed yet.
+-- The batch that a worker claimed and has not acked, with its attempts and last error. Null if there is none, or if it is a part
+-- of a split batch that is not claimed yet.
 create function tube.in_work(tube text, worker integer, "position" jsonb) returns jsonb
 language plpgsql stable as $$
 begin
@@ -22,13 +22,13 @@ begin
 end
 $$;
 
--- Keep the error of an attempt with its batch, and count it; true if it is the last attempt.
+-- Store the error of an attempt with its batch, and count the attempt; false if the attempt is not the last.
 create function tube.set_error(tube text, worker integer, batch jsonb, error text, of_batch boolean) returns boolean
 language plpgsql volatile as $$
 begin
     update tube.worker as w set
         error = set_error.error, updated_at = clock_timestamp(),
-        -- An attempt that is noted twice fails once.
+        -- Count an attempt once, even if its error is recorded twice.
         failures = w.failures + (of_batch is true and w.failures + w.outages < w.attempt)::integer,
         outages = w.outages + (of_batch is false and w.failures + w.outages < w.attempt)::integer
     where w.tube = set_error.tube and w.worker = set_error.worker
@@ -38,8 +38,8 @@ begin
 end
 $$;
 
--- What a batch consists of, as [{shard, op, payload, ids}, ...] in the order in which they were first touched. like_ids is an array of the
--- type of the tube's ids.
+-- The touches of a batch, as [{shard, op, payload, ids}, ...] in the order in which they were first touched. like_ids is an array
+-- of the type of the tube's ids.
 create function tube.touches(tube text, worker integer, choice jsonb, like_ids anyarray default null::bigint[]) returns jsonb
 language sql volatile as $$
     select coalesce(jsonb_agg(
@@ -56,7 +56,7 @@ language sql volatile as $$
     ) as t
 $$;
 
--- Keep the ids of a batch as a dead letter, whose number is returned.
+-- Store the ids of a batch as a dead letter, and return its number.
 create function tube.give_up(tube text, worker integer, batch jsonb, reason text) returns bigint
 language plpgsql volatile as $$
 begin
@@ -71,7 +71,7 @@ begin
 end
 $$;
 
--- Refuse a dead letter of a tube that is gone.
+-- Refuse a dead letter of a tube that was dropped.
 create function tube.check_letter(address jsonb, content jsonb) returns void
 language plpgsql stable as $$
 begin
@@ -79,7 +79,7 @@ begin
 end
 $$;
 
--- The shards that the tables have now which had a shard when it was noted, as [[shard, table], ...].
+-- The present shards of the tables that had a shard when the letter was written. tables is a list [[shard, table], ...].
 create function tube.shards_now(tube text, shard integer, tables jsonb) returns setof integer
 language sql stable as $$
     select distinct coalesce(tube.shard_of(shards_now.tube, k.tbl), shards_now.shard)
@@ -92,7 +92,7 @@ language sql stable as $$
     ) as k
 $$;
 
--- Touch the ids of a dead letter again, as they were touched; the letter goes in the same transaction.
+-- Touch the ids of a dead letter again, and delete the letter in the same transaction.
 create function tube.redrive(letter bigint) returns void
 language plpgsql volatile as $$
 declare
@@ -104,7 +104,7 @@ begin
     if not found then
         perform pgchange.letter_gone(letter);
     end if;
-    -- Under the shard that a table has now; whoever gives it another one waits. Under its old one the ids could be in work twice.
+    -- Use the present shard of the table, and keep it from changing. Under its old shard, an id could be in work twice.
     for each_tbl in
         select distinct to_regclass(t.attached ->> 1) as tbl from jsonb_array_elements(wanted.tables) as t(attached) order by 1
     loop

@@ -1,19 +1,20 @@
--- Erasing ids from dead letters of tubes.
+-- Erasing ids from the dead letters of tubes.
 
--- The ids of a touch without those of a key: the id itself, or, with a field, all if the payload has the key in it.
+-- The ids of a touch without those of a key. The key is the id itself. With a field, all ids go if the payload has the key in
+-- that field.
 create function tube.ids_without(touch jsonb, key text, field text) returns jsonb
 language sql immutable as $$
     select case
         when field is null then (
             select coalesce(jsonb_agg(i.id order by i.n), '[]')
             from jsonb_array_elements(touch -> 'ids') with ordinality as i(id, n)
-            -- Of several columns people leave the braces out.
+            -- People may leave out the braces around the columns of a key.
             where i.id #>> '{}' not in (key, '{' || key || '}'))
         when pgchange.field_is(touch -> 'payload', field, key) then '[]'
         else touch -> 'ids' end
 $$;
 
--- The touches of a letter without what belongs to a key; one without ids goes, with its payload.
+-- The touches of a letter without those of a key. A touch that has no ids left is left out, with its payload.
 create function tube.touches_without(touches jsonb, key text, field text) returns jsonb
 language sql immutable as $$
     select coalesce(jsonb_agg(t.touch || jsonb_build_object('ids', left_over.ids) order by t.n), '[]')
@@ -22,13 +23,13 @@ language sql immutable as $$
     where left_over.ids <> '[]'
 $$;
 
--- How many ids touches have.
+-- The number of ids in touches.
 create function tube.ids_in(touches jsonb) returns bigint
 language sql immutable as $$
     select coalesce(sum(jsonb_array_length(t.touch -> 'ids')), 0)::bigint from jsonb_array_elements(touches) as t(touch)
 $$;
 
--- Erase a key from a dead letter, and return how many ids went; a letter without ids goes, too.
+-- Erase a key from a dead letter, and return how many ids were erased. A letter without any ids left is deleted.
 create function tube.erase_letter(letter bigint, key text, field text) returns bigint
 language plpgsql volatile as $$
 declare

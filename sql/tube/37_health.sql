@@ -20,7 +20,7 @@ language sql volatile as $$
          'as its owner: select tube.recapture()'),
         (a.disabled <> '{}', 'error',
          format('%s: the capture for tube %s is disabled on %s', a.tbl, a.tube, array_to_string(a.disabled, ', ')), null),
-        (a.id_trouble is not null, case when a.id_trouble like '%may be null:%' then 'warning' else 'error' end,
+        (a.id_trouble is not null, case when a.id_trouble like '%can be null:%' then 'warning' else 'error' end,
          format('%s: %s', a.tbl, a.id_trouble), null),
         (a.lost is not null, 'error', format('%s: %s', a.tbl, a.lost), null),
         (a.predicate_waits, 'warning',

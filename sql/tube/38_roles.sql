@@ -1,11 +1,12 @@
--- Who may do what. PUBLIC may do nothing; a writer of an attached table needs nothing. Who may use these functions at all is
--- granted here; which tubes, by GRANTs on their pods: INSERT touches and attaches, SELECT and DELETE work, their owner changes.
--- INSERT of some columns is enough, and better: a role that may set a pod's seq or txid can hide from workers what is behind it.
+-- The roles and their rights. PUBLIC has none, and a writer of an attached table needs none. These grants open the functions;
+-- GRANTs on the pods of a tube open that tube. INSERT touches and attaches, SELECT and DELETE work, and the owner of the pods
+-- changes the tube. INSERT on some columns is enough, and safer. A role that may set the seq or txid of a pod can hide earlier
+-- pods from workers.
 
 select pgchange.add_role(
     'tube', 'consumer', told =>
-    'Let a role touch, attach its tables to, and work those tubes whose pods it was granted INSERT (op, shard, ids, payload, ts) '
-    'on, or SELECT and DELETE. A role that attaches is trusted: it can touch any id.',
+    'Let a role use tubes by its GRANTs on their pods: INSERT (op, shard, ids, payload, ts) touches and attaches tables, SELECT '
+    'and DELETE work. A role that attaches is trusted: it can touch any id.',
     includes => 'pgchange.admin pgchange.consumer pgchange.reader',
     objects => array[
         'usage, select on sequence tube.seq',
@@ -17,14 +18,14 @@ select pgchange.add_role(
 
 select pgchange.add_role(
     'tube', 'owner', told =>
-    'Let a role make tubes, in schemas where it may create tables, change and remove its own.',
+    'Let a role make tubes in schemas where it may create tables, and change and remove its own tubes.',
     includes => 'tube.consumer',
     objects => array[
         'insert, update, delete on tube.tube'
     ]);
 
 alter table tube.tube enable row level security;
--- A tube whose pods were dropped is nobody's: whoever may make tubes may clear it away.
+-- If the pods of a tube were dropped, the tube has no owner, and any role that may make tubes may remove it.
 create policy seen on tube.tube for select using (
     has_table_privilege(pods, 'select, delete') or has_any_column_privilege(pods, 'insert') or not tube.are_pods(pods, name));
 create policy owned on tube.tube
@@ -34,7 +35,7 @@ create policy owned on tube.tube
 
 alter table tube.attachment enable row level security;
 create policy seen on tube.attachment for select using (tube in (select t.name from tube.tube as t));
--- The predicate in it runs with the rights of the table's owner: nobody else may write it.
+-- The predicate in it runs with the rights of the table's owner, so only that owner may write it.
 create policy attached on tube.attachment for insert with check (
     exists (select from tube.tube as t where t.name = tube and has_any_column_privilege(t.pods, 'insert'))
     and pg_has_role((select c.relowner from pg_catalog.pg_class as c where c.oid = tbl), 'usage'));
@@ -77,7 +78,7 @@ alter table tube.fault enable row level security;
 create policy seen on tube.fault for select using (tube in (select t.name from tube.tube as t));
 create policy touched on tube.fault for insert with check (
     exists (select from tube.tube as t where t.name = tube and has_any_column_privilege(t.pods, 'insert')));
--- Whose right to the pods was taken away notes at least that changes are lost.
+-- A role that lost its right on the pods can still record that changes are lost.
 create policy lost on tube.fault for insert with check (
     pg_has_role((select c.relowner from pg_catalog.pg_class as c where c.oid = tbl), 'usage') and tube.is_attached(tube, tbl));
 create policy worked on tube.fault for delete using (

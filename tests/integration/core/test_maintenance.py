@@ -105,7 +105,7 @@ def test_maintenance_mends_the_capture_of_partitions_that_came_later(db, connect
     attach(connection)
     connection.execute("create table item_2 partition of item for values from (10) to (20)")
     report = maintain(connection)
-    assert "public.item: its capture for tube q was mended" in report.done
+    assert "public.item: its capture for tube q was repaired" in report.done
     connection.execute("insert into item_2 values (15)")
     assert touched(connection) == [15]
 
@@ -295,7 +295,7 @@ def test_maintenance_mends_the_capture_of_mutations_and_names_a_disabled_one(log
     log.execute("create table item (id int) partition by range (id)")
     log.execute("select pgmb.push_table_mutations('item')")
     log.execute("create table item_1 partition of item for values from (0) to (10)")
-    assert "public.item: the capture of its mutations was mended" in maintain(log).done
+    assert "public.item: the capture of its mutations was repaired" in maintain(log).done
     log.execute("insert into item_1 values (1)")
     assert one(log, "select topic from pgmb.events") == "public.item.insert"
     log.execute("alter table item_1 disable trigger user")

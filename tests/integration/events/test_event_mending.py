@@ -15,7 +15,7 @@ from tests.waiting import until, waits
 
 @pytest.fixture
 def broken(connect):
-    """A table that cannot be mended, as it has a foreign child now, and one with a new partition."""
+    """A table that cannot be repaired, as it has a foreign child now, and one with a new partition."""
     connection = connect()
     connection.execute("create table item (id bigint not null)")
     connection.execute("create table whole (id bigint not null) partition by range (id)")
@@ -31,8 +31,8 @@ def broken(connect):
 
 def test_a_table_that_cannot_be_mended_is_told_and_the_others_are_mended(broken):
     lines = sorted(line for (line,) in broken.execute("select pgmb.recapture()").fetchall())
-    assert "public.item: the capture of its mutations cannot be mended: " in lines[0]
-    assert lines[1:] == ["public.whole: the capture of its mutations was mended"]
+    assert "public.item: the capture of its mutations cannot be repaired: " in lines[0]
+    assert lines[1:] == ["public.whole: the capture of its mutations was repaired"]
     broken.execute("insert into low values (1)")
     assert [topic for topic, _, _ in events(broken)] == ["public.whole.insert"]
 
@@ -40,9 +40,9 @@ def test_a_table_that_cannot_be_mended_is_told_and_the_others_are_mended(broken)
 def test_maintenance_names_a_table_that_cannot_be_mended_and_mends_the_others(broken):
     report = maintain(broken)
     assert any(
-        "public.item: the capture of its mutations cannot be mended: " in line for line in report.attention
+        "public.item: the capture of its mutations cannot be repaired: " in line for line in report.attention
     )
-    assert "public.whole: the capture of its mutations was mended" in report.done
+    assert "public.whole: the capture of its mutations was repaired" in report.done
     assert report.failed == []
 
 
@@ -63,7 +63,7 @@ def test_maintenance_that_waits_for_the_writers_of_a_table_holds_up_those_of_no_
     connection.execute(f"insert into {'b' if written == 'a' else 'a'}_new values (1)")
     writer.commit()
     thread.join()
-    assert sum("was mended" in line for line in reports[0].done) == 2
+    assert sum("was repaired" in line for line in reports[0].done) == 2
 
 
 @pytest.mark.parametrize("look_after", [maintain, lambda c: c.execute("select pgmb.maintain_events_table()")])

@@ -16,7 +16,7 @@ CAME = (
     "public.item: rows of public.high may have been there before it was captured, and are in no event; "
     f"as its owner: {BRING}"
 )
-MENDED = "public.item: the capture of its mutations was mended"
+MENDED = "public.item: the capture of its mutations was repaired"
 
 
 def make(connection, **options):

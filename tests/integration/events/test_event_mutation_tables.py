@@ -96,7 +96,7 @@ def test_a_lost_guard_of_a_partitioned_table_is_told_and_mended(merged):
     assert one(merged, "select stale from pgmb.pushing()")
     assert (
         one(merged, "select * from pgmb.recapture()")
-        == "public.item: the capture of its mutations was mended"
+        == "public.item: the capture of its mutations was repaired"
     )
     assert not one(merged, "select stale from pgmb.pushing()")
     merged.execute(MERGE)

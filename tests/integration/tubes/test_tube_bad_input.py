@@ -103,7 +103,7 @@ def test_a_tube_that_does_not_exist_is_named(asked, call):
         ("select tube.tube_ensure_exists('q', 3, 'nothing > 1')", "does not fit public.item"),
         ("select tube.tube_table_ensure_attached('q', 'item', 0, '{nothing}')", "no column nothing"),
         ("select tube.tube_table_ensure_attached('q', 'item', 0, group_by => '{day}')", "day, are date"),
-        ("select tube.tube_table_ensure_attached('q', 'plain')", "nor its own ends in a shard"),
+        ("select tube.tube_table_ensure_attached('q', 'plain')", "nor its own ends in the number of a shard"),
         ("select tube.tube_table_ensure_attached('q', 'texts', 0)", "id, are text"),
         ("select tube.tube_table_ensure_attached('q', 'nameless', 0)", "no primary key"),
         ("select tube.tube_table_ensure_attached('q', 'seen', 0)", "not a table"),

@@ -244,7 +244,8 @@ def test_what_cannot_be_done_in_a_state_is_told_with_what_can(item):
     with pytest.raises(psycopg.Error, match=f"backfill {number} is cancelled") as told:
         item.execute("select tube.backfill_resume(%s)", [number])
     assert told.value.diag.message_hint == (
-        "only a scheduled or running backfill can be paused, a paused one resumed, an unfinished one cancelled"
+        "only a scheduled or running backfill can be paused, only a paused backfill resumed, "
+        "only an unfinished backfill cancelled"
     )
 
 

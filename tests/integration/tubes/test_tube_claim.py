@@ -259,7 +259,7 @@ def test_a_claim_from_an_old_position_is_refused(q):
     touch(q, 1)
     old = json.dumps(one(q, "select tube.register('q', 1, 0)") or one(q, "select tube.position('q', 0)"))
     take(q)
-    with pytest.raises(psycopg.Error, match="not where its position says") as told:
+    with pytest.raises(psycopg.Error, match="not at the given position") as told:
         q.execute("select tube.claim('q', 0, %s, 10, 1)", [old])
     assert told.value.sqlstate == "PC006"
 

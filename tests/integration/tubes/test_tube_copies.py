@@ -235,7 +235,7 @@ def test_of_two_tables_of_one_name_and_shard_that_are_attached_at_once_one_is_re
 def test_the_capture_of_tables_that_came_to_one_name_and_shard_is_mended_all_the_same(twins):
     twins.execute("alter table sh0001.flight rename id to number")
     mended = [row[0] for row in twins.execute("select tube.recapture()")]
-    assert [line.endswith("was mended") for line in mended] == [True, True]
+    assert [line.endswith("was repaired") for line in mended] == [True, True]
     attach(twins, "other.flight", "copies", 1)
 
 

@@ -123,7 +123,7 @@ def test_an_attached_table_that_gets_a_parent_is_reported(connect, kind):
     assert one(connection, "select lost from tube.attachments()") is None
     connection.execute(becomes_child)
     [line] = findings(connection, "tube")
-    assert line.startswith("public.item: what is written through public.root, a parent of it")
+    assert line.startswith("public.item: writes through public.root, a parent of it")
     assert "attach public.root to tube q" in line
     assert reasons(connection) == []
     # What it says helps.
@@ -165,6 +165,6 @@ def test_an_attached_table_that_becomes_a_partition_keeps_its_capture_and_is_nam
     )
     assert "rows in common with public.more" in reasons(tree)[0]
     detach(tree, "more")
-    assert "was mended" in reasons(tree)[0]
+    assert "was repaired" in reasons(tree)[0]
     tree.execute("insert into more values (23)")
     assert pods(tree)[-1] == ("I", 0, [23])

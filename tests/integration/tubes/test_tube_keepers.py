@@ -102,7 +102,7 @@ def test_a_superuser_runs_no_code_of_who_keeps_the_pods(keeper, admin, code):
     for use in USES:
         with pytest.raises(DENIED, match="the pods of tube kq, own.kq, have") as told:
             admin.execute(use)
-        assert "the owner of own.kq, take it away" in told.value.diag.message_hint
+        assert "the owner of own.kq, remove it" in told.value.diag.message_hint
     assert any(line.startswith("tube kq: its pods, own.kq, have") for line in findings(admin, "tube"))
     admin.execute("select tube.tube_ensure_absent('q')")
     assert not ran(admin)
@@ -133,8 +133,8 @@ def test_tubes_that_were_not_looked_at_are_named(keeper, admin):
     me = one(keeper, "select current_user")
     assert told == [
         (
-            "the pods of tube kq, own.kq, have a trigger, and were not looked at",
-            f"let {me}, the owner of own.kq, take it away, or use the tube as that role",
+            "the pods of tube kq, own.kq, have a trigger, so they were left out",
+            f"let {me}, the owner of own.kq, remove it, or use the tube as that role",
         )
     ]
 
@@ -160,7 +160,7 @@ def test_a_trigger_that_somebody_put_on_pods_of_ones_own_runs_with_nobody_elses_
     keeper.execute("create trigger t before insert or delete on q for each row execute function own.fire()")
     with pytest.raises(DENIED, match="the pods of tube q, public.q, have a trigger") as told:
         touch(admin, 1)
-    assert told.value.diag.message_hint == "let postgres, the owner of public.q, take it away"
+    assert told.value.diag.message_hint == "let postgres, the owner of public.q, remove it"
     assert looks(admin) == {"kq"}
     assert any("public.q, have a trigger" in line for line in findings(admin, "tube"))
     assert not ran(admin)

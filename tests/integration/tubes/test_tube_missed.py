@@ -42,7 +42,7 @@ def faults(item):
     return one(item, "select faults from tube.status()")
 
 
-MENDED = "public.item: its capture for tube q was mended"
+MENDED = "public.item: its capture for tube q was repaired"
 CAME = "public.item: rows of public.high may have been there before it was captured, and are not in tube q"
 
 

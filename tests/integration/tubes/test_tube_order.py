@@ -68,10 +68,10 @@ def test_a_column_of_a_type_with_an_order_of_its_own_is_refused(connect):
 CHANGES = {
     "alter table item alter day type text using (id * 7919 % 1000)::text": "was date and is text",
     "alter table item alter day type timestamp": "was date and is timestamp",
-    "alter table item rename day to date": "column day is gone, or renamed",
-    "alter table item drop column day": "column day is gone, or renamed",
-    "alter table item drop column id": "the column of its ids is gone",
-    "drop table item": "the table is gone",
+    "alter table item rename day to date": "column day was dropped or renamed",
+    "alter table item drop column day": "column day was dropped or renamed",
+    "alter table item drop column id": "the column of its ids was dropped",
+    "drop table item": "the table was dropped",
 }
 
 

@@ -167,7 +167,7 @@ def test_who_may_not_apply_the_predicate_is_told_who_lets_him(owner, admin, role
     admin.execute(f"grant select on own.item to {worker.name}")
     connection = connect_to(worker.conninfo)
     number = begin(connection, "own.item", "id", tube="mine")
-    with pytest.raises(DENIED, match="applied by the table's owner") as told:
+    with pytest.raises(DENIED, match="only the owner of the table may apply") as told:
         chunk(connection, number)
     owner.execute(told.value.diag.message_hint.split("or run: ")[1])
     run(connection, number)

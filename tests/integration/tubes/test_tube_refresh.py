@@ -31,7 +31,7 @@ BROKEN = {
 
 @pytest.fixture(params=BROKEN)
 def broken(connect, request):
-    """A table that cannot be mended, and one with a new partition."""
+    """A table that cannot be repaired, and one with a new partition."""
     connection = connect()
     made, breaks = BROKEN[request.param]
     connection.execute(made)
@@ -47,16 +47,18 @@ def broken(connect, request):
 
 def test_a_table_that_cannot_be_mended_is_told_and_the_others_are_mended(broken):
     lines = sorted(line for (line,) in broken.execute("select tube.recapture()").fetchall())
-    assert "public.item: its capture for tube q cannot be mended: " in lines[0]
-    assert lines[1:] == ["public.whole: its capture for tube r was mended"]
+    assert "public.item: its capture for tube q cannot be repaired: " in lines[0]
+    assert lines[1:] == ["public.whole: its capture for tube r was repaired"]
     broken.execute("insert into low values (1)")
     assert touched(broken, "r") == [1]
 
 
 def test_maintenance_names_a_table_that_cannot_be_mended_and_mends_the_others(broken):
     report = maintain(broken)
-    assert any("public.item: its capture for tube q cannot be mended: " in line for line in report.attention)
-    assert "public.whole: its capture for tube r was mended" in report.done
+    assert any(
+        "public.item: its capture for tube q cannot be repaired: " in line for line in report.attention
+    )
+    assert "public.whole: its capture for tube r was repaired" in report.done
     assert report.failed == []
 
 
@@ -72,7 +74,7 @@ def test_maintenance_postpones_a_table_that_is_being_written_and_mends_the_other
     shorten_locks(connection)
     report = maintain(connection)
     assert "public.a: postponed, it is being written" in report.done
-    assert "public.b: its capture for tube q was mended" in report.done
+    assert "public.b: its capture for tube q was repaired" in report.done
 
 
 def make_two(connection):

@@ -138,7 +138,7 @@ def test_a_backfill_of_many_tables_is_refused_for_what_has_the_number_of_a_dropp
 def test_a_table_without_any_trigger_of_its_capture_is_mended(connection):
     for op in ("insert", "update", "delete", "truncate"):
         connection.execute(f"drop trigger item_q_after_{op}_trigger on item")
-    assert "was mended" in one(connection, "select tube.recapture()")
+    assert "was repaired" in one(connection, "select tube.recapture()")
     connection.execute("insert into item values (1)")
     assert touched(connection) == [1]
 

@@ -291,7 +291,7 @@ def test_a_new_owner_attaches_a_table_anew_that_another_had_attached(handed_over
 
 def test_a_table_that_changed_hands_is_mended_by_its_new_owner(handed_over, admin):
     _, owner = handed_over
-    assert one(owner, "select tube.recapture()") == "own.mine: its capture for tube q was mended"
+    assert one(owner, "select tube.recapture()") == "own.mine: its capture for tube q was repaired"
     assert one(owner, "select tube.recapture()") is None
 
 

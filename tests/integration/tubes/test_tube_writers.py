@@ -96,7 +96,7 @@ def test_touches_that_are_lost_are_told(connect, owner, role, deed):
     assert touched(connection) == controls(connection) == []
     who = heir.name if "heir" in deed else owner.name
     told = (
-        f"own.item: its owner, {who}, may not write the pods of tube q: what is changed is lost; "
+        f"own.item: its owner, {who}, may not write the pods of tube q: changes are lost; "
         f"let their owners run: select tube.grant_consumer('{who}'); grant usage on schema public to {who}; "
         f"grant insert (op, shard, ids, payload, ts) on public.q to {who}; then backfill it"
     )
