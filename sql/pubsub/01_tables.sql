@@ -1,4 +1,4 @@
--- Consumers and how far each has come.
+-- Consumers of the commit queue and their progress.
 
 create schema pubsub;
 select pg_catalog.set_config('pgchange.path_before', pg_catalog.current_setting('search_path'), true);
@@ -23,13 +23,13 @@ create table pubsub.watermark (
     check ((partial_txid is null) = (partial_id is null))
 );
 comment on table pubsub.watermark is
-    'What each consumer has processed: the commits of every transaction that snapshot sees, and those of the one transaction '
-    'partial_txid up to queue id partial_id. All below txid is processed. version counts the batches and '
-    'the moves by hand, source is the place that the transaction ids belong to.';
+    'The commits that each consumer has processed: those of every transaction that snapshot sees, and those of the transaction '
+    'partial_txid up to queue id partial_id. All commits below txid are processed. version counts batches and manual moves. '
+    'source: the place to which the transaction ids belong.';
 
--- Keep the txid of a watermark: the oldest transaction that its snapshot does not see.
--- Triggers keep txid, not a generated column: setting it, as older manuals advise after a restore, is then refused with the
--- right call.
+-- Set the txid of a watermark: the oldest transaction that its snapshot does not see.
+-- By triggers, not as a generated column, so that setting it raises an error with the right call. Older manuals advised to set it
+-- after a restore.
 create function pubsub.follow_snapshot() returns trigger
 language plpgsql as $$
 begin
@@ -50,4 +50,5 @@ from pubsub.watermark as w
 join revision.commit_queue as q on q.branch_id = w.branch_id and q.txid >= w.txid::text::xid8
 where pg_visible_in_snapshot(q.txid, w.snapshot)
    or (q.txid = w.partial_txid and q.id <= w.partial_id);
-comment on view pubsub.out_of_order is 'Commits that a consumer processed above its watermark''s txid.';
+comment on view pubsub.out_of_order is 'Commits that a consumer has processed although their txid is not below that of its '
+                                       'watermark.';

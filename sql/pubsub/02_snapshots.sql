@@ -1,8 +1,8 @@
--- What can be read now, on a primary or a standby.
+-- The snapshot for reading, on a primary or a standby.
 
--- What is visible now, on a primary or a standby. A standby's own snapshot does not list open transactions: there their status is
--- asked for, and above cap transactions everything from the oldest open one on is left for later. Read with a statement of its own
--- afterwards.
+-- The present snapshot, on a primary or a standby. The snapshot of a standby does not list open transactions, so this checks the
+-- status of each. If there are more than cap transactions, it leaves everything from the oldest open transaction for later. Read
+-- in a later statement than this call.
 create function pubsub.current_snapshot(cap integer default 200000) returns pg_snapshot
 language plpgsql volatile as $$
 declare

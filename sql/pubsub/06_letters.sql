@@ -1,6 +1,6 @@
--- Dead letters of the commit queue: on their way, the claim of their consumer hands the same changes out again.
+-- Dead letters of the commit queue. While a letter is on its way, the claim of its consumer returns the same changes again.
 
--- Refuse a recorded batch whose changes this source cannot give any more, or not the same.
+-- Refuse a recorded batch whose changes are not all in this source any more.
 create function pubsub.check_readable(consumer_id text, branch_id bigint, batch jsonb) returns void
 language plpgsql stable security definer
 set jit = off
@@ -12,7 +12,7 @@ as $$
 begin
     perform pgchange.check_readable(batch, case
         when not pgchange.came_along(batch -> 'bounds' ->> 'source', pubsub.check_origin()) then null
-        -- Only what was trimmed can be missing.
+        -- Only trimmed changes can be missing.
         when not exists (
             select from revision.trimmed as t
             where t.branch_id = check_readable.branch_id
@@ -28,13 +28,13 @@ begin
 end
 $$;
 
--- What a dead letter holds: where its batch begins and ends and, in the database that holds the commits, the first hundred of them.
+-- The content of a dead letter: the bounds of its batch. In the database with the commits, also the first hundred of them.
 create function pubsub.letter_content(address jsonb, content jsonb) returns jsonb
 language plpgsql stable as $$
 declare
     branch_id constant bigint := address ->> 'branch_id';
 begin
-    -- The commits are where the claims are.
+    -- The commits are in the database with the claims.
     if not pubsub.is_known(address ->> 'consumer_id', branch_id)
        or pgchange.came_along(content -> 'bounds' ->> 'source', revision.here()) is not true
     then

@@ -1,4 +1,4 @@
--- The same for SQL by hand, where results and commits share a database.
+-- Consuming manually, in SQL, if results and commits are in one database.
 
 create function pubsub.lock_watermark(consumer_id text, branch_id bigint, accept_trimmed boolean default false)
 returns pubsub.watermark
@@ -24,10 +24,10 @@ begin
 end
 $$;
 comment on function pubsub.lock_watermark(text, bigint, boolean) is
-    'For SQL by hand: take a consumer''s lock until the transaction ends, waiting for another holder, and return its '
-    'watermark, which the first call makes, at zero.';
+    'For manual SQL: take a consumer''s lock until the transaction ends, after waiting for another holder. Returns the '
+    'consumer''s watermark, which the first call creates at the beginning.';
 
--- Claim and ack the next batch of a consumer. Its branch has numbers as keys, or texts.
+-- Claim and ack the next batch of a consumer. keyed: whether the keys of its branch are texts.
 create function pubsub.take(consumer_id text, branch_id bigint, max_changes integer, in_order boolean, keyed boolean) returns jsonb
 language plpgsql volatile as $$
 declare
@@ -36,8 +36,8 @@ declare
 begin
     perform pgchange.check_isolation();
     if pg_current_xact_id_if_assigned() is not null then
-        raise exception using errcode = 'PC007', message = 'this transaction has already written something',
-            hint = 'poll first, write afterwards; a new consumer''s first lock_watermark() is a transaction of its own';
+        raise exception using errcode = 'PC007', message = 'no batch can be claimed: this transaction has already written',
+            hint = 'poll first, write afterwards; call the first lock_watermark() of a new consumer in a transaction of its own';
     end if;
     if (select b.key is not null from revision.branch as b where b.id = take.branch_id) <> keyed then
         perform pgchange.refuse(
@@ -48,7 +48,7 @@ begin
     found_position := pubsub.position(consumer_id, branch_id);
     if found_position is null then
         raise exception using errcode = 'PC002', message = format('there is no consumer %s', pubsub.name_of(consumer_id, branch_id)),
-            hint = 'select pubsub.lock_watermark(...) makes it, in a transaction of its own';
+            hint = 'create it by select pubsub.lock_watermark(...), in a transaction of its own';
     end if;
     batch := pubsub.claim(consumer_id, branch_id, found_position, max_changes, in_order, true);
     if batch is not null then
@@ -75,8 +75,8 @@ begin
 end
 $$;
 comment on function pubsub.poll(text, bigint, integer, boolean) is
-    'For SQL by hand, where results and commits share a database: the consumer''s next batch, once. Results written in the '
-    'same transaction are kept with the progress or not at all.';
+    'For manual SQL, if results and commits are in one database: the consumer''s next batch, once. Results written in the same '
+    'transaction are committed together with the progress.';
 
 create function pubsub.poll_keyed(consumer_id text, branch_id bigint, max_changes integer default 1000, in_order boolean default false)
 returns table (id text, queue_id bigint, txid bigint, created_at timestamptz)
@@ -95,5 +95,5 @@ begin
 end
 $$;
 comment on function pubsub.poll_keyed(text, bigint, integer, boolean) is
-    'pubsub.poll() of a branch whose keys are not numbers: id is the text of the key. Of a key of several columns it is the text of an '
-    'array, which id::text[] reads.';
+    'Like pubsub.poll(), for a branch whose keys are not integers: id is the text of the key. For a key of several columns it is '
+    'the text of an array, which id::text[] reads.';

@@ -1,6 +1,6 @@
--- What people ask and do: status, skip, move, drop.
+-- Administration: status, skip, move, drop.
 
--- The oldest open transaction, of any database of this cluster: in-order consumers wait for it. Null when there is none.
+-- The oldest open transaction in any database of this cluster, for which in-order consumers wait; null if there is none.
 create function pubsub.held_back_by() returns text
 language plpgsql stable security definer as $$
 begin
@@ -20,7 +20,8 @@ begin
 end
 $$;
 
--- What a person must decide before a position means anything in the place here, null for a place without one; null where it does.
+-- Why a person must decide before a position can be used in the place here, or null. A null here means that this database has no
+-- valid place.
 create function pubsub.undecided("position" jsonb, consumer text, here text, mark pgchange.claim) returns text
 language plpgsql stable as $$
 declare
@@ -36,9 +37,9 @@ exception when sqlstate 'PC003' or sqlstate 'PC004' then
 end
 $$;
 
--- Every consumer whose watermark is here, as pgchange.status() shows it: what is ready, what one that reads in order has to wait for
--- and because of whom, and the batch in work. Where the commits are in another database the lag is null: ask there. Where it cannot
--- be told because a person must decide first, held_back_by says what.
+-- The status of every consumer whose watermark is here, as in pgchange.status(). It has the ready changes and the batch in work.
+-- For an in-order consumer, it also has the number of changes that wait, and the transaction that holds them back. If the commits
+-- are in another database, the lag is null; that database knows it. If a person must decide first, held_back_by has the reason.
 create function pubsub.status(upto integer default 1000) returns setof pgchange.consumer_status
 language plpgsql volatile security definer
 set jit = off
@@ -51,10 +52,11 @@ declare
     holder text := pubsub.held_back_by();
 begin
     if coalesce(upto < 0, true) then
-        raise invalid_parameter_value using message = 'upto must not be negative';
+        raise invalid_parameter_value using message = 'the status cannot be shown: upto must not be negative or null; give the '
+                                                      'number up to which ready changes are counted';
     end if;
     return query
-        -- What is known of them is of one moment: what is counted after it asks about none of it again.
+        -- Read the watermarks once, so that everything below refers to the same moment.
         with known as materialized (
             select w as mark, n.name, p.at, h.is_here, case when h.is_here then pubsub.undecided(p.at, n.name, native, c) end as told
             from pubsub.watermark as w
@@ -106,21 +108,22 @@ language sql stable as $$
     select pubsub.address(w.consumer_id, w.branch_id) from pubsub.watermark as w
 $$;
 
--- Refuse what is no point to move a consumer to.
+-- Refuse a value to which no consumer can be moved.
 create function pubsub.check_point(point jsonb) returns void
 language plpgsql immutable as $$
 begin
     if point is null or point ? 'snapshot' is not true then
-        raise invalid_parameter_value using message = 'a point is what pubsub.point() returns, or {"snapshot": null} for the beginning';
+        raise invalid_parameter_value using message = 'the consumer cannot be moved: a point is the result of pubsub.point(), or '
+                                                      '{"snapshot": null} for the beginning';
     end if;
     if point ->> 'snapshot' is not null and point ->> 'source' is null then
-        raise invalid_parameter_value using message = 'the point does not say where it was taken',
-            hint = 'give what pubsub.point() returned, whole';
+        raise invalid_parameter_value using message = 'the consumer cannot be moved: the point does not say where it was taken',
+            hint = 'give the whole result of pubsub.point()';
     end if;
 end
 $$;
 
--- In the database of the commits: refuse a move to a point of another one, or of the future.
+-- In the database of the commits: refuse a move to a point of another database, or of the future.
 create function pubsub.check_move(consumer_id text, branch_id bigint, "position" jsonb, point jsonb) returns void
 language plpgsql stable as $$
 declare
@@ -129,13 +132,16 @@ begin
     if point ->> 'source' <> here or point ->> 'snapshot' is null and not coalesce(pgchange.came_along("position" ->> 'source', here), true)
     then
         raise exception using errcode = 'PC004',
-            message = format('consumer %s is moved to a point of another database than this one', pubsub.name_of(consumer_id, branch_id)),
-            hint = 'the database of the commits notes a move first: pubsub.note_move() there gives the version for pubsub.move_consumer()';
+            message = format('consumer %s cannot be moved to a point of another database', pubsub.name_of(consumer_id, branch_id)),
+            hint = 'the database of the commits records a move first: pubsub.note_move() there returns the version for '
+                   'pubsub.move_consumer()';
     end if;
     if pg_snapshot_xmax((point ->> 'snapshot')::pg_snapshot) > pg_snapshot_xmax(pg_current_snapshot()) then
         raise invalid_parameter_value using
-            message = format('the point %s lies in the future: it is beyond the transactions of this cluster', point ->> 'snapshot'),
-            hint = 'pubsub.point() gives the point of now, pubsub.point(<branch>, <timestamp>) that of a time';
+            message = format(
+                'the consumer cannot be moved to point %s: it is in the future, beyond the transactions of this cluster',
+                point ->> 'snapshot'),
+            hint = 'pubsub.point() returns the present point, pubsub.point(<branch>, <timestamp>) that of a time';
     end if;
 end
 $$;

@@ -1,16 +1,17 @@
--- After a restore, an upgrade, or a source that lost its tail: a person says how to go on.
+-- Continuing after a restore, an upgrade, or a loss of the source's latest transactions.
 
--- What this source knows of a consumer: the positions before and behind the batch that it claimed last.
+-- The record of a consumer at this source: the positions before and behind the batch that it claimed last.
 create function pubsub.mark(consumer_id text, branch_id bigint) returns jsonb
 language sql stable security definer as $$
-    -- The place as it is called now.
+    -- The current place, which a rebase may have changed.
     select pgchange.mark('commit', c.consumer)
         || jsonb_build_object('source', here.place, 'version', pubsub.check_mark(c, here.place))
     from pubsub.check_origin() as here(place), pgchange.claim as c
     where c.kind = 'commit' and c.consumer = pubsub.name_of(mark.consumer_id, mark.branch_id)
 $$;
 
--- Whether the queue's rows lie in the transactions that they name, as after pg_upgrade, and not in that of a restore.
+-- Whether the xmin of most rows of the queue is the transaction id in them, as after pg_upgrade. After a restore, it is the
+-- transaction id of the restore.
 create function pubsub.txids_look_kept() returns boolean
 language sql stable security definer as $$
     select coalesce(
@@ -21,7 +22,7 @@ language sql stable security definer as $$
     and coalesce((select max(q.txid) from revision.commit_queue as q) < pg_snapshot_xmax(pg_current_snapshot()), true)
 $$;
 
--- Use transaction ids up, so that a new cluster's lie above a number.
+-- Use up transaction ids, so that new ids of this cluster are above a number.
 create function pubsub.burn_xids(upto bigint) returns void
 language plpgsql as $$
 begin
@@ -37,7 +38,7 @@ begin
 end
 $$;
 
--- Note every position over the transaction ids of the old place: at_rest, for this transaction.
+-- Store every position with transaction ids of the old place, in the temporary table at_rest.
 create function pubsub.note_positions(old text) returns void
 language plpgsql as $$
 begin
@@ -57,9 +58,9 @@ begin
 end
 $$;
 
--- Give the queue's commits new transaction ids: moved, for this transaction; returns the highest. Runs of commits that are processed
--- by the same positions become one transaction each, numbered from 3, in the order that the commits had. What was written since the
--- restore no position has processed.
+-- Assign new transaction ids to the commits of the queue, in the temporary table moved. Returns the highest. Consecutive commits
+-- that were processed by the same positions become one transaction each. They are numbered from 3, in the order of the commits.
+-- Commits written since the restore count as processed by no position.
 create function pubsub.renumber_commits(restored_at bigint) returns bigint
 language plpgsql as $$
 begin
@@ -87,7 +88,7 @@ begin
 end
 $$;
 
--- Fill the queue anew, with the commits as they were renumbered.
+-- Fill the queue with the renumbered commits.
 create function pubsub.rewrite_queue() returns void
 language plpgsql as $$
 declare
@@ -105,7 +106,7 @@ begin
 end
 $$;
 
--- Let every position mean the same commits as before, by their new transaction ids.
+-- Set every position to the same commits as before, by their new transaction ids.
 create function pubsub.rewrite_positions() returns void
 language plpgsql as $$
 begin
@@ -118,7 +119,8 @@ begin
     update pubsub.watermark as w set snapshot = a.snapshot, partial_txid = null, partial_id = null
     from arrived as a
     where a.place = 'watermark' and a.consumer = pubsub.name_of(w.consumer_id, w.branch_id);
-    -- A batch in work is given up as such: its commits come in a new one. So is a split: its end is a snapshot of the old cluster.
+    -- A batch in work is given up: its commits come in a new batch. A split is given up, too, because its end is a snapshot of
+    -- the old cluster.
     update pgchange.claim as c set
         batch = c.batch #- '{bounds,split}',
         after = pubsub.at(jsonb_build_object('snapshot', a.snapshot)),
@@ -142,7 +144,7 @@ declare
         order by o.written_as = o.tableoid, o.written_in = o.xmin limit 1);
 begin
     if revision.is_native() then
-        return 'nothing to do: the transaction ids are this cluster''s own';
+        return 'nothing to do: the transaction ids belong to this cluster';
     end if;
     perform pgchange.check_isolation();
     perform set_config('synchronous_commit', 'on', true);
@@ -156,8 +158,9 @@ begin
         delete from revision.trimmed as t where t.commits = 0;
         update revision.trimmed as t set upto = '3';
     elsif not pubsub.txids_look_kept() then
-        raise exception using errcode = 'PC004', message = 'the transaction ids were not kept: this is a restored dump',
-            hint = 'select pubsub.rebase_after_restore()';
+        raise exception using errcode = 'PC004', message = 'the positions cannot keep their transaction ids: this is a restored '
+                                                           'dump, whose rows have others',
+            hint = 'run select pubsub.rebase_after_restore()';
     end if;
     perform pgchange.note_origin('revision.origin');
     update revision.tracked as t set since = '1:1:' where not txids_kept;
@@ -179,7 +182,7 @@ begin
 end
 $$;
 comment on function pubsub.rebase_after_restore(boolean) is
-    'Make the queue and the watermarks of a restored dump mean the same commits in this cluster; dead letters that it brought '
-    'along can no longer be sent. After pg_upgrade, which '
-    'keeps transaction ids, say txids_kept => true; it is checked. Consumers with their watermark elsewhere need '
-    '`airflow-pgchange repair` afterwards. Stop writers and consumers, and run it as the owner of the schemas.';
+    'Adapt the queue and the watermarks of a restored dump to this cluster, so that they mean the same commits. Dead letters of '
+    'the dump can no longer be sent. After pg_upgrade, which keeps transaction ids, pass txids_kept => true; this is checked. '
+    'Consumers with their watermark in another database need `airflow-pgchange repair` afterwards. Stop writers and consumers '
+    'first, and run it as the owner of the schemas.';

@@ -1,9 +1,9 @@
--- Who may do what. PUBLIC may do nothing.
+-- The roles and their rights. PUBLIC has none.
 
 select pgchange.add_role(
     'pubsub', 'consumer', told =>
-    'Let a role consume the commit queue, in the database of the commits and in that of the results. Such roles trust each '
-    'other: each can advance any consumer.',
+    'Let a role consume the commit queue, in the database of the commits and in that of the results. Such roles trust each other: '
+    'each can advance any consumer.',
     includes => 'pgchange.consumer',
     objects => array[
         'usage on schema revision',
@@ -18,7 +18,7 @@ select pgchange.add_role(
 
 select pgchange.add_role(
     'pubsub', 'admin', told =>
-    'Let a role look after consumers: skip, send again, move, drop, repair, and trim the history.',
+    'Let a role administer consumers: skip, send again, move, drop, repair, and trim the history.',
     includes => 'pubsub.consumer pgchange.admin',
     objects => array[
         'select on revision.trimmed'

@@ -1,6 +1,7 @@
--- Which events a commit gives.
+-- The queue rows that a commit causes.
 
--- A commit in trunk or in a stable branch gives an event of that branch, and one inserted approved also one of the approved branch.
+-- Put a commit of trunk or of a stable branch in the queue of its branch. Put a commit of trunk that is inserted approved in the
+-- queue of the approved branch, too.
 create function revision.commit_inserted() returns trigger
 language plpgsql security definer as $$
 begin
@@ -18,7 +19,7 @@ begin
 end
 $$;
 
--- Approving a commit of trunk gives an event of the approved branch.
+-- Put a commit of trunk that becomes approved in the queue of the approved branch.
 create function revision.commit_updated() returns trigger
 language plpgsql security definer as $$
 begin

@@ -1,9 +1,9 @@
--- What is known of a tracked table today: its key, who may act for its owner, and its branch.
+-- The current key, owner and branch of a tracked table.
 
--- The columns of the key of a tracked table as they are today, by their places in the key; the attribute is null if the column was
--- dropped. If one column has the name and another the number, it is the one that is in a unique index: that took the place of the
--- other. If both are or neither is, it is the one with the number, whatever it is called now; in a restored table, where numbers are
--- others, the one with the name.
+-- The current columns of the key of a tracked table, by their places in the key; the attribute is null if the column was dropped.
+-- If one column has the recorded name and another the recorded number, the column in a unique index has replaced the other. If
+-- both or neither is in such an index, the number decides, because a rename keeps the number. In a restored table, whose numbers
+-- may differ, the name decides.
 create function revision.key_attributes(known revision.tracked)
 returns table (place bigint, name name, number smallint, type regtype, today pg_attribute)
 language plpgsql stable
@@ -27,7 +27,7 @@ begin
 end
 $$;
 
--- Today's names of the key columns of a tracked table or of a partition of it; null if one is gone.
+-- The current names of the key columns of a tracked table or of a partition of it; null if such a column was dropped.
 create function revision.key_columns(rel oid) returns name[]
 language sql stable security definer as $$
     with recursive line(relid, depth) as (
@@ -45,7 +45,7 @@ language sql stable security definer as $$
         case when (known.t).key_of = (known.t).tbl::oid then k.number end) as n(name)
 $$;
 
--- What revision.track() would refuse about the key of a tracked table today; null where it is as it has to be.
+-- The problem with the current key of a tracked table, for which revision.track() would refuse it; null if there is none.
 create function revision.key_trouble(known revision.tracked) returns text
 language plpgsql stable
 set plan_cache_mode = force_generic_plan
@@ -57,14 +57,16 @@ begin
         )
         select coalesce(
             (select case
-                 when (k.today).attname is null then format('its key column %I was dropped, and its rows go to revision.fault', k.name)
+                 when (k.today).attname is null then format(
+                     'its key column %I was dropped, so its rows go to revision.fault', k.name)
                  when pgchange.key_type((k.today).atttypid) <> k.type then format(
                      'its key column %I is %s now, and %s', (k.today).attname, format_type((k.today).atttypid, (k.today).atttypmod),
-                     case when k.type = 'bigint'::regtype then 'has to be bigint, integer or smallint'
+                     case when k.type = 'bigint'::regtype then 'must be bigint, integer or smallint'
                           else format('was %s: a consumer cannot tell its new keys from those of before', k.type) end)
                  when t.reason is not null then format(
                      'its key column %I is %s now: %s', (k.today).attname, format_type((k.today).atttypid, (k.today).atttypmod), t.reason)
-                 else format('its key column %I may be null now, and a row without a key goes to revision.fault instead of the queue',
+                 else format(
+                     'its key column %I can be null now, and a row without a key goes to revision.fault instead of the queue',
                              (k.today).attname) end
              from key as k
              cross join lateral pgchange.key_type_trouble((k.today).atttypid, (k.today).attcollation) as t(reason)
@@ -82,7 +84,7 @@ begin
 end
 $$;
 
--- Whether the caller is a member of the owner of a table, or of one that it is a partition of.
+-- Whether the caller has the role of the owner of a table, or of a table of which it is a partition.
 create function revision.owns(rel oid) returns boolean
 language sql stable as $$
     with recursive line(relid) as (
@@ -94,7 +96,7 @@ language sql stable as $$
         select from line join pg_class as c on c.oid = line.relid where pg_has_role(c.relowner, 'usage'))
 $$;
 
--- Refuse to do something with a table of whose owner the caller is no member.
+-- Refuse an action on a table to a role that is not a member of its owner.
 create function revision.check_owner(tbl regclass, deed text) returns void
 language plpgsql stable as $$
 begin
@@ -104,7 +106,7 @@ begin
 end
 $$;
 
--- The branch of a tracked table's own, for keys of these types, made at the first call.
+-- The branch of a tracked table, for keys of these types. The first call creates it.
 create function revision.own_branch(tbl regclass, key_types regtype[]) returns bigint
 language plpgsql as $$
 declare
@@ -119,7 +121,7 @@ begin
 end
 $$;
 
--- Refuse a branch that does not exist, or whose commits have keys of other types.
+-- Refuse a branch that does not exist, or whose keys have other types.
 create function revision.check_branch(branch bigint, tbl regclass, key_types regtype[]) returns void
 language plpgsql stable as $$
 declare

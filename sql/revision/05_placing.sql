@@ -1,6 +1,7 @@
--- What is written down of a tracked table, and how its trigger function and its triggers are put in place.
+-- The record of a tracked table, and placing its trigger function and its triggers.
 
--- What other transactions have committed. PostgreSQL's own snapshot does not say that this one is still open.
+-- The snapshot of everything that other transactions have committed. PostgreSQL's own snapshot does not list this transaction as
+-- open.
 create function revision.committed_now() returns pg_snapshot
 language sql volatile as $$
     select pgchange.snapshot_of(
@@ -13,11 +14,11 @@ language sql volatile as $$
     from (select pg_current_snapshot(), pg_current_xact_id()::text::bigint) as now(seen, own)
 $$;
 
--- What is known of a tracked table is what its trigger and its columns say, not the caller.
+-- Derive the record of a tracked table from its trigger and its columns, because the caller may not be trusted.
 create function revision.derive_capture() returns trigger
 language plpgsql security definer as $$
 begin
-    -- Who looks after all tables calls it by this name: it is not to be what somebody says.
+    -- Maintenance calls the function by this name, so the caller must not choose it.
     new.function := (
         select format('%I.%I', n.nspname, p.proname)
         from pg_trigger as t
@@ -26,7 +27,7 @@ begin
         join pg_class as c on c.oid = t.tgrelid
         where t.tgrelid = new.tbl and t.tgname = 'pgchange_capture' and p.proowner = c.relowner);
     if new.function is null then
-        perform pgchange.refuse(format('%s is not captured by its owner', new.tbl), 'call revision.track');
+        perform pgchange.refuse(format('%s is not captured by its owner', new.tbl), 'track it: revision.track');
     end if;
     new.key_numbers := array(
         select a.attnum from unnest(new.key) with ordinality as u(name, place)
@@ -34,12 +35,16 @@ begin
         order by u.place);
     if new.key = '{}' or cardinality(new.key_numbers) <> cardinality(new.key) then
         perform pgchange.refuse(
-            format('%s has not all of the columns %s', new.tbl, array_to_string(new.key, ', ')), 'call revision.track with its key');
+            format(
+                '%s does not have all of the columns %s',
+                new.tbl, array_to_string(new.key, ', ')),
+                'call revision.track with its key');
     end if;
     new.key_types := pgchange.key_types(new.tbl, new.key);
     new.key_of := new.tbl;
     if tg_op = 'INSERT' then
-        -- In doubt, the queue tells what was captured.
+        -- For a table that was tracked before, assume that nothing was committed. Then the queue decides which rows were
+        -- captured.
         new.since := case
             when exists (select from revision.untracked as u where u.tbl = new.tbl) then '1:1:' else revision.committed_now() end;
     end if;
@@ -50,7 +55,7 @@ $$;
 create trigger derive_capture before insert or update of tbl, key on revision.tracked
     for each row execute function revision.derive_capture();
 
--- Note that the queue holds rows of a table that is tracked no more.
+-- Record that the queue has rows of a table that is not tracked any more.
 create function revision.note_untracked() returns trigger
 language plpgsql security definer as $$
 begin
@@ -62,7 +67,7 @@ $$;
 create trigger note_untracked after delete on revision.tracked
     for each row execute function revision.note_untracked();
 
--- Note a table whose capture is in place.
+-- Record a table whose capture is in place.
 create function revision.register(
     tbl regclass, key name[], branch_id bigint, expression text, key_ceiling bigint
 ) returns void
@@ -72,14 +77,14 @@ language sql as $$
     on conflict on constraint tracked_pkey do update set key = excluded.key
 $$;
 
--- Forget a table whose capture is gone.
+-- Delete the record of a table whose capture was removed.
 create function revision.unregister(tbl regclass) returns void
 language plpgsql as $$
 begin
     if exists (
         select from pg_trigger as t where t.tgrelid = unregister.tbl and t.tgname = 'pgchange_capture'
     ) then
-        perform pgchange.refuse(format('%s is still captured', tbl), 'call revision.untrack');
+        perform pgchange.refuse(format('%s cannot be forgotten: it is still captured', tbl), 'call revision.untrack');
     end if;
     delete from revision.fault as f
     where f.kind = 'missed' and f.tbl in (select d.relid from pgchange.descendants(unregister.tbl) as d(relid));
@@ -87,7 +92,7 @@ begin
 end
 $$;
 
--- Note which of the partitions that the capture came to late have rows that may be in no commit, and say so.
+-- Record partitions that were attached with rows that may be in no commit, and raise a notice for each.
 create function revision.note_missed(tbl regclass, came regclass[]) returns void
 language sql as $$
     insert into revision.fault (tbl, kind, message)
@@ -95,7 +100,7 @@ language sql as $$
     from pgchange.tell_missed(tbl, came, 'commit', 'revision', 'enqueue_attached') as m
 $$;
 
--- The trigger that keeps a tracked partitioned table from getting a foreign partition; null if the table has none.
+-- The trigger that keeps foreign tables from being attached to a tracked partitioned table; null if the table has none.
 create function revision.bar(tbl regclass) returns name
 language sql stable as $$
     select t.tgname from pg_trigger as t
@@ -103,7 +108,7 @@ language sql stable as $$
     limit 1
 $$;
 
--- Take the bar off a table that is tracked no more.
+-- Drop the bar of a table that is not tracked any more.
 create function revision.drop_bar(tbl regclass) returns void
 language plpgsql as $$
 begin
@@ -113,12 +118,12 @@ begin
 end
 $$;
 
--- Put the capture on a table and on every partition that lacks it; returns on how many.
+-- Place the trigger on a table and on every partition without it. Returns on how many.
 create function revision.place_triggers(tbl regclass, function text) returns integer
 language plpgsql as $$
 declare
     known revision.tracked := (select t from revision.tracked as t where t.tbl = place_triggers.tbl);
-    -- The function of a former owner has captured what was written up to now.
+    -- These tables were captured up to now by the function of a former owner.
     captured constant regclass[] := array(
         select t.tgrelid from pgchange.triggers_of(to_regprocedure(known.function || '()')) as t where t.tgname = 'pgchange_capture');
     part regclass;
@@ -131,13 +136,13 @@ begin
             where t.tgrelid = d.relid and t.tgname = 'pgchange_capture' and t.tgfoid = to_regprocedure(function || '()')
         )
     loop
-        -- A partition that came from another tracked table may have the trigger of that one.
+        -- A partition that was detached from another tracked table may still have the trigger of that table.
         execute format(
             'create or replace trigger pgchange_capture after insert on %s referencing new table as added '
             'for each statement execute function %s()', part, function);
         placed := placed || part;
     end loop;
-    -- The name is of this table alone: a partition that is tracked itself has a bar of its own.
+    -- The name is unique to the table, because a partition that is tracked itself has a bar of its own.
     if revision.bar(tbl) is null then
         perform pgchange.place_bar(tbl, 'pgchange_capture_bar_' || left(md5(concat(tbl::oid, clock_timestamp(), random())), 12));
     end if;
@@ -148,7 +153,7 @@ begin
 end
 $$;
 
--- The name of the function that captures a table for its present owner: the one that is there, or one that is to be made.
+-- The name of the trigger function of a table for its present owner: that of the existing function, or a new name.
 create function revision.function_for(tbl regclass) returns text
 language plpgsql as $$
 declare
@@ -166,22 +171,22 @@ begin
         return function;
     end if;
     if (select p.proowner from pg_proc as p where p.oid = to_regprocedure(known || '()')) <> class.relowner then
-        -- The function of a former owner stays: it is not the present owner's to replace.
+        -- Do not replace the function of a former owner: the present owner may not.
         return format('%I.%I', schema_name, 'pgchange_capture_' || left(class.relname, 33) || '_' || left(md5(random()::text), 12));
     end if;
     return known;
 end
 $$;
 
--- Write the trigger function of a tracked table, or replace it.
+-- Create or replace the trigger function of a tracked table.
 create function revision.place_function(tbl regclass, key name[], branch_id bigint, expression text, function text) returns void
 language plpgsql as $$
 declare
     key_types constant regtype[] := pgchange.key_types(tbl, key);
 begin
-    -- Without an expression every name in the body has its schema, types and operators too, or a writer's own would run
-    -- with the owner's rights. Pinning the path instead would be the dearest part of it. An expression has the path that
-    -- it was checked with. A key has the settings that its text depends on.
+    -- Without an expression, the body names everything with its schema, also types and operators. Otherwise objects of the writer
+    -- could run with the owner's rights. A pinned search_path would cost more than the rest of the function. An expression has
+    -- the path under which it was checked. A key has the settings on which its text depends.
     perform pgchange.place_function(
         function || '()',
         format(

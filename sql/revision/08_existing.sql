@@ -1,6 +1,6 @@
--- Rows that were there before the tracking began.
+-- Putting rows in the queue that were in a table before it was tracked.
 
--- A row's xmin as the 64-bit transaction id that it most recently stood for. A frozen row may seem younger than it is.
+-- The xmin of a row as the latest 64-bit transaction id that it can stand for. A frozen row may seem younger than it is.
 create function revision.full_xid(xmin xid) returns bigint
 language sql stable as $$
     select case when (now.n & ~4294967295) + x.n > now.n then (now.n & ~4294967295) + x.n - 4294967296
@@ -8,9 +8,10 @@ language sql stable as $$
     from (select pg_snapshot_xmax(pg_current_snapshot())::text::bigint) as now(n), (select xmin::text::bigint) as x(n)
 $$;
 
--- The SQL condition that a row is of a transaction that was open or to come when a snapshot was taken: that revision.full_xid() of its
--- xmin is not below. The call of a function for each row would cost more than all else. It knows the transactions of now by the
--- snapshot of the statement in which it stands, for a row of a later one would look old.
+-- The SQL condition that the transaction of a row had not ended when a snapshot was taken. It holds if revision.full_xid() of the
+-- row's xmin is not below the snapshot's xmin. It is written out, because calling the function for each row would cost more than
+-- the rest of the query. It takes the present transactions from the snapshot of its statement, because a row of a later
+-- transaction would look old.
 create function revision.is_young(since pg_snapshot) returns text
 language sql immutable as $$
     select format(
@@ -18,14 +19,14 @@ language sql immutable as $$
         '(select pg_snapshot_xmax(pg_current_snapshot())::text::bigint)', pg_snapshot_xmin(since)::text)
 $$;
 
--- The transaction that made the ids of the queue this cluster's own: that of the installation, or of a rebase; null where they are
--- not.
+-- The transaction that made the transaction ids of the queue valid in this cluster, which is that of the installation or a
+-- rebase. Null if they are not valid.
 create function revision.native_from() returns bigint
 language sql stable security definer as $$
     select revision.full_xid(o.xmin) from revision.origin as o where revision.is_native()
 $$;
 
--- Whether history of a branch, or of any, is gone that was written since.
+-- Whether commits were trimmed that were written since a snapshot, in a branch or in any.
 create function revision.trimmed_since(branch_id bigint, since pg_snapshot) returns boolean
 language sql stable security definer as $$
     select exists (
@@ -33,8 +34,8 @@ language sql stable security definer as $$
         where t.branch_id = coalesce(trimmed_since.branch_id, t.branch_id) and t.commits > 0 and t.upto > pg_snapshot_xmin(since))
 $$;
 
--- The SQL condition that a row of a tracked table lies behind a key, or before, as the operator says: in the order of the index of the
--- key, which is that of revision.key_order(). All rows lie behind null.
+-- The SQL condition that a row of a tracked table comes after a key, or before, by the given operator. The order is that of the
+-- index of the key, as in revision.key_order(). All rows come after null.
 create function revision.beside_key(known revision.tracked, columns name[], alias name, operator text, key text) returns text
 language sql stable as $$
     select case when key is null then 'true' else (
@@ -44,18 +45,17 @@ language sql stable as $$
         join unnest(columns, pgchange.key_parts(known.key_types, key), known.key_types) as u(name, value, type) on u.name = o.name) end
 $$;
 
--- The columns of the key of a tracked table, as order by takes them.
+-- The columns of the key of a tracked table, for order by.
 create function revision.key_order(known revision.tracked, columns name[], alias name) returns text
 language sql stable as $$
     select string_agg(format('%I.%I', alias, o.name), ', ' order by o.place)
     from unnest(coalesce(pgchange.key_order(known.tbl, columns), columns)) with ordinality as o(name, place)
 $$;
 
--- Put the next chunk of the rows that were there before the tracking in the queue; returns how many rows it looked at, null when
--- there are no more.
+-- Put the next chunk of the existing rows in the queue. Returns how many rows it read; null if there are no more.
 create function revision.enqueue_chunk(tbl regclass, chunk integer) returns bigint
 language plpgsql
--- Compiling the queries (jit) would take longer than running them.
+-- Compiling the queries (JIT) would take longer than running them.
 set jit = off
 as $$
 declare
@@ -80,7 +80,7 @@ declare
 begin
     select t.* into known from revision.tracked as t where t.tbl = enqueue_chunk.tbl for update;
     if known is null or columns is null then
-        perform pgchange.refuse(format('%s is not tracked, or its key column is gone', tbl), 'call revision.track first');
+        perform pgchange.refuse(format('%s is not tracked, or its key column was dropped', tbl), 'call revision.track first');
     end if;
     if known.existing_done then
         return null;
@@ -92,7 +92,7 @@ begin
     branch := coalesce(known.expression, known.branch_id::text);
     ordered := revision.key_order(known, columns, row_alias);
     number := format('row_number() over (order by %s)', ordered);
-    -- The text of a key is made of the last row only.
+    -- Make the text of the key of the last row only.
     select string_agg(format('%I.%I as key_%s', row_alias, u.name, u.place), ', '),
            format('max(%s) filter (where c.is_last)',
                   pgchange.key_text(known.key_types, array_agg(('key_' || u.place)::name order by u.place), 'c'))
@@ -105,10 +105,10 @@ begin
         doubted := format('c.key <= %L', known.key_ceiling);
     end if;
     beyond := revision.beside_key(known, columns, row_alias, '>', known.existing_upto);
-    -- What was committed when the capture was put in place was not captured. A row of a transaction that was open or to come
-    -- then, or of a subtransaction that may belong to one, was inserted since, and captured, or only updated since: the queue
-    -- tells. Above the highest key of then everything was captured; keys that are no numbers have no such ceiling. In a restored
-    -- dump all rows are in doubt.
+    -- Rows that were committed before the capture began were not captured. For rows of transactions that ended later, or of their
+    -- subtransactions, the queue decides: they were inserted since and captured, or only updated since. Everything above the
+    -- highest key of that time was captured; keys that are not integers have no such ceiling. In a restored dump, all rows are in
+    -- doubt.
     since := case when revision.is_native() then known.since else '1:1:' end;
     execute format($chunk$
         select count(*), %9$s, count(*) filter (where c.is_young and %4$s)
@@ -120,7 +120,7 @@ begin
     into looked, upto, unclear;
     within := case when upto is null then 'false' else beyond || ' and ' || revision.beside_key(known, columns, row_alias, '<=', upto) end;
     if unclear > 0 and not exists (select from revision.branch as b where b.tbl = enqueue_chunk.tbl and b.id = known.branch_id) then
-        -- A branch that an expression gives is shared where another table's commits go there or may.
+        -- A branch from an expression is shared if commits of another table go there, or may.
         execute format($doubt$
             select exists (
                 select from (
@@ -139,14 +139,15 @@ begin
     end if;
     if in_queue then
         perform pgchange.refuse(
-            format('%s rows of %s may have come after the tracking began, and its branch may hold other tables'' commits, '
-                   'so captured ones cannot be told from the rest', unclear, tbl),
+            format(
+                '%s rows of %s may be newer than the tracking, but captured rows cannot be distinguished: its branch may also '
+                'have commits of other tables', unclear, tbl),
             'track the table with a branch of its own');
     end if;
     if unclear > 0 and revision.trimmed_since(known.branch_id, since) then
         perform pgchange.refuse(
-            format('%s rows of %s may have been captured already, and the history that would tell was trimmed', unclear, tbl),
-            format('put those that consumers have not had into revision.commit_queue (%s, branch_id) yourself', held));
+            format('%s rows of %s may have been captured already, but the history that would show this was trimmed', unclear, tbl),
+            format('insert the rows that consumers have not had into revision.commit_queue (%s, branch_id) yourself', held));
     end if;
     begin
         execute format($chunk$
@@ -156,7 +157,7 @@ begin
                 from %3$s as %6$I where %4$s
                 order by %11$s
             ), gap as (
-                -- What lies between the chunks that are in the queue already.
+                -- The ranges between the chunks that are already in the queue.
                 select e.txid, e.last_id, lead(e.txid, 1, '18446744073709551615') over w as next_txid,
                        lead(e.first_id, 1, 9223372036854775807) over w as next_id
                 from (
@@ -199,7 +200,7 @@ begin
         if looked > 1 then
             return revision.enqueue_chunk(tbl, greatest(chunk / 10, 1));
         end if;
-        -- What failed when it was written is a fault already.
+        -- A row that failed when it was written has a fault already.
         if not exists (
             select from revision.fault as f
             where coalesce(f.key, f.commit_id::text) = upto
@@ -223,20 +224,20 @@ declare
     total bigint := 0;
 begin
     if chunk < 1 then
-        raise invalid_parameter_value using message = 'chunk must be at least 1 row';
+        raise invalid_parameter_value using message = 'existing rows cannot be put in the queue in chunks of fewer than 1 row';
     end if;
     loop
         looked := revision.enqueue_chunk(tbl, chunk);
         exit when looked is null;
         commit;
         total := total + looked;
-        raise notice '% rows of % looked at', total, tbl;
+        raise notice '% rows of % were read', total, tbl;
     end loop;
 end
 $$;
 comment on procedure revision.enqueue_existing(regclass, integer) is
-    'Put the rows that were there before the tracking in the queue, chunk by chunk with a commit each. Stopped at any point '
-    'it goes on from there; none is doubled with what the trigger captured. Run it as the owner of the table, outside a '
-    'transaction.';
+    'Put the rows that were in a table before it was tracked in the queue, in chunks with a commit each. If it is stopped, it '
+    'continues from there the next time. Rows that the trigger captured are not put in the queue again. Run it as the owner of '
+    'the table, outside a transaction.';
 
 select pgchange.pin_settings('revision.enqueue_chunk(regclass, integer)');

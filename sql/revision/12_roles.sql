@@ -1,9 +1,9 @@
--- Who may do what. PUBLIC may do nothing; a writer of a tracked table needs nothing.
+-- The roles and their rights. PUBLIC has none, and a writer of a tracked table needs none.
 
 select pgchange.add_role(
     'revision', 'owner', told =>
-    'Let a role track the tables that it owns, and change nothing of what is known of others''. Such a role is trusted: it can put '
-    'any commit in any branch, but not as another transaction.',
+    'Let a role track its own tables. It cannot change the records of other tables. Such a role is trusted: it can put any commit '
+    'in any branch, but not in the name of another transaction.',
     includes => 'pgchange.reader',
     objects => array[
         'insert (commit_id, key, branch_id) on revision.commit_queue',
@@ -22,7 +22,7 @@ select pgchange.add_role(
 
 select pgchange.add_role(
     'revision', 'maintainer', told =>
-    'Let a role keep the partitions of the queue and look at the tracking.',
+    'Let a role maintain the partitions of the queue, and read the status of tracking.',
     includes => 'pgchange.maintainer',
     objects => array[
         'select on revision.tracked, revision.installed'
@@ -44,10 +44,10 @@ alter table revision.branch enable row level security;
 create policy seen on revision.branch for select using (true);
 create policy own on revision.branch for insert with check (type = 'stable' and revision.owns(tbl));
 
--- What failed can show what is in a row: to the owner of the table only.
+-- An error can contain data of a row, so only the owner of the table may read it.
 alter table revision.fault enable row level security;
 create policy owned on revision.fault using (revision.owns(tbl));
--- The capture of a table that was handed on is still the former owner's.
+-- After a table got a new owner, its capture still runs as the former owner.
 create policy noted on revision.fault for insert with check (
     exists (
         select from pg_catalog.pg_trigger as t join pg_catalog.pg_proc as p on p.oid = t.tgfoid

@@ -1,4 +1,4 @@
--- Take off users' tables the capture that a schema revision has left there which was dropped by hand.
+-- Remove the capture from users' tables if schema revision was dropped manually.
 
 do $$
 declare

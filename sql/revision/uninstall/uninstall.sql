@@ -1,4 +1,4 @@
--- Before the schema revision goes: the capture on every tracked table; the tables themselves stay as they are.
+-- Before the schema revision is dropped: remove the capture from every tracked table. The tables themselves stay as they are.
 
 do $$
 declare
@@ -11,11 +11,11 @@ begin
             perform revision.untrack(tracked);
         exception when insufficient_privilege then
             raise insufficient_privilege using
-                message = format('the capture on %s cannot be taken off: %s', tracked, sqlerrm),
-                hint = format('as its owner: select revision.untrack(%L); then again', tracked);
+                message = format('the capture on %s cannot be removed: %s', tracked, sqlerrm),
+                hint = format('as its owner: select revision.untrack(%L); then uninstall again', tracked);
         end;
     end loop;
-    -- What was a partition of a table that is gone is still captured.
+    -- Former partitions of a dropped table are still captured.
     perform revision.drop_capture(t.function) from revision.tracked as t;
 end
 $$;

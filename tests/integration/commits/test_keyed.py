@@ -233,7 +233,7 @@ def test_a_consumer_goes_on_in_a_restored_dump_which_gives_only_what_was_not_cap
 CHANGED = {
     "alter table item alter id type text": "its key column id is text now, and was uuid",
     "alter table item drop constraint item_pkey": "its key column id is not unique any more",
-    "alter table item drop constraint item_pkey; alter table item alter id drop not null": "may be null now",
+    "alter table item drop constraint item_pkey; alter table item alter id drop not null": "can be null now",
     "alter table item drop column id; alter table item add n int": "its key column id was dropped",
 }
 
