@@ -1,13 +1,15 @@
--- Message queues: the messages of a queue in a log that is only inserted into, and for each consumer how far it has come.
+-- Message queues: the messages of a queue are in an insert-only log, and each consumer has a position in it.
 --
--- Chosen by figures (CPU a message of 1 kB, batches of 1,000; COPY and SELECT of a bare table: 7.0 and 1.4 us): a log row costs
--- 7.5 us by COPY and 11.3 us through arrays, reading it 1.4 us for each consumer. A row that each consumer deletes costs 12.6 and 4.0
--- us for one consumer alone, needs a row a consumer for more, and leaves dead rows for the next reader to step over, as long as
--- an old snapshot is held anywhere. So no message is updated or deleted while it is handed out: a position says what was received.
+-- Chosen by measurement (CPU per message of 1 kB, batches of 1,000; COPY and SELECT of a bare table: 7.0 and 1.4 us). A log row
+-- costs 7.5 us by COPY and 11.3 us through arrays, and 1.4 us to read for each consumer. A row that each consumer deletes costs
+-- 12.6 and 4.0 us for a single consumer, and several consumers need a row each. It also leaves dead rows for the next reader
+-- while an old snapshot is held anywhere. So handing out a message updates and deletes nothing: a position says what was
+-- received.
 --
--- A position is a number a consumer and part: received are the log's ids up to it, except for those of the transactions listed as
--- late, which were open when it went past. What cannot be handed out in the log's order is noted apart: not yet due,
--- waiting for another message, or one whose selector failed. What was taken out of order has a receipt.
+-- A position is a number for each consumer and part. The consumer has received the log's ids up to it, except those of the late
+-- transactions, which were open when the position passed them. Messages that cannot be handed out in the log's order are set
+-- apart: not yet due, waiting for another message, or with a failed selector. Messages that were received out of order have a
+-- receipt.
 
 select pg_catalog.set_config('pgchange.path_before', pg_catalog.current_setting('search_path'), true);
 
@@ -16,7 +18,7 @@ begin
     if not exists (select from pg_catalog.pg_extension where extname = 'hstore') then
         execute 'create extension hstore';
     end if;
-    -- hstore may live in any schema. It is on the path for the type's name only, until the end: see 39_hstore.sql.
+    -- hstore may be in any schema. This schema is in the path only for the name of the type, until the end: see 39_hstore.sql.
     perform pg_catalog.set_config('search_path', pg_catalog.format(
         'pg_catalog, mbus, %s, pg_temp',
         (select e.extnamespace::pg_catalog.regnamespace from pg_catalog.pg_extension as e where e.extname = 'hstore')), true);
@@ -34,9 +36,10 @@ create type mbus.qt_model as (
     id bigint, added timestamp, iid text, delayed_until timestamp, expires timestamp, received integer[],
     headers hstore, properties hstore, data hstore
 );
-comment on type mbus.qt_model is 'A message as it is handed out, with times in the time zone of the session; or as a selector sees it, with times in UTC.';
+comment on type mbus.qt_model is 'A message in the form in which consumers get it, with times in the time zone of the session. '
+                                 'Selectors see the same form with times in UTC.';
 
--- The numbers of so many parts.
+-- The numbers of the parts of a queue.
 create function mbus.numbered(parts integer) returns integer[]
 language sql immutable as $$ select array(select pg_catalog.generate_series(0, parts - 1)) $$;
 
@@ -53,9 +56,9 @@ create table mbus.queue (
     ordered_by text
 );
 comment on table mbus.queue is
-    'Every queue: the number of its parts, which are what a consumer locks, and their numbers; the sequence that numbers its '
-    'messages, which outlives a queue that is dropped, so that no iid is given twice: one made anew began behind it. ordered_by: the '
-    'property whose value is the key of a message; null where messages have none.';
+    'Every queue. A consumer locks parts of a queue; consumers_cnt is their number, and parts has their numbers. seq: the '
+    'sequence that numbers its messages. It stays when the queue is dropped, so that no iid is given twice; a new queue of the '
+    'same name begins behind it. ordered_by: the property whose value is the key of a message; null if messages have no key.';
 
 create table mbus.consumer (
     id integer generated always as identity primary key,
@@ -66,7 +69,7 @@ create table mbus.consumer (
     temporary boolean not null default false,
     unique (qname, name)
 );
-comment on table mbus.consumer is 'Who receives the messages of a queue: each of them gets its copy of those that its selector matches.';
+comment on table mbus.consumer is 'The consumers of each queue. Each gets a copy of every message that its selector matches.';
 
 create table mbus.trigger (
     src text not null references mbus.queue (qname) on delete cascade,
@@ -91,14 +94,15 @@ create table mbus.position (
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
 create index on mbus.position (consumer, version);
 comment on table mbus.position is
-    'How far a consumer has come in a part, or with part -1 in all of them that have no younger version: up to id done, except for the messages of transactions late_xids above late_ids. began is '
-    'where the transaction txid found it. Each claim puts a new row in the place of the last, so that the newest is found at '
-    'once, however many dead ones an old snapshot keeps.';
+    'The position of a consumer in a part, or with part -1 in all parts that have no younger version. The consumer has passed the '
+    'messages up to id done, except those of transactions late_xids above late_ids. began: the position when transaction txid '
+    'found it. Each claim replaces the row by a new row, so that the newest is found at once, however many dead rows an old '
+    'snapshot keeps.';
 
 -- The position of a consumer in a part.
 create function mbus.stands_at(consumer integer, part integer) returns setof mbus.position
 language sql stable rows 1 as $$
-    -- Put like this, the newest position of a part is found by the key, and not among the newest of all parts.
+    -- In this form, the planner finds the newest position of the part by the key, without reading the positions of other parts.
     select p.* from (
         (select p.* from mbus.position as p where p.consumer = $1 and p.part between $2 and $2 order by p.part desc, p.version desc limit 1)
         union all
@@ -118,11 +122,11 @@ create table mbus.level (
 create index on mbus.level (consumer, done);
 alter table mbus.level replica identity full;
 comment on table mbus.level is
-    'From where on the next single message of a consumer is looked for: it is past what is up to done, but for messages of transactions '
-    'late_xids, and for those above froms in parts that were busy. That follows from its positions, and saves asking that of each part. '
-    'Every consumer has a level: the first is the beginning of the log.';
+    'The place from which the next single message of a consumer is searched. It has passed everything up to done, except messages '
+    'of transactions late_xids, and those above froms in parts that were busy. This follows from its positions, but saves reading '
+    'each of them. Every consumer has a level; the first is the beginning of the log.';
 
--- Put the level of a consumer at the beginning of the log, where it says nothing.
+-- Set the level of a consumer to the beginning of the log, where it excludes nothing.
 create function mbus.begin_level(consumer integer) returns void
 language sql as $$
     delete from mbus.level as l where l.consumer = $1;
@@ -151,10 +155,11 @@ create index apart_behind on mbus.apart (wait_consumer, wait_id) where wait_cons
 create index apart_of_key on mbus.apart (consumer, key, id) where key is not null and not failed;
 create index apart_in_work on mbus.apart (consumer, key, id) where key is not null and batch is not null;
 comment on table mbus.apart is
-    'Messages that a consumer''s position went past without handing them out. They can be had from due on, or wait until '
-    'wait_consumer has message wait_id: with wait_part, when its position there goes past it; where that is -1, when it is no longer '
-    'apart for that consumer, or no longer in the dmq (consumer 0); but not beyond due, when that one expires. Those with a batch are in '
-    'one that a feed claimed; key is that of a message of a queue that is ordered.';
+    'Messages that a consumer''s position passed without handing them out. They can be received from due on, or wait until '
+    'wait_consumer has message wait_id. If wait_part is a part, they wait until its position there passes that message. If '
+    'wait_part is -1, they wait until that message is no longer apart for that consumer, or no longer in the dmq (consumer 0). '
+    'They do not wait beyond due, when that message expires. batch: the batch of a feed that claimed the message; key: the key of '
+    'a message of an ordered queue.';
 
 create table mbus.receipt (
     queue integer not null,
@@ -163,15 +168,15 @@ create table mbus.receipt (
     pending integer[],
     txid xid8 not null default pg_current_xact_id()
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
--- In this order who asks by queue and id is not led into it by statistics from when there were few; where two cost the same, the
--- planner takes the later one.
+-- The order of the columns matters. With another order, statistics of a small table could lead the planner to this index for
+-- queries by queue and id. If two indexes cost the same, the planner takes the index that was created later.
 create index on mbus.receipt (coalesce(consumer, 0), queue, id);
 create index on mbus.receipt (queue, id);
 comment on table mbus.receipt is
-    'Messages that were received out of order, by one consumer, or taken from all (consumer is null), of which pending had not '
-    'received it.';
+    'Messages that were received out of order, by a consumer, or taken from all consumers (consumer is null). pending: the '
+    'consumers that had not received it then.';
 
--- Under a publication for all tables PostgreSQL refuses to delete from a table without a key, unless it has an identity.
+-- Under a publication for all tables, PostgreSQL refuses deletes from a table that has neither a key nor a replica identity.
 alter table mbus.receipt replica identity full;
 
 create table mbus.wake (
@@ -182,7 +187,7 @@ create table mbus.wake (
 create index on mbus.wake (consumer, part);
 alter table mbus.wake replica identity full;
 comment on table mbus.wake is
-    'Messages apart whose predecessor was received out of order: to be looked at again by their consumer.';
+    'Messages apart whose predecessor was received out of order. Their consumer has to check them again.';
 
 create table mbus.batch (
     number bigint generated always as identity primary key,
@@ -204,10 +209,10 @@ create table mbus.batch (
 );
 create index on mbus.batch (consumer, number);
 comment on table mbus.batch is
-    'Batches that workers of a consumer''s feed claimed and did not ack: their messages, so many, are in mbus.apart between lowest and '
-    'highest. Of a batch that was split, batch is the part that is due, and the messages are its own and those of the parts behind it. '
-    'failures is how many attempts failed by an error of the batch itself, outages how many by another one, such as a lost server. '
-    'The transaction taken_by, which is that of the worker itself, took so many of them by their ids.';
+    'Batches that workers of a consumer''s feed claimed and did not ack. Their messages, count of them, are in mbus.apart between '
+    'lowest and highest. If a batch was split, batch is the part that is due, and the messages are those of this part and of the '
+    'later parts. failures: attempts that failed by an error of the batch itself; outages: attempts that failed by another error, '
+    'such as a lost server. taken: how many messages the transaction taken_by of the worker itself took by their ids.';
 
 create table mbus.fault (
     id bigint generated always as identity primary key,
@@ -219,8 +224,8 @@ create table mbus.fault (
 );
 create index on mbus.fault (qname, consumer);
 comment on table mbus.fault is
-    'Selectors that failed on a message. A consumer''s is kept for it, out of the way of the others, until mbus.retry_faults(); a '
-    'trigger''s was not copied.';
+    'Selectors that failed on a message. If a consumer''s selector failed, the message is kept apart for it until '
+    'mbus.retry_faults(). If a trigger''s selector failed, the message was not copied.';
 
 create table mbus.dmq (
     id bigint generated by default as identity primary key,
@@ -233,9 +238,9 @@ create table mbus.dmq (
     properties hstore,
     data hstore
 );
--- By what an iid begins with, too: it is the queue.
+-- Also for searches by the beginning of an iid, which is the name of the queue.
 create index on mbus.dmq (iid text_pattern_ops);
-comment on table mbus.dmq is 'Messages that nobody could process. Who waits for one of them goes on waiting.';
+comment on table mbus.dmq is 'Dead messages, which nobody could process. Messages that wait for such a message go on waiting.';
 
 create table mbus.tempq (
     id bigint generated by default as identity primary key,
@@ -261,8 +266,8 @@ create table mbus.temporary (
     made_at timestamptz not null default clock_timestamp()
 );
 comment on table mbus.temporary is
-    'Temporary queues and consumers. One lives as long as its session holds the advisory lock on its name. made_by: who was logged '
-    'in, which gives no right. through: the consumers by whom the maker of a consumer could consume.';
+    'Temporary queues and consumers. Each lives as long as its session holds the advisory lock on its name. made_by: the '
+    'session_user, which gives no right. through: the consumers by whose rights its maker could consume.';
 
 create type mbus.picked as (id bigint, part integer, due timestamptz, expires timestamptz, after text, ok boolean, key text);
-comment on type mbus.picked is 'A message of the log that a consumer comes upon: ok is null where the selector failed.';
+comment on type mbus.picked is 'A message of the log that a consumer has reached. ok is null if the selector failed.';

@@ -1,6 +1,6 @@
--- What names may be, and what is made of them: queues, functions, roles, locks.
+-- Names of queues, functions, roles and locks.
 
--- Refuse what is not a name of a queue.
+-- Refuse an invalid name of a queue.
 create function mbus.check_queue_name(qname text) returns void
 language plpgsql immutable as $$
 begin
@@ -11,7 +11,7 @@ begin
 end
 $$;
 
--- Refuse what is not a name of a consumer.
+-- Refuse an invalid name of a consumer.
 create function mbus.check_consumer_name(cname text) returns void
 language plpgsql immutable as $$
 begin
@@ -22,7 +22,7 @@ begin
 end
 $$;
 
--- A name that PostgreSQL can hold whole; any other is refused.
+-- Return the name if PostgreSQL can store it in full; refuse a longer name.
 create function mbus.check_length(name text) returns text
 language plpgsql immutable as $$
 begin
@@ -34,7 +34,7 @@ begin
 end
 $$;
 
--- A queue by its name; refused where there is none, in words that its users know.
+-- A queue by its name. Raises an error if there is none, in the words of the manual.
 create function mbus.queue_named(qname text, refusal text default 'Queue %s does not exists') returns mbus.queue
 language plpgsql stable as $$
 declare
@@ -42,20 +42,20 @@ declare
 begin
     select q.* into known from mbus.queue as q where q.qname = queue_named.qname;
     if known.id is null then
-        raise undefined_object using message = format(refusal, qname), hint = 'mbus.create_queue() makes one';
+        raise undefined_object using message = format(refusal, qname), hint = 'mbus.create_queue() makes a queue';
     end if;
     return known;
 end
 $$;
 
--- The advisory lock of whoever makes or drops a queue or a consumer.
+-- The key of the advisory lock for making and dropping queues and consumers.
 create function mbus.queues_key() returns bigint
 language sql immutable as $$
     select pg_catalog.hashtextextended('mbus queues', 0)
 $$;
 
--- Keep others from making or dropping queues and consumers until this transaction ends. It waits for them at most 10 s, or as long as
--- lock_timeout says.
+-- Keep others from making or dropping queues and consumers until this transaction ends. Waits for them at most 10 s, or as long
+-- as lock_timeout if that is set.
 create function mbus.hold_queues() returns void
 language plpgsql as $$
 begin
@@ -63,8 +63,8 @@ begin
 end
 $$;
 
--- A queue as it is once nobody else makes or drops one, or a consumer: while that was waited for, another may have been made of its
--- name.
+-- A queue, read again after locking out others that make or drop queues or consumers. A queue of this name may have been replaced
+-- meanwhile.
 create function mbus.queue_to_change(qname text) returns mbus.queue
 language plpgsql as $$
 begin
@@ -73,7 +73,7 @@ begin
 end
 $$;
 
--- A consumer of a queue; refused where there is none.
+-- A consumer of a queue. Raises an error if there is none.
 create function mbus.consumer_named(qname text, cname text) returns mbus.consumer
 language plpgsql stable as $$
 declare
@@ -82,19 +82,20 @@ declare
 begin
     if known.id is null then
         if not exists (select from mbus.queue as q where q.qname = consumer_named.qname) then
-            raise undefined_object using message = format('Unknown queue:%s', qname), hint = 'mbus.create_queue() makes one';
+            raise undefined_object using message = format('Unknown queue:%s', qname), hint = 'mbus.create_queue() makes a queue';
         end if;
-        raise undefined_object using message = format('unknown consumer:%s', cname), hint = 'mbus.create_consumer() makes one';
+        raise undefined_object using message = format('unknown consumer:%s', cname), hint =
+            'mbus.create_consumer() makes a consumer';
     end if;
     return known;
 end
 $$;
 
--- The name of the queue that a message id belongs to, if there is one; null where it is no such id.
+-- The name of the queue in a message id; null if it is not a message id.
 create function mbus.qname_of(iid text) returns text
 language sql immutable as $$ select substring(iid from '^(.*)[.][0-9]{1,18}$') $$;
 
--- The queue that a message id belongs to; null for none that is known.
+-- The queue of a message id; null if it is unknown.
 create function mbus.queue_of(iid text) returns mbus.queue
 language plpgsql stable as $$
 begin
@@ -102,25 +103,25 @@ begin
 end
 $$;
 
--- What is its own has a reason. name_of(): of a dead letter the name may have no consumer. outcome(): it asks for the rights of its caller.
--- The others: each worker of a consumer has a lock.
+-- Functions that mbus writes itself: name_of(), because a dead letter may name no consumer; outcome(), because it checks the
+-- rights of its caller. The others, because each worker of a consumer has a lock of its own.
 select pgchange.offer(
     'queue', 'mbus', 'caller pgchange.caller, qname text, cname text', 'queue:%s/%s', traits => '{work set,copied letters}',
     own => '{lock_key,locked,name_of,outcome,take_idle,take_lock}', letters_elsewhere => false, tells_of_batches => true);
 
--- A consumer's name, as status shows it.
+-- The name of a consumer in pgchange.status().
 create function mbus.name_of(qname text, cname text) returns text
 language sql immutable as $$
     select 'queue:' || concat_ws('/', qname, cname)
 $$;
 
--- The name of a queue's own function.
+-- The name of a function that is made for a queue.
 create function mbus.function_name(kind text, qname text, cname text default null) returns text
 language sql immutable as $$
     select concat_ws('_', kind, qname, 'by_' || cname)
 $$;
 
--- The names of a queue's own functions, without those of its consumers.
+-- The names of the functions that are made for a queue, without those of its consumers.
 create function mbus.queue_functions(known mbus.queue) returns text[]
 language sql immutable as $$
     select array(
@@ -129,7 +130,7 @@ language sql immutable as $$
         || array['copy$' || known.id, 'entries$' || known.id, 'awaited$' || known.id, 'any$' || known.id, 'key$' || known.id]
 $$;
 
--- The names of a consumer's own functions.
+-- The names of the functions that are made for a consumer.
 create function mbus.consumer_functions(known mbus.queue, c mbus.consumer) returns text[]
 language sql immutable as $$
     select array(
@@ -143,7 +144,8 @@ language sql stable as $$
     select pg_catalog.concat_ws('_', 'mbus', pg_catalog.current_database(), kind, qname, 'by_' operator(pg_catalog.||) cname)
 $$;
 
--- The comment on a role of ours: roles are the cluster's, and databases x and x_post would make some of the same name.
+-- The comment that identifies a role as ours. Roles belong to the cluster, and databases x and x_post would have some roles of
+-- the same name.
 create function mbus.role_mark(kind text, qname text default null, cname text default null) returns text
 language sql stable as $$
     select pg_catalog.concat_ws(
@@ -151,23 +153,24 @@ language sql stable as $$
         pg_catalog.current_database())
 $$;
 
--- The lock of a part for a consumer: exclusive for a batch, shared for who holds single messages of it.
+-- The key of the lock of a part for a consumer. A batch takes it exclusively; sessions that hold single messages of the part
+-- share it.
 create function mbus.part_key(consumer integer, part integer) returns bigint
 language sql immutable as $$ select pg_catalog.hashtextextended('mbus part ' || part::text, consumer) $$;
 
--- The lock by which those who consume single messages of a part exclude each other.
+-- The key of the lock by which sessions that consume single messages of a part exclude each other.
 create function mbus.turn_key(consumer integer, part integer) returns bigint
 language sql immutable as $$ select pg_catalog.hashtextextended('mbus turn ' || part::text, consumer) $$;
 
--- The lock of one message that was consumed by itself, or is being taken.
+-- The key of the lock of a single message that was consumed or is being taken.
 create function mbus.message_key(queue integer, id bigint) returns bigint
 language sql immutable as $$ select pg_catalog.hashtextextended('mbus message ' || id::text, queue) $$;
 
--- The lock of one worker of a consumer's feed.
+-- The key of the lock of a worker of a consumer's feed.
 create function mbus.lock_key(qname text, cname text, slot integer) returns bigint
 language sql immutable as $$ select pg_catalog.hashtextextended(pg_catalog.concat_ws('/', 'mbus slot', qname, cname), slot) $$;
 
--- The slots that are held, and whether this session is among those who do.
+-- The slots whose locks are held, and whether this session holds them.
 create function mbus.held_slots(qname text, cname text) returns table (slot integer, mine boolean)
 language plpgsql stable rows 2 as $$
 begin
@@ -183,11 +186,11 @@ begin
 end
 $$;
 
--- The lock that a session holds for each temporary queue and consumer of its own.
+-- The key of the lock that a session holds for each of its temporary queues and consumers.
 create function mbus.temporary_key(name text) returns bigint
 language sql immutable as $$ select pg_catalog.hashtextextended('mbus temporary ' || name, 0) $$;
 
--- Whether the session of a temporary queue or consumer is still there.
+-- Whether the session of a temporary queue or consumer still exists.
 create function mbus.lives(name text) returns boolean
 language sql stable as $$
     select exists (

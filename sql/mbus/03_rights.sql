@@ -1,7 +1,7 @@
--- Who may do what with a queue. Every check asks for the caller, whom PostgreSQL tells to the public face of a function; never for
--- session_user, who may be a superuser while the code of another runs.
+-- The rights on queues. Every check gets the caller from the public face of a function. It never uses session_user: that may be a
+-- superuser while code of another role runs.
 
--- Whether the caller is the owner of this schema, and so of every queue, or has the rights of that role.
+-- Whether the caller has the rights of the owner of this schema, which owns every queue.
 create function mbus.is_owner(caller name) returns boolean
 language plpgsql stable as $$
 begin
@@ -9,7 +9,8 @@ begin
 end
 $$;
 
--- A role of this database, of a queue or of a consumer; null for none, also where it is another database that has one so named.
+-- The role of this database, of a queue or of a consumer. Null if there is none, also if a role of this name belongs to another
+-- database.
 create function mbus.role_of(kind text, qname text default null, cname text default null) returns oid
 language plpgsql stable as $$
 begin
@@ -20,7 +21,7 @@ begin
 end
 $$;
 
--- Whether the caller has the rights of a role of ours: a member that does not inherit needs `set role`.
+-- Whether the caller has the rights of a role of ours. A member without INHERIT needs `set role`.
 create function mbus.has_role(caller name, kind text, qname text default null, cname text default null) returns boolean
 language plpgsql stable as $$
 begin
@@ -34,8 +35,9 @@ language sql stable as $$
     select mbus.is_owner(caller) or mbus.has_role(caller, 'admin')
 $$;
 
--- Whether the caller may post to a queue, or consume from it (by one consumer, or by any): by roles where the queue is under them,
--- else by EXECUTE on the queue's own functions. Who may consume may do so by the temporary consumers that it made.
+-- Whether the caller may post to a queue, or consume from it by a consumer, or by any consumer. If the queue is under roles,
+-- roles decide; else EXECUTE on the functions of the queue. A role that may consume may also use the temporary consumers that it
+-- made.
 create function mbus.may(caller name, what text, qname text, cname text default null) returns boolean
 language plpgsql stable as $$
 declare
@@ -74,8 +76,8 @@ begin
 end
 $$;
 
--- Whether the caller may consume by a temporary consumer: which it made, so that it may execute its functions, by rights that it has
--- still.
+-- Whether the caller may consume by a temporary consumer. It must have EXECUTE on the functions, as the maker of the consumer
+-- has, and still have the rights by which it was made.
 create function mbus.may_still(caller name, qname text, cname text) returns boolean
 language sql stable as $$
     select mbus.is_admin(caller) or mbus.has_role(caller, 'admin', qname) or exists (
@@ -91,7 +93,7 @@ language sql stable as $$
         having case when c.selector is null then bool_or(own.selector is null) else t.through <@ array_agg(own.id) end)
 $$;
 
--- Refuse who may not.
+-- Raise an error if the caller does not have a right.
 create function mbus.demand(caller name, what text, qname text, cname text default null) returns void
 language plpgsql stable as $$
 begin
@@ -101,12 +103,12 @@ begin
 end
 $$;
 
--- Who can grant a right to a queue, or to all of them.
+-- The hint that names the role that can grant a right to a queue, or to all queues.
 create function mbus.way_in(qname text default null) returns text
 language plpgsql stable as $$
 declare
     known mbus.queue := (select q from mbus.queue as q where q.qname = way_in.qname);
-    -- Without a right to make roles the owner of this schema has none of them.
+    -- If the owner of this schema may not create roles, there are no such roles.
     roles text := (
         select string_agg(quote_ident(r.rolname), ' and ' order by r.rolname) from pg_roles as r
         where r.oid in (mbus.role_of('admin'), case when known.is_roles_security_model then mbus.role_of('admin', known.qname) end));
@@ -122,10 +124,11 @@ begin
 end
 $$;
 
--- How a function of a queue asks for the right of its caller.
+-- The code by which a function of a queue checks the right of its caller.
 create function mbus.guard(kind text, qname text, cname text default null) returns text
 language sql stable as $$
-    -- Mostly the caller has the one role that this takes: that is asked without a call, as it is for each message.
+    -- Mostly the caller has the single role that is needed. This is checked without a function call, because it happens for each
+    -- message.
     select format($body$
     if not exists (
         select from pg_shdescription as d
@@ -136,7 +139,7 @@ language sql stable as $$
     end if;$body$, kind, qname, cname, quote_ident(mbus.role_name(kind, qname, cname)))
 $$;
 
--- Refuse, and say who can grant the right.
+-- Raise the error for a missing right. The hint names the role that can grant it.
 create function mbus.deny(qname text default null) returns void
 language plpgsql as $$
 begin
@@ -144,37 +147,37 @@ begin
 end
 $$;
 
--- Refuse a selector of anybody but the owner of the queues, with whose rights it runs.
+-- Refuse a selector from anybody but the owner of the queues, because it runs with that owner's rights.
 create function mbus.demand_selector(caller name) returns void
 language plpgsql stable as $$
 begin
     if not mbus.is_owner(caller) then
         raise insufficient_privilege using message = 'Access denied', hint = format(
-            'a selector is SQL that runs with the rights of %s, the owner of schema mbus: only that role sets one',
+            'a selector is SQL that runs with the rights of %s, the owner of schema mbus: only that role may set it',
             (select pg_get_userbyid(n.nspowner) from pg_namespace as n where n.nspname = 'mbus'));
     end if;
 end
 $$;
 
--- Whether the owner of this schema may make roles.
+-- Whether the owner of this schema may create roles.
 create function mbus.can_make_roles() returns boolean
 language sql stable as $$
     select r.rolsuper or r.rolcreaterole from pg_roles as r where r.rolname = current_user
 $$;
 
--- Refuse what needs roles, where the owner may not make them.
+-- Raise an error if roles are needed and the owner may not create them.
 create function mbus.demand_role_making(of_what text) returns void
 language plpgsql as $$
 begin
     if not mbus.can_make_roles() then
         raise insufficient_privilege using
-            message = format('%s cannot be under roles: %s, the owner of schema mbus, may not make roles', of_what, current_user),
+            message = format('%s cannot be under roles: %s, the owner of schema mbus, may not create roles', of_what, current_user),
             hint = format('alter role %I createrole; or make the queue without is_roles_security_model', current_user);
     end if;
 end
 $$;
 
--- Make a role that nobody logs in as, unless it is there; refused where one of that name is another's.
+-- Create a NOLOGIN role if it does not exist. Refuse a role of this name that is not ours.
 create function mbus.make_role(kind text, qname text default null, cname text default null) returns name
 language plpgsql as $$
 declare
@@ -187,8 +190,8 @@ begin
         execute format('comment on role %I is %L', role, mark);
     elsif mbus.role_of(kind, qname, cname) is null then
         raise duplicate_object using
-            message = format('role %s is there already, and is another''s', role),
-            detail = coalesce('It is: ' || shobj_description(known, 'pg_authid'), 'It has no comment that says whose it is.'),
+            message = format('role %s already exists and belongs to another system', role),
+            detail = coalesce('It is: ' || shobj_description(known, 'pg_authid'), 'It has no comment that names its system.'),
             hint = format('%s; if it is the role of %s after all: comment on role %I is %L',
                           case when qname is null then 'drop it if another system left it'
                                else 'give the queue or the consumer another name' end,
@@ -198,7 +201,7 @@ begin
 end
 $$;
 
--- The roles of a queue, or of a consumer; none where the owner may not make roles.
+-- Create the roles of a queue, or of a consumer, if the owner may create roles.
 create function mbus.make_roles(qname text, cname text default null) returns void
 language plpgsql as $$
 begin
@@ -212,7 +215,7 @@ begin
 end
 $$;
 
--- Drop a role of ours, if it is there and the owner may.
+-- Drop a role of ours, if it exists and the owner may.
 create function mbus.drop_role(kind text, qname text default null, cname text default null) returns void
 language plpgsql as $$
 begin
@@ -241,10 +244,10 @@ begin
 end
 $$;
 comment on function mbus.restore_roles() is
-    'Make the roles of every queue and consumer that are missing, as after a restore: pg_dump does not hold roles. Who was granted them '
-    'has to be told again.';
+    'Create the missing roles of every queue and consumer, as after a restore: pg_dump does not contain roles. Grants of these '
+    'roles must be repeated. Returns the number of queues and consumers.';
 
--- Grant a role, or public, the functions of these names.
+-- Grant EXECUTE on the functions of these names to a role, or to public.
 create function mbus.let_call(functions text[], who text) returns void
 language plpgsql as $$
 declare
@@ -267,4 +270,5 @@ language sql stable security definer as $$
     where mbus.is_admin(caller) or mbus.may(caller, 'post', q.qname) or mbus.may(caller, 'consume', q.qname)
     order by q.qname
 $$;
-comment on function mbus_sealed.list(pgchange.caller) is 'The queues with which the caller may do something, and by which of their consumers it may consume.';
+comment on function mbus_sealed.list(pgchange.caller) is 'The queues that the caller may use, and those of their consumers by '
+                                                         'which it may consume.';

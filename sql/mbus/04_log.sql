@@ -1,7 +1,7 @@
--- What is made for each queue: its log, and functions of its own that carry its name.
+-- Objects that are made for each queue: its log, and functions that carry its name.
 
--- Whether every consumer can receive a message with these headers and times. A malformed consume_after would fail the consumer and not
--- the poster. At the ends of time there are moments that some time zones do not have.
+-- Whether every consumer can receive a message with these headers and times. A malformed consume_after would fail the consumers
+-- instead of the poster. Near the ends of the range of timestamps, some time zones have no local time.
 create function mbus.is_receivable(headers hstore, delayed_until timestamptz, expires timestamptz) returns boolean
 language plpgsql immutable as $$
 begin
@@ -11,19 +11,19 @@ begin
 end
 $$;
 
--- Make the tables of a queue.
+-- Create the tables of a queue.
 create function mbus.make_log(known mbus.queue) returns void
 language plpgsql as $$
 declare
     sequence text := format('mbus.%I', 'seq$' || known.qname);
 begin
-    -- That of a queue of this name that was dropped is there still: its ids may be waited for, or be a saga's.
+    -- The sequence of a dropped queue of this name still exists: messages or sagas may refer to its ids.
     if to_regclass(sequence) is null then
         execute format('create sequence %s', sequence);
         execute format('comment on sequence %s is %L', sequence, 'The ids of the messages of queue ' || known.qname || '.');
     end if;
-    -- A message's transaction has its id before the message draws its own: what a reader cannot see yet, of a transaction with
-    -- an id that is younger than its snapshot, has a higher id than any that was drawn before.
+    -- The default of id assigns the transaction its id before it draws the message's id. So if a reader's snapshot does not know
+    -- a transaction, its messages have higher ids than any that was drawn before.
     execute format($table$
         create table mbus.%1$I (
             data %4$s,
@@ -38,7 +38,7 @@ begin
             id bigint primary key default case when pg_current_xact_id() is not null then nextval(%3$L) end,
             added timestamptz not null default clock_timestamp(),
             txid xid8 not null default pg_current_xact_id(),
-            -- PostgreSQL compiles a constraint in each statement, so it is short, and mostly calls no function.
+            -- PostgreSQL prepares a check constraint in each statement. So this is short, and mostly calls no function.
             constraint is_receivable check (
                 delayed_until is null and expires is null and not headers ? 'consume_after'
                 or mbus.is_receivable(headers, delayed_until, expires)),
@@ -48,22 +48,23 @@ begin
                 autovacuum_vacuum_cost_delay = 0)
         $table$, 'log$' || known.qname, known.qname, sequence, pg_typeof((null::mbus.qt_model).data));
     perform pgchange.keep_to_owner(r) from unnest(array[sequence, format('mbus.%I', 'log$' || known.qname)]::regclass[]) as r;
-    -- Not by id itself: who looks up an id finds its key alone, whatever the planner expects.
+    -- Not by id itself, so that a lookup of an id always uses the primary key, whatever the planner expects.
     execute format('create index on mbus.%I (txid, (id + 0))', 'log$' || known.qname);
     execute format('create index on mbus.%I (iid) where iid is not null', 'log$' || known.qname);
-    -- For maintenance, which looks for these alone however many others wait.
+    -- For maintenance, so that it reads only such messages, however many others wait.
     execute format('create index on mbus.%I (expires) where expires is not null', 'log$' || known.qname);
     execute format('create index on mbus.%I (id) where not_for is not null', 'log$' || known.qname);
     execute format('comment on table mbus.%I is %L', 'log$' || known.qname,
-        'The messages of queue ' || known.qname || ' in the order of id, also those that were received; COPY may fill it. not_for: '
-        'the consumers that had a message before it was put back, or are to have it still; null for one that was not put back.');
+        'The messages of queue ' || known.qname || ' in the order of id, also those that were received; COPY may write to it. '
+                                                   'not_for: for a message that was put back, the consumers that received it '
+                                                   'before, or are still to receive it; null for other messages.');
     update mbus.queue as q set
         seq = to_regclass(sequence), began = coalesce(pg_sequence_last_value(to_regclass(sequence)), 0)
     where q.id = known.id;
 end
 $$;
 
--- Write one of the functions of a queue, anew if it is there; not pinned, it has the settings of those who call it, search_path too.
+-- Create or replace a function of a queue. If it is not pinned, it has the settings of its callers, also their search_path.
 create function mbus.place(
     name text, arguments text, returned text, options text, body text, note text, pinned boolean default true,
     place_in name default 'mbus'
@@ -81,8 +82,8 @@ begin
 end
 $$;
 
--- Write one of the functions of a queue that users call. One that asks for the rights of its caller stands in the sealed schema, and
--- its public face tells it who that is; any other asks for nothing but EXECUTE.
+-- Create or replace a function of a queue for users. If it checks the rights of its caller, it is in the sealed schema, and its
+-- public face passes the caller. Otherwise EXECUTE is all that its callers need.
 create function mbus.place_asking(asks boolean, name text, arguments text, returned text, options text, body text, note text) returns void
 language plpgsql as $$
 declare
@@ -101,10 +102,10 @@ begin
 end
 $$;
 
--- The options of a function that looks for what a consumer may have next, or that calls one.
+-- The options of a function that searches the next messages of a consumer, or that calls such a function.
 create function mbus.as_receiver(options text) returns text
 language sql immutable as $$
-    -- What is called below runs with these too: each of its own would be paid for at every message.
+    -- The functions that it calls get these settings, too. Settings of their own would cost time for every message.
     select options || ' set enable_seqscan = off set enable_bitmapscan = off set enable_mergejoin = off set enable_hashjoin = off '
         'set enable_sort = off set jit = off set max_parallel_workers_per_gather = 0 set plan_cache_mode = force_generic_plan'
 $$;

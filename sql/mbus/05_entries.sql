@@ -1,10 +1,10 @@
--- What is in a queue: the messages that somebody is still to receive, or that nobody's selector matches.
+-- The messages in a queue: those that a consumer is still to receive, or that no selector matches.
 
--- Whether a position went past a message.
+-- Whether a position has passed a message.
 create function mbus.passed(id bigint, txid xid8, done bigint, late_xids xid8[], late_ids bigint[]) returns boolean
 language sql immutable as $$ select id <= done and coalesce(id <= late_ids[array_position(late_xids, txid)], true) $$;
 
--- How far a consumer has come in each part.
+-- The position of a consumer in each part.
 create function mbus.dones(consumer integer) returns bigint[]
 language sql stable as $$
     select array(
@@ -15,7 +15,7 @@ language sql stable as $$
         order by g.part)
 $$;
 
--- The transactions whose messages consumers of a queue went past before they could see them.
+-- The transactions whose messages consumers of a queue passed before they could see them.
 create function mbus.lates(queue text) returns table (consumer integer, part integer, xid xid8, upto bigint)
 language sql stable rows 10 as $$
     select c.id, g.part, l.xid, l.upto
@@ -27,7 +27,8 @@ language sql stable rows 10 as $$
     where q.qname = lates.queue
 $$;
 
--- The join that gives m.message for l, a message of the log: as consumers see it, or as their selectors do, which have times in UTC.
+-- The SQL join that adds m.message to l, a message of the log. It has the form for consumers, or with to_match the form for
+-- selectors, with times in UTC.
 create function mbus.as_message(known mbus.queue, to_match boolean default false) returns text
 language sql immutable as $$
     select format($sql$
@@ -37,7 +38,7 @@ language sql immutable as $$
         ) as m$sql$, case when to_match then ' at time zone ''UTC''' else '::timestamp' end, known.qname || '.')
 $$;
 
--- The joins that give w.wanted for l, a message of the log: the consumers whom it is for.
+-- The SQL joins that add w.wanted to l, a message of the log: the consumers that are to receive it.
 create function mbus.wanted_by(known mbus.queue) returns text
 language plpgsql stable as $$
 begin
@@ -51,7 +52,8 @@ begin
 end
 $$;
 
--- Whether a consumer's selector matches a message, or fails on it. Where few are asked, a query that calls each by name costs more.
+-- Whether a consumer's selector matches a message, or fails on it. For few consumers, this is cheaper than a query that calls
+-- each function by name.
 create function mbus.matches(c integer, message mbus.qt_model) returns boolean
 language plpgsql stable as $$
 declare
@@ -62,12 +64,12 @@ begin
 end
 $$;
 
--- Which of these consumers have received a message: what the view says of all messages, for one. A query that asks for the first does
--- not look at the others.
+-- Which of these consumers have received a message. The result is the same as that of the view, for a single message. A query
+-- that needs only the first does not evaluate the others.
 create function mbus.reception(queue integer, consumers integer[], part integer, id bigint, txid xid8)
 returns table (consumer integer, received boolean)
 language sql stable as $$
-    -- Each by itself (offset 0): a plan that hashes what is apart costs more with each message there.
+    -- Each by itself (offset 0), because a plan that hashes all messages apart would cost more with each of them.
     select c,
            exists (
                select from mbus.stands_at(c, part) as p
@@ -79,7 +81,7 @@ language sql stable as $$
     from unnest(consumers) as c
 $$;
 
--- Write the queries that mbus.entries() and mbus.awaited() ask of a queue.
+-- Create the functions behind mbus.entries() and mbus.awaited() for a queue.
 create function mbus.make_entries_function(known mbus.queue) returns void
 language plpgsql as $$
 declare
@@ -92,7 +94,7 @@ declare
     consumers integer[] := array(select c.id from mbus.consumer as c where c.qname = known.qname order by c.id);
     unselective integer[] := array(select c.id from mbus.consumer as c where c.qname = known.qname and c.selector is null);
 begin
-    -- One session after another asks these, often: a query of the view would be planned anew each time.
+    -- As functions, which keep their plans. Many short sessions call them, and a query of the view would be planned each time.
     perform mbus.place('entries$' || known.id, 'number bigint, iid text',
         'table (id bigint, txid xid8, wanted integer[], received integer[], gone boolean, expired boolean, not_for integer[])',
         options,
@@ -113,24 +115,24 @@ begin
     order by l.id;
 end
 $body$, entries, known.id, known.consumers_cnt, mbus.wanted_by(known)),
-        format('The messages of queue %s with an iid, or a number and no iid.', known.qname));
+        format('The messages of queue %s with an iid; messages without an iid are found by their number.', known.qname));
     perform mbus.place('awaited$' || known.id, 'number bigint, iid text', 'table (id bigint, consumer integer, until timestamptz)', options,
         format($body$
 #variable_conflict use_column
 begin
     return query
-    -- What a batch has beyond its time is waited for to the end.
+    -- A claimed batch may have an expired message. Others wait for it without a limit.
     select l.id, f.consumer, case when l.expires >= clock_timestamp() then l.expires else 'infinity' end
     from %1$s as l%4$s
     cross join lateral (
-        -- Their selectors are asked last, and one at a time.
+        -- Evaluate selectors last, and one at a time.
         select r.consumer
         from (
             select x.consumer from mbus.reception(%2$s, %5$L, mod(l.id, %3$s)::integer, l.id, l.txid) as x where not x.received offset 0
         ) as r
         where (l.not_for is null or r.consumer <> all (l.not_for))
           and (r.consumer = any (%6$L) or mbus.matches(r.consumer, m.message))
-          -- Who claimed it before it expired goes on with it.
+          -- A consumer that claimed it before it expired goes on with it.
           and (l.expires is null or l.expires >= clock_timestamp() or exists (
               select from mbus.apart as a where a.consumer = r.consumer and a.id = l.id and a.batch is not null offset 0))
         limit 1
@@ -141,15 +143,17 @@ begin
     limit 1;
 end
 $body$, entries, known.id, known.consumers_cnt, mbus.as_message(known, to_match => true), consumers, unselective),
-        format('The first message of queue %s with an iid, or a number and no iid, that a consumer is still to receive.', known.qname));
+        format(
+            'The first message of queue %s with an iid, or with a number and no iid, that a consumer is still to receive.',
+            known.qname));
 end
 $$;
 
--- The number that an id has which was given to a message of a queue, not by who posted it.
+-- The number in an id that the queue assigned to a message; null for another id.
 create function mbus.number_in(qname text, iid text) returns bigint
 language sql immutable as $$ select case when starts_with(iid, qname || '.') then substring(iid from '[.]([0-9]{1,18})$')::bigint end $$;
 
--- The messages of a queue's log with an iid: one, and one for each time that it was put back.
+-- The messages with an iid in the log of a queue: the original, and another each time that it was put back.
 create function mbus.entries(known mbus.queue, iid text)
 returns table (id bigint, txid xid8, wanted integer[], received integer[], gone boolean, expired boolean, not_for integer[])
 language plpgsql stable as $$
@@ -159,8 +163,8 @@ begin
 end
 $$;
 
--- The first message with an iid that a consumer of its queue is still to receive, the first of these, and when it expires; null where
--- there is none.
+-- The first message with an iid that a consumer of its queue is still to receive. Returns its number, this consumer, and when the
+-- message expires; null if there is none.
 create function mbus.awaited(known mbus.queue, iid text, out id bigint, out consumer integer, out until timestamptz)
 language plpgsql stable as $$
 begin
@@ -169,8 +173,8 @@ begin
 end
 $$;
 
--- A message of the log, received by these. No view is read: who has one made anew or dropped would wait for a transaction that waits
--- for them.
+-- A message of the log with the consumers that have received it. Does not read a view: a session that replaces or drops the view
+-- could then deadlock with this transaction.
 create function mbus.message_of(known mbus.queue, number bigint, received integer[]) returns mbus.qt_model
 language plpgsql stable as $$
 declare

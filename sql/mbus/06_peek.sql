@@ -1,4 +1,4 @@
--- Looking at messages, which stay where they are.
+-- Looking at messages without receiving them.
 
 create function mbus_sealed.is_msg_exists(caller pgchange.caller, msgiid text) returns boolean
 language plpgsql stable security definer as $$
@@ -41,9 +41,10 @@ begin
     return message;
 end
 $$;
-comment on function mbus_sealed.peek(pgchange.caller, text) is 'A message by its id, which stays where it is; null where there is none. Delay and expiry do not matter.';
+comment on function mbus_sealed.peek(pgchange.caller, text) is 'A message by its id, without receiving it; null if there is none. '
+                                                               'Its delay and expiry do not matter.';
 
--- Write peek_<queue>.
+-- Create the function peek_<queue>.
 create function mbus.make_peek_function(known mbus.queue) returns void
 language plpgsql as $$
 begin
@@ -59,7 +60,7 @@ begin
 end
 $body$, case when known.is_roles_security_model then format('perform mbus.demand(caller, ''consume'', %L);', known.qname) else '' end,
             'any$' || known.id, known.qname),
-        format('Whether a message is in queue %s, or any is.', known.qname));
+        format('Whether queue %s has this message, or without an id any message.', known.qname));
 end
 $$;
 
@@ -83,5 +84,6 @@ begin
     return counted;
 end
 $$;
-comment on function mbus_sealed.estimated_messages(pgchange.caller, text) is 'How many messages are in a queue: exact up to ten thousand, an estimate above; null, with a notice, where there '
-    'is none.';
+comment on function mbus_sealed.estimated_messages(pgchange.caller, text) is
+    'The number of messages in a queue, exact up to ten thousand and estimated above. Null, with a notice, if there is no such '
+    'queue.';

@@ -1,6 +1,7 @@
--- Posting to a queue, also a message that was received, to have it again: one a call, many through arrays, or COPY into the log.
+-- Posting to a queue: one message per call, many through arrays, or COPY into the log. A message that was received can be put
+-- back.
 
--- The ids in a header consume_after: a text array, with or without its braces.
+-- The ids in a header consume_after, which is a text array with or without braces.
 create function mbus.predecessors(consume_after text) returns text[]
 language plpgsql immutable as $$
 begin
@@ -14,7 +15,7 @@ exception when data_exception then
 end
 $$;
 
--- A message's headers as they are stored: what its poster gave, and where it came from and when.
+-- The headers of a message as they are stored: those that its poster gave, with its origin and time.
 create function mbus.headers_for(headers hstore, qname text) returns hstore
 language sql stable as $$
     select headers || hstore(array[
@@ -28,22 +29,22 @@ language sql stable as $$
     from (select coalesce((headers -> 'seenby')::text[], '{}')) as s(seenby)
 $$;
 
--- Refuse an id that is another queue's, for it could not be found again, or that nobody was given.
+-- Refuse an id of another queue, by which the message could not be found, and an id that was never given out.
 create function mbus.check_iid(known mbus.queue, iid text) returns void
 language plpgsql as $$
 begin
-    -- One that is yet to be drawn would be that of another message too.
+    -- A number that is not drawn yet would later be that of another message, too.
     if iid !~ '[.][0-9]{1,18}$' or substring(iid from '^(.*)[.]') not in (known.qname, 'dmq')
        or iid !~ '^dmq' and substring(iid from '[0-9]+$')::bigint > coalesce(pg_sequence_last_value(known.seq), 0)
     then
         raise invalid_parameter_value using message = format('Wrong iid=%s for queue %s', iid, known.qname),
-            hint = format('mbus.get_iid(%L) gives one', known.qname);
+            hint = format('mbus.get_iid(%L) returns an id', known.qname);
     end if;
 end
 $$;
 
--- The consumers by whom this transaction received a message, which it can put back; null for a message that is not there: it goes to
--- all.
+-- The consumers by which this transaction received a message, for which it can put the message back. Null if the message is not
+-- in the queue, and would go to all consumers.
 create function mbus.got_now(known mbus.queue, iid text) returns integer[]
 language plpgsql stable as $$
 declare
@@ -76,18 +77,18 @@ begin
                 select w from unnest(message.wanted) as w where w <> all (message.received) and w <> all (received));
         end if;
     end loop;
-    -- To whom it was put back already, it is not put back again.
+    -- A consumer that already has it again does not get it a second time.
     found := array(select distinct c from unnest(found) as c where c <> all (there) order by c);
     if found = '{}' and remains then
         raise unique_violation using message = format('message %s is still in queue %s', iid, known.qname),
-            hint = 'only who received or took it in this transaction can put it back under its id, once';
+            hint = 'only the transaction that received or took it can put it back under its id, and only once';
     end if;
     return nullif(found, '{}');
 end
 $$;
 
--- To whom a message that others received now is not put back: who received it before, or is to receive it still; null where nobody
--- did now.
+-- The consumers that do not get a message again when it is put back: they received it before, or are still to receive it. Null if
+-- no consumer received it in this transaction.
 create function mbus.had_before(known mbus.queue, iid text, got_now integer[]) returns integer[]
 language plpgsql stable as $$
 begin
@@ -98,20 +99,19 @@ begin
 end
 $$;
 
--- Refuse a message that was put back, for the place in the log that it has now, if it comes to no consumer: who received it would
--- lose it.
+-- Refuse to put a message back if its copy in the log matches no consumer, because the consumers that received it would lose it.
 create function mbus.check_comes_back(known mbus.queue, number bigint, iid text) returns void
 language plpgsql stable as $$
 begin
     if not exists (select from mbus.entries(known, iid) as e where e.id = number and e.wanted <> '{}') then
         raise invalid_parameter_value using
-            message = format('nobody would receive message %s again: it matches no selector as it is put back', iid),
-            hint = 'keep its properties, and what else the selectors look at; or post it without its iid, as a message of its own';
+            message = format('message %s cannot be put back: it matches no selector now, so nobody would receive it', iid),
+            hint = 'keep its properties and whatever else the selectors use; or post it without its iid, as a new message';
     end if;
 end
 $$;
 
--- Write post_<queue> and postn_<queue>.
+-- Create the functions post_<queue> and postn_<queue>.
 create function mbus.make_post_functions(known mbus.queue) returns void
 language plpgsql as $$
 declare
@@ -154,7 +154,7 @@ begin
     return coalesce(iid, %4$L || number);
 end
 $body$, guard, known.qname, 'log$' || known.qname, known.qname || '.'),
-        format('Post a message to queue %s; returns its iid.', known.qname));
+        format('Post a message to queue %s. Returns its iid.', known.qname));
 
     perform mbus.place_asking(known.is_roles_security_model, 'postn_' || known.qname,
         format('data %1$s[], headers %1$s[] default null, properties %1$s[] default null, delayed_until timestamp[] default null, '
@@ -173,8 +173,8 @@ begin
         > coalesce(cardinality(data), 0)
     then
         raise array_subscript_error using
-            message = 'an argument has more elements than data',
-            hint = 'each element of data is a message: the other arrays have at most as many';
+            message = 'the messages were not posted: an argument has more elements than data',
+            hint = 'each element of data is a message: give the other arrays at most as many elements';
     end if;
     if iid is not null then
         return array(
@@ -194,6 +194,6 @@ end
 $body$, guard, known.qname, 'log$' || known.qname, known.qname || '.',
             format('%s.%I', case when known.is_roles_security_model then 'mbus_sealed' else 'mbus' end, 'post_' || known.qname),
             case when known.is_roles_security_model then 'caller, ' else '' end),
-        format('Post messages to queue %s, one for each element of data; returns their iids in that order.', known.qname));
+        format('Post messages to queue %s, one for each element of data. Returns their iids in this order.', known.qname));
 end
 $$;

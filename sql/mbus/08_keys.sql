@@ -1,23 +1,24 @@
--- Messages with a key, in a queue that is ordered by a property: those with the same value of it, their key, go to one worker of a
--- consumer at a time, in order.
+-- Messages with a key, in a queue that is ordered by a property. The key of a message is its value of the property. Messages with
+-- the same key go to one worker of a consumer at a time, in order.
 --
--- All messages of a key have ids of one part, so who holds that part is alone with the key: 25_keyed_queues.sql sees to that. A batch
--- of a feed holds no part while it is in work. So a message stays apart while an earlier one of its key is apart, in a batch or for any
--- other reason, and waits for the last of these. Each message waits for one and is woken once, however many there are; and a claim
--- that has the first of such a line takes as many behind it as it wants.
+-- All messages of a key have ids of the same part, so the holder of that part is alone with the key: see 25_keyed_queues.sql. A
+-- batch of a feed holds no part while it is in work. So a message stays apart while an earlier message of its key is apart, in a
+-- batch or for another reason. It waits for the last of these. Each message waits for one message and is woken once, however many
+-- there are. A claim that gets the first message of such a line also takes as many of the following as it wants.
 
--- The expression of the key of a message of a queue, which has this name in a query; null where the queue is not ordered.
+-- The SQL expression of the key of a message, which has this name in a query; null if the queue is not ordered.
 create function mbus.key_of(known mbus.queue, message text) returns text
 language sql immutable as $$
     select case when known.ordered_by is null then 'null' else format('%s.properties -> %L', message, known.ordered_by) end
 $$;
 
--- The message that one with a key, which is apart, has to wait for: one in a batch, or else the last before it that is apart; null for
--- none.
+-- The message that a message apart with a key has to wait for. It is the message in a batch, else the last before it that is
+-- apart. No row if there is none.
 create function mbus.line_before(c integer, whose_key text, own_id bigint) returns table (id bigint, until timestamptz)
 language plpgsql stable rows 1 as $$
 begin
-    -- Here and below: put like this, the last of a key is found by the index of keys, and not among all that is apart.
+    -- Here and below: in this form, the planner finds the last message of a key by the index of keys, without reading all
+    -- messages apart.
     return query
         select a.id, 'infinity'::timestamptz from mbus.apart as a
         where a.consumer = c and a.key between whose_key and whose_key and a.batch is not null and a.id <> own_id
@@ -32,8 +33,8 @@ begin
 end
 $$;
 
--- Of messages that a consumer came upon, those that stay apart, given those of them that stay apart for another reason: also each that
--- has the key of one before it that is apart.
+-- The messages that stay apart, of those that a consumer has reached. aside: messages that stay apart for another reason. This
+-- adds each message with the key of an earlier message apart.
 create function mbus.in_line(c integer, special mbus.picked[], aside mbus.apart[]) returns mbus.apart[]
 language plpgsql as $$
 begin
@@ -56,7 +57,7 @@ begin
             c, k.id, k.part, coalesce(case when k.is_first then t.until else k.before_expires end, 'infinity'), k.expires, k.after,
             c, -1, case when k.is_first then t.id else k.before end, false, null, k.key)::mbus.apart
         from (select l.*, l.before is null as is_first from lined as l) as k
-        -- One look for each (offset 0): the last of the key that is apart.
+        -- A single lookup for each (offset 0), of the last message of the key that is apart.
         left join lateral (
             select a.id, case when a.batch is null then a.expires end as until from mbus.apart as a
             where a.consumer = c and a.key between k.key and k.key and not a.failed
@@ -67,14 +68,16 @@ begin
 end
 $$;
 
--- Messages apart that can be had, and behind them those that wait for nothing but these, as one answer may have both: at most so many.
+-- Messages apart that can be received, and after them those that wait only for these, because one answer may contain both. At
+-- most this many.
 create function mbus.with_followers(c integer, heads bigint[], most integer) returns bigint[]
 language plpgsql as $$
 declare
     followers bigint[];
     free bigint[];
 begin
-    -- A recursive query gives those behind one step before those behind two: so this has nobody without the one before.
+    -- A recursive query returns messages one step behind before those two steps behind. So no message is here without its
+    -- predecessor.
     followers := array(
         with recursive line as (
             select a.id, a.key, 1 as step
@@ -97,7 +100,7 @@ begin
         select a.id
         from unnest(followers) as f(id)
         cross join lateral (select x.id from mbus.apart as x where x.consumer = c and x.id = f.id offset 0 for update skip locked) as a);
-    -- Behind one that somebody is taking there may be others: they come the next time.
+    -- Another session is taking one of them. Messages behind it come the next time.
     return case when cardinality(free) = cardinality(followers) then heads || free else heads end;
 end
 $$;

@@ -1,15 +1,16 @@
 -- Messages that cannot be handed out in the log's order: not yet due, or behind others.
 --
--- A message waits for one consumer of one predecessor at a time. Mostly that consumer's position will go past the
--- predecessor: then a comparison of two numbers a part finds all whom it sets free, and nobody looks at the others. A
--- predecessor that is itself apart, or in the dmq, wakes them when it goes; for those whom it could not see, a few are looked for
--- by themselves, now and then and where there is nothing else.
+-- A message waits for one consumer of one predecessor at a time. Mostly that consumer's position will pass the predecessor. Then
+-- a comparison of two numbers per part finds all messages that become free, without reading the others. A predecessor that is
+-- itself apart, or in the dmq, wakes the messages behind it when it goes. It may not see some of them yet. A few of these are
+-- searched now and then, and if there is nothing else to receive.
 
 create type mbus.obstacle as (consumer integer, part integer, id bigint, until timestamptz);
 comment on type mbus.obstacle is
-    'What a message waits for: that a consumer receives a message, part -1 where that one is apart; but not beyond until.';
+    'The obstacle of a message: a consumer has yet to receive another message. part is -1 if that message is apart. The obstacle '
+    'ends at until at the latest.';
 
--- The first consumer of any of these messages that has not received it yet; null where there is none, as for ids that are unknown.
+-- The first consumer of any of these messages that has not received it yet; null if there is none, also for unknown ids.
 create function mbus.obstacle(after text[]) returns mbus.obstacle
 language plpgsql stable
 set enable_seqscan = off
@@ -43,10 +44,12 @@ begin
 end
 $$;
 
--- Those of some messages that are apart for a consumer, and where they lie: a good place for who locked them in an earlier statement.
+-- Those of some messages that are apart for a consumer, with their ctid. The ctid is valid only in a later statement than the
+-- lock of the row.
 create function mbus.apart_at(c integer, ids bigint[]) returns table (place tid, message mbus.apart)
 language sql stable as $$
-    -- One look for each (offset 0): however few rows a planner expects, it finds no way to read all that is apart for each.
+    -- A single lookup for each (offset 0), so that no plan reads all messages apart for each id, however few rows the planner
+    -- expects.
     select a.place, a.message
     from (select distinct u.id from unnest(ids) as u(id)) as i
     cross join lateral (
@@ -54,7 +57,7 @@ language sql stable as $$
     ) as a
 $$;
 
--- Look again at what messages wait for that are due: those that wait no longer can be had.
+-- Determine the obstacles of these messages again if they are due or waiting. Messages without an obstacle can be received.
 create function mbus.reconsider(consumer integer, ids bigint[]) returns void
 language plpgsql
 set enable_seqscan = off
@@ -62,7 +65,7 @@ set jit = off
 set plan_cache_mode = force_generic_plan
 as $$
 begin
-    -- Each obstacle is looked for once, and no join brings it to those who wait for it: that would cost their number squared.
+    -- Determine each obstacle once, and without a join with the messages behind it, which would cost the square of their number.
     with obstacles as materialized (
         select array_agg(x.place) as places, mbus.obstacle((x.message).after::text[]) as o
         from mbus.apart_at(reconsider.consumer, ids) as x
@@ -86,7 +89,7 @@ begin
 end
 $$;
 
--- In which parts of which consumers the messages are that a consumer's messages wait for.
+-- The consumers and parts of the messages that a consumer's messages wait for.
 create function mbus.waits(c integer) returns table (whom integer, place integer)
 language sql stable as $$
     with recursive waits as (
@@ -103,13 +106,13 @@ language sql stable as $$
     select * from waits
 $$;
 
--- Messages apart that are to be looked at again: due, woken, or whose predecessor expired, or a position went past; where thorough,
--- also those that nobody woke. Null where no message apart can be had at all. Its cost does not grow with the number of those that go
--- on waiting.
+-- Messages apart that have to be checked again: they are due, were woken, their predecessor has expired, or a position has passed
+-- it. With thorough, also those that nobody woke. Null if no message apart can be received at all. The cost does not grow with
+-- the number of messages that go on waiting.
 create function mbus.set_free(c integer, parts integer[], most integer, thorough boolean) returns bigint[]
 language plpgsql stable as $$
 declare
-    -- A constant: no index is searched for what is below a function that may answer otherwise at each row.
+    -- A constant, because PostgreSQL does not use a volatile function as a bound of an index scan.
     moment timestamptz := clock_timestamp();
     some_due boolean;
     some_waiting boolean;
@@ -119,14 +122,14 @@ begin
                select from mbus.apart as a
                where a.consumer = c and a.wait_consumer is null and not a.failed and a.due <= moment)
                or exists (select from mbus.wake as w where w.consumer = c),
-           -- In an order that only the index of this consumer has: another has all who wait.
+           -- An order that only the index of this consumer has; another index would read all that wait.
            coalesce((
                select true from mbus.apart as a
                where a.consumer = c and a.wait_consumer is not null
                order by a.wait_consumer, a.wait_part, a.wait_id limit 1), false)
     into some_due, some_waiting;
     if some_due then
-        -- Due, and not yet looked at since.
+        -- Due, and not checked since.
         free := array(
             select a.id from mbus.apart as a
             where a.consumer = c and a.wait_consumer is null and not a.failed
@@ -149,7 +152,7 @@ begin
             order by a.wait_id
             limit most
         ) as x)
-        -- What expires wakes nobody.
+        -- An expiry wakes no message.
         || array(
             select a.id from mbus.apart as a
             where a.consumer = c and a.wait_consumer is not null and a.due < 'infinity' and a.due <= moment
@@ -164,12 +167,12 @@ begin
 end
 $$;
 
--- Messages that wait for one that was received out of order, or is no longer in the dmq. Who receives so wakes them: this finds those
--- whom it could not see yet, a few at a time.
+-- Messages that wait for a message that was received out of order, or is no longer in the dmq. The session that received it wakes
+-- them. This finds those that it could not see yet, a few at a time.
 create function mbus.freed_apart(c integer, waited_for integer, place integer, parts integer[], most integer) returns bigint[]
 language plpgsql stable as $$
 declare
-    -- Looked for from anywhere on, so that with many predecessors all get their turn.
+    -- Begin at a random predecessor, so that each gets its turn if there are many.
     start bigint := (
         select lo + (random() * (hi - lo))::bigint
         from (
@@ -196,7 +199,7 @@ begin
         ) as n
         where s.step < sample
     ), lowest as (
-        -- Fifty are a number that a plan knows: behind sample alone it expects a tenth of all who wait.
+        -- The constant 50 is known to the planner. With sample alone it would expect a tenth of all messages that wait.
         select x.wait_id from (
             select a.wait_id from mbus.apart as a
             where a.consumer = c and a.wait_consumer = waited_for and a.wait_part = place
@@ -206,14 +209,15 @@ begin
     )
     select array_agg(s.wait_id) into freed
     from (select h.wait_id from ahead as h union select w.wait_id from lowest as w) as s
-    -- Each by itself (offset 0): a plan that hashes all receipts, or all that is apart, costs more with each of them.
+    -- Each by itself (offset 0), because a plan that hashes all receipts, or all messages apart, would cost more with each of
+    -- them.
     where case when waited_for = 0 then not exists (select from mbus.dmq as d where d.id = s.wait_id offset 0)
                else place = -1
                     and not exists (select from mbus.apart as a where a.consumer = waited_for and a.id = s.wait_id offset 0)
                     or exists (select from mbus.receipt as r where r.id = s.wait_id and (r.consumer is null or r.consumer = waited_for)
                                and r.queue = (select q.id from mbus.consumer as x join mbus.queue as q using (qname)
                                               where x.id = waited_for) offset 0) end;
-    -- One predecessor after another: for all in one condition a plan may walk along everybody who waits.
+    -- One predecessor after another, because with one condition for all a plan may read every message that waits.
     return array(
         select w.id from unnest(freed) as f(id) cross join lateral (
             select a.id from mbus.apart as a
@@ -225,7 +229,8 @@ begin
 end
 $$;
 
--- Have those looked at again that wait until consumers receive messages. The rows of those are their own consumers' to change.
+-- Have messages checked again that wait until consumers receive these messages. They are recorded in mbus.wake, because only
+-- their own consumers change their rows.
 create function mbus.wake_up(consumers integer[], ids bigint[]) returns void
 language plpgsql
 set enable_seqscan = off
@@ -240,7 +245,7 @@ begin
 end
 $$;
 
--- Those messages that a consumer came upon and cannot have yet, or on which its selector failed, as mbus.set_apart() notes them.
+-- The messages that a consumer has reached and cannot receive yet, or on which its selector failed, as rows for mbus.set_apart().
 create function mbus.not_yet(c integer, special mbus.picked[]) returns mbus.apart[]
 language plpgsql
 set enable_seqscan = off
@@ -276,7 +281,7 @@ begin
 end
 $$;
 
--- Note messages that a consumer went past without having them, and report those on which its selector failed.
+-- Store messages that a consumer passed without receiving them, and report those on which its selector failed.
 create function mbus.set_apart(known mbus.queue, c integer, messages mbus.apart[]) returns void
 language plpgsql as $$
 begin

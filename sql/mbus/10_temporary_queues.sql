@@ -1,6 +1,6 @@
--- Temporary queues: they live as long as the session that made them, which holds an advisory lock for each.
+-- Temporary queues. They live as long as the session that made them, which holds an advisory lock for each.
 
--- A name that nobody has had, and nobody can guess.
+-- A unique name that nobody can guess.
 create function mbus.temporary_name() returns text
 language sql volatile as $$
     select replace(gen_random_uuid()::text, '-', '')
@@ -17,9 +17,9 @@ begin
 end
 $$;
 comment on function mbus.create_temporary_queue() is
-    'Make a queue that lives as long as this session, not behind a pooler that shares sessions; returns its name.';
+    'Make a queue that lives as long as this session, and return its name. Does not work behind a pooler that shares sessions.';
 
--- Refuse a temporary queue whose session ended.
+-- Refuse a temporary queue whose session has ended.
 create function mbus.temporary_lives(tqname text) returns void
 language plpgsql stable as $$
 begin
@@ -45,9 +45,10 @@ begin
     return tqname || '.' || number;
 end
 $$;
-comment on function mbus.post_temp(text, hstore, hstore, hstore, timestamp, timestamp) is 'Post a message to a temporary queue; returns its iid.';
+comment on function mbus.post_temp(text, hstore, hstore, hstore, timestamp, timestamp) is
+    'Post a message to a temporary queue. Returns its iid.';
 
--- Whether a message of a temporary queue waits for one of these.
+-- Whether a message of a temporary queue waits for one of these messages.
 create function mbus.is_behind("after" text[]) returns boolean
 language sql stable as $$
     select case when "after" <> '{}' then
@@ -59,7 +60,7 @@ $$;
 create function mbus.consume_temp(tqname text) returns setof mbus.qt_model
 language plpgsql security definer as $$
 begin
-    -- Its name is the right to it.
+    -- Knowing the name gives the right to use it.
     perform mbus.temporary_lives(tqname);
     return query
     delete from mbus.tempq as t

@@ -1,4 +1,4 @@
--- Posting by the name of a queue, to a temporary one, or among the dead messages.
+-- Posting by the name of a queue, to a temporary queue, or to the dmq.
 
 create function mbus_sealed.post_dmq(
     caller pgchange.caller, data hstore, headers hstore default null, properties hstore default null,
@@ -10,7 +10,7 @@ declare
     whose text := (mbus.queue_of(iid)).qname;
     recipients integer[];
 begin
-    -- By its iid it holds up others, and is sent again to that queue.
+    -- With the iid of a queue, the message blocks others there, and can be sent again to that queue.
     if not mbus.is_admin(caller) and not exists (
         select from mbus.queue as q
         where coalesce(q.qname = whose, true) and (mbus.may(caller, 'post', q.qname) or mbus.may(caller, 'consume', q.qname)))
@@ -20,7 +20,7 @@ begin
     begin
         recipients := case when whose is not null then mbus.got_now(mbus.queue_named(whose), iid) end;
     exception when unique_violation then
-        -- Received before by some, it is still there for others.
+        -- Some consumers received it before; it is still in the queue for others.
         null;
     end;
     insert into mbus.dmq (id, iid, delayed_until, expires, received, headers, properties, data)
@@ -31,8 +31,8 @@ begin
 end
 $$;
 comment on function mbus_sealed.post_dmq(pgchange.caller, hstore, hstore, hstore, timestamp, timestamp, text) is
-    'Put a message that nobody can process among the dead ones, under its own iid; who waits for it goes on waiting. For who may post '
-    'to the queue of that iid, or consume from it.';
+    'Put a message that nobody can process in the dmq, under its own iid. Messages that wait for it go on waiting. For a role '
+    'that may post to the queue of that iid, or consume from it.';
 
 create function mbus.post(
     qname text, data hstore, headers hstore default null, properties hstore default null,
@@ -49,7 +49,7 @@ begin
     elsif qname is null or to_regprocedure(
         format('mbus.%1$I(%2$s, %2$s, %2$s, timestamp, timestamp, text)', 'post_' || qname, pg_typeof(data))) is null
     then
-        raise undefined_object using message = format('Unknown queue:%s', qname), hint = 'mbus.create_queue() makes one';
+        raise undefined_object using message = format('Unknown queue:%s', qname), hint = 'mbus.create_queue() makes a queue';
     end if;
     execute format('select mbus.%I($1, $2, $3, $4, $5, $6)', 'post_' || qname)
     into posted using data, headers, properties, delayed_until, expires, iid;
@@ -57,7 +57,7 @@ begin
 end
 $$;
 comment on function mbus.post(text, hstore, hstore, hstore, timestamp, timestamp, text) is
-    'Post a message to a queue, also a temporary one; returns its iid.';
+    'Post a message to a queue, also to a temporary queue. Returns its iid.';
 
 create function mbus_sealed.get_iid(caller pgchange.caller, qname text) returns text
 language plpgsql security definer as $$
@@ -68,7 +68,7 @@ begin
     return known.qname || '.' || nextval(known.seq);
 end
 $$;
-comment on function mbus_sealed.get_iid(pgchange.caller, text) is 'An id for a message that is to be posted to a queue.';
+comment on function mbus_sealed.get_iid(pgchange.caller, text) is 'A new id for a message that will be posted to a queue.';
 
 create function mbus_sealed.can_post(caller pgchange.caller, qname text) returns boolean
 language sql stable security definer as $$

@@ -1,14 +1,14 @@
--- How far a consumer has come in a log.
+-- The position of a consumer in a log.
 
--- A number above every transaction id that was given out so far, and not far above.
+-- A number above every transaction id that was assigned so far, and not far above.
 create function mbus.xid_bound() returns bigint
 language plpgsql volatile as $$
 declare
     step bigint := 0;
     above bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
 begin
-    -- Transactions at work may have ids above a snapshot's xmax without being listed in it. An id that was never given out cannot be
-    -- asked about: this finds one without spending one.
+    -- Open transactions may have ids above a snapshot's xmax that are not listed in it. pg_xact_status() raises an error for an
+    -- id that was never assigned, so this finds such an id without using one up.
     loop
         perform pg_xact_status((above + step)::text::xid8);
         step := greatest(1, 2 * step);
@@ -18,7 +18,7 @@ exception when invalid_parameter_value then
 end
 $$;
 
--- A number above every transaction id that was given out so far; this transaction has one from then on.
+-- A number above every transaction id that was assigned so far. Assigns this transaction an id if it has none.
 create function mbus.bound_now() returns bigint
 language plpgsql volatile as $$
 begin
@@ -26,7 +26,7 @@ begin
 end
 $$;
 
--- The transactions below a bound that a snapshot does not see, but for this one.
+-- The transactions below a bound that a snapshot does not see, without this transaction.
 create function mbus.open_in(now pg_snapshot, bound bigint) returns xid8[]
 language plpgsql stable as $$
 declare
@@ -43,7 +43,7 @@ begin
 end
 $$;
 
--- Whether the position of a consumer in a part went past a message.
+-- Whether the position of a consumer in a part has passed a message.
 create function mbus.went_past(c integer, part integer, id bigint, xid xid8) returns boolean
 language plpgsql stable as $$
 begin
@@ -57,11 +57,11 @@ create type mbus.standing as (
     late_xids xid8[], late_parts integer[], late_ids bigint[]
 );
 comment on type mbus.standing is
-    'Where a consumer stands in parts, of which it reads versions, that of all parts together being whole: dones has a number for every '
-    'part of the queue, one beyond all messages for those that are not its own, low and high are the ends of these; and the late '
-    'transactions, part by part.';
+    'The position of a consumer in parts. It was read from rows with these versions; whole is the version of the row for all '
+    'parts. dones has a number for every part of the queue, and the greatest bigint for parts that are not in parts. low, high: '
+    'the lowest and highest of dones. late_xids, late_parts, late_ids: the late transactions, for each part.';
 
--- Where a consumer of a queue with n parts stands in some of them.
+-- The position of a consumer of a queue with n parts in some of the parts.
 create function mbus.stand(c integer, n integer, parts integer[]) returns mbus.standing
 language plpgsql stable as $$
 declare
@@ -71,7 +71,7 @@ declare
 begin
     select p.* into newest from mbus.position as p where p.consumer = c order by p.version desc limit 1;
     if newest.part = -1 and newest.late_xids = '{}' and cardinality(parts) = n then
-        -- Mostly all parts stand together.
+        -- Mostly all parts have the same position.
         return row(parts, newest.version, array_fill(newest.version, array[n]), array_fill(newest.done, array[n]),
                    newest.done, newest.done, newest.late_xids, '{}'::integer[], '{}'::bigint[])::mbus.standing;
     end if;
@@ -107,7 +107,7 @@ begin
 end
 $$;
 
--- Move on the one position of a consumer whose parts all stand together.
+-- Move the single position of a consumer whose parts are all at the same place.
 create function mbus.keep_together(c integer, s mbus.standing, reached bigint, open xid8[]) returns void
 language plpgsql as $$
 begin
@@ -121,8 +121,8 @@ begin
 end
 $$;
 
--- Put one position in the place of those of parts that stood apart, and stand together from now on. began is where this transaction found
--- the consumer; if it is null, where it found the part that was behind the others.
+-- Replace the positions of parts at different places by a single position. began: the position when this transaction found the
+-- consumer; if it is null, the position of the part that was behind the others.
 create function mbus.keep_joined(c integer, s mbus.standing, reached bigint, open xid8[], began bigint) returns void
 language plpgsql as $$
 begin
@@ -139,12 +139,12 @@ begin
     select c, -1, max(g.version) + 1, reached, open, array_fill(0::bigint, array[cardinality(open)]),
            coalesce(keep_joined.began, min(case when g.txid = pg_current_xact_id() then g.began else g.done end))
     from gone as g;
-    -- Where every part had moved on by itself, the last one for all is still there.
+    -- If every part had a position of its own, the last position for all parts still exists.
     delete from mbus.position as p where p.consumer = c and p.part = -1 and p.version = s.whole;
 end
 $$;
 
--- Put new positions, one a part, in the place of those that a consumer stood at.
+-- Replace the positions of a consumer by new positions, a row for each part.
 create function mbus.keep_apart(
     c integer, s mbus.standing, reached bigint, open xid8[], cut_late boolean, finished xid8[], upto bigint
 ) returns void
@@ -183,8 +183,8 @@ begin
 end
 $$;
 
--- Put new positions in the place of those that a consumer stood at, after a look at the log: all was seen up to reached but what open
--- transactions have; or, where cut_late, of what finished transactions have below it, only that up to an id.
+-- Replace the positions of a consumer after it read the log. It has seen everything up to reached, except messages of open
+-- transactions. With cut_late, it has seen messages of finished transactions below that only up to an id.
 create function mbus.keep(
     c integer, s mbus.standing, reached bigint, open xid8[], cut_late boolean, finished xid8[], upto bigint
 ) returns void

@@ -1,14 +1,14 @@
--- The query of its log that a consumer has of its own, in which its selector stands.
+-- The query of the log that is made for each consumer and contains its selector.
 
 create type mbus.seen as (now pg_snapshot, finished xid8[], ids bigint[], late_count integer, special mbus.picked[]);
 comment on type mbus.seen is
-    'What a consumer comes upon next: ids, those first that are late, and negative where there is more to say of a message in special; the '
-    'snapshot by which that was seen, and those of its late transactions that are finished by it.';
+    'The messages that a consumer reaches next. ids: their ids, late messages first; an id is negative if special has more on the '
+    'message. now: the snapshot in which they were seen; finished: the late transactions that have ended in it.';
 
 -- The log of a queue as a table for selectors.
 create function mbus.selectable(known mbus.queue) returns text
 language sql immutable as $$
-    -- The selector sees a message's columns by their names, alone and behind the alias t, and no other.
+    -- The selector sees exactly the columns of a message, by their names alone and with the alias t.
     select format($sql$(
             select l.id, l.added::timestamp as added, coalesce(l.iid, %2$L || l.id) as iid, l.delayed_until::timestamp as delayed_until,
                    l.expires::timestamp as expires, null::integer[] as received, l.headers, l.properties, l.data,
@@ -17,7 +17,7 @@ language sql immutable as $$
             from mbus.%1$I as l)$sql$, 'log$' || known.qname, known.qname || '.')
 $$;
 
--- The condition under which a consumer wants t, a message of its log; the safe one leaves its selector out.
+-- The condition under which a consumer wants t, a message of its log. With safe, the selector is left out.
 create function mbus.wanted_of(c mbus.consumer, safe boolean) returns text
 language sql immutable as $$
     select format($sql$
@@ -26,8 +26,8 @@ language sql immutable as $$
         case when c.selector is null or safe then '' else format(E' and (%s\n)', c.selector) end)
 $$;
 
--- Write a consumer's own query of the log, in which its selector stands. Where that fails, the safe one asks it about each message by
--- itself.
+-- Create a consumer's query of the log, which contains its selector. If the selector fails, the safe query evaluates it
+-- separately for each message.
 create function mbus.make_look_function(known mbus.queue, c mbus.consumer, safe boolean) returns void
 language plpgsql as $$
 declare
@@ -58,7 +58,7 @@ declare
     none_gone boolean := isempty(gone);
     is_level boolean := stands.low = stands.high;
 begin
-    -- All of this sees what the statement sees that calls it.
+    -- Everything here sees the snapshot of the calling statement.
     seen.now := pg_current_snapshot();
     seen.finished := '{}';
     seen.ids := '{}';
@@ -84,11 +84,11 @@ begin
             cross join lateral (
                 select t.*
                 from %1$s as t
-                -- From its lowest on: what was handed out of it before is not stepped over again.
+                -- From the lowest id on, so that messages of it that were handed out are not read again.
                 where t.pgchange_txid = e.xid and t.id + 0 > e.lowest and t.id + 0 <= highest
                   and t.id > e.aboves[array_position(e.parts, mod(t.id, %4$s)::integer)]
                   and t.id <= stands.dones[1 + mod(t.id, %4$s)]
-                  -- Each by itself: what was received long ago is above the first of them too.
+                  -- Each by itself: messages above the lowest id may have been received long ago.
                   and not exists (
                       select from mbus.receipt as r
                       where r.queue = %8$s and coalesce(r.consumer, 0) = any (array[0, %9$s]) and r.id = t.id offset 0)
@@ -118,12 +118,12 @@ begin
 end
 $body$, source, wanted, number, known.consumers_cnt, 'log$' || known.qname, verdict, rescue, known.id, c.id,
             mbus.key_of(known, 't')),
-        format('What consumer %s comes upon in the log of queue %s.', c.name, known.qname),
+        format('The messages that consumer %s reaches next in the log of queue %s.', c.name, known.qname),
         pinned => false);
 end
 $$;
 
--- Write the selector of a consumer as a function that cannot fail.
+-- Create a function for the selector of a consumer that returns null instead of failing.
 create function mbus.make_match_function(c mbus.consumer) returns void
 language plpgsql as $$
 begin
@@ -137,6 +137,6 @@ exception when others or assert_failure then
     return null;
 end
 $body$, coalesce(c.selector, 'true')),
-        format('Whether the selector of consumer %s matches a message, which has its times in UTC; null where it fails.', c.name));
+        format('Whether the selector of consumer %s matches a message, which has its times in UTC; null if it fails.', c.name));
 end
 $$;

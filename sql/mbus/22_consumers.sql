@@ -1,6 +1,6 @@
 -- Making consumers.
 
--- Write the functions of a consumer.
+-- Create the functions of a consumer.
 create function mbus.make_consumer_functions(known mbus.queue, c mbus.consumer) returns void
 language plpgsql as $$
 begin
@@ -16,7 +16,7 @@ begin
 end
 $$;
 
--- Write the functions of a queue.
+-- Create the functions of a queue.
 create function mbus.make_queue_functions(known mbus.queue) returns void
 language plpgsql as $$
 begin
@@ -29,10 +29,10 @@ begin
 end
 $$;
 
--- Note apart, for a new consumer, what the others went past and is still there.
+-- Set messages apart for a new consumer that the positions of others have passed and that are still in the queue.
 create function mbus.catch_up(known mbus.queue, c mbus.consumer) returns void
 language plpgsql
--- The view has times as its reader's, and a selector has them in UTC.
+-- The view has times in the time zone of its reader, and a selector needs them in UTC.
 set timezone = 'UTC'
 as $$
 declare
@@ -68,7 +68,7 @@ begin
 end
 $$;
 
--- Make a consumer, which receives what is in the queue and what comes.
+-- Make a consumer. It receives the messages that are in the queue and all that are posted later.
 create function mbus.add_consumer(known mbus.queue, cname text, selector text, temporary boolean) returns void
 language plpgsql as $$
 declare
@@ -82,7 +82,7 @@ begin
     ) then
         raise duplicate_object using
             message = format('Wrong consumer name:%s', cname),
-            detail = format('mbus.%s() is there already', mbus.function_name('consume', known.qname, cname)),
+            detail = format('mbus.%s() already exists', mbus.function_name('consume', known.qname, cname)),
             hint = 'choose another name, or drop that consumer first';
     end if;
     perform mbus.check_length(mbus.function_name('take_from', known.qname, cname));
@@ -92,8 +92,9 @@ begin
         end if;
         perform mbus.make_roles(known.qname, cname);
     end if;
-    -- What the others have received by now is not for the new one: it begins where the first of them is, and what that
-    -- one went past and is still there is noted apart. The first consumer has one position for all parts.
+    -- A new consumer does not get messages that all others have received. It begins at the position of the first consumer that
+    -- has come farthest. Messages that this position has passed and that are still in the queue are set apart. The first consumer
+    -- of a queue has a single position for all parts.
     insert into mbus.consumer (name, qname, selector, temporary) values (cname, known.qname, selector, temporary) returning * into c;
     insert into mbus.position (consumer, part, version, done, late_xids, late_ids)
     select c.id, g.part, 1, coalesce(p.done, known.began), coalesce(p.late_xids, '{}'), coalesce(p.late_ids, '{}')
@@ -116,11 +117,11 @@ begin
 end
 $$;
 
--- Say how an index is made for a consumer.
+-- Raise a notice with the index for a consumer.
 create function mbus.tell_index(qname text, selector text) returns void
 language plpgsql as $$
 begin
-    -- An index knows no alias, and is of use only with the operators that the selector has.
+    -- An index knows no alias. The planner uses it only for the operators of the selector.
     raise notice E'set search_path to %;\ncreate index concurrently on mbus.% (id)%;\nreset search_path;', current_setting('search_path'), quote_ident('log$' || qname),
         case when selector is null then '' else format(E' where (%s\n)', regexp_replace(selector, '[[:<:]]t[.]', '', 'g')) end;
 end
@@ -145,5 +146,5 @@ begin
 end
 $$;
 comment on function mbus_sealed.create_consumer(pgchange.caller, text, text, text, boolean) is
-    'Make a consumer of a queue. Its selector, SQL that only the owner of the queues may set, runs with that owner''s rights. No index is '
-    'made for it; with noindex a NOTICE gives the text of one, for a selector that few messages match.';
+    'Make a consumer of a queue. Its selector is SQL that runs with the rights of the owner of the queues, so only that owner may '
+    'set it. No index is made for it. With noindex, a NOTICE has the text of an index, for a selector that few messages match.';

@@ -1,9 +1,10 @@
--- Dropping consumers, unless others use what would go with them.
+-- Dropping consumers, unless others use objects that would be dropped with them.
 
--- The views that mbus.create_view() made and that call one of these functions: whatever they are named now, they have its owner.
+-- The views that mbus.create_view() made and that call one of these functions. They are found by their owner, also after a
+-- rename.
 create function mbus.receiving_views(receivers regprocedure[]) returns setof regclass
 language sql stable as $$
-    -- No name is trusted: anybody may make something else in a view's place, or a view of his own over the function.
+    -- Do not trust names: another role may create an object in place of a view, or a view of its own over the function.
     select distinct v.oid::regclass
     from unnest(receivers) as receiver
     join pg_depend as d on d.refclassid = 'pg_proc'::regclass and d.refobjid = receiver and d.classid = 'pg_rewrite'::regclass
@@ -12,7 +13,7 @@ language sql stable as $$
     join pg_class as v on v.oid = r.ev_class and v.relkind = 'v' and v.relowner = p.proowner
 $$;
 
--- The functions by which views receive for a consumer.
+-- The functions by which views receive messages of a consumer.
 create function mbus.receivers(c mbus.consumer) returns regprocedure[]
 language sql stable as $$
     select array(
@@ -20,7 +21,7 @@ language sql stable as $$
         where p.pronamespace = 'mbus_sealed'::regnamespace and p.proname like 'seen$' || c.id || '$%')
 $$;
 
--- Drop the views that receive for a consumer.
+-- Drop the views that receive messages of a consumer.
 create function mbus.drop_views(c mbus.consumer) returns void
 language plpgsql as $$
 declare
@@ -32,8 +33,8 @@ begin
 end
 $$;
 
--- Refuse to drop a queue or a consumer, given its functions and relations, upon which others have built views, or functions with a
--- body that PostgreSQL has read.
+-- Refuse to drop a queue or a consumer, given its functions and relations, if others use them. Such users are views, and
+-- functions whose bodies PostgreSQL has parsed.
 create function mbus.refuse_users(used text, consumers mbus.consumer[], functions text[], relations text[]) returns void
 language plpgsql stable as $$
 declare
@@ -60,7 +61,7 @@ begin
         from parts as p
         join pg_depend as d on d.refclassid = p.class and d.refobjid = p.id and d.deptype = 'n'
         left join pg_rewrite as r on d.classid = 'pg_rewrite'::regclass and r.oid = d.objid
-        -- Parts of what is dropped, such as its defaults and triggers, go with it.
+        -- Parts of a dropped object, such as its defaults and triggers, are dropped with it.
         where not exists (
             select from pg_depend as w join own as o on w.refclassid = o.class and w.refobjid = o.id
             where w.classid = d.classid and w.objid = d.objid and w.deptype in ('a', 'i') and r.oid is null)
@@ -71,12 +72,13 @@ begin
     from theirs as t cross join lateral pg_identify_object(t.class, t.id, 0) as i;
     if users is not null then
         raise dependent_objects_still_exist using message = format('%s is used by others: %s', used, users),
-            hint = 'they would go with it: drop them first, or have them name it in a text only, as a function in plpgsql does';
+            hint = 'drop them first, as they would be dropped, too; or let them name it in a text only, as a function in plpgsql '
+                   'does';
     end if;
 end
 $$;
 
--- Delete what there is of a consumer that no view has: its progress, functions and role.
+-- Delete the objects and the progress of a consumer: its functions and its role, but not its views.
 create function mbus.forget_consumer(known mbus.queue, c mbus.consumer) returns void
 language plpgsql as $$
 declare
@@ -92,7 +94,7 @@ begin
         select p.oid::regprocedure from pg_proc as p
         where p.pronamespace in ('mbus'::regnamespace, 'mbus_sealed'::regnamespace)
           and (p.proname = any (mbus.consumer_functions(known, c)) or p.proname ~ format('^(seen|view)[$]%s[$]', c.id))
-        -- A public face before what it shows.
+        -- A public face before the sealed function that it calls.
         order by p.pronamespace = 'mbus_sealed'::regnamespace
     loop
         execute format('drop function %s', function);
@@ -107,14 +109,14 @@ $$;
 create function mbus.remove_consumer(known mbus.queue, c mbus.consumer) returns void
 language plpgsql as $$
 begin
-    -- Whoever receives by it: what they write would stay, and messages of other queues would wait for it for good.
+    -- Wait for sessions that receive by it: their results would stay, and messages of other queues would wait for them for ever.
     perform pg_advisory_xact_lock(k)
     from (select mbus.part_key(c.id, p) as k from unnest(known.parts) as p order by k) as keys;
-    -- What it had received would be nobody's otherwise, and there again.
+    -- Otherwise messages that it had received would be back in the queue, for nobody.
     perform mbus.sweep(known, false);
     delete from mbus.consumer as x where x.id = c.id;
     perform mbus.make_views(known);
-    -- Only now: the views of the queue do without its selector.
+    -- Only now: the views of the queue do not use its selector any more.
     perform mbus.refuse_users(
         format('consumer %s of queue %s', c.name, known.qname), array[c], mbus.consumer_functions(known, c), '{}');
     perform mbus.drop_views(c);
@@ -134,4 +136,5 @@ begin
     perform mbus.remove_consumer(known, mbus.consumer_named(qname, cname));
 end
 $$;
-comment on function mbus_sealed.drop_consumer(pgchange.caller, text, text) is 'Drop a consumer. Messages that only it was to receive stay, as those that no selector matches.';
+comment on function mbus_sealed.drop_consumer(pgchange.caller, text, text) is
+    'Drop a consumer. Messages that only this consumer was to receive stay in the queue, as messages that no selector matches.';

@@ -1,7 +1,7 @@
--- Temporary consumers, which live as long as the session that made them, and what clears away after those that are gone.
+-- Temporary consumers, which live as long as the session that made them, and their removal.
 
--- The selectors of the consumers by whom the caller may consume from a queue, as one; null where one of them receives everything, as
--- for an admin.
+-- The selectors of the consumers by which the caller may consume from a queue, as one condition. Null if such a consumer receives
+-- everything, and for an admin.
 create function mbus.bound_to(caller name, known mbus.queue) returns text
 language sql stable as $$
     select case when bool_and(c.selector is not null) and not mbus.is_admin(caller) and not mbus.has_role(caller, 'admin', known.qname)
@@ -9,12 +9,12 @@ language sql stable as $$
     from mbus.consumer as c where c.qname = known.qname and not c.temporary and mbus.may(caller, 'consume', known.qname, c.name)
 $$;
 
--- Make a consumer that lives as long as this session, and let its maker consume by it.
+-- Make a consumer that lives as long as this session, and let the caller consume by it.
 create function mbus.add_temporary_consumer(caller name, qname text, p_selector text) returns text
 language plpgsql as $$
 declare
     known mbus.queue;
-    -- Of a length that any queue's functions can have with it.
+    -- Short enough for the names of the functions of any queue.
     cname text := 'temp_' || left(mbus.temporary_name(), 12);
     keeper oid;
 begin
@@ -22,9 +22,9 @@ begin
     perform mbus.demand(caller, 'consume', qname);
     known := mbus.queue_to_change(qname);
     perform mbus.add_consumer(known, cname, coalesce(p_selector, mbus.bound_to(caller, known)), true);
-    -- What lets its maker consume by it is EXECUTE on its functions, which nobody else has but who may do everything.
+    -- EXECUTE on its functions lets the caller consume by it. Besides the caller, only roles that may do everything have it.
     foreach keeper in array array_remove(array[
-        -- Quoted: regrole folds a name to lower case, and reads digits as the number of a role.
+        -- Quoted, because regrole folds a name to lower case, and takes digits for the oid of a role.
         to_regrole(quote_ident(caller)), case when known.is_roles_security_model then mbus.role_of('admin') end,
         case when known.is_roles_security_model then mbus.role_of('admin', qname) end], null)
     loop
@@ -48,8 +48,9 @@ begin
 end
 $$;
 comment on function mbus_sealed.create_temporary_consumer(pgchange.caller, text, text) is
-    'Make a consumer that lives as long as this session, whose user may consume by it; returns its name. It receives what its maker '
-    'may, as long as it may: who consumes by selectors only is bound to them here too. A selector may be set by the owner of the queues only.';
+    'Make a consumer that lives as long as this session, and return its name. The caller may consume by it. It receives what the '
+    'caller may receive, as long as the caller may: if the caller''s consumers have selectors, so has this. Only the owner of the '
+    'queues may set a selector.';
 
 create function mbus.clear_tempq() returns void
 language plpgsql security definer
@@ -78,7 +79,7 @@ begin
             end if;
             delete from mbus.temporary as t where t.name = left_over.name;
         exception when lock_not_available or deadlock_detected then
-            -- Whoever takes would wait behind this for a transaction that has taken and is open: another time.
+            -- Sessions that take messages would wait behind this for an open transaction, so leave it for another time.
             null;
         when dependent_objects_still_exist then
             raise warning '%', sqlerrm;
@@ -89,10 +90,10 @@ begin
 end
 $$;
 comment on function mbus.clear_tempq() is
-    'Remove temporary queues and consumers whose sessions ended, with their messages; what somebody is at stays until the next time.';
+    'Remove temporary queues and consumers whose sessions have ended, with their messages. Those in use stay until the next time.';
 
--- Delete some messages of a queue that everybody has received or that expired; returns how many. It takes a fraction of a second at any
--- backlog: where many were deleted, call it again in another transaction.
+-- Delete some messages of a queue that all consumers have received or that have expired, and return how many. A call takes a
+-- fraction of a second however many messages wait. If it deletes many, call it again in another transaction.
 create function mbus.maintain_queue(qname text) returns bigint
 language plpgsql security definer
 set lock_timeout = '1s'
@@ -103,20 +104,20 @@ begin
 end
 $$;
 
--- Delete from all queues what everybody has received and what expired, and temporary queues and consumers whose sessions ended;
--- returns how many messages. Where many were deleted, more may be left to the next call.
+-- Delete messages of all queues that all consumers have received or that have expired. Also remove temporary queues and consumers
+-- whose sessions have ended. Returns the number of messages. If it deletes many, the next call may find more.
 create function mbus.maintain() returns bigint
 language plpgsql security definer as $$
 declare
     name text;
     deleted bigint := 0;
 begin
-    -- From any queue on: where the time is over before the last one, each gets its turn.
+    -- In random order, because the time may be over before the last queue. So each queue gets its turn.
     for name in select q.qname from mbus.queue as q order by random() loop
         deleted := deleted + mbus.maintain_queue(name);
         exit when clock_timestamp() > statement_timestamp() + interval '500 ms';
     end loop;
-    -- Last: until this transaction ends nobody takes from the queue of a consumer that it removes.
+    -- Last, because it blocks takes from the queue of a removed consumer until this transaction ends.
     perform mbus.clear_tempq();
     return deleted;
 end

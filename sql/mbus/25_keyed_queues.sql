@@ -1,7 +1,7 @@
 -- Ordering a queue by a property of its messages.
 
--- Write the trigger that gives all messages of a key ids of one part, which numbers them by the remainder of the id. Without a key to
--- order by, take it off.
+-- Create the trigger that gives all messages of a key ids of the same part, which is the remainder of the id. Drop the trigger if
+-- the queue has no key.
 create function mbus.make_key_trigger(known mbus.queue) returns void
 language plpgsql
 set client_min_messages = warning
@@ -49,11 +49,11 @@ begin
     execute format('select not exists (select from mbus.%I)', 'log$' || qname) into is_empty;
     if not is_empty then
         perform pgchange.refuse(
-            format('queue %s has messages, whose order was not kept', qname),
+            format('queue %s cannot be ordered: it has messages, whose order was not kept', qname),
             format('let its consumers receive them, and call mbus.clear_queue_%s(); or make another queue', qname));
     end if;
     update mbus.queue as q set ordered_by = nullif(property, '') where q.id = known.id returning * into known;
-    -- What is special is looked at one by one before it is handed out.
+    -- Special messages are checked one by one before they are handed out.
     execute format(
         'alter table mbus.%I drop column special, add column special boolean not null generated always as '
         '(delayed_until is not null or headers ? ''consume_after''%s) stored',
@@ -63,6 +63,6 @@ begin
 end
 $$;
 comment on function mbus_sealed.order_by(pgchange.caller, text, text) is
-    'Order a queue by a property: messages with the same value of it go to one worker of a consumer at a time, in the order in which '
-    'they were posted. Messages without the property are handed out as before. Null takes the order off. Refused while the queue has '
-    'messages.';
+    'Order a queue by a property. Messages with the same value of it go to one worker of a consumer at a time, in the order in '
+    'which they were posted. Messages without the property are handed out as before. Null removes the order. Refused while the '
+    'queue has messages.';

@@ -1,6 +1,6 @@
--- Triggers: what is posted to one queue and matches a selector is copied to another.
+-- Triggers, which copy messages that are posted to a queue and match a selector to another queue.
 
--- Write the trigger of a queue's log that copies to other queues.
+-- Create the trigger of a queue's log that copies to other queues.
 create function mbus.make_copy_function(known mbus.queue) returns void
 language plpgsql
 set client_min_messages = warning
@@ -12,7 +12,7 @@ declare
         select p.id, p.added::timestamp as added, coalesce(p.iid, %L || p.id) as iid, p.delayed_until::timestamp as delayed_until,
                p.expires::timestamp as expires, null::integer[] as received, p.headers, p.properties, p.data
         from posted as p
-        -- What is put back was copied when it came.
+        -- A message that is put back was copied when it was posted.
         where p.not_for is null)$sql$, known.qname || '.');
 begin
     execute format('drop trigger if exists copies on mbus.%I', 'log$' || known.qname);
@@ -46,14 +46,14 @@ $body$, source, coalesce(each_trigger.selector, 'true'), known.qname, each_trigg
         perform mbus.place('copy$' || known.id, '', 'trigger', 'language plpgsql security definer ' || pgchange.settings(),
             format(E'#variable_conflict use_column\ndeclare\n    matching bigint[];\n    number bigint;\nbegin\n%s\n    return null;\nend',
                 copies),
-            format('Copies what is posted to queue %s to others.', known.qname));
+            format('Copies messages that are posted to queue %s to others.', known.qname));
         execute format('create trigger copies after insert on mbus.%I referencing new table as posted '
             'for each statement execute function mbus.%I()', 'log$' || known.qname, 'copy$' || known.id);
     end if;
 end
 $$;
 
--- Copy what is posted to src to dst, but refuse a loop.
+-- Add a copy of the messages of src to dst. Refuse a loop.
 create function mbus.add_trigger(src text, dst text, selector text) returns void
 language plpgsql as $$
 declare
@@ -93,7 +93,7 @@ begin
 end
 $$;
 comment on function mbus_sealed.create_trigger(pgchange.caller, text, text, text) is
-    'Copy data, headers and properties of what is posted to src, and matches a selector, to dst. A loop is refused.';
+    'Copy data, headers and properties of messages that are posted to src and match a selector to dst. A loop is refused.';
 
 create function mbus_sealed.drop_trigger(caller pgchange.caller, src text, dst text) returns void
 language plpgsql security definer as $$
@@ -107,4 +107,4 @@ begin
     perform mbus.make_copy_function(source);
 end
 $$;
-comment on function mbus_sealed.drop_trigger(pgchange.caller, text, text) is 'Copy no more from src to dst.';
+comment on function mbus_sealed.drop_trigger(pgchange.caller, text, text) is 'Stop copying messages from src to dst.';

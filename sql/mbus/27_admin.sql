@@ -1,6 +1,6 @@
--- Views for people and other roles, what is done with messages by SQL, and putting them back.
+-- Views for people and other roles, running SQL for messages, and putting messages back.
 
--- Whether the caller may select from a view that receives by this function, and that is still the owner's of the queues.
+-- Whether the caller may select from a view that receives by this function and still belongs to the owner of the queues.
 create function mbus.may_receive(caller name, receiver regprocedure) returns boolean
 language sql stable as $$
     select exists (
@@ -18,8 +18,8 @@ declare
     seen text := 'seen$' || key;
     function text := 'view$' || key;
 begin
-    -- Who may write the view posts with the rights of its owner, and not as one that has the queue's role.
-    -- Only the view names it: its body was parsed as its owner, and passes who selects.
+    -- A role that may insert into the view posts with the rights of the view's owner, and needs no role of the queue.
+    -- Only the view calls the sealed function: its body was parsed as its owner, and passes the role that selects.
     perform mbus.place(seen, 'caller pgchange.caller', 'setof mbus.qt_model', 'language plpgsql security definer',
         format($body$
 begin
@@ -29,7 +29,7 @@ begin
     return query select * from mbus.%2$I();
 end
 $body$, seen, 'receive$' || c.id),
-        format('Receives a message for who selects from view %s.', named), place_in => 'mbus_sealed');
+        format('Receives a message for the role that selects from view %s.', named), place_in => 'mbus_sealed');
     execute format('grant execute on function mbus_sealed.%I(pgchange.caller) to public', seen);
     execute format(
         'create view %1$I.%2$I as select m.data, m.headers, m.properties, m.delayed_until, m.expires, m.iid, m.id, m.added '
@@ -57,16 +57,16 @@ begin
     return new;
 end
 $body$, 'log$' || qname, qname, qname || '.'),
-        format('Posts what is inserted into view %s to queue %s.', named, qname));
+        format('Posts the rows inserted into view %s to queue %s.', named, qname));
     execute format('create trigger post instead of insert on %I.%I for each row execute function mbus.%I()',
         coalesce(sname, 'public'), named, function);
     execute format('comment on view %I.%I is %L', coalesce(sname, 'public'), named,
-        format('Selecting receives a message of queue %s for consumer %s; inserting posts one.', qname, c.name));
+        format('A select receives a message of queue %s for consumer %s; an insert posts a message.', qname, c.name));
 end
 $$;
 comment on function mbus.create_view(text, text, text, text) is
-    'Make a view, public.<queue>_q unless named otherwise: who may select from it receives, who may insert into it posts, without a '
-    'right to the queue itself.';
+    'Make a view, by default public.<queue>_q. A role that may select from it receives, and a role that may insert into it posts, '
+    'without a right to the queue itself.';
 
 create function mbus.create_run_function(qname text) returns void
 language plpgsql security definer as $$
@@ -93,8 +93,9 @@ begin
     return done;
 end
 $body$, mbus.function_name('consumen', qname, 'default')),
-        format('Receive messages of queue %s, at most a thousand, and run SQL for each, which is $1, a mbus.qt_model, as who calls this '
-               'would; returns for how many it succeeded. The others go to the dmq.', qname),
+        format(
+            'Receive at most a thousand messages of queue %s and run SQL for each, with the rights of the caller. In the SQL, $1 '
+            'is the message, a mbus.qt_model. Returns for how many it succeeded. The other messages go to the dmq.', qname),
         pinned => false);
 end
 $$;
@@ -110,19 +111,21 @@ declare
     tries integer;
 begin
     if known.id is null then
-        raise undefined_object using message = format('Unknown queue:%s', msgiid), hint = 'a message is named by its iid';
+        raise undefined_object using message = format('Unknown queue:%s', msgiid), hint = 'name a message by its iid';
     end if;
     perform mbus.demand(caller, 'consume', known.qname);
     execute format('select l.data, l.headers, l.properties, l.expires from mbus.%I as l where l.id = $1', 'log$' || known.qname)
     into message using (select max(e.id) from mbus.entries(known, msgiid) as e);
     got_now := mbus.got_now(known, msgiid);
-    -- One that was received before is not put back: it would come to everybody again.
+    -- Refuse a message that was received before: it would go to all consumers again.
     if got_now is null then
-        raise undefined_object using message = format('there is no message %s', msgiid), hint = 'put it back in the transaction that received it';
+        raise undefined_object using message = format(
+            'there is no message %s to put back', msgiid), hint =
+            'put it back in the transaction that received it';
     end if;
-    -- Who posted it may have written anything there.
+    -- Its poster may have set any value.
     tries := coalesce(substring(message.properties -> 'tries' from '^[0-9]{1,8}$')::integer, 1) + 1;
-    -- Who may receive it may put it back, also without the right to post.
+    -- A consumer may put it back without the right to post.
     execute format(
         'insert into mbus.%I (data, headers, properties, delayed_until, expires, iid, not_for) values ($1, $2, $3, $4, $5, $6, $7) '
         'returning id', 'log$' || known.qname)
@@ -134,5 +137,5 @@ begin
 end
 $$;
 comment on function mbus_sealed.try_again(pgchange.caller, text, interval, text) is
-    'Put a message back that this transaction received, under its id, to come again after a delay; its property tries counts, error says '
-    'what it failed on. Returns which try the next one is.';
+    'Put a message back that this transaction received, under its id, to be received again after a delay. Its property tries '
+    'counts the attempts, and error has the last error. Returns the number of the next attempt.';

@@ -1,10 +1,10 @@
--- Dead letters. What a feed gave up is in the dmq, under one letter for a batch; so is each message that was posted there by SQL, under
--- one of its own. A letter and its messages in the dmq go together, whichever way they go.
+-- Dead letters. The messages of a batch that a feed gave up are in the dmq, with one letter for the batch. A message that was
+-- posted to the dmq in SQL has a letter of its own. A letter and its messages in the dmq are always deleted together.
 
 alter table mbus.dmq add column letter bigint references pgchange.letter on delete cascade;
 create index on mbus.dmq (letter);
 
--- A new letter, whose content then says which it is: so its messages can be looked at before it is sent again.
+-- A new letter, with its number in its content, so that its messages can be found before it is sent again.
 create function mbus.named_by_itself(letter bigint) returns bigint
 language sql as $$
     update pgchange.letter as l set content = l.content || jsonb_build_object('letter', l.id)
@@ -12,7 +12,7 @@ language sql as $$
     returning l.id
 $$;
 
--- Show each message that comes to the dmq among the dead letters.
+-- Write a dead letter for each message that is posted to the dmq.
 create function mbus.write_letters() returns trigger
 language plpgsql security definer as $$
 declare
@@ -33,7 +33,7 @@ $$;
 create trigger write_letters after insert on mbus.dmq referencing new table as posted
     for each statement execute function mbus.write_letters();
 
--- Messages that leave the dmq set free who waits for them, and the last one takes its letter with it.
+-- When messages leave the dmq, wake the messages that wait for them. Delete a letter with its last message.
 create function mbus.after_dead() returns trigger
 language plpgsql security definer as $$
 begin
@@ -47,8 +47,9 @@ $$;
 create trigger after_dead after delete on mbus.dmq referencing old table as gone
     for each statement execute function mbus.after_dead();
 
--- Copy a batch to the dmq, so that others that wait for its messages go on waiting, under one dead letter, whose number is returned. The
--- messages that others have taken since it was claimed are left out. Refuse a batch at work, and one of which no message is left.
+-- Copy a batch to the dmq under a dead letter, so that messages that wait for its messages go on waiting. Returns the number of
+-- the letter. Messages that others have taken since the claim are left out. Refuse a batch at work, and a batch without any
+-- messages left.
 create function mbus.give_up(caller pgchange.caller, qname text, cname text, batch jsonb, reason text) returns bigint
 language plpgsql as $$
 declare
@@ -65,8 +66,9 @@ begin
     from mbus.pending(qname, c, (mbus.position(qname, cname) ->> 'slot')::integer) as p
     where p.number = (give_up.batch -> 'bounds' ->> 'number')::bigint and p.batch ->> 'id' = give_up.batch ->> 'id';
     if mark.number is null then
-        raise exception using errcode = 'PC006', message = format('batch %s of queue:%s/%s is at work, or acked', batch ->> 'id', qname, cname),
-            hint = 'look again: only a batch that was claimed and not acked can be skipped';
+        raise exception using errcode = 'PC006', message = format(
+            'batch %s of queue:%s/%s is at work, or acked', batch ->> 'id', qname, cname),
+            hint = 'read the status again: only a batch that was claimed and not acked can be skipped';
     end if;
     lowest := mark.batch -> 'bounds' -> 'lowest';
     highest := mark.batch -> 'bounds' -> 'highest';
@@ -78,7 +80,7 @@ begin
     if counted = 0 then
         raise exception using errcode = 'PC009',
             message = format('batch %s has no messages left to skip: others took them', mark.batch ->> 'id'),
-            hint = 'nothing is to be done: the next claim passes over it';
+            hint = 'there is nothing to do: the next claim passes over it';
     end if;
     update mbus.batch as b set count = b.count - (mark.batch -> 'count')::bigint + counted where b.number = mark.number;
     letter := mbus.named_by_itself(pgchange.write_letter(
@@ -102,10 +104,11 @@ language sql stable security definer as $$
     select case when mbus.is_admin(caller) or mbus.may(caller, 'consume', address ->> 'queue', address ->> 'consumer') then '{see,keep}'::text[]
                 else '{}' end
 $$;
-comment on function mbus_sealed.letter_rights(pgchange.caller, jsonb) is 'Who may consume from a queue may see and keep its dead letters.';
+comment on function mbus_sealed.letter_rights(pgchange.caller, jsonb) is
+    'A role that may consume from a queue may see and keep its dead letters.';
 
--- The first message of a dead letter that does not match the selector of a consumer to which it would go: of this one, or of those
--- that gave it up.
+-- The first message of a dead letter that does not match the selector of a consumer to which it would go. Such a consumer is the
+-- given consumer, or any that gave the letter up.
 create function mbus.unmatched(letter bigint, qname text, cname text, out iid text, out consumer text)
 language plpgsql stable as $$
 declare
@@ -143,7 +146,7 @@ begin
     end if;
     if not exists (select from mbus.queue as q where q.qname = address ->> 'queue') then
         raise exception using errcode = 'PC012',
-            message = format('the messages belong to no queue that is here: %s', coalesce(address ->> 'queue', 'none')),
+            message = format('the messages belong to no queue of this database: %s', coalesce(address ->> 'queue', 'none')),
             hint = 'make the queue, or drop the letter; mbus.dmq has the messages';
     end if;
     if address ? 'consumer' and not exists (
@@ -152,14 +155,14 @@ begin
         raise exception using errcode = 'PC012', message = format('unknown consumer:%s', address ->> 'consumer'),
             hint = 'make the consumer, or drop the letter; mbus.dmq has the messages';
     end if;
-    -- Sent to nobody left it would come to all.
+    -- If all these consumers are gone, the message would go to all consumers.
     if jsonb_typeof(content -> 'consumers') = 'array' and not exists (
         select from mbus.consumer as c where c.qname = address ->> 'queue' and content -> 'consumers' @> to_jsonb(c.id))
     then
         raise exception using errcode = 'PC012', message = 'the consumers that gave the message up were dropped',
             hint = 'drop the letter; mbus.dmq has the message, to post it anew if others are to have it';
     end if;
-    -- Whoever asks may write anything there: it is looked at where it is the letter of this address.
+    -- The caller may pass any content, so use it only if the letter has this address.
     lost := mbus.unmatched(
         (select l.id from pgchange.letter as l
          where l.id = (check_letter.content ->> 'letter')::bigint and l.address = check_letter.address),
@@ -167,16 +170,17 @@ begin
     if lost.iid is not null then
         raise exception using errcode = 'PC012',
             message = format('message %s does not match the selector of consumer %s, which would not receive it', lost.iid, lost.consumer),
-            hint = 'set right what the selector looks at, in mbus.dmq; or drop the letter';
+            hint = 'correct the values that the selector uses, in mbus.dmq; or drop the letter';
     end if;
 end
 $$;
-comment on function mbus_sealed.check_letter(pgchange.caller, jsonb, jsonb) is 'Refuse a dead letter whose queue or consumer is gone, or that nobody would receive.';
+comment on function mbus_sealed.check_letter(pgchange.caller, jsonb, jsonb) is
+    'Refuse a dead letter whose queue or consumer was dropped, or that nobody would receive.';
 
--- A part of a message, for people: where it is long, that it is left out.
+-- A part of a message in a readable form. A long part is left out.
 create function mbus.shown(held hstore) returns jsonb
 language sql stable as $$
-    -- What is long as it is stored is not even read.
+    -- Do not even read a value that is long in its stored form.
     select case when pg_column_size(held) > 20000 or octet_length(held::text) > 20000
                 then to_jsonb('left out: it is longer than 20 kB'::text)
                 else hstore_to_jsonb(held) end
@@ -192,7 +196,7 @@ begin
     if 'see' <> all (mbus_sealed.letter_rights(caller, address)) then
         perform mbus.deny();
     end if;
-    -- Whoever asks may write anything there: it is looked at where it is the letter of this address.
+    -- The caller may pass any content, so use it only if the letter has this address.
     for message in
         select jsonb_strip_nulls(jsonb_build_object(
             'iid', d.iid, 'data', mbus.shown(d.data), 'properties', mbus.shown(d.properties),
@@ -212,8 +216,8 @@ begin
 end
 $$;
 comment on function mbus_sealed.letter_content(pgchange.caller, jsonb, jsonb) is
-    'What a dead letter holds: what it says itself, and its messages in the dmq, the first hundred of them, or as many as are '
-    '200 kB together; of each what is longer than 20 kB is left out.';
+    'The content of a dead letter: its own content, and its messages in the dmq. At most a hundred messages, and at most 200 kB '
+    'of them; a part longer than 20 kB is left out.';
 
 create function mbus_sealed.redrive(caller pgchange.caller, letter bigint) returns void
 language plpgsql security definer as $$
@@ -235,7 +239,8 @@ begin
         )
         insert into mbus.%I (data, headers, properties, iid, not_for)
         select m.data, mbus.headers_for(m.headers - array['dmq.added', 'dmq.error'], $2), m.properties, m.iid,
-               -- For all it is an empty array, not null: it was copied to other queues when it came.
+               -- For all consumers this is an empty array, not null, because the message was copied to other queues when it was
+               -- first posted.
                array(
                    select c.id from mbus.consumer as c
                    where c.qname = $2 and not case when $3 is not null then c.name = $3 else coalesce(c.id = any (m.received), true) end)
@@ -245,5 +250,5 @@ begin
 end
 $$;
 comment on function mbus_sealed.redrive(pgchange.caller, bigint) is
-    'Post the messages of a dead letter once more under their ids, at once and without an expiry: for the consumers that gave them up, '
-    'or else for all. The letter goes in the same transaction.';
+    'Post the messages of a dead letter again under their ids, without delay and expiry. They go to the consumers that gave them '
+    'up, or else to all. The letter is deleted in the same transaction.';

@@ -26,5 +26,5 @@ begin
 end
 $$;
 comment on function mbus_sealed.erase_letter(pgchange.caller, bigint, text, text) is
-    'Delete from the dmq the messages of a dead letter that have a key, by iid or by a field of their properties or data, and return '
-    'how many there were.';
+    'Delete the messages of a dead letter that have a key from the dmq, by iid or by a field of their properties or data. Returns '
+    'how many were deleted.';

@@ -1,9 +1,9 @@
--- Sagas: steps that are all done, or all undone.
+-- Sagas: either all steps of a saga are done, or those that were done are compensated.
 --
--- A saga is two sequences of messages: its steps and an end, and behind a bung, which only mbus.take() gets, their compensations and
--- an end of those. Who rolls back takes the bung, which sets the compensations free, and what is left of the steps; the end of the
--- steps takes the bung and the compensations. A message that could not be taken, because somebody has it in hand, is told
--- by the saga's state that its turn is over.
+-- A saga is two sequences of messages. The first has its steps and an end. The second has their compensations and an end; it
+-- waits behind the bung, a message that only mbus.take() can take. A rollback takes the bung, which frees the compensations, and
+-- takes the remaining steps. The end of the steps takes the bung and the compensations. A message in work cannot be taken; its
+-- handler learns from the state of the saga that its turn is over.
 
 create table mbus.saga (
     id bigint generated always as identity primary key,
@@ -17,7 +17,7 @@ create table mbus.saga (
 create index on mbus.saga (id) where state in ('forward', 'rolling back');
 create index on mbus.saga (changed_at) where state in ('complete', 'rolled back');
 comment on table mbus.saga is
-    'Every saga that was started, and what has become of it: one whose steps are not all done at its deadline is rolled back. mbus.sagas '
+    'Every saga that was started, with its state. If its steps are not all done at its deadline, it is rolled back. mbus.sagas '
     'shows them with their steps.';
 
 create table mbus.saga_message (
@@ -32,11 +32,12 @@ create table mbus.saga_message (
     changed_at timestamptz not null default clock_timestamp()
 );
 create index on mbus.saga_message (saga);
--- By the queue that it belongs to: who may see few sagas is shown the latest of these.
+-- By the queue in the iid. A caller who may see few sagas gets the latest of these.
 create index on mbus.saga_message (mbus.qname_of(iid), saga);
 comment on table mbus.saga_message is
-    'The messages of sagas. kind: a step, the end of the steps, the bung, a compensation, the end of the compensations. after: the '
-    'messages behind which it waits. tries: which one the next is, but for those whose handler died, which its claim counts.';
+    'The messages of sagas. kind: a step, the end of the steps, the bung, a compensation, or the end of the compensations. after: '
+    'the messages that it waits for. tries: the number of the next attempt, without attempts whose handler died; the claim counts '
+    'those.';
 
 -- Refuse a saga whose messages would not wait for each other.
 create function mbus.check_saga(description jsonb) returns void
@@ -51,9 +52,9 @@ begin
     loop
         if each_step.name is null or each_step.name = any (earlier) or not each_step."after" <@ earlier then
             raise invalid_parameter_value using
-                message = format('saga %s: step %s is there already, or comes before one that it waits for',
+                message = format('saga %s: step %s appears twice, or before a step that it waits for',
                                  description ->> 'name', each_step.name),
-                hint = 'each step has a name of its own, and stands behind those that it comes after';
+                hint = 'give each step a name of its own, and put it behind the steps in its after';
         end if;
         earlier := earlier || each_step.name;
     end loop;
@@ -61,13 +62,13 @@ begin
         select from mbus.consumer as c where c.qname = description ->> 'bungs' and c.selector is null and not c.temporary)
     then
         raise invalid_parameter_value using
-            message = format('saga %s: nothing waits behind a message of queue %s', description ->> 'name', description ->> 'bungs'),
-            hint = 'it needs a consumer without a selector, by which nobody consumes';
+            message = format('saga %s: messages do not wait for queue %s', description ->> 'name', description ->> 'bungs'),
+            hint = 'create a consumer without a selector for that queue, by which nobody consumes';
     end if;
 end
 $$;
 
--- Post a message of a saga, and note whose it is.
+-- Post a message of a saga, and record it.
 create function mbus.saga_post(
     known bigint, kind text, step text, qname text, data hstore, "after" text[], properties hstore default '', iid text default null
 ) returns text
@@ -131,5 +132,6 @@ begin
 end
 $$;
 comment on function mbus_sealed.start_saga(pgchange.caller, jsonb, hstore) is
-    'Post the messages of a saga, each with data; returns its number. The description is {name, bungs, end, rolled_back: queues, '
-    'within: seconds or null, steps: [{name, queue, compensation: queue or null, after: [names]}]}, each step behind those that it comes after.';
+    'Post the messages of a saga, each with data. Returns its number. The description is {name, bungs, end, rolled_back: queues, '
+    'within: seconds or null, steps: [{name, queue, compensation: queue or null, after: [names]}]}. Each step comes after the '
+    'steps in its after.';

@@ -1,20 +1,20 @@
--- What becomes of a message of a saga that was received: it is done, comes again, or the saga is rolled back.
+-- The outcome of a received message of a saga: it is done, tried again, or the saga is rolled back.
 
 -- The state of a saga in which a kind of message has its turn.
 create function mbus.turn_of(kind text) returns text
 language sql immutable as $$ select case when kind in ('step', 'end') then 'forward' else 'rolling back' end $$;
 
--- What a person can do about a message of a saga that was lost.
+-- The advice on a lost message of a saga.
 create function mbus.way_out(missing mbus.saga_message) returns text
 language sql stable as $$
     select format('post it again under this iid: mbus.post(..., iid => %L)', missing.iid)
         || case when missing.kind = 'step' then format(', or undo the saga: mbus.saga_roll_back(%L, reason)', missing.iid) else '' end
 $$;
 
--- Why the turn of a message that was received has not come: a message before it was lost, and what can be done. Null where it has.
+-- Why the turn of a received message has not come: an earlier message was lost, with the advice. Null if its turn has come.
 create function mbus.lost_before(message mbus.saga_message) returns text
 language sql stable as $$
-    select format('saga %s: the turn of message %s has not come: message %s before it was received, or dropped, and not done: %s',
+    select format('saga %s: the turn of message %s has not come: message %s before it was received or dropped, but not done: %s',
                   message.saga, message.iid, m.iid, mbus.way_out(m))
     from mbus.saga_message as m
     where m.iid = any (message."after") and m.kind <> 'bung' and not m.done
@@ -22,7 +22,7 @@ language sql stable as $$
     limit 1
 $$;
 
--- Refuse to go on with a saga where the message before was lost: it would be complete without a step.
+-- Refuse to go on if an earlier message was lost, because the saga would complete without that step.
 create function mbus.check_turn(message mbus.saga_message) returns void
 language plpgsql stable as $$
 begin
@@ -32,8 +32,8 @@ begin
 end
 $$;
 
--- Which consumers have the message of a saga in a batch that was claimed, at which attempt, and whether this session does, or anybody
--- is at work on it.
+-- The consumers that have the message of a saga in a claimed batch, with the attempt. mine: this session works on it; at_work:
+-- any session does.
 create function mbus.claims_of(message mbus.saga_message) returns table (consumer text, attempt integer, mine boolean, at_work boolean)
 language plpgsql stable as $$
 declare
@@ -52,17 +52,18 @@ begin
 end
 $$;
 
--- At which try the message of a saga is for the handler that has it in hand, which is this session: those that died with it count.
+-- The attempt of this session, which has the message in work. Attempts whose handler died count, too.
 create function mbus.tries_of(message mbus.saga_message) returns integer
 language sql stable as $$
-    -- A claim is recorded before its handler runs: so a try counts however it ends. Who else receives the message tries nothing.
+    -- A claim is recorded before its handler runs, so an attempt counts however it ends. A session that merely receives the
+    -- message makes no attempt.
     select message.tries - 1 + coalesce(max(c.attempt), 1) from mbus.claims_of(message) as c where c.mine
 $$;
 
--- Why a saga is to be rolled back, if steps of it are not done; null before its deadline.
+-- Why a saga is to be rolled back if steps of it are not done; null before its deadline.
 create function mbus.overdue(known mbus.saga) returns text
 language sql stable as $$
-    select format('its time was over at %s', known.deadline::timestamptz(0))
+    select format('its deadline was at %s', known.deadline::timestamptz(0))
     where known.state = 'forward' and known.deadline < clock_timestamp()
 $$;
 
@@ -89,7 +90,8 @@ begin
 end
 $$;
 comment on function mbus_sealed.saga_turn(pgchange.caller, text) is
-    'What the message of a saga that was received asks for; null where its turn is over, or it is no saga''s: then there is nothing to do.';
+    'The work that a received message of a saga asks for. Null if its turn is over, or if it belongs to no saga; then nothing is '
+    'to be done.';
 
 create function mbus_sealed.saga_done(caller pgchange.caller, msgiid text) returns boolean
 language plpgsql security definer as $$
@@ -105,7 +107,7 @@ begin
         where s.id = message.saga and s.state = mbus.turn_of(message.kind)
         returning s.* into known;
     else
-        -- Nobody rolls back between this and the commit.
+        -- The row lock keeps others from rolling back between this and the commit.
         select s.* into known from mbus.saga as s where s.id = message.saga and s.state = mbus.turn_of(message.kind) for share;
     end if;
     if known.id is null then
@@ -120,8 +122,8 @@ begin
 end
 $$;
 comment on function mbus_sealed.saga_done(pgchange.caller, text) is
-    'Note that what the message of a saga asks for is done, in the transaction that receives it; false where its turn is over, so that '
-    'nothing of it may be kept.';
+    'Record that the work of a saga''s message is done, in the transaction that receives the message. False if its turn is over; '
+    'then the transaction must not keep results.';
 
 create function mbus_sealed.saga_try_again(caller pgchange.caller, msgiid text, delay interval, error text) returns boolean
 language plpgsql security definer as $$
@@ -131,7 +133,7 @@ begin
     if turn is null then
         return false;
     end if;
-    -- Behind a lost one it was not tried.
+    -- It was not tried if an earlier message was lost.
     update mbus.saga_message as m set
         tries = (turn ->> 'tries')::integer + case when turn ->> 'lost' is null then 1 else 0 end, error = saga_try_again.error, changed_at = clock_timestamp()
     where m.iid = msgiid;
@@ -140,7 +142,8 @@ begin
 end
 $$;
 comment on function mbus_sealed.saga_try_again(pgchange.caller, text, interval, text) is
-    'Put the message of a saga back, in the transaction that received it, to come again after a delay; false where its turn is over.';
+    'Put the message of a saga back in the transaction that received it, to be received again after a delay. False if its turn is '
+    'over.';
 
 create function mbus_sealed.saga_roll_back(caller pgchange.caller, msgiid text, reason text) returns boolean
 language plpgsql security definer as $$
@@ -161,10 +164,10 @@ begin
 end
 $$;
 comment on function mbus_sealed.saga_roll_back(pgchange.caller, text, text) is
-    'Roll back the saga of a step''s message: take the bung, which starts the compensations, and the rest of its steps, but for that '
-    'message, which was received. False where somebody else has done it, or the saga is complete.';
+    'Roll back the saga of a step''s message. Takes the bung, which starts the compensations, and the rest of its steps without '
+    'this message, which was received. False if another session has rolled it back, or if the saga is complete.';
 
--- Roll back the sagas whose deadline has passed before all their steps were done; a line for each.
+-- Roll back the sagas whose deadline has passed before all their steps were done. Returns a line for each.
 create function mbus.roll_back_overdue() returns setof text
 language plpgsql security definer as $$
 declare
@@ -173,7 +176,7 @@ begin
     for known in
         select s.* from mbus.saga as s
         where s.state = 'forward' and s.deadline < clock_timestamp()
-          -- What is all done has but to be told so.
+          -- If all steps are done, only its end is missing.
           and exists (select from mbus.saga_message as m where m.saga = s.id and m.kind = 'step' and not m.done)
         order by s.id
         for update skip locked
@@ -192,7 +195,7 @@ language plpgsql as $$
 declare
     each_iid text;
 begin
-    -- The bung is waited for: nobody has it in hand, and left there it would hold up the compensations for good.
+    -- Wait for the bung: no handler has it in work, and without this the compensations would be blocked for ever.
     perform mbus.take_for(mbus.queue_of(m.iid), m.iid, null)
     from mbus.saga_message as m where m.saga = known and m.kind = 'bung' and (mbus.queue_of(m.iid)).id is not null;
     for each_iid in
@@ -205,7 +208,7 @@ begin
 end
 $$;
 
--- Take a message that nobody has in hand.
+-- Take a message unless it is in work.
 create function mbus.take_unless_held(msgiid text) returns void
 language plpgsql
 set lock_timeout = '100ms'
@@ -214,7 +217,7 @@ begin
     perform set_config('lock_timeout', pgchange.patience('100 ms'), true);
     perform mbus.take_for(mbus.queue_of(msgiid), msgiid, null);
 exception when lock_not_available or deadlock_detected or sqlstate 'PC015' then
-    -- Who has it in hand finds that its turn is over; to wait for them could be to wait for each other.
+    -- Its handler will learn that the turn is over. Waiting for it could be a deadlock.
     null;
 end
 $$;

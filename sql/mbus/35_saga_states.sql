@@ -1,15 +1,15 @@
--- Where every saga is, why one does not get on, and forgetting those that ended.
+-- The state of every saga, why it is stuck, and deleting sagas that have ended.
 
--- That a saga is neither done nor undone in its time; null where it is, or still may be.
+-- That a saga is neither done nor rolled back in time; null if it is, or still may be.
 create function mbus.lateness(known mbus.saga) returns text
 language sql stable as $$
-    -- To undo it may take as long as to do it.
+    -- A rollback may take as long as the deadline allowed for the steps.
     select coalesce(mbus.overdue(known), (
         select format('it is not undone after %s', (clock_timestamp() - known.changed_at)::interval(0))
         where known.state = 'rolling back' and clock_timestamp() - known.changed_at > known.deadline - known.started_at))
 $$;
 
--- Why a saga does not get on; null where it does.
+-- Why a saga is stuck; null if it is not.
 create function mbus.saga_trouble(known mbus.saga) returns text
 language sql stable security definer as $$
     select nullif(concat_ws('; ', mbus.lateness(known), string_agg(
@@ -26,9 +26,12 @@ language sql stable security definer as $$
                     then format(', or undo the saga: mbus.saga_roll_back(%L, reason)', m.iid) else '' end
             when (mbus.queue_of(m.iid)).id is null then 'has lost its queue'
             when not exists (select from mbus.entries(mbus.queue_of(m.iid), m.iid) as e where not e.gone)
-                then 'was received by somebody who did not say what became of it: ' || mbus.way_out(m)
+                then 'was received by a consumer that recorded no outcome: ' || mbus.way_out(m)
             when c.tries > 3
-                then format('is at try %s%s: %s', c.tries, ' of consumer ' || c.consumer, coalesce(m.error, 'its handler ended without a word'))
+                then format(
+                    'is at try %s%s: %s',
+                    c.tries, ' of consumer ' || c.consumer, coalesce(m.error,
+                    'its handler ended without an error message'))
         end as trouble
     ) as t
     where m.saga = known.id and not m.done and m.kind <> 'bung' and known.state = mbus.turn_of(m.kind) and t.trouble is not null
@@ -47,10 +50,9 @@ select s.id, s.name, s.state, s.reason,
        s.deadline, mbus.saga_trouble(s) as stuck
 from mbus.saga as s;
 comment on view mbus.sagas is
-    'Every saga with its steps that are done, to be done, undone and to be undone; stuck is why it does not get on without a person, and '
-    'null where it does.';
+    'Every saga, with its steps that are done, to do, undone and to undo. stuck: why it needs a person; null if it does not.';
 
--- Whether the caller may post to one of the queues of a saga, or consume from it.
+-- Whether the caller may post to a queue of a saga, or consume from it.
 create function mbus.sees_saga(caller name, known bigint) returns boolean
 language sql stable as $$
     select mbus.is_admin(caller) or exists (
@@ -72,7 +74,7 @@ begin
 end
 $$;
 comment on function mbus_sealed.saga_state(pgchange.caller, bigint) is
-    'A saga, as mbus.sagas has it, for who may use a queue of it; null where there is none, or it was forgotten.';
+    'A saga, as in mbus.sagas, for a caller that may use a queue of it. Null if there is no such saga, or if it was deleted.';
 
 -- Whether the caller may see all sagas.
 create function mbus.watches_sagas(caller name) returns boolean
@@ -80,13 +82,13 @@ language sql stable as $$
     select mbus.is_admin(caller) or has_table_privilege(caller, 'mbus.sagas', 'select')
 $$;
 
--- Whether the caller may see all sagas, or this one.
+-- Whether the caller may see all sagas, or this saga.
 create function mbus.watches_saga(caller name, known bigint) returns boolean
 language sql stable as $$
     select mbus.watches_sagas(caller) or mbus.sees_saga(caller, known)
 $$;
 
--- The steps at which a saga is: whose turn it is to be done, or to be undone.
+-- The steps whose turn it is, to be done or to be undone.
 create function mbus.saga_at(known mbus.saga) returns text[]
 language sql stable as $$
     select array(
@@ -103,10 +105,10 @@ language sql stable as $$
     select exists (select from mbus.saga_message as m where m.saga = known and mbus.qname_of(m.iid) = any (queues))
 $$;
 
--- Of the latest sagas that went through each of these queues those that ended.
+-- The sagas that have ended, of the latest that went through each of these queues.
 create function mbus.latest_ended_of(queues text[], most integer) returns setof mbus.saga
 language sql stable as $$
-    -- Of each queue the latest, however many sagas went through others. Those that have not ended come first in any case.
+    -- The latest of each queue, however many sagas went through others. Sagas that have not ended are listed first in any case.
     select s.*
     from (
         select distinct x.saga from unnest(queues) as q(qname)
@@ -137,7 +139,7 @@ begin
             where s.state in ('forward', 'rolling back') and (sees_all or mbus.goes_through(s.id, queues))
         ),
         latest as materialized (
-            -- What is stuck is among the oldest.
+            -- Sagas that are stuck are among the oldest.
             select o.s, true as is_open from (
                 (select n.s from not_ended as n order by (n.s).id limit most - most / 2)
                 union
@@ -165,9 +167,9 @@ begin
 end
 $$;
 comment on function mbus_sealed.latest_sagas(pgchange.caller, integer) is
-    'Of the sagas that the caller may see those that have not ended, of many the oldest and the newest, and then the latest that ended: how '
-    'many steps each has, and how many are done and undone; at which it is; why it is rolled back, and why it does not get on. Its cost does '
-    'not grow with the number of those that ended.';
+    'The sagas that the caller may see. First come sagas that have not ended; if there are many, the oldest and the newest. Then '
+    'come the latest that have ended. Each has its number of steps, how many are done and undone, the present steps, the reason '
+    'for a rollback, and why it is stuck. The cost does not grow with the number of ended sagas.';
 
 create function mbus_sealed.saga_steps(caller pgchange.caller, saga bigint)
 returns table (
@@ -179,7 +181,7 @@ declare
     known mbus.saga := (select s from mbus.saga as s where s.id = saga_steps.saga);
     is_forward boolean := known.state in ('forward', 'complete');
     at text[] := mbus.saga_at(known);
-    -- Others may have failed a try before, for the same reason even.
+    -- Several steps may have failed, even for the same reason; the latest caused the rollback.
     cause text := (
         select m.iid from mbus.saga_message as m
         where not is_forward and m.saga = known.id and m.kind = 'step' and not m.done and m.error = known.reason
@@ -194,7 +196,7 @@ begin
                case
                    when is_forward and m.done then 'done'
                    when not is_forward and m.done and c.done then 'compensated'
-                   -- What is done may be given up all the same, by another consumer that receives it.
+                   -- Another consumer that receives a message that is done may give it up all the same.
                    when m.iid = cause or exists (select from mbus.dmq as d where d.iid = (t.turn).iid and not (t.turn).done) then 'refused'
                    when exists (select from mbus.claims_of(t.turn) as w where w.at_work and not (t.turn).done) then 'in work'
                    when is_forward then case when m.step = any (at) then 'ready' else 'waiting' end
@@ -206,16 +208,17 @@ begin
         from mbus.saga_message as m
         left join mbus.saga_message as c on c.saga = m.saga and c.kind = 'compensation' and c.step = m.step
         cross join lateral (select case when is_forward then m else c end as turn) as t
-        -- What is told of an attempt is that of the message whose turn it is, or was last.
+        -- The attempts and the error are those of the message whose turn it is, or was last.
         left join lateral (select c.* where not is_forward and m.done) as x on true
         where m.saga = known.id and m.kind = 'step'
         order by length(m.iid), m.iid;
 end
 $$;
 comment on function mbus_sealed.saga_steps(pgchange.caller, bigint) is
-    'The steps of a saga, for who may see it, each with those that it comes after. state: waiting, ready (its turn has come), in work, done, '
-    'refused (it is a dead letter, or what it was refused for had the saga rolled back), to compensate, compensated, or left out: not done when '
-    'the saga was rolled back. error is what its last try failed on.';
+    'The steps of a saga, for a caller that may see it, each with the steps that it comes after. The states are waiting, ready '
+    '(its turn has come), in work, done, to compensate, compensated, refused and left out. refused: the step is a dead letter, or '
+    'its error had the saga rolled back. left out: it was not done when the saga was rolled back. error: the error of its last '
+    'attempt.';
 
 create function mbus_sealed.saga_retries(caller pgchange.caller, saga bigint) returns table (step text, due_at timestamptz)
 language plpgsql stable security definer as $$
@@ -233,7 +236,7 @@ begin
             where m.saga = known.id and not m.done and m.kind in ('step', 'compensation') and mbus.turn_of(m.kind) = known.state
             offset 0
         ) as t
-        -- Two steps, as entries() fails for a queue that was dropped.
+        -- In two steps, because entries() fails for a queue that was dropped.
         cross join lateral (select t.queue as known where (t.queue).id is not null offset 0) as q
         cross join lateral mbus.entries(q.known, t.iid) as e
         cross join lateral (
@@ -244,8 +247,8 @@ begin
 end
 $$;
 comment on function mbus_sealed.saga_retries(pgchange.caller, bigint) is
-    'The steps of a saga whose message was put back to come again later, or that of their compensation, each with the time at which it '
-    'comes; for who may see the saga.';
+    'The steps of a saga whose message, or whose compensation''s message, was put back to be received later, each with that time. '
+    'For a caller that may see the saga.';
 
 create function mbus_sealed.saga_data(caller pgchange.caller, saga bigint) returns jsonb
 language sql stable security definer as $$
@@ -259,8 +262,8 @@ language sql stable security definer as $$
     limit 1
 $$;
 comment on function mbus_sealed.saga_data(pgchange.caller, bigint) is
-    'What a saga was started with, as a message of it has it from whose queue the caller may consume, and that is not '
-    'received, but for who may make queues; null where none is kept any more. Where it is long, that it is left out.';
+    'The data with which a saga was started. They are read from a message of a queue from which the caller may consume. Only an '
+    'admin sees them in messages that were received. Null if no such message is left; long data are left out.';
 
 create function mbus_sealed.stuck_sagas(caller pgchange.caller) returns setof text
 language sql stable security definer as $$
@@ -269,7 +272,8 @@ language sql stable security definer as $$
     where s.state in ('forward', 'rolling back') and s.stuck is not null and mbus.sees_saga(caller, s.id)
     order by s.id
 $$;
-comment on function mbus_sealed.stuck_sagas(pgchange.caller) is 'The sagas that do not get on without a person, of those in whose queues the caller may do something; a line for each.';
+comment on function mbus_sealed.stuck_sagas(pgchange.caller) is 'The sagas that are stuck, a line for each, if the caller may use '
+                                                                'a queue of theirs.';
 
 create function mbus.forget_sagas(older_than interval) returns bigint
 language plpgsql security definer as $$
@@ -277,7 +281,7 @@ declare
     forgotten bigint;
 begin
     if older_than < interval '0' then
-        raise invalid_parameter_value using message = format('an age of sagas cannot be negative, as %s is', older_than),
+        raise invalid_parameter_value using message = format('sagas cannot be deleted by a negative age, which %s is', older_than),
             hint = 'write it as interval ''30 days''';
     end if;
     delete from mbus.saga as s where s.state in ('complete', 'rolled back') and s.changed_at < clock_timestamp() - older_than;
@@ -285,4 +289,5 @@ begin
     return forgotten;
 end
 $$;
-comment on function mbus.forget_sagas(interval) is 'Forget the sagas that ended longer ago than an age; returns how many.';
+comment on function mbus.forget_sagas(interval) is 'Delete the sagas that ended longer ago than older_than. Returns how many were '
+                                                   'deleted.';

@@ -1,6 +1,6 @@
--- How consumers stand, and what a person should look at.
+-- The status of consumers, and findings about queues.
 
--- How every consumer stands by whom the caller may consume; trouble is why its lag cannot be told, and what a person does about it.
+-- The position, lag and batch of every consumer by which the caller may consume. trouble: why its lag is unknown, with the hint.
 create function mbus.standings(caller pgchange.caller, upto integer)
 returns table (qname text, cname text, at jsonb, lag jsonb, batch jsonb, trouble text)
 language plpgsql volatile as $$
@@ -18,7 +18,7 @@ begin
             lag := mbus.lag_of(mbus.feed_consumer(caller, qname, cname), upto);
             batch := mbus_sealed.in_work(caller, qname, cname, at);
         exception
-            -- It was dropped meanwhile.
+            -- The consumer was dropped meanwhile.
             when sqlstate 'PC002' then
                 continue;
             when sqlstate 'PC003' or sqlstate 'PC004' or sqlstate 'PC005' then
@@ -37,7 +37,7 @@ begin
         select s.*
         from mbus.standings(caller, upto) as x
         left join lateral (
-            -- Several batches may be leased: the one whose lease ends last.
+            -- Several batches may be leased. Show the lease that ends last.
             select b.leased_by, b.leased_until from mbus.batch as b
             where b.consumer = (x.at -> 'consumer')::integer and mbus.is_leased(b) order by b.leased_until desc limit 1
         ) as lease on true
@@ -50,8 +50,8 @@ begin
 end
 $$;
 comment on function mbus_sealed.status(pgchange.caller, integer) is
-    'Every consumer by whom the caller may consume, as pgchange.status() shows it; the batch is the oldest that was claimed and is '
-    'neither acked nor at work.';
+    'The status of every consumer by which the caller may consume, as in pgchange.status(). The batch is the oldest that was '
+    'claimed and is neither acked nor at work.';
 
 create function mbus_sealed.address_of(caller pgchange.caller, consumer text) returns jsonb
 language sql stable security definer as $$
@@ -60,13 +60,14 @@ language sql stable security definer as $$
     where mbus.name_of(l.qname, x.name) = address_of.consumer
 $$;
 comment on function mbus_sealed.address_of(pgchange.caller, text) is
-    'What the dead letters of a consumer are known by, given the name that status shows; null if the caller may consume by no such one.';
+    'The address of a consumer in dead letters, by its name in status; null if the caller may not consume by such a consumer.';
 
--- How many messages of a queue are in the dmq, counted up to a number and one more.
+-- The number of messages of a queue in the dmq, counted up to a number and one more.
 create function mbus.dead_in(qname text, upto integer) returns bigint
 language sql stable as $$
-    -- What begins with the name and a dot, byte by byte, as the index has it. The order makes the planner take the index: from
-    -- PostgreSQL 18 on it knows the limit, and would read a table that begins with many messages of other queues.
+    -- The iids that begin with the name and a dot, by a range of bytes, in the order of the index. The order makes the planner
+    -- use the index. From PostgreSQL 18 on it knows the limit, and would otherwise read a table that begins with many messages of
+    -- other queues.
     select count(*) from (
         select from mbus.dmq as d where d.iid ~>=~ (qname || '.') and d.iid ~<~ (qname || '/')
         order by d.iid using ~<~ limit upto + 1) as x
@@ -101,11 +102,13 @@ begin
 end
 $$;
 comment on function mbus_sealed.queues(pgchange.caller, integer) is
-    'The queues by whose consumers the caller may consume, a row for each consumer, as each gets its own copy of a message: how many are '
-    'ready for it, delayed, waiting for another message, and in batches at work, exact or at least so many; how old the oldest of them is; '
-    'and how many of the queue are dead, whoever gave them up. trouble is why that cannot be told.';
+    'The queues from which the caller may consume, with a row for each consumer, because each gets its own copy of a message. The '
+    'numbers of messages for the consumer: ready, delayed, waiting for another message, and in batches at work, exact or a lower '
+    'bound. oldest_seconds: the age of the oldest of them. dead: the dead messages of the queue, from any consumer. trouble: why '
+    'the numbers are unknown.';
 
--- How many messages a selector failed on, up to 1000 for each consumer, and for each queue with a trigger whose selector failed.
+-- The number of messages on which a selector failed, up to 1000 for each consumer, and for each queue with a trigger whose
+-- selector failed.
 create function mbus.failing() returns table (qname text, consumer text, failed bigint, example text)
 language sql stable as $$
     select c.qname, c.name, f.failed, f.example
@@ -125,8 +128,8 @@ language sql stable as $$
     where f.failed > 0
 $$;
 
--- Selectors that fail, batches that failed so often, sagas that are stuck, and a transaction that keeps others from making and
--- dropping queues and consumers.
+-- Findings about failing selectors, batches with many failed attempts, stuck sagas, and a transaction that keeps others from
+-- making and dropping queues and consumers.
 create function mbus.health(many_attempts integer default 3) returns setof pgchange.finding
 language sql stable security definer as $$
     select 'queue', 'error', mbus.name_of(f.qname, f.consumer),

@@ -1,5 +1,5 @@
--- Making and dropping queues, of all that stands before. Each has a log, a sequence, two views, and functions of its own that carry
--- its name.
+-- Making and dropping queues, with all objects from the files before. A queue has a log, a sequence, two views, and functions
+-- that carry its name.
 
 create function mbus_sealed.create_queue(caller pgchange.caller, qname text, consumers_cnt integer, is_roles_security_model boolean default null) returns void
 language plpgsql security definer as $$
@@ -12,7 +12,7 @@ begin
     perform mbus.check_queue_name(qname);
     if consumers_cnt is null or consumers_cnt not between 1 and 1024 then
         raise invalid_parameter_value using message = format('a queue cannot have %s parts', consumers_cnt),
-            hint = 'from 2 to 256 is reasonable, 1024 the most';
+            hint = 'use 2 to 256 parts; the maximum is 1024';
     end if;
     if create_queue.is_roles_security_model then
         perform mbus.demand_role_making('queue ' || qname);
@@ -47,8 +47,8 @@ begin
 end
 $$;
 comment on function mbus_sealed.create_queue(pgchange.caller, text, integer, boolean) is
-    'Make a queue with so many parts that can be consumed at once, and its consumer default. A queue that is there keeps its '
-    'messages, and gets its functions anew.';
+    'Make a queue with this number of parts, which can be consumed at the same time, and its consumer default. An existing queue '
+    'keeps its messages, and its functions are created anew.';
 
 create function mbus_sealed.drop_queue(caller pgchange.caller, qname text) returns void
 language plpgsql security definer as $$
@@ -67,19 +67,20 @@ begin
         'queue ' || known.qname, consumers,
         mbus.queue_functions(known) || array(select f from unnest(consumers) as c, unnest(mbus.consumer_functions(known, c)) as f),
         array(select kind || known.qname from unnest(array['qt$', 'all$', 'log$']) as kind));
-    -- First, as who posts locks the queue that is copied from before this one.
+    -- First, because a post locks the queue that is copied from before this queue.
     for each_name in select t.src from mbus.trigger as t where t.dst = known.qname loop
         perform mbus_sealed.drop_trigger(caller, each_name, known.qname);
     end loop;
     execute format('drop view mbus.%I, mbus.%I', 'qt$' || known.qname, 'all$' || known.qname);
     perform mbus.drop_views(c) from mbus.consumer as c where c.qname = known.qname;
-    -- Its trigger goes with it, which otherwise keeps a function. Before what consumers change when they have read it.
+    -- The trigger of the log is dropped with it; otherwise it would prevent dropping a function. Before the tables that consumers
+    -- change after they have read the log.
     execute format('drop table mbus.%I', 'log$' || known.qname);
     perform mbus.forget_consumer(known, c) from mbus.consumer as c where c.qname = known.qname;
     for each_function in
         select p.oid::regprocedure from pg_proc as p
         where p.pronamespace in ('mbus'::regnamespace, 'mbus_sealed'::regnamespace) and p.proname = any (mbus.queue_functions(known))
-        -- A public face before what it shows.
+        -- A public face before the sealed function that it calls.
         order by p.pronamespace = 'mbus_sealed'::regnamespace
     loop
         execute format('drop function %s', each_function);
@@ -93,10 +94,12 @@ begin
     perform mbus.drop_role('admin', known.qname);
 end
 $$;
-comment on function mbus_sealed.drop_queue(pgchange.caller, text) is 'Drop a queue with its messages, consumers, functions and roles, and nobody else''s. The sequence of its ids stays.';
+comment on function mbus_sealed.drop_queue(pgchange.caller, text) is 'Drop a queue with its messages, consumers, functions and '
+                                                                     'roles, without objects of others. The sequence of its ids '
+                                                                     'stays.';
 
--- From the first queue under roles on, everybody may call the functions that check roles: who lacks one is told Access denied. No
--- table of theirs is opened by it. pgchange.status() tells everybody what their rights on each feed allow.
+-- From the first queue under roles on, everybody may call the functions that check roles; a caller without a role gets the error
+-- Access denied. This opens no table. pgchange.status() shows everybody what their rights on each feed allow.
 create function mbus.open_door() returns void
 language plpgsql as $$
 begin

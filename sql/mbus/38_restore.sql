@@ -1,6 +1,6 @@
--- After a restore or an upgrade. What consumers know of transactions is by their ids, which another cluster gives to others.
+-- Continuing after a restore or an upgrade. Positions contain transaction ids, which are not valid in another cluster.
 
--- Let the log and the positions of a queue mean the same messages as before, by ids that no transaction has.
+-- Replace the transaction ids in the log and the positions of a queue by ids that no transaction has, with the same meaning.
 create function mbus.rebase(known mbus.queue) returns void
 language plpgsql as $$
 declare
@@ -12,7 +12,7 @@ begin
         where l.txid = any (array(select e.xid from mbus.lates($1) as e))
         $query$, 'log$' || known.qname)
     into late using known.qname;
-    -- Ids that are older than those of any cluster's transactions: 2 is nobody's, 1 has no message, late ones follow.
+    -- Ids below those of any cluster's transactions. 2 belongs to no transaction, 1 to no message; late transactions follow.
     execute format(
         'update mbus.%I as l set txid = coalesce(array_position($1, l.txid) + 2, 2)::text::xid8', 'log$' || known.qname)
     using late;
@@ -47,5 +47,5 @@ begin
 end
 $$;
 comment on function mbus.rebase_after_restore() is
-    'Let queues go on that were restored from a dump, or upgraded: consumers are refused until '
-    'then. Returns how many there were. Who posts waits meanwhile.';
+    'Adapt queues that were restored from a dump, or upgraded, to this cluster. Consumers are refused until then. Returns how '
+    'many there were. Posts wait meanwhile.';

@@ -1,5 +1,6 @@
--- hstore by names of our own. Whoever may create in the schema where the extension lives, often public, could otherwise make a function
--- there that fits a call of ours more closely than PostgreSQL's own, and would have it run with the rights of the owner of the queues.
+-- Own names for the functions and operators of hstore. Other roles may be allowed to create functions in the schema of the
+-- extension, often public. Such a function could fit a call of ours better than that of the extension. It would then run with the
+-- rights of the owner of the queues.
 
 set local search_path = pg_catalog, mbus, pg_temp;
 
@@ -21,7 +22,7 @@ begin
         where e.extname = 'hstore'
     loop
         execute found.made;
-        execute format('comment on operator %s is %L', found.signature, 'As that of the extension hstore.');
+        execute format('comment on operator %s is %L', found.signature, 'Like that of the extension hstore.');
     end loop;
     for found in
         select format('mbus.%I(%s)', p.proname, pg_get_function_identity_arguments(p.oid)) as signature,
@@ -34,12 +35,12 @@ begin
         join pg_proc as p on d.classid = 'pg_proc'::regclass and p.oid = d.objid
         join pg_namespace as n on n.oid = p.pronamespace
         where e.extname = 'hstore'
-          -- What is only there for indexes and the type itself has arguments or a result of no type that a query could have.
+          -- Without functions that only indexes and the type itself use. They have arguments or a result of a pseudotype.
           and (p.proretset or (select t.typtype from pg_type as t where t.oid = p.prorettype) <> 'p')
           and not exists (select from unnest(p.proargtypes) as a join pg_type as t on t.oid = a where t.typtype = 'p')
     loop
         execute 'create function ' || found.made;
-        execute format('comment on function %s is %L', found.signature, 'As that of the extension hstore.');
+        execute format('comment on function %s is %L', found.signature, 'Like that of the extension hstore.');
     end loop;
     execute format('create domain mbus.hstore as %s', pg_typeof((null::mbus.qt_model).data));
 end

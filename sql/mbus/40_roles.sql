@@ -1,10 +1,10 @@
--- Who may do what. PUBLIC may do nothing, until there is a queue under roles.
+-- The roles and their rights. PUBLIC has none until there is a queue under roles.
 
 select pgchange.show_sealed('mbus');
 
 select pgchange.add_role(
     'mbus', 'maintainer', told =>
-    'Let a role delete from the queues what was received or expired, forget sagas that ended, and see what is wrong with them.',
+    'Let a role delete messages that were received or expired, delete sagas that have ended, and read the findings.',
     includes => 'pgchange.maintainer',
     objects => array[
         'select on mbus.installed, mbus.sagas',
@@ -16,7 +16,7 @@ select pgchange.add_role(
 
 select pgchange.add_role(
     'mbus', 'admin', told =>
-    'Let a role see, send again, erase and drop the dead letters of the queues that it may consume from.',
+    'Let a role see, send again, erase and drop the dead letters of the queues from which it may consume.',
     includes => 'pgchange.admin',
     functions => $$
         address_of letter_rights check_letter letter_content redrive erase_letter

@@ -1,4 +1,4 @@
--- Before the schema mbus goes: every queue with its views and roles; the extension hstore stays.
+-- Before the schema mbus is dropped: drop every queue with its views and roles. The extension hstore stays.
 
 do $$
 declare

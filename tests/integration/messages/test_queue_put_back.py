@@ -18,7 +18,7 @@ from tests.waiting import until
 pytestmark = pytest.mark.hstore
 
 WANTED = "(t.properties->'kind') = 'retail'"
-TAKEN_BACK = "nobody would receive message q.1 again"
+TAKEN_BACK = "message q.1 cannot be put back"
 
 
 @pytest.fixture

@@ -123,7 +123,7 @@ def test_an_owner_who_may_not_make_roles_has_queues_without_them(bare_db, cluste
         "mbus.create_queue('q', 4, true)",
         "mbus.restore_roles()",
     ]:
-        with pytest.raises(psycopg.errors.InsufficientPrivilege, match="may not make roles"):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege, match="may not create roles"):
             connection.execute(f"select {needs_roles}")
     schema.uninstall(connection, ["mbus", "core"])
 
@@ -144,7 +144,7 @@ def test_a_queue_whose_role_is_another_databases_is_refused(connect, connect_to,
 def test_a_database_whose_role_is_another_queues_is_refused(connect, connect_to, neighbour):
     here, there = connect(), connect_to(neighbour)
     make(here, "admin")
-    with pytest.raises(psycopg.errors.DuplicateObject, match="is there already, and is another's"):
+    with pytest.raises(psycopg.errors.DuplicateObject, match="already exists and belongs to another system"):
         make(there, "q", roles=True)
     assert queue_names(there) == set()
 

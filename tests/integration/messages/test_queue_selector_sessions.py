@@ -151,7 +151,7 @@ MADE = {
 def test_a_time_that_is_another_one_in_another_session_is_refused(two_queues, selector, by):
     with pytest.raises(psycopg.Error, match="Wrong selector") as refused:
         two_queues.execute(MADE[by], [selector])
-    assert "so it may depend on the message alone" in refused.value.diag.message_detail
+    assert "So it may depend on the message alone" in refused.value.diag.message_detail
 
 
 @pytest.mark.parametrize(

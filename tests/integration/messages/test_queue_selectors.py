@@ -180,10 +180,10 @@ def test_what_could_be_another_answer_when_a_message_is_read_is_refused(q, by):
         with pytest.raises(psycopg.Error, match="Wrong selector") as refused:
             q.execute(made, [selector])
         assert (
-            "is asked about a message when it is posted and when it is read"
+            "is evaluated when a message is posted and whenever it is read"
             in refused.value.diag.message_detail
         )
-        hint = "immutable" if selector in CHANGING else "a query of its own"
+        hint = "immutable" if selector in CHANGING else "a subquery"
         assert hint in refused.value.diag.message_hint
     assert q.execute("select name from mbus.consumer where qname = 'q'").fetchall() == [("default",)]
     assert q.execute("select from mbus.trigger").fetchall() == []

@@ -166,7 +166,7 @@ def test_a_saga_that_lost_a_message_ends_at_its_deadline(db, connection, behind)
     assert "rolled back" in run(db, queue_names=queue_names)
     run(db)
     assert state(connection)["state"] == "rolled back"
-    assert "its time was over at" in one(connection, "select reason from mbus.saga")
+    assert "its deadline was at" in one(connection, "select reason from mbus.saga")
 
 
 def test_a_deadline_is_one_that_a_database_can_hold():

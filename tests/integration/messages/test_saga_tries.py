@@ -180,7 +180,7 @@ def test_a_saga_that_fails_again_and_again_is_named(db, connection):
     for _ in range(4):
         kill_a_handler(db, connection)
     assert (
-        "step of room: message rooms.1 is at try 4 of consumer default: its handler ended without a word"
+        "step of room: message rooms.1 is at try 4 of consumer default: its handler ended without an error message"
         in state(connection)["stuck"]
     )
     told = []
@@ -216,9 +216,9 @@ def test_a_saga_that_nobody_works_off_is_rolled_back_by_maintenance_after_its_de
     start_saga(connection, TOUR, {})
     run(db, queue_names=["rooms"])
     overdue(connection)
-    assert "its time was over at" in state(connection)["stuck"]
+    assert "its deadline was at" in state(connection)["stuck"]
     report = maintain(connection)
-    assert any(line.startswith("sagas: rolled back tour 1: its time was over at") for line in report.done)
+    assert any(line.startswith("sagas: rolled back tour 1: its deadline was at") for line in report.done)
     run(db)
     assert (state(connection)["state"], acts(connection)) == ("rolled back", ["room"])
     assert sorted(acts(connection, "compensation")) == sorted(STEPS)
@@ -235,7 +235,7 @@ def test_a_saga_whose_steps_are_all_done_ends_however_late(db, connection):
     start_saga(connection, TOUR, {})
     run(db, queue_names=["rooms", "tickets", "transfers"])
     overdue(connection)
-    assert "its time was over at" in state(connection)["stuck"]
+    assert "its deadline was at" in state(connection)["stuck"]
     maintain(connection)
     assert state(connection)["state"] == "forward"
     run(db)
@@ -293,7 +293,7 @@ def test_what_nobody_would_receive_of_a_saga_is_a_failure_that_is_told(db, conne
     connection.execute("select mbus.create_consumer('fresh', 'rooms', $$not exist(t.properties, 'tries')$$)")
     connection.execute("select mbus.drop_consumer('default', 'rooms')")
     start_saga(connection, TOUR, {})
-    feed, refused = QueueFeed("rooms", "fresh"), r"nobody would receive message rooms\.1 again"
+    feed, refused = QueueFeed("rooms", "fresh"), r"message rooms\.1 cannot be put back"
     with pytest.raises(InvalidArgument, match=refused), ConsumerTransaction(feed, db) as transaction:
         transaction.claim(1)
         (message,) = transaction.changes()
@@ -313,6 +313,6 @@ def test_a_saga_is_seen_by_who_may_use_its_queues(db, connection, role, connect_
     assert session.execute("select mbus.stuck_sagas()").fetchall() == []
     connection.execute(f"grant execute on function mbus.post_rooms to {who.name}")
     found = one(session, "select mbus.saga_state(1)")
-    assert (found["name"], found["state"], "its time was over" in found["stuck"]) == ("tour", "forward", True)
+    assert (found["name"], found["state"], "its deadline was" in found["stuck"]) == ("tour", "forward", True)
     assert one(session, "select mbus.saga_state(7)") is None
     assert queues.stuck_sagas(session) != []

@@ -81,7 +81,7 @@ STEP = {"name": "a", "queue": "rooms", "compensation": "cancel_rooms", "after": 
     "steps", [[STEP, STEP], [{**STEP, "after": ["b"]}, {**STEP, "name": "b"}], [{**STEP, "name": None}]]
 )
 def test_steps_that_do_not_stand_in_their_order_are_refused_in_sql(connection, steps):
-    with pytest.raises(psycopg.Error, match="step .* is there already, or comes before one"):
+    with pytest.raises(psycopg.Error, match="step .* appears twice, or before a step"):
         connection.execute("select mbus.start_saga(%s, '')", [Jsonb({**TOUR.description(), "steps": steps})])
     assert left(connection) == set()
 
