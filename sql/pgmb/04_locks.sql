@@ -1,4 +1,5 @@
--- The advisory locks: of a group, which one session reads at a time; of dispatching; of making, emptying and dropping partitions.
+-- Advisory locks: of a group, which one session reads at a time; of dispatching; and of creating, emptying and dropping
+-- partitions.
 
 -- Whether this session, or its transaction, holds the lock of a group.
 create function pgmb.held_here(gid text) returns boolean
@@ -8,7 +9,7 @@ begin
 end
 $$;
 
--- Take the lock of a group; refused where the group does not exist, or is being read.
+-- Take the lock of a group. Raises an error if the group does not exist or is being read.
 create function pgmb.take_idle(gid text) returns void
 language plpgsql as $$
 begin
@@ -20,13 +21,14 @@ begin
 end
 $$;
 
--- The advisory lock of a poll, held until its transaction ends, so that dispatches are committed in order.
+-- The key of the advisory lock of a poll, held until its transaction ends, so that dispatches are committed in order.
 create function pgmb.dispatch_key() returns bigint
 language sql immutable as $$
     select pg_catalog.hashtextextended('pgchange dispatch pgmb', 0)
 $$;
 
--- The advisory lock of maintenance that makes, empties or drops partitions: one run at a time, and another one steps aside.
+-- The key of the advisory lock of maintenance that creates, empties or drops partitions. If another run holds it, a run does
+-- nothing.
 create function pgmb.upkeep_key() returns bigint
 language sql immutable as $$
     select pg_catalog.hashtextextended('pgchange upkeep pgmb', 0)

@@ -1,13 +1,13 @@
--- Publishing: the ids of inserted events are noted, a slice or a few for each statement, for the next poll.
+-- Publishing: the ids of inserted events are recorded for the next poll, in one or more slices for each statement.
 --
--- The trigger fires on the table that a statement names: events is written by its own name, and nobody but the owner has
--- rights on a partition.
+-- A statement fires the triggers of the table that it names. Events are inserted into pgmb.events by this name, because only the
+-- owner has rights on a partition.
 --
--- Events for a time that has no partition yet are set aside: a new partition can be attached only when the default one holds
--- none of its rows. An event is moved together with its row of scheduled, which a poll would need: so no poll takes it meanwhile.
+-- Events of a time that has no partition yet are set aside. A new partition can be attached only if the default partition has
+-- none of its rows. An event is moved together with its row of scheduled, without which no poll takes it meanwhile.
 
--- Note the ids of inserted events: those whose time has come in slices, in the order of the statement, those in the future one by
--- one.
+-- Record the ids of inserted events. Due events are recorded in slices, in the order of the statement, and events of the future
+-- one by one.
 create function pgmb.publish() returns trigger
 language plpgsql security definer as $$
 declare
@@ -22,7 +22,8 @@ begin
     if cardinality(due) <= 280 then
         insert into pgmb.published (addressed, ids) values (addressed, due);
     else
-        -- To take a part out of an array is to step over all before it: by blocks, the cost does not grow with the square.
+        -- PostgreSQL reads everything before an element of an array. Cut into blocks, the cost does not grow with the square of
+        -- the number.
         for begins in 1..coalesce(cardinality(due), 0) by 28000 loop
             block := due[begins:begins + 27999];
             insert into pgmb.published (addressed, ids)
@@ -40,7 +41,7 @@ create trigger published after insert on pgmb.events
     referencing new table as added
     for each statement execute function pgmb.publish();
 
--- The ids of given events under which another event is there. For publishers, which may not read the log.
+-- The given ids that belong to a different event. Security definer, because publishers may not read the log.
 create function pgmb.other_events(ids text[], topics text[], payloads jsonb[], metadata jsonb[], sids text[]) returns text[]
 language sql stable security definer
 set jit = off
@@ -56,8 +57,9 @@ as $$
         order by x.n)
 $$;
 
--- Move events that are to be delivered later, with ids from one on to before another, from the default partition to pgmb.later: at
--- most so many, or all; returns how many. Dispatches have none. For maintenance: it moves pgmb.later_from.
+-- Move events that are to be delivered later from the default partition to pgmb.later. Moves ids from lower_id to before
+-- upper_id, at most this many, or all, and returns how many. Dispatches have none. Only maintenance calls it, because it changes
+-- pgmb.later_from.
 create function pgmb.set_aside(tbl regclass, lower_id pgmb.event_id, upper_id pgmb.event_id, most bigint) returns bigint
 language plpgsql
 set plan_cache_mode = force_generic_plan
@@ -72,13 +74,14 @@ declare
     places tid[];
     schedules tid[];
 begin
-    -- Locked first: what another transaction changed meanwhile lies elsewhere, where only a later statement sees it.
+    -- Lock first: only a later statement sees the ctid of a row that another transaction changed meanwhile.
     select array_agg(f.place), array_agg(f.schedule) into places, schedules
     from (
-        -- By the default partition: where publishers are kept out meanwhile, its size bounds this.
+        -- From the default partition. If publishers are locked out meanwhile, its size limits the time.
         select e.ctid as place, s.place as schedule
         from pgmb.events_default as e
-        -- One look for each, by the order of its key (=, and there would be none), however few rows the planner expects.
+        -- A single lookup for each, by a range in the order of the key. With =, the planner could choose another plan if it
+        -- expects few rows.
         cross join lateral (
             select x.ctid as place from pgmb.scheduled as x where x.event_id >= e.id and x.event_id <= e.id order by x.event_id limit 1
         ) as s
@@ -93,27 +96,27 @@ begin
     with moved as (
         delete from pgmb.events_default as e where e.ctid = any (places) returning e.*
     )
-    -- As in one table: an id that is published a second time is there once.
+    -- As in a single table, an id that is published twice is stored once.
     insert into pgmb.later select m.* from moved as m on conflict do nothing;
     update pgmb.later_from as m set id = lower_id where m.id > lower_id;
     return cardinality(places);
 end
 $$;
 
--- Set events aside before anybody has to wait for that, at most so many at a time, until no more than some hundreds are left.
+-- Set events aside before others have to wait for it, this many at a time, until no more than some hundreds are left.
 create function pgmb.set_most_aside(
     tbl regclass, lower_id pgmb.event_id, upper_id pgmb.event_id, most bigint default 10000
 ) returns void
 language plpgsql as $$
 begin
-    -- Each time fewer have come meanwhile, unless publishers are quicker than this.
+    -- Each pass leaves fewer events, unless publishers are faster than this.
     for pass in 1..8 loop
         exit when pgmb.set_aside(tbl, lower_id, upper_id, most) < 500;
     end loop;
 end
 $$;
 
--- Whether events with ids below this one are set aside.
+-- Whether events with lower ids are set aside.
 create function pgmb.aside(before text) returns boolean
 language plpgsql
 set plan_cache_mode = force_generic_plan
@@ -127,8 +130,8 @@ begin
 end
 $$;
 
--- Publish events of pgmb.later with ids from one on to before another, at most so many; returns how many. It waits for a publisher
--- that has inserted one of them a second time and not committed that.
+-- Publish events of pgmb.later with ids from lowest to before another, at most this many. Returns how many. Waits for a publisher
+-- that has inserted such an id a second time and has not committed.
 create function pgmb.publish_later_range(lowest text, before text, most bigint) returns bigint
 language plpgsql
 set plan_cache_mode = force_generic_plan
@@ -141,7 +144,7 @@ as $$
 declare
     places tid[];
 begin
-    -- Locked first, as above.
+    -- Lock first, as above.
     select array_agg(f.place) into places
     from (
         select x.ctid as place from pgmb.later as x
@@ -157,7 +160,8 @@ begin
 end
 $$;
 
--- Publish events of pgmb.later with ids below this one, at most so many, but none for which it would have to wait; returns how many.
+-- Publish events of pgmb.later with lower ids, at most this many, without those for which it would have to wait. Returns how
+-- many.
 create function pgmb.publish_later(before pgmb.event_id, most bigint) returns bigint
 language plpgsql
 set lock_timeout = '50ms'
@@ -176,9 +180,9 @@ begin
         perform set_config('lock_timeout', pgchange.patience('50 ms'), true);
         return pgmb.publish_later_range(lowest, before, most);
     exception when lock_not_available or deadlock_detected then
-        -- A transaction that does not end has published one of them a second time: the others must not wait for it.
+        -- An open transaction has published such an event a second time. The other events must not wait for it.
     end;
-    -- In a different order each time, as those that are busy can stay so.
+    -- In a different order each time, because an event may stay locked.
     for one in
         select x.id from pgmb.later as x where x.id >= lowest and x.id < before order by random() limit least(most, 1000)
     loop
@@ -194,7 +198,8 @@ begin
 end
 $$;
 
--- Note from which id on pgmb.later holds something. For maintenance, one run at a time: nothing else may write pgmb.later then.
+-- Set the lower bound of pgmb.later to its lowest id. Only maintenance calls it, one run at a time: nothing else may write
+-- pgmb.later then.
 create function pgmb.move_later_from() returns void
 language plpgsql
 set enable_seqscan = off

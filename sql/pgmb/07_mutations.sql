@@ -1,7 +1,7 @@
 -- The capture of table mutations: each statement that inserts, updates or deletes rows publishes an event for each of them.
 --
--- A trigger function belongs to the owner of its table and runs with that owner's rights: a plain writer needs none of ours,
--- and what a cast or a serialisation does it does as the owner. It names no column of the table.
+-- A trigger function belongs to the owner of its table and runs with that owner's rights. So a writer needs no rights on schema
+-- pgmb, and casts and the serialisation run as the owner. The function names no column of the table.
 
 create table pgmb.pushed_table (
     tbl regclass primary key,
@@ -12,8 +12,8 @@ create table pgmb.pushed_table (
     pushed_at timestamptz not null default now()
 );
 comment on table pgmb.pushed_table is
-    'The tables whose mutations are published, and which kinds. name is what each was called when its capture was made or '
-    'mended.';
+    'Tables whose mutations are published, and which kinds of mutations. name: the name of the table when its capture was placed '
+    'or repaired.';
 
 create table pgmb.push_fault (
     id bigint generated always as identity primary key,
@@ -26,12 +26,12 @@ create table pgmb.push_fault (
 );
 create index push_fault_by_table on pgmb.push_fault (tbl);
 comment on table pgmb.push_fault is
-    'Rows that were written and could not be made an event, as they were before and after. When mended: '
-    'pgmb.replay_push_faults(tbl). Of op ATTACH: a partition that had rows before it was captured, until pgmb.publish_attached '
-    'has published them.';
+    'Rows that were written but could not be made an event, as they were before and after. Once the cause is fixed: '
+    'pgmb.replay_push_faults(tbl). op ATTACH: a partition that had rows before it was captured, until pgmb.publish_attached has '
+    'published them.';
 
--- The triggers that publish the mutations of a table, on it, on its partitions and on those that have left it: they call what its own
--- call, whatever is renamed and wherever it is restored. Those of a partition have an argument.
+-- The triggers that publish the mutations of a table: on the table, its partitions and former partitions. They are found by the
+-- function of the table's own triggers, also after a rename or a restore. The triggers of partitions have an argument.
 create function pgmb.pushes(tbl regclass)
 returns table (relid regclass, op text, function oid, enabled boolean)
 language sql stable as $$
@@ -40,22 +40,22 @@ language sql stable as $$
     join pgchange.triggers_of(own.tgfoid) as t on t.tgname = own.tgname
     where own.tgrelid = pushes.tbl and own.tgname in ('pgmb_push_insert', 'pgmb_push_update', 'pgmb_push_delete')
       and own.tgnargs = 0
-      -- Any role that may create triggers on a table can have put one of this name there.
+      -- Any role with the right to create triggers on a table can create a trigger of this name.
       and (t.tgrelid in (select d.relid from pgchange.descendants(tbl) as d(relid)) or exists (
           select from pg_proc as f join pg_class as c on c.relowner = f.proowner where f.oid = t.tgfoid and c.oid = tbl))
 $$;
 
--- The trigger without which the updates of a MERGE on a partitioned table would be shown as other rows; null where it is not.
+-- The trigger because of which statement triggers see the updated rows of a MERGE on a partitioned table; null if there is none.
 create function pgmb.push_guard(tbl regclass) returns name
 language sql stable as $$
-    -- Any role that may create triggers on the table can use this name: 7 is one that fires before each inserted row.
+    -- Any role with the right to create triggers on the table can use this name. 7 is the type of a row trigger before insert.
     select t.tgname from pg_trigger as t
     where t.tgrelid = tbl and t.tgparentid = 0 and t.tgtype = 7 and t.tgname ~ '^pgmb_push_guard_[0-9a-f]{12}$'
     limit 1
 $$;
 
--- The trigger that keeps a partitioned table from getting a foreign partition, which could not be inserted into; null where it is
--- not.
+-- The trigger that keeps foreign tables from being attached to a partitioned table, because inserts into them would fail; null if
+-- there is none.
 create function pgmb.push_bar(tbl regclass) returns name
 language sql stable as $$
     select t.tgname from pg_trigger as t
@@ -63,7 +63,7 @@ language sql stable as $$
     limit 1
 $$;
 
--- The table whose mutations a trigger on one of its partitions publishes; null where it has lost its own trigger.
+-- The table whose mutations a trigger on a partition publishes; null if the table has lost its own trigger.
 create function pgmb.pushed_by(relid oid, trigger name) returns oid
 language sql stable as $$
     select own.tgrelid
@@ -73,14 +73,14 @@ language sql stable as $$
     limit 1
 $$;
 
--- The topic of one kind of change in a table, by today's name of it.
+-- The topic of a kind of change of a table, from its current name.
 create function pgmb.topic_of(tbl regclass, op text) returns text
 language sql stable as $$
     select pgmb.create_topic(n.nspname, c.relname, op)
     from pg_class as c join pg_namespace as n on n.oid = c.relnamespace where c.oid = tbl
 $$;
 
--- Note a row that cannot be sent; returns false.
+-- Record a row that could not be made an event. Returns false.
 create function pgmb.note_push_fault(tbl oid, op text, message text, before jsonb, after jsonb) returns boolean
 language plpgsql as $$
 begin
@@ -102,8 +102,8 @@ $body$, upper(op), case op when 'insert' then 'pgchange_added' else 'pgchange_re
         case op when 'insert' then 'null, (m.s).serialised' else '(m.s).serialised, null' end, pgmb.topic_of(tbl, op))
 $$;
 
--- The statement that publishes updated rows: the columns that changed, and in the metadata the row as it was. pairs is the query of
--- the rows after and before, a and b, with their number i.
+-- The statement that publishes updated rows: the changed columns, and in the metadata the row before. pairs is the query of the
+-- rows after and before, a and b, with their number i.
 create function pgmb.push_pairs(tbl regclass, pairs text) returns text
 language sql stable as $$
     select format($body$
@@ -121,12 +121,12 @@ language sql stable as $$
         pgmb.topic_of(tbl, 'update'), pairs)
 $$;
 
--- The statements that publish updated rows, a single one and many.
+-- The statements that publish updated rows: for a single row and for many.
 create function pgmb.push_update(tbl regclass) returns text
 language sql stable as $$
-    -- A single row is paired without being numbered, gathered and sorted, each of which would copy it, however large it is.
-    -- The rows before and after are in the same order. A row that an update moves to a partition which refuses it is among the
-    -- former only: then it cannot be told which belongs to which.
+    -- A single row is paired without numbering, aggregating and sorting, each of which would copy it, however large it is. The
+    -- rows before and after are in the same order. A row that an update fails to move to another partition is only among the rows
+    -- before. Then the rows cannot be paired.
     select format(E'    if (select count(*) from pgchange_added) = 1 and (select count(*) from pgchange_removed) = 1 then%s;\n'
                   '        return null;\n    end if;%s\n    order by m.i;\n',
         pgmb.push_pairs(tbl, $pair$
@@ -153,18 +153,18 @@ language sql stable as $$
         $pairs$))
 $$;
 
--- The body of a trigger function of one table.
+-- The body of a trigger function of a table.
 create function pgmb.push_body(tbl regclass, op text) returns text
 language sql stable as $$
     select format($body$
 #variable_conflict use_column
 <<pgchange>>
 declare
-    -- No number is written down: in a restored database it would be that of another table.
+    -- The oid is not written into the function: in a restored database it could belong to another table.
     tbl oid := tg_relid;
     open boolean;
 begin
-    -- Dropped with all that it held: nobody is there to be told of changes.
+    -- The schema was dropped, so there are no subscribers.
     if to_regnamespace('pgmb') is null then
         return null;
     end if;
@@ -175,7 +175,7 @@ begin
         pgchange.open := false;
     end;
     if pgchange.open is not true then
-        raise warning 'a change of %% is not published: its owner may not publish events', tg_relid::regclass;
+        raise warning 'a change of %% was not published: its owner may not publish events', tg_relid::regclass;
         return null;
     end if;
     if tg_nargs > 0 then

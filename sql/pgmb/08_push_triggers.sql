@@ -1,7 +1,7 @@
--- The functions and triggers by which the mutations of a table are published: placed and dropped, with writers running.
+-- The functions and triggers that publish the mutations of a table: placing and dropping them while others write.
 
--- Write one of the trigger functions of a table, or overwrite it if it is there and belongs to the owner of the table: the caller may
--- have the right to overwrite any function, and one of another owner is not ours, whatever trigger calls it.
+-- Create a trigger function of a table, or replace it if it exists and belongs to the owner of the table. The caller may have the
+-- right to replace any function. A function of another owner is not ours, whatever trigger calls it.
 create function pgmb.place_push_function(tbl regclass, op text) returns text
 language plpgsql as $$
 declare
@@ -19,7 +19,7 @@ begin
         format(
             'create or replace function %s() returns trigger language plpgsql security definer '
             'set search_path = pg_catalog, pgmb, pg_temp '
-            -- A row says the same in every session that writes it.
+            -- Pinned settings, so that a row has the same content in every session that writes it.
             '%s as %L',
             function, pgchange.settings(), pgmb.push_body(tbl, op)),
         'Publishes mutations of a table.');
@@ -28,7 +28,7 @@ begin
 end
 $$;
 
--- Take a guard or a bar off a table, if it has one.
+-- Drop a guard or a bar of a table, if trigger is not null.
 create function pgmb.drop_alone(tbl regclass, trigger name) returns void
 language plpgsql as $$
 begin
@@ -39,7 +39,7 @@ begin
 end
 $$;
 
--- Write the capture of one kind of mutation again, and put it on every partition that lacks it; returns on how many.
+-- Create the capture of a kind of mutation again, and place it on every partition without it. Returns on how many.
 create function pgmb.place_push(tbl regclass, op text) returns integer
 language plpgsql as $$
 declare
@@ -59,7 +59,7 @@ begin
             calls, case when part <> tbl then quote_literal('part') end);
         placed := placed + 1;
     end loop;
-    -- A partition that publishes by itself has a guard and a bar of its own, so no two have the same name.
+    -- The name is unique to the table, because a partition that publishes by itself has a guard and a bar of its own.
     if op = 'update' and pgmb.push_guard(tbl) is null then
         perform pgchange.place_guard(tbl, 'pgmb_push_guard_' || left(md5(concat(tbl::oid, clock_timestamp(), random())), 12));
     end if;
@@ -70,7 +70,7 @@ begin
 end
 $$;
 
--- Take the capture of some kinds of mutation off a table, or only off the former partitions that have left it.
+-- Remove the capture of some kinds of mutations from a table, or only from its former partitions.
 create function pgmb.drop_push(tbl regclass, ops text[], departed_only boolean default false) returns void
 language plpgsql as $$
 declare

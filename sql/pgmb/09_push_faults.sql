@@ -1,4 +1,5 @@
--- Rows that could not be made an event, or came with a partition before it was captured: noted, told, and published after all.
+-- Rows that could not be made an event, or came with a partition before it was captured: recording, reporting and publishing
+-- them.
 
 -- Refuse to make events of rows for anybody but the owner of their table.
 create function pgmb.check_own_rows(tbl regclass) returns void
@@ -6,7 +7,8 @@ language plpgsql stable as $$
 declare
     owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = tbl);
 begin
-    -- Types of the table can run code of its owner, who can also put rows here: that code could do whatever the caller may.
+    -- The owner of the table can put rows here, and types of the table can run code of that owner. It would run with the rights
+    -- of the caller.
     if owner_name <> current_user then
         raise insufficient_privilege using
             message = format('rows of %s are made into events with the rights of its owner, %I, and no others', tbl, owner_name),
@@ -39,7 +41,7 @@ begin
                 using tbl::oid, failed.op, failed.after into after;
             end if;
         exception when others or assert_failure then
-            -- The table has other columns now, which the row does not fit.
+            -- The columns of the table have changed, so the row does not fit.
             continue;
         end;
         continue when coalesce(before.error, after.error) is not null;
@@ -59,8 +61,8 @@ begin
 end
 $$;
 comment on function pgmb.replay_push_faults(regclass) is
-    'Publish now the rows of a table that could not be made into events, in order; returns how many. What fails again stays. '
-    'For the owner of the table only.';
+    'Publish the rows of a table that could not be made into events, in order. Returns how many. Rows that fail again stay. For '
+    'the owner of the table only.';
 
 create function pgmb.publish_attached(part regclass) returns bigint
 language plpgsql as $$
@@ -72,7 +74,8 @@ declare
 begin
     if root is null then
         perform pgchange.refuse(
-            format('%s is no part of a table whose inserts are published', part), 'select tbl, missed from pgmb.pushing()');
+            format('%s is not a part of a table whose inserts are published', part),
+                'list such parts: select tbl, missed from pgmb.pushing()');
     end if;
     perform pgmb.check_own_rows(part);
     delete from pgmb.push_fault as f where f.tbl = part and f.op = 'ATTACH';
@@ -91,13 +94,13 @@ begin
 end
 $$;
 comment on function pgmb.publish_attached(regclass) is
-    'Publish an event for each row that is now in a partition that came with rows, as if it were inserted; returns how many. Those '
-    'that were inserted through the table since the partition came are published again. For the owner of the partition only.';
+    'Publish an event for each row that is now in a partition that came with rows, as for an insert. Returns how many. Rows that '
+    'were inserted through the table since the partition came are published again. For the owner of the partition only.';
 
--- As in the trigger functions.
+-- The same settings as in the trigger functions.
 select pgchange.pin_settings('pgmb.replay_push_faults(regclass)', 'pgmb.publish_attached(regclass)');
 
--- Note which of the partitions that the capture came to late have rows that may be in no event, and say so.
+-- Record partitions that were attached with rows that may be in no event, and raise a notice for each.
 create function pgmb.note_missed(tbl regclass, came regclass[]) returns void
 language sql as $$
     insert into pgmb.push_fault (tbl, op, message)

@@ -1,6 +1,6 @@
--- Publishing the mutations of tables, or no longer.
+-- Starting and stopping to publish the mutations of tables.
 
--- Refuse, with the reason, a table whose mutations cannot be published.
+-- Refuse a table whose mutations cannot be published, with the reason.
 create function pgmb.check_pushable(tbl regclass) returns void
 language plpgsql stable as $$
 declare
@@ -20,7 +20,7 @@ begin
 end
 $$;
 
--- Note which mutations of a table are published. It believes the triggers, not the caller.
+-- Record which mutations of a table are published. It reads the triggers, because the caller may not be trusted.
 create function pgmb.note_push(tbl regclass) returns void
 language plpgsql as $$
 declare
@@ -58,7 +58,9 @@ begin
     perform pgmb.check_pushable(tbl);
     if wanted = '{}' then
         perform pgchange.refuse(
-            format('no mutation of %s is to be published', tbl), format('select pgmb.stop_table_mutations_push(%L)', tbl));
+            format(
+                'publishing no mutation of %s means to stop publishing',
+                tbl), format('select pgmb.stop_table_mutations_push(%L)', tbl));
     end if;
     perform pgchange.lock_family(tbl, 'share row exclusive');
     if 'insert' = any (wanted) and (select t.inserts from pgmb.pushed_table as t where t.tbl = push_table_mutations.tbl) then
@@ -76,10 +78,10 @@ begin
 end
 $$;
 comment on function pgmb.push_table_mutations(regclass, boolean, boolean, boolean) is
-    'Publish an event for each row that is inserted into a table, deleted from it or updated in it, in the transaction that '
-    'does it. Its topic is schema.table.insert, delete or update in lower case. The payload is the row; of an update the '
-    'columns that changed, with the row as it was in the metadata under old; an update that changes nothing sends no event. '
-    'Called again, it changes which are published and mends the capture. Not captured: TRUNCATE, what is written under '
+    'Publish an event for each row that is inserted into a table, deleted from it or updated in it, in the same transaction. The '
+    'topic is schema.table.insert, delete or update in lower case. The payload is the row. For an update it has the changed '
+    'columns, and the metadata has the row before under old; an update that changes nothing publishes no event. Calling it again '
+    'changes which mutations are published, and repairs the capture. Not captured: TRUNCATE, and writes under '
     'session_replication_role = replica or by logical replication.';
 
 create function pgmb.stop_table_mutations_push(tbl regclass) returns void
@@ -90,4 +92,4 @@ begin
 end
 $$;
 comment on function pgmb.stop_table_mutations_push(regclass) is
-    'Publish nothing more about a table; does nothing where nothing is published. Events that were published stay.';
+    'Stop publishing mutations of a table. Does nothing if none are published. Published events stay.';

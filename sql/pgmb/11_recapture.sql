@@ -1,4 +1,4 @@
--- What the capture of mutations has become: partitions that came later, a table that was renamed or dropped.
+-- Repairing the capture of mutations after a partition was attached, or a table renamed or dropped.
 
 create function pgmb.pushing()
 returns table (
@@ -29,11 +29,11 @@ language sql stable security definer as $$
     join pg_class as c on c.oid = t.tbl
 $$;
 comment on function pgmb.pushing() is
-    'Every table whose mutations are published, with what is not captured as it should be: partitions that lack a trigger, '
-    'disabled ones, a capture that no longer fits because the table was renamed, has another owner, or lost a partition; and '
-    'faults, up to 1000; and partitions that had rows before they were captured. pgmb.recapture() mends.';
+    'Every table whose mutations are published, with the problems of its capture. untriggered: partitions without a trigger. '
+    'disabled: disabled triggers. stale: the table was renamed, has another owner, or lost a partition. faults: counted up to '
+    '1000. missed: partitions that had rows before they were captured. pgmb.recapture() repairs untriggered and stale.';
 
--- The tables that the caller owns and whose capture pgmb.recapture() is to mend, with their full names.
+-- The tables of the caller whose capture pgmb.recapture() can repair, with their full names.
 create function pgmb.to_recapture() returns table (tbl regclass, name text)
 language sql stable as $$
     select p.tbl, p.tbl::text from pgmb.pushing() as p join pg_class as c on c.oid = p.tbl
@@ -48,7 +48,7 @@ begin
     perform pgmb.push_table_mutations(tbl, known.inserts, known.deletes, known.updates);
 end
 $$;
-comment on function pgmb.recapture(regclass) is 'Mend the capture of a table; the same mutations are published as before.';
+comment on function pgmb.recapture(regclass) is 'Repair the capture of a table. The same mutations are published as before.';
 
 create function pgmb.recapture() returns setof text
 language plpgsql as $$
@@ -78,12 +78,11 @@ begin
 end
 $$;
 comment on function pgmb.recapture() is
-    'Mend the capture of the tables that the caller owns: partitions that came later, a renamed table; a line for each, with the '
-    'reason where one cannot be repaired. It is taken off a table that got a foreign table as a child: PostgreSQL would refuse what is '
-    'updated and deleted through it.';
+    'Repair the capture of the tables of the caller, for example after a new partition or a rename. Returns a line for each '
+    'table, with the reason if it cannot be repaired. The capture is removed if a table got a foreign table as a child, because '
+    'PostgreSQL would refuse updates and deletes through it.';
 
--- Drop the trigger functions of tables that were dropped, where the caller may: a table takes its triggers with it, and not what they
--- call.
+-- Drop the trigger functions of dropped tables, if the caller may. Dropping a table drops its triggers, but not their functions.
 create function pgmb.drop_left_over() returns void
 language plpgsql as $$
 declare
@@ -101,19 +100,19 @@ begin
 end
 $$;
 
--- Forget the tables whose mutations were published and that were dropped, with their faults and trigger functions.
+-- Delete the records of dropped tables whose mutations were published, with their faults and trigger functions.
 create function pgmb.forget_dropped() returns setof text
 language plpgsql security definer as $$
 declare
     gone pgmb.pushed_table;
 begin
-    -- A dump contains the number of a table that is gone, which in the restored database can be that of another one.
+    -- A dump contains the oid of a dropped table, which in the restored database can belong to another table.
     for gone in select t.* from pgmb.pushed_table as t where not exists (select from pg_class as c where c.oid = t.tbl) loop
         delete from pgmb.push_fault as f where f.tbl = gone.tbl;
         delete from pgmb.pushed_table as t where t.tbl = gone.tbl;
         return next format(
-            '%s was dropped, and its mutations are no longer published; if another table has its place: '
-            'select pgmb.push_table_mutations(%L)', gone.name, gone.name);
+            '%s was dropped, so its mutations are no longer published; if another table has taken its place: select '
+            'pgmb.push_table_mutations(%L)', gone.name, gone.name);
     end loop;
     perform pgmb.drop_left_over();
 end

@@ -1,6 +1,6 @@
--- What is published and not dispatched yet: visible now, and not in the snapshot of the dispatcher.
+-- Published events that are not dispatched yet: visible now, and not in the snapshot of the dispatcher.
 
--- How far dispatching has come.
+-- The progress of dispatching.
 create function pgmb.dispatcher_now() returns pgmb.dispatcher
 language plpgsql stable as $$
 begin
@@ -8,15 +8,15 @@ begin
 end
 $$;
 
--- The snapshot up to which a poll can dispatch now. Read what it sees in a later statement.
+-- The snapshot up to which a poll can dispatch now. Read the events in a later statement.
 create function pgmb.visible_now() returns pg_snapshot
 language plpgsql volatile as $$
 begin
     if pg_current_xact_id_if_assigned() is null then
         return pg_current_snapshot();
     end if;
-    -- This transaction can still publish. And the ids of those that began after it could be given to others after a crash that
-    -- this one survives.
+    -- This transaction can still publish. And after a crash that this transaction survives, the ids of transactions that began
+    -- after it could be assigned again.
     return pgchange.snapshot_below(pg_current_snapshot(), pg_current_xact_id_if_assigned());
 end
 $$;
@@ -57,8 +57,8 @@ language sql stable as $$
     )
 $$;
 comment on function pgmb.undispatched is
-    'The slices that upto sees and a dispatcher has not dispatched, in order of (txid, seq): first those of transactions that it '
-    'found open, then the range after it. Its cost depends on neither backlog nor history.';
+    'The slices that upto sees and a dispatcher has not dispatched, in order of (txid, seq). First come those of transactions '
+    'that were open in its snapshot, then the range after it. The cost depends on neither backlog nor history.';
 
 create view pgmb.unread_events as
 select i.id::pgmb.event_id as event_id
@@ -69,10 +69,10 @@ union all
 select s.event_id from pgmb.scheduled as s
 union all
 select l.id from pgmb.later as l;
-comment on view pgmb.unread_events is 'Events that are not dispatched yet, those in the future included.';
+comment on view pgmb.unread_events is 'Events that are not dispatched yet, including those in the future.';
 
--- The scheduled events before an id that became visible to a dispatcher when their time was already over, by transaction and in the
--- order of their time. Found by the index on txid, so that those taken before are not stepped over again.
+-- The scheduled events before an id that became visible to a dispatcher when their time was already over, by transaction and then
+-- by their time. They are found by the index on txid, so that events taken before are not read again.
 create function pgmb.late(after pg_snapshot, scheduled_upto text, before text) returns table (event_id text, place tid)
 language sql stable as $$
     (
@@ -93,7 +93,7 @@ language sql stable as $$
     )
 $$;
 
--- Whether scheduled events before an id, which is not in the future, are still to be dispatched.
+-- Whether scheduled events before an id, which is not in the future, have yet to be dispatched.
 create function pgmb.due_by(at pgmb.dispatcher, before text) returns boolean
 language plpgsql
 set plan_cache_mode = force_generic_plan

@@ -1,6 +1,6 @@
--- Reading by cursor: for handlers, and for SQL by hand. The lock of a group is the session's.
+-- Reading by cursor, for handlers and for manual SQL. The session holds the lock of a group.
 
--- A cursor; in place of one beyond the last dispatch, that of now: what is dispatched from now on comes in any case.
+-- A cursor. A cursor beyond the last dispatch is replaced by the present cursor, so that all later dispatches are read.
 create function pgmb.cursor_by_now(cursor text) returns text
 language plpgsql stable as $$
 declare
@@ -10,7 +10,7 @@ begin
 end
 $$;
 
--- In the database of the events: refuse a cursor that lies in the future; the hint says what to give instead.
+-- In the database of the events: refuse a cursor in the future. rewind: the hint.
 create function pgmb.check_past(cursor text, rewind text) returns void
 language plpgsql stable as $$
 declare
@@ -19,12 +19,12 @@ begin
     if cursor collate "C" > greatest(last || 'g', pgmb.create_event_id(clock_timestamp(), 0)::text) collate "C"
        and left(cursor, 15) <> left(last, 15)
     then
-        raise invalid_parameter_value using message = format('the cursor %L lies in the future', cursor), hint = rewind;
+        raise invalid_parameter_value using message = format('the cursor %L is in the future', cursor), hint = rewind;
     end if;
 end
 $$;
 
--- Refuse a cursor that is malformed, lies in the future, or belongs to another group.
+-- Refuse a cursor that is malformed, in the future, or of another group.
 create function pgmb.check_cursor(gid text, cursor text) returns void
 language plpgsql stable security definer
 set plan_cache_mode = force_generic_plan
@@ -33,7 +33,8 @@ set enable_bitmapscan = off
 as $$
 declare
     at text := (select g.last_read_event_id from pgmb.subscription_groups as g where g.id = gid);
-    rewind text := 'give a time, pgmb.create_event_id(<timestamp>, 0), or what pgmb.read_next_events() of this group returned';
+    rewind text := 'give a time, pgmb.create_event_id(<timestamp>, 0), or a cursor that pgmb.read_next_events() returned for this '
+                   'group';
 begin
     if cursor !~ '^pm[0-9a-f]{22}$' then
         raise invalid_parameter_value using message = format('%L is not a cursor', cursor), hint = rewind;
@@ -49,7 +50,7 @@ begin
 end
 $$;
 
--- Refuse to go on where an event that was dispatched to a group was deleted, and say how to come past it.
+-- Raise an error because an event that was dispatched to a group was deleted. The hint says how to pass it.
 create function pgmb.refuse_gap(gid text, after text, upto text, expected bigint, found_events bigint) returns void
 language plpgsql stable as $$
 declare
@@ -69,9 +70,9 @@ begin
     raise object_not_in_prerequisite_state using
         message = format('of %s events of group %I only %s could be read: %s was deleted', expected, gid, found_events, gap.id),
         hint = format(
-            '%sgo on after it: select pgmb.set_group_cursor(%L, %L)',
+            '%scontinue after it: select pgmb.set_group_cursor(%L, %L)',
             case when gap.before_it > 0 then format(
-                'read the %s before it (chunk_size => %s) and set the cursor that they come with, then ',
+                'read the %s events before it (chunk_size => %s) and set the cursor that they come with, then ',
                 gap.before_it, gap.before_it) else '' end,
             gid, gap.after_it);
 end
@@ -104,8 +105,8 @@ begin
     if cursor is not null then
         perform pgmb.check_cursor(gid, cursor);
     end if;
-    -- PostgreSQL counts how often a session takes a lock. A client that reads ahead takes it once for each read, and releases
-    -- it once for each batch that it has handled: another client must not read before the last of these.
+    -- PostgreSQL counts how often a session takes a lock. A client that reads ahead takes it once for each read, and releases it
+    -- once for each batch that it has handled. Another client must not read before the last of these.
     if not peek and not pg_try_advisory_lock(pgmb.lock_key(gid)) then
         return;
     end if;
@@ -115,7 +116,7 @@ begin
         return;
     end if;
     begin
-        -- Under the lock: whoever held it before may have moved the group's cursor.
+        -- Under the lock, because its former holder may have moved the group's cursor.
         after := coalesce(cursor, (select g.last_read_event_id from pgmb.subscription_groups as g where g.id = gid), '');
         run := pgmb.next_events(gid, after, chunk_size);
         upto := run.upto;
@@ -126,7 +127,7 @@ begin
         if found_events < run.count then
             perform pgmb.refuse_gap(gid, after, run.upto, run.count, found_events);
         end if;
-    -- The lock is the session's: no rollback releases it, and a caller whose read failed would not think of releasing it.
+    -- A rollback does not release a lock of the session, and a caller whose read failed would not release it.
     exception when others or query_canceled then
         if not peek then
             perform pg_advisory_unlock(pgmb.lock_key(gid));
@@ -136,11 +137,11 @@ begin
 end
 $$;
 comment on function pgmb.read_next_events(varchar, pgmb.event_id, integer, boolean) is
-    'The next events of a group in the order of dispatch, after its own cursor or a given one, with next_cursor, the same in '
-    'every row, to go on from or to give to pgmb.set_group_cursor. Each call takes the group''s lock for the session once more, '
-    'also if it finds no events, so a session releases the lock as often as it read. If another session holds the lock, or the group''s '
-    'batch is leased, the call takes nothing and returns nothing. A peek and a call that fails take no lock. Do not call it behind a pooler in '
-    'transaction mode.';
+    'The next events of a group in the order of dispatch, after its own cursor or a given cursor. next_cursor is the same in '
+    'every row: continue from it, or pass it to pgmb.set_group_cursor. Each call takes the group''s lock for the session once '
+    'more, also if it finds no events. So a session releases the lock as often as it read. If another session holds the lock, or '
+    'the group''s batch is leased, the call takes nothing and returns nothing. A peek and a call that fails take no lock. Do not '
+    'call it behind a pooler in transaction mode.';
 
 create function pgmb.release_group_lock(gid varchar) returns boolean
 language plpgsql volatile as $$
@@ -152,8 +153,8 @@ comment on function pgmb.release_group_lock(varchar) is
     'Release the lock of a group once: a session that has read the group n times releases it n times. Returns false if this '
     'session does not hold the lock.';
 
--- In the database of the events: refuse to move a group back to where it could not read on, before dispatches some of whose events
--- retention has deleted, because they were published long before.
+-- In the database of the events: refuse to move a group back before dispatches with deleted events, because it could not read on.
+-- Retention deletes such events if they were published long before their dispatch.
 create function pgmb.check_kept(gid text, new_cursor pgmb.event_id) returns void
 language plpgsql stable security definer
 set enable_seqscan = off
@@ -162,14 +163,14 @@ set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
 declare
-    -- Of a group whose cursor is in another database the last claim tells how far it has read.
+    -- If the cursor of the group is in another database, the last claim shows how far it has read.
     at text := greatest(
         (select g.last_read_event_id from pgmb.subscription_groups as g where g.id = gid),
         (select c.upto from pgmb.claims as c where c.consumer = pgmb.name_of(gid) and c.elsewhere));
     low text := coalesce(new_cursor, '');
     gone text;
 begin
-    -- To move forward costs no look.
+    -- Moving forward needs no check.
     if low collate "C" >= at collate "C" or at is null then
         return;
     end if;
@@ -182,9 +183,9 @@ begin
     if gone is not null then
         raise object_not_in_prerequisite_state using
             message = format(
-                'events that were dispatched to group %I up to %s are gone, so it cannot read them again', gid,
+                'group %I cannot read events again that were dispatched to it up to %s: they were deleted', gid,
                 pgmb.extract_date_from_event_id(gone)),
-            hint = 'retention deletes events that every group has read; all later ones are there: ' || case
+            hint = 'retention deletes events that every group has read; all later events exist: ' || case
                 when exists (select from pgmb.claims as c where c.consumer = pgmb.name_of(gid) and c.elsewhere) then format(
                     'airflow-pgchange move %s --to %L', pgchange.shell_quoted(pgmb.name_of(gid)),
                     pgmb.extract_date_from_event_id(gone) + interval '1 microsecond')
@@ -204,7 +205,7 @@ begin
     end if;
     if not pg_try_advisory_xact_lock(pgmb.lock_key(gid)) then
         raise lock_not_available using message = format('group %I is being read by another session', gid),
-            hint = 'stop it, or wait until it lets go of the group';
+            hint = 'stop it, or wait until it releases the group';
     end if;
     perform pgchange.check_lease(pgmb.pending(gid, pgmb.position(gid)));
     perform pgmb.check_kept(gid, new_cursor);
@@ -216,12 +217,12 @@ begin
 end
 $$;
 comment on function pgmb.set_group_cursor(varchar, pgmb.event_id, boolean) is
-    'Move a group''s cursor: past what was read, to a time (pgmb.create_event_id(<timestamp>, 0)), or to null, the beginning. '
-    'release_lock releases the group''s lock once, as pgmb.release_group_lock() does.';
+    'Move a group''s cursor: past the events that were read, to a time (pgmb.create_event_id(<timestamp>, 0)), or to null, the '
+    'beginning. release_lock releases the group''s lock once, as pgmb.release_group_lock() does.';
 
 create function pgmb.set_group_cursor(gid text, cursor text, release_lock boolean default false) returns void
 language sql volatile as $$
     select pgmb.set_group_cursor(gid::pg_catalog.varchar, set_group_cursor.cursor::pgmb.event_id, release_lock)
 $$;
 comment on function pgmb.set_group_cursor(text, text, boolean) is
-    'The same, where the new cursor is named as in read_next_events: cursor => ''...''.';
+    'The same, with the new cursor named as in read_next_events: cursor => ''...''.';

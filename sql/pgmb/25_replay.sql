@@ -1,4 +1,4 @@
--- Events once more: by their ids, after one that a subscription had, and where a condition failed for them.
+-- Reading events again: by their ids, after an event of a subscription, and where a condition failed for them.
 
 create function pgmb.read_events(event_ids pgmb.event_id[]) returns setof pgmb.events
 language sql stable security definer as $$
@@ -7,9 +7,9 @@ language sql stable security definer as $$
     order by i.n
 $$;
 comment on function pgmb.read_events(pgmb.event_id[]) is
-    'Events by their ids, in the order of the ids; those that are gone are left out.';
+    'Events by their ids, in the order of the ids, without those that were deleted.';
 
--- The events between two ids that a subscription would have got, in order, without those that it is known to have got.
+-- The events between two ids that match a subscription, in order, without those that it is known to have got.
 create function pgmb.replay_older(sid text, from_event_id text, below text, known text[], max_events integer) returns text[]
 language plpgsql as $$
 declare
@@ -54,7 +54,7 @@ begin
     perform pgmb.check_group(gid);
     if not exists (select from pgmb.subscriptions as s where s.id = sid and s.group_id = gid) then
         raise exception using errcode = 'PC002', message = format('group %L has no subscription %L', gid, sid),
-            hint = 'select id, group_id from pgmb.subscriptions lists them';
+            hint = 'list the subscriptions: select id, group_id from pgmb.subscriptions';
     end if;
     if coalesce(from_event_id !~ '^pm[0-9a-f]{22}$', true) then
         raise invalid_parameter_value using message = format('%L is not an event id', from_event_id);
@@ -64,8 +64,8 @@ begin
     end if;
     ids := pgmb.replay_older(
         sid, from_event_id, began,
-        -- What was committed late, or under an id of its own, came by a dispatch although its id is older than the first; and
-        -- what waits to be dispatched will.
+        -- Events that were committed late, or published with an id of their own, may be older than the first dispatch. They were
+        -- dispatched all the same, and undispatched events will be.
         case when from_event_id < began then array(
             select i.id
             from pgmb.dispatched as d cross join lateral unnest(d.event_ids) as i(id)
@@ -73,7 +73,7 @@ begin
             union all
             select u.event_id from pgmb.unread_events as u where u.event_id < began) end,
         max_events);
-    -- After the event itself where it was dispatched, else after its time.
+    -- After the event itself if it was dispatched, else after its time.
     seen := (
         select d.id from pgmb.dispatched as d
         where d.group_id = gid and d.subscription_id = sid and d.id > from_event_id and from_event_id = any (d.event_ids)
@@ -85,24 +85,26 @@ begin
             where d.group_id = gid and d.subscription_id = sid
               and (d.id > coalesce(seen, from_event_id) or d.id = seen and i.id > from_event_id collate "C")
               and i.id <> all (ids)
-              -- A retry is for one handler, which has had it; what was sent again comes as the event that it copies.
+              -- A retry is for a single handler, which has had it. A copy is left out if the event that it copies is replayed.
               and not exists (
                   select from pgmb.events as e
                   where e.id = i.id and (
                       e.topic = 'pgmb-retry'
                       or e.metadata ->> 'replay_of' > from_event_id collate "C"
                       and exists (select from pgmb.events as o where o.id = e.metadata ->> 'replay_of')))
-            -- A dispatch can have several slices of one subscription under its id.
+            -- A dispatch can have several slices of a subscription with the same id.
             order by d.id, i.id collate "C" limit max_events - cardinality(ids));
     end if;
     return query select e.* from pgmb.read_events(ids[:max_events]::pgmb.event_id[]) as e;
 end
 $$;
 comment on function pgmb.replay_events(varchar, varchar, pgmb.event_id, integer) is
-    'The events of a subscription after one that it had, at most so many: those older than the subscription by its condition, '
-    'the others as they were dispatched, without retries, and without copies of what is replayed itself. It moves no cursor.';
+    'The events of a subscription after an event that it had, at most this many. Events older than the subscription are selected '
+    'by its condition, the others as they were dispatched. Retries are left out, and copies of events that are replayed '
+    'themselves. Moves no cursor.';
 
--- Which events of faults match now, and which fail again; all of them see the subscriptions as they were at one moment.
+-- Evaluate the events of faults again: which match now, and which fail again. One query, so that all see the subscriptions of the
+-- same moment.
 create function pgmb.match_again(failed pgmb.fault[], out matches pgmb.match[], out faults pgmb.fault[])
 language plpgsql stable as $$
 declare
@@ -140,7 +142,7 @@ declare
 begin
     perform pgchange.check_isolation();
     if not pg_try_advisory_xact_lock(pgmb.dispatch_key()) then
-        raise lock_not_available using message = 'events are being dispatched', hint = 'try again in a moment';
+        raise lock_not_available using message = 'no fault was replayed: events are being dispatched', hint = 'try again in a moment';
     end if;
     with gone as (
         delete from pgmb.fault as f using pgmb.subscriptions as s
@@ -162,5 +164,5 @@ begin
 end
 $$;
 comment on function pgmb.replay_faults(varchar) is
-    'Evaluate the conditions that failed once more, of one group or of all: what matches is dispatched now, what fails again is '
-    'noted again. Returns how many pairs of event and subscription were dispatched.';
+    'Evaluate failed conditions again, of a group or of all groups. Events that match are dispatched now; events that fail again '
+    'are recorded again. Returns how many pairs of event and subscription were dispatched.';

@@ -1,15 +1,15 @@
--- What a handler failed on: it comes back to that handler alone by a retry, and after the last one it becomes a dead letter.
--- Both hold copies of the events, as the log does not keep what was read.
+-- Events on which a handler failed. A retry returns them to that handler alone; after the last retry they become a dead letter.
+-- Both contain copies of the events, because the log does not keep events that were read.
 
--- The first of some subscriptions that is there; null where all are gone.
+-- The first of these subscriptions that exists; null if none does.
 create function pgmb.first_there(sids text[]) returns pgmb.subscription_id
 language sql stable as $$
     select s.id from unnest(sids) with ordinality as x(sid, n) join pgmb.subscriptions as s on s.id = x.sid
     order by x.n limit 1
 $$;
 
--- Give events, as [{id, topic, payload, metadata}, ...], back to a handler after a pause, by the first of their subscriptions that is
--- there; null where all are gone, as nobody would get it. attempts is how many have failed.
+-- Return events, as [{id, topic, payload, metadata}, ...], to a handler after a pause, by the first of their subscriptions that
+-- exists. attempts: how many attempts have failed. Null if no subscription exists, so that nobody would get them.
 create function pgmb.retry_events(
     sids text[], handler text, events jsonb, error text, attempts integer, pause interval
 ) returns pgmb.event_id
@@ -24,8 +24,8 @@ language sql security definer as $$
     returning id
 $$;
 
--- Keep the events that a handler of a group gave up as a dead letter, whose number is returned; it is sent again by the first of
--- their subscriptions that is there then.
+-- Store the events that a handler of a group gave up as a dead letter, and return its number. The letter is sent again by the
+-- first of their subscriptions that exists then.
 create function pgmb.give_up_events(
     gid pgmb.group_id, sids text[], handler text, events jsonb, error text, attempts integer
 ) returns bigint

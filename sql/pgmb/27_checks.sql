@@ -1,6 +1,6 @@
--- Before anything is done to partitions: when that is refused, and which of them are empty.
+-- Checks before partitions are changed.
 
--- Refuse to maintain the log as of a time around which there can be no partitions.
+-- Refuse to maintain the log as of a time for which there can be no partitions.
 create function pgmb.check_time(current_ts timestamptz) returns void
 language plpgsql stable as $$
 declare
@@ -13,27 +13,28 @@ begin
         perform pgchange.refuse(
             format('the log cannot be maintained as of %s', coalesce(current_ts::text, 'null')),
             format(
-                'ids, and so partitions, are of times from 1970 to %s, and partitions are made for %s ahead; without a time it '
-                'is maintained as of now', last::date, ahead));
+                'partitions exist for times from 1970 to %s, and are created for %s ahead; leave the time out to maintain the log '
+                'as of now', last::date, ahead));
     end if;
 end
 $$;
 
--- Refuse to maintain any other table than these two, or as of an impossible time, or in an unsuitable transaction.
+-- Refuse to maintain any other table than these two, to maintain as of an impossible time, or in a transaction of another
+-- isolation level.
 create function pgmb.check_append_only(tbl regclass, current_ts timestamptz) returns void
 language plpgsql stable as $$
 begin
     if tbl is null or tbl not in ('pgmb.events'::regclass, 'pgmb.dispatched'::regclass) then
         perform pgchange.refuse(
-            format('%s is not a table that is partitioned by time', coalesce(tbl::text, 'null')),
-            'these are: pgmb.events, pgmb.dispatched');
+            format('%s cannot be maintained: it is not partitioned by time', coalesce(tbl::text, 'null')),
+            'choose pgmb.events or pgmb.dispatched');
     end if;
     perform pgmb.check_time(current_ts);
     perform pgchange.check_isolation();
 end
 $$;
 
--- Those of some partitions that hold nothing.
+-- The partitions of a list that are empty.
 create function pgmb.empty_ones(parts regclass[]) returns regclass[]
 language plpgsql stable as $$
 declare

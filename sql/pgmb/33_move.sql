@@ -1,20 +1,21 @@
--- Moving a group to another place of the log, also where its cursor is in another database, and after the source lost its tail.
+-- Moving a group to another place of the log, also if its cursor is in another database, and after the source lost its latest
+-- transactions.
 
--- In the database of the events: the cursor after all that was dispatched before a time; or, without a time, after all that is
--- published now, which it dispatches.
+-- In the database of the events: the cursor after everything that was dispatched before a time. Without a time, the cursor after
+-- everything that is published now; it dispatches that.
 create function pgmb.cursor_of(at timestamptz default null) returns pgmb.event_id
 language plpgsql security definer as $$
 begin
     if at > clock_timestamp() then
-        raise invalid_parameter_value using message = format('the time %s lies in the future', at),
-            hint = 'give a time of before, or none for now';
+        raise invalid_parameter_value using message = format('the time %s is in the future', at),
+            hint = 'give a time in the past, or leave it out for now';
     end if;
     if at is null then
         perform pg_advisory_xact_lock(pgmb.dispatch_key());
         while (pgmb.dispatch()).more loop
         end loop;
     end if;
-    -- Without a time the clock does not count: what was dispatched last can be ahead of it.
+    -- Without a time, do not use the clock: the last dispatch can be ahead of it.
     return pgmb.cursor_by_now(pgmb.create_event_id(coalesce(at, 'infinity'), 0));
 end
 $$;
@@ -23,15 +24,15 @@ create function pgmb.point_of(at timestamptz default null) returns jsonb
 language sql as $$
     select jsonb_build_object('cursor', pgmb.cursor_of(at), 'source', pgmb.here())
 $$;
-comment on function pgmb.point_of(timestamptz) is 'The same, with the place of the events.';
+comment on function pgmb.point_of(timestamptz) is 'Like pgmb.cursor_of(), with the place of the events.';
 
--- Which points a group can be moved to.
+-- The hint on valid points.
 create function pgmb.cursor_hint() returns text
 language sql immutable as $$
-    select 'null is the beginning; in the database of the events, pgmb.point_of(<timestamp>) is the point of a time'
+    select 'null is the beginning; in the database of the events, pgmb.point_of(<timestamp>) returns the point of a time'
 $$;
 
--- Refuse a value that is no point to move a group to.
+-- Refuse a value to which no group can be moved.
 create function pgmb.check_point(point jsonb) returns void
 language plpgsql immutable as $$
 begin
@@ -42,7 +43,7 @@ begin
 end
 $$;
 
--- In the database of the events: refuse a move to a point of another one, of the future, or before events that are gone.
+-- In the database of the events: refuse a move to a point of another database, of the future, or before deleted events.
 create function pgmb.check_move(gid text, "position" jsonb, point jsonb) returns void
 language plpgsql stable as $$
 declare
@@ -51,8 +52,9 @@ begin
     perform pgmb.check_group(gid);
     if point ->> 'source' <> here or point is null and not coalesce(pgchange.came_along("position" ->> 'source', here), true) then
         raise exception using errcode = 'PC004',
-            message = format('group %I is moved to a point of another database than this one', gid),
-            hint = 'the database of the events notes a move first: pgmb.note_move() there gives the version for pgmb.move_consumer()';
+            message = format('group %I cannot be moved to a point of another database', gid),
+            hint = 'the database of the events records a move first: pgmb.note_move() there returns the version for '
+                   'pgmb.move_consumer()';
     end if;
     perform pgmb.check_past(point ->> 'cursor', pgmb.cursor_hint());
     perform pgmb.check_kept(gid, point ->> 'cursor');
@@ -67,7 +69,7 @@ begin
     perform pgmb.check_point(point);
     perform pgmb.check_move(gid, "position", point);
     perform pgchange.check_lease(pgmb.pending(gid, "position"));
-    -- What it was moved back to before is kept too, until it has claimed.
+    -- Keep also the events from an earlier move back, until the group has claimed.
     mark := pgchange.record(
         'event', pgmb.name_of(gid), pgmb.address(gid), "position", to_jsonb(least(
             coalesce("position" ->> 'cursor', '') collate "C", (
@@ -78,6 +80,6 @@ begin
 end
 $$;
 comment on function pgmb.note_move(text, jsonb, jsonb) is
-    'In the database of the events: note that a group is moved from its position to a point that pgmb.point_of() gave, as a claim notes a '
-    'batch, and return the version for pgmb.move_consumer(). What it is moved back to is kept until it has claimed from there; refused '
-    'where that is gone, or lies in the future.';
+    'In the database of the events: record that a group moves from its position to a point of pgmb.point_of(), as a claim records '
+    'a batch. Returns the version for pgmb.move_consumer(). Events behind the point are kept until the group has claimed from '
+    'there. Refused if they were deleted, or if the point is in the future.';

@@ -1,4 +1,4 @@
--- What people ask and do: status, groups and who reads them, partitions and who has not read them, and dropping a group.
+-- Administration: status, groups and their readers, partitions and the groups that have not read them, and dropping a group.
 
 select pgchange.make_sealed('pgmb');
 
@@ -13,7 +13,8 @@ declare
     waits record;
 begin
     if coalesce(upto < 0, true) then
-        raise invalid_parameter_value using message = 'upto must not be negative';
+        raise invalid_parameter_value using message = 'the status cannot be shown: upto must not be negative or null; give the '
+                                                      'number up to which ready changes are counted';
     end if;
     waits := pgmb.waiting(upto);
     for known in
@@ -40,7 +41,7 @@ begin
             pgmb.lock_key(known.id) = any (held) or coalesce(known.claimed > known.version, false) and pgmb.locked(known.id),
             case when known.claimed > known.version then known.batch_id end,
             case when known.claimed > known.version then known.attempt end,
-            -- It may quote what an event holds.
+            -- An error may quote the content of an event.
             case when known.claimed > known.version and has_table_privilege(caller, 'pgmb.events', 'select') then known.error end,
             case when known.claimed > known.version then known.claimed_at end,
             known.updated_at::timestamptz, null::text,
@@ -51,12 +52,13 @@ begin
 end
 $$;
 comment on function pgmb_sealed.status(pgchange.caller, integer) is
-    'Every group, as pgchange.status() shows it: what is ready for it and how old, what waits to be dispatched for any group, its '
-    'faults, whether it is being read, and the batch that it claimed last and has not acked. For a group whose cursor is elsewhere, '
-    'only the last claim tells, so a batch that is done can be shown as in work.';
+    'The status of every group, as in pgchange.status(). It has the ready events and their age, the faults, whether the group is '
+    'being read, and the batch that it claimed last and has not acked. waiting counts the events that wait to be dispatched for '
+    'any group. If the cursor of a group is in another database, only its last claim is known. Then a batch that is done can be '
+    'shown as in work.';
 
--- How much of the log each of these groups keeps from being deleted: the partitions that are not written any more, from the first event
--- on that the group has not read. An estimate, by the sizes that PostgreSQL knew at the last vacuum.
+-- How much of the log each of these groups keeps from being deleted. That is the size of the complete partitions, from the first
+-- event that the group has not read. An estimate by the sizes of the last vacuum.
 create function pgmb.kept(consumers text[]) returns table (consumer text, bytes bigint, store text)
 language sql stable security definer
 set enable_seqscan = off
@@ -99,9 +101,9 @@ begin
 end
 $$;
 comment on function pgmb.dispatching() is
-    'The last poll that had something to dispatch, how many events there have ever been, how many wait and since when, which '
-    'process dispatches now, what was done after a restore in the last day, how many faults there are, and how many of those, '
-    'astray, are for a subscription that is gone; each counted up to a thousand.';
+    'The last poll that had something to dispatch, the number of events so far, how many wait and since when, and which process '
+    'dispatches now. restored: what was done after a restore in the last day. faults: the number of faults; astray: those for a '
+    'subscription that does not exist any more. Both are counted up to a thousand.';
 
 create function pgmb_sealed.groups(caller pgchange.caller)
 returns table (
@@ -126,13 +128,13 @@ begin
                array(
                    select distinct format('%s of %s', p.params ->> 'partition', p.params ->> 'partitions')
                    from unnest(w.params) as p(params)
-                   -- Anybody who subscribes may write anything there.
+                   -- Any subscriber may write any value there.
                    where p.params ->> 'partition' ~ '^[0-9]{1,20}$' and p.params ->> 'partitions' ~ '^[0-9]{1,20}$' order by 1),
                pgmb.extract_date_from_event_id(c.cursor), c.since,
                (select min(l) from pgchange.who_locks(pgmb.lock_key(c.group_id)) as l)
         from pgmb.cursors() as c
         cross join lateral (
-            -- They may name what the caller may not read.
+            -- Params may have names that the caller may not read.
             select array(
                 select s.params from pgmb.subscriptions as s
                 where s.group_id = c.group_id and has_table_privilege(caller, 'pgmb.subscriptions', 'select') limit 10) as params
@@ -141,8 +143,9 @@ begin
 end
 $$;
 comment on function pgmb_sealed.groups(pgchange.caller) is
-    'Every group: how many subscriptions it has, up to a thousand, topics and parts that the params of some of them name, up to when it '
-    'has read, when it last moved, and which process reads it now. Who may not read pgmb.subscriptions is told no topic and no part.';
+    'Every group: the number of its subscriptions, up to a thousand, and topics and parts in the params of some of them. '
+    'read_upto: the time up to which it has read; moved_at: its last move; reader: the process that reads it now. A caller that '
+    'may not read pgmb.subscriptions gets no topics and no parts.';
 
 select pgchange.show_sealed('pgmb');
 
@@ -174,18 +177,19 @@ begin
 end
 $$;
 comment on function pgmb.spans() is
-    'The partitions of the events in order of their time, and whether each is made ahead, current, recent or older than '
-    'partition_retention_period; the default one for each span of time that has no other and from which it holds something.';
+    'The partitions of the events in order of their time. state: whether each is ahead, current, recent, or older than '
+    'partition_retention_period. The default partition appears for each span of time that has no other partition and of which it '
+    'has rows.';
 
 create function pgmb.partitions()
 returns table (partition regclass, lower timestamptz, upper timestamptz, bytes bigint, state text)
 language sql stable as $$
-    -- One that is dropped meanwhile has no size.
+    -- A partition that is dropped meanwhile has no size.
     select s.partition, s.lower, s.upper, coalesce(pg_catalog.pg_total_relation_size(s.partition), 0), s.state
     from pgmb.spans() as s
     order by s.lower
 $$;
-comment on function pgmb.partitions() is 'What pgmb.spans() tells, with the sizes: each partition is measured.';
+comment on function pgmb.partitions() is 'The rows of pgmb.spans() with the size of each partition.';
 
 create function pgmb.unread_by(lower timestamptz, upper timestamptz, upto integer default 1000)
 returns table (group_id pgmb.group_id, events bigint, exact boolean)
@@ -207,7 +211,7 @@ begin
         select c.group_id, sum(n.events)::bigint, sum(n.slices) < upto
         from pgmb.cursors() as c
         cross join lateral (select greatest(c.cursor, low collate "C") as after) as f
-        -- The rank of the last slice of a dispatch says how many events the dispatch has for the group.
+        -- The rank of the last slice of a dispatch is the number of its events for the group.
         cross join lateral (
             select max(pgmb.rank_of(d.id)) - case when left(d.id, 15) = left(f.after, 15) then pgmb.rank_of(f.after) else 0 end as events,
                    count(*) as slices
@@ -225,10 +229,10 @@ begin
 end
 $$;
 comment on function pgmb.unread_by(timestamptz, timestamptz, integer) is
-    'How many events that were dispatched in a span of time each group has not read; where not all of its slices were looked at, which '
-    'are at most upto, at least so many. Its cost depends on neither backlog nor history.';
+    'How many events that were dispatched in a span of time each group has not read. At most upto slices of a group are read; if '
+    'it has more, the number is a lower bound. The cost depends on neither backlog nor history.';
 
--- Whether a group is here, by its subscriptions or by its cursor.
+-- Whether a group exists here, by its subscriptions or by its cursor.
 create function pgmb.is_known(gid text) returns boolean
 language plpgsql stable security definer as $$
 begin
@@ -236,7 +240,7 @@ begin
 end
 $$;
 
--- The address of a group, by the name that status shows; null if it is not here.
+-- The address of a group, by its name in status; null if it is not here.
 create function pgmb.address_of(consumer text) returns jsonb
 language plpgsql stable security definer as $$
 begin
@@ -244,11 +248,12 @@ begin
 end
 $$;
 
--- Delete a group with its subscriptions, its cursor, its faults, and its dead letters and those of its handlers; true if it was here.
+-- Delete a group with its subscriptions, its cursor, its faults, and the dead letters of it and its handlers; true if it was
+-- here.
 create function pgmb.forget(gid text) returns boolean
 language plpgsql as $$
 begin
-    -- What a poll under way dispatches to this group would be there for the next one of its name.
+    -- Wait for a running poll. Otherwise events that it dispatches to this group would go to a later group of the same name.
     perform pg_advisory_xact_lock(pgmb.dispatch_key());
     delete from pgmb.fault as f where f.group_id = gid;
     delete from pgchange.letter as l where l.kind = 'event' and l.address ->> 'group' = gid;

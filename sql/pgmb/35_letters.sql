@@ -1,8 +1,8 @@
--- Dead letters of the event log: batches of a group's feed that were given up, and what a handler gave up, which its address
--- names. They hold copies of the events, as the log does not keep what was read.
+-- Dead letters of the event log: batches of a group's feed, and events that a handler gave up. The address of a letter names its
+-- handler. Letters contain copies of the events, because the log does not keep events that were read.
 
--- The events of a batch, as [{id, topic, payload, metadata, subscriptions}, ...], in parts of at most a thousand events and about 8
--- MiB: one jsonb cannot hold very much.
+-- The events of a batch, as [{id, topic, payload, metadata, subscriptions}, ...]. A part has at most a thousand events and about
+-- 8 MiB, because the size of a jsonb is limited.
 create function pgmb.copies(gid text, batch jsonb) returns table (part bigint, events jsonb)
 language sql stable as $$
     select min(e.n), jsonb_agg(jsonb_build_object(
@@ -20,8 +20,8 @@ language sql stable as $$
     order by 1
 $$;
 
--- Keep the events of a batch as dead letters, one for each part of pgmb.copies(), or the batch alone if the events are in another
--- database; the number of the last letter.
+-- Store the events of a batch as dead letters, a letter for each part of pgmb.copies(). If the events are in another database,
+-- store the batch alone. Returns the number of the last letter.
 create function pgmb.give_up(gid text, batch jsonb, reason text) returns bigint
 language plpgsql as $$
 declare
@@ -45,36 +45,38 @@ begin
 end
 $$;
 
--- The subscription by which an event is sent to a group again: one that chose it, or else any; null for none.
+-- The subscription by which an event is sent to a group again. It is a subscription that selected the event, or else any; null if
+-- there is none.
 create function pgmb.resend_subscription(gid text, wanted jsonb) returns text
 language sql stable as $$
     select s.id from pgmb.subscriptions as s where s.group_id = gid order by wanted ? s.id desc, s.id limit 1
 $$;
 
--- Those by which the events of a handler's letter can come to it.
+-- The subscriptions by which the events of a handler's letter can come to it.
 create function pgmb.subscriptions_of(address jsonb) returns text[]
 language sql immutable as $$
     select array(select jsonb_array_elements_text(address -> 'subscriptions'))
 $$;
 
--- Refuse a letter of a group that has no subscription any more for it.
+-- Refuse a letter of a group that has no subscription for it any more.
 create function pgmb.refuse_letter(address jsonb) returns void
 language plpgsql stable as $$
 begin
     raise exception using errcode = 'PC012',
         message = format('no event can be sent to group %I: its subscriptions are gone', address ->> 'group'),
-        hint = 'the letter''s content still has the events: publish them again, or drop it';
+        hint = 'publish the events in the content of the letter again, or drop the letter';
 end
 $$;
 
--- Refuse a dead letter whose events can no longer reach its consumer.
+-- Refuse a dead letter whose events cannot reach its consumer any more.
 create function pgmb.check_letter(address jsonb, content jsonb) returns void
 language plpgsql stable security definer as $$
 begin
     if not content ? 'events' then
         raise exception using errcode = 'PC012',
-            message = format('the events of this batch of group %I are in another database than its cursor', address ->> 'group'),
-            hint = 'there, publish those that pgmb.replay_events() still returns; here the letter can only be dropped';
+            message = format(
+                'the letter cannot be sent: its events, of group %I, are in another database than the cursor', address ->> 'group'),
+            hint = 'there, publish the events that pgmb.replay_events() still returns; here the letter can only be dropped';
     end if;
     if address ? 'subscriptions' and pgmb.first_there(pgmb.subscriptions_of(address)) is null
        or pgmb.resend_subscription(address ->> 'group', '[]') is null
@@ -84,8 +86,9 @@ begin
 end
 $$;
 
--- Publish the events of a dead letter once more: for their handler alone, with all its attempts before it; or for their group alone,
--- as new events with replay_of in their metadata. The letter goes in the same transaction.
+-- Publish the events of a dead letter again. For a handler's letter, they go to that handler alone, with all its attempts.
+-- Otherwise they go to the group alone, as new events with replay_of in their metadata. The letter is deleted in the same
+-- transaction.
 create function pgmb.redrive(letter bigint) returns void
 language plpgsql security definer as $$
 declare
@@ -102,7 +105,7 @@ begin
             pgmb.subscriptions_of(wanted.address), wanted.address ->> 'handler', wanted.events, wanted.error, 0, interval '0')
             is not null;
     else
-        -- By a subscription in any case: without one all groups would get them.
+        -- Always with a subscription, because without it all groups would get them.
         insert into pgmb.events (topic, payload, metadata, subscription_id)
         select x.event ->> 'topic', x.event -> 'payload',
                coalesce(nullif(x.event -> 'metadata', 'null'), '{}') || jsonb_build_object('replay_of', x.event -> 'id'), sid
@@ -113,7 +116,7 @@ begin
         sent := found;
     end if;
     if not sent then
-        -- They were there a moment ago.
+        -- The subscriptions existed when this was checked.
         perform pgmb.refuse_letter(wanted.address);
     end if;
 end

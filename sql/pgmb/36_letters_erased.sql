@@ -9,7 +9,7 @@ language sql immutable as $$
                else not (pgchange.field_is(e.event -> 'payload', field, key) or pgchange.field_is(e.event -> 'metadata', field, key)) end
 $$;
 
--- Erase a key from a dead letter, and return how many events went; a letter without events goes, too.
+-- Erase a key from a dead letter, and return how many events were erased. A letter without any events left is deleted.
 create function pgmb.erase_letter(letter bigint, key text, field text) returns bigint
 language plpgsql volatile as $$
 declare

@@ -1,6 +1,6 @@
--- Who may do what. PUBLIC may do nothing; a writer of a captured table needs nothing.
+-- The roles and their rights. PUBLIC has none, and a writer of a captured table needs none.
 
--- Whether the caller is a member of the owner of a table.
+-- Whether the caller has the role of the owner of a table.
 create function pgmb.owns(tbl oid) returns boolean
 language sql stable as $$
     select coalesce(pg_has_role((select c.relowner from pg_class as c where c.oid = tbl), 'usage'), false)
@@ -8,7 +8,7 @@ $$;
 
 select pgchange.add_role(
     'pgmb', 'entry', told =>
-    'What every other grant begins with: to make ids, and to see settings.',
+    'The rights in every other grant: to make ids, and to read settings.',
     objects => array[
         'select on pgmb.installed, pgmb.config'
     ],
@@ -31,7 +31,7 @@ select pgchange.add_role(
 
 select pgchange.add_role(
     'pgmb', 'subscriber', told =>
-    'Let a role subscribe groups, under the conditions in pgmb.condition, with any params. Such roles trust each other.',
+    'Let a role subscribe groups, with the conditions in pgmb.condition and any params. Such roles trust each other.',
     includes => 'pgmb.entry',
     objects => array[
         'select, delete on pgmb.subscriptions',
@@ -45,8 +45,8 @@ select pgchange.add_role(
 
 select pgchange.add_role(
     'pgmb', 'conditions', told =>
-    'Let a role subscribe under conditions of its own. They run in every poll with the rights of the owner of this schema: '
-    'such a role can do whatever that owner can.',
+    'Let a role subscribe with conditions of its own. They run in every poll with the rights of the owner of this schema, so such '
+    'a role can do whatever that owner can.',
     includes => 'pgmb.subscriber',
     objects => array[
         'insert (conditions_sql) on pgmb.condition'
@@ -57,7 +57,7 @@ select pgchange.add_role(
 
 select pgchange.add_role(
     'pgmb', 'owner', told =>
-    'Let a role publish the mutations of the tables that it owns. Such a role is trusted: it can publish any event.',
+    'Let a role publish the mutations of its own tables. Such a role is trusted: it can publish any event.',
     includes => 'pgmb.entry pgchange.reader',
     objects => array[
         'usage on sequence pgmb.event_seq',
@@ -74,7 +74,7 @@ select pgchange.add_role(
 
 select pgchange.add_role(
     'pgmb', 'dispatcher', told =>
-    'Let a role dispatch events, and see how far dispatching and every group is, and who reads it.',
+    'Let a role dispatch events, and see the progress of dispatching and of every group, and who reads it.',
     includes => 'pgmb.entry pgchange.viewer',
     functions => $$
         poll_for_events dispatch status dispatching groups spans partitions unread_by kept
@@ -82,8 +82,8 @@ select pgchange.add_role(
 
 select pgchange.add_role(
     'pgmb', 'consumer', told =>
-    'Let a role read events, in the database of the events and in that of the results. Such roles trust each other: each can '
-    'read every event and move every group.',
+    'Let a role read events, in the database of the events and in that of the results. Such roles trust each other: each can read '
+    'every event and move every group.',
     includes => 'pgmb.dispatcher pgchange.consumer',
     objects => array[
         'select on pgmb.events, pgmb.later, pgmb.dispatched, pgmb.subscription_events, pgmb.subscription_groups, pgmb.subscriptions'
@@ -96,7 +96,7 @@ select pgchange.add_role(
 
 select pgchange.add_role(
     'pgmb', 'maintainer', told =>
-    'Let a role look after the log: settings, dispatch, partitions, retention, expiry; and see which groups hold what.',
+    'Let a role maintain the log: settings, dispatch, partitions, retention, expiry; and see which groups hold which partitions.',
     includes => 'pgmb.dispatcher pgchange.maintainer',
     objects => array[
         'select on pgmb.pushed_table',
@@ -110,7 +110,7 @@ select pgchange.add_role(
 
 select pgchange.add_role(
     'pgmb', 'admin', told =>
-    'Let a role look after the log and its groups: dispatch, maintain, skip, repair, drop, and try again what failed.',
+    'Let a role administer the log and its groups: dispatch, maintain, skip, repair, drop, and retry faults.',
     includes => 'pgmb.consumer pgmb.maintainer pgchange.admin',
     objects => array[
         'select on pgmb.claims, pgmb.fault, pgmb.condition, pgmb.unread_events, pgmb.published, pgmb.dispatcher'
@@ -123,10 +123,10 @@ alter table pgmb.pushed_table enable row level security;
 create policy seen on pgmb.pushed_table for select using (true);
 create policy owned on pgmb.pushed_table using (pgmb.owns(tbl));
 
--- What failed shows rows of a table: to its owner only.
+-- A fault contains rows of a table, so only its owner may read it.
 alter table pgmb.push_fault enable row level security;
 create policy owned on pgmb.push_fault using (pgmb.owns(tbl));
--- The capture of a table that was handed on is still the former owner's.
+-- After a table got a new owner, its capture still runs as the former owner.
 create policy noted on pgmb.push_fault for insert with check (
     exists (
         select from pgmb.pushes(tbl) as p join pg_catalog.pg_proc as f on f.oid = p.function
@@ -139,7 +139,7 @@ select pgchange.close_schema('pgmb', types => 'match', unpinned => $$
         set_group_cursor(text,text,boolean) slices undispatched unread_dispatches upkeep_key write_matches
     $$);
 
--- A role of the whole cluster: it stays when this schema goes.
+-- A role of the whole cluster: it stays when this schema is dropped.
 do $$
 begin
     if not exists (select from pg_catalog.pg_roles as r where r.rolname = 'pgmb_reader') then
@@ -148,7 +148,8 @@ begin
     perform pgmb.grant_consumer('pgmb_reader');
 exception
     when insufficient_privilege then
-        raise notice 'there is no role pgmb_reader, and % may not create it: pgmb.grant_consumer() gives others the same rights',
+        raise notice 'role pgmb_reader does not exist, and % may not create it: pgmb.grant_consumer() gives other roles the same '
+                     'rights',
             current_user;
     when duplicate_object or unique_violation then
         perform pgmb.grant_consumer('pgmb_reader');

@@ -158,8 +158,7 @@ begin
         delete from revision.trimmed as t where t.commits = 0;
         update revision.trimmed as t set upto = '3';
     elsif not pubsub.txids_look_kept() then
-        raise exception using errcode = 'PC004', message = 'the positions cannot keep their transaction ids: this is a restored '
-                                                           'dump, whose rows have others',
+        raise exception using errcode = 'PC004', message = 'the transaction ids were not kept: this is a restored dump',
             hint = 'run select pubsub.rebase_after_restore()';
     end if;
     perform pgchange.note_origin('revision.origin');

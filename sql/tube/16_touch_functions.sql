@@ -37,7 +37,7 @@ declare
     signature text := format('%I.%I(integer, %s, character, jsonb, integer)', schema_name, tube || '_touch', ids);
 begin
     if to_regprocedure(signature) is not null then
-        perform pgchange.refuse(format('function %s already exists', signature), 'drop or rename it');
+        perform pgchange.refuse(format('there is a function %s already', signature), 'drop or rename it');
     end if;
     perform pgchange.place_function(signature, format($function$
         create function %I.%I(
@@ -78,7 +78,7 @@ begin
     if known is not null and whose is null or another is not null then
         if is_attached then
             perform pgchange.refuse(
-                format('function %s already exists%s', signature, ', for table ' || another), 'drop or rename it');
+                format('there is a function %s already%s', signature, ', for table ' || another), 'drop or rename it');
         end if;
         return;
     end if;

@@ -1,4 +1,4 @@
--- Take off users' tables the capture that a schema pgmb has left there which was dropped by hand.
+-- Remove the capture from users' tables if schema pgmb was dropped manually.
 
 do $$
 declare

@@ -1,5 +1,5 @@
--- Before the schema pgmb goes, with every event in it: the capture on every table whose mutations were published; the tables
--- themselves stay as they are, and so does the role pgmb_reader.
+-- Before the schema pgmb is dropped, with every event in it: remove the capture from every table whose mutations were published.
+-- The tables themselves stay as they are, and so does the role pgmb_reader.
 
 do $$
 declare
@@ -12,8 +12,8 @@ begin
             perform pgmb.stop_table_mutations_push(pushed);
         exception when insufficient_privilege then
             raise insufficient_privilege using
-                message = format('the capture on %s cannot be taken off: %s', pushed, sqlerrm),
-                hint = format('as its owner: select pgmb.stop_table_mutations_push(%L); then again', pushed);
+                message = format('the capture on %s cannot be removed: %s', pushed, sqlerrm),
+                hint = format('as its owner: select pgmb.stop_table_mutations_push(%L); then uninstall again', pushed);
         end;
     end loop;
     perform pgmb.drop_left_over();

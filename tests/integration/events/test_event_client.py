@@ -142,7 +142,7 @@ def test_pg_cron_is_taken_and_told_that_our_maintenance_does_the_work(connection
 
 @pytest.mark.parametrize("value", ["yes", None])
 def test_pg_cron_is_either_true_or_false(connection, value):
-    with pytest.raises(psycopg.errors.InvalidParameterValue, match="use_pg_cron is true or false"):
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="use_pg_cron must be true or false"):
         configure(connection, use_pg_cron=value)
 
 
@@ -152,7 +152,7 @@ def test_pg_cron_is_either_true_or_false(connection, value):
         ({"partition_retention_period": "29 minutes"}, "partition_retention_period, 00:29:00, is shorter"),
         ({"partition_interval": "2 hours"}, "partition_retention_period, 01:00:00, is shorter"),
         ({"future_intervals_to_create": "29 minutes"}, "future_intervals_to_create, 00:29:00, is shorter"),
-        ({"future_intervals_to_create": "1 year"}, "there are more than 1000 partitions"),
+        ({"future_intervals_to_create": "1 year"}, "is more than 1000 partitions"),
     ],
 )
 def test_settings_that_do_not_fit_each_other_are_taken_and_told_at_maintenance(connection, settings, said):

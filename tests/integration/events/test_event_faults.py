@@ -51,7 +51,7 @@ def test_a_message_to_a_subscription_that_is_gone_is_told_and_holds_up_nobody(co
     [(sid, ids, message)] = faults(connection)
     assert (sid, ids) == (gone, [astray])
     assert "gone" in message
-    assert any("a subscription that is gone" in line for line in maintenance(connection).attention)
+    assert any("a subscription that does not exist" in line for line in maintenance(connection).attention)
 
 
 def test_a_retry_for_a_subscription_that_is_gone_when_its_time_comes_is_told(connect):

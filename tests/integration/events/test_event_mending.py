@@ -77,8 +77,8 @@ def test_a_table_that_was_dropped_is_forgotten_before_a_dump_gives_its_number_to
     connection.execute("alter table item rename to thing; select pgmb.recapture(); drop table thing")
     told = look_after(connection)
     lines = told.done if isinstance(told, Report) else [line for (line,) in told.fetchall()]
-    again = "if another table has its place: select pgmb.push_table_mutations('public.thing')"
-    assert f"public.thing was dropped, and its mutations are no longer published; {again}" in lines
+    again = "if another table has taken its place: select pgmb.push_table_mutations('public.thing')"
+    assert f"public.thing was dropped, so its mutations are no longer published; {again}" in lines
     assert one(connection, "select count(*) from pgmb.pushed_table") == 0
     assert one(connection, "select count(*) from pgmb.push_fault") == 0
 

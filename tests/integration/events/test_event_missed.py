@@ -119,7 +119,7 @@ def test_what_is_no_longer_published_misses_nothing(item):
 
 def test_what_came_to_no_table_that_is_published_is_refused(item):
     item.execute("create table other (id int)")
-    with pytest.raises(psycopg.Error, match="other is no part of a table whose inserts are published"):
+    with pytest.raises(psycopg.Error, match="other is not a part of a table whose inserts are published"):
         item.execute("select pgmb.publish_attached('other')")
 
 
