@@ -92,8 +92,8 @@ create function pgchange.check_claim(max_changes integer) returns void
 language plpgsql stable as $$
 begin
     if coalesce(max_changes < 1, true) then
-        raise invalid_parameter_value using message = 'the batch cannot be claimed with fewer than 1 change: give a limit of at '
-                                                      'least 1';
+        raise invalid_parameter_value using message =
+            'the batch cannot be claimed with fewer than 1 change: give a limit of at least 1';
     end if;
     if pg_current_xact_id_if_assigned() is not null then
         raise exception using errcode = 'PC007', message = 'the batch cannot be claimed: this transaction has already written',
@@ -111,9 +111,8 @@ begin
         raise exception using errcode = 'PC010',
             message = pg_catalog.format('batch %s of %s has failed, at attempt %s', batch_id, consumer, attempt),
             hint = pg_catalog.format(
-                'fix the cause of the failure and raise max_attempts, or give the batch up: airflow-pgchange skip %s --reason '
-                '''...''',
-                                     pgchange.shell_quoted(consumer));
+                'fix the cause of the failure and raise max_attempts, or give the batch up: '
+                'airflow-pgchange skip %s --reason ''...''', pgchange.shell_quoted(consumer));
     end if;
 end
 $$;
@@ -196,9 +195,8 @@ begin
                 'batch %s of %s failed at each of its attempts and cannot be split any more, at attempt %s', mark.batch_id,
                              mark.consumer, mark.attempt),
             hint = format(
-                'fix the cause of the failure and raise max_attempts, or give the batch up: airflow-pgchange skip %s --reason '
-                '''...''',
-                          pgchange.shell_quoted(mark.consumer));
+                'fix the cause of the failure and raise max_attempts, or give the batch up: '
+                'airflow-pgchange skip %s --reason ''...''', pgchange.shell_quoted(mark.consumer));
     end if;
 end
 $$;

@@ -65,8 +65,8 @@ declare
     advice text;
 begin
     if coalesce(upto < 0, true) then
-        raise invalid_parameter_value using message = 'the status cannot be shown: upto must not be negative or null; give the '
-                                                      'number up to which ready changes are counted';
+        raise invalid_parameter_value using message =
+            'the status cannot be shown: upto must not be negative or null; give the number up to which ready changes are counted';
     end if;
     for known in
         select r.schema, r.kind from pgchange.registered as r where r.kind = coalesce(of_kind, r.kind) order by r.kind

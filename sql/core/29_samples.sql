@@ -13,8 +13,9 @@ create table pgchange.sample (
     number bigint not null,
     primary key (sampled_by, kind, consumer, at)
 );
-comment on table pgchange.sample is 'The rows of pgchange.status() in the last hour, by the role that read them. number counts '
-                                    'the rows of a role, so that trimming finds the old rows without reading the others.';
+comment on table pgchange.sample is
+    'The rows of pgchange.status() in the last hour, by the role that read them. number counts the rows of a role, so that '
+    'trimming finds the old rows without reading the others.';
 
 create index sample_at on pgchange.sample (at);
 create index sample_number on pgchange.sample (sampled_by, number);

@@ -36,8 +36,9 @@ create type mbus.qt_model as (
     id bigint, added timestamp, iid text, delayed_until timestamp, expires timestamp, received integer[],
     headers hstore, properties hstore, data hstore
 );
-comment on type mbus.qt_model is 'A message in the form in which consumers get it, with times in the time zone of the session. '
-                                 'Selectors see the same form with times in UTC.';
+comment on type mbus.qt_model is
+    'A message in the form in which consumers get it, with times in the time zone of the session. Selectors see the same form '
+    'with times in UTC.';
 
 -- The numbers of the parts of a queue.
 create function mbus.numbered(parts integer) returns integer[]

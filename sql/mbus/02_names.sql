@@ -84,8 +84,8 @@ begin
         if not exists (select from mbus.queue as q where q.qname = consumer_named.qname) then
             raise undefined_object using message = format('Unknown queue:%s', qname), hint = 'mbus.create_queue() makes a queue';
         end if;
-        raise undefined_object using message = format('unknown consumer:%s', cname), hint =
-            'mbus.create_consumer() makes a consumer';
+        raise undefined_object using message = format('unknown consumer:%s', cname),
+            hint = 'mbus.create_consumer() makes a consumer';
     end if;
     return known;
 end

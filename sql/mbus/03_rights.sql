@@ -270,5 +270,5 @@ language sql stable security definer as $$
     where mbus.is_admin(caller) or mbus.may(caller, 'post', q.qname) or mbus.may(caller, 'consume', q.qname)
     order by q.qname
 $$;
-comment on function mbus_sealed.list(pgchange.caller) is 'The queues that the caller may use, and those of their consumers by '
-                                                         'which it may consume.';
+comment on function mbus_sealed.list(pgchange.caller) is
+    'The queues that the caller may use, and those of their consumers by which it may consume.';

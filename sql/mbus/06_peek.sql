@@ -41,8 +41,8 @@ begin
     return message;
 end
 $$;
-comment on function mbus_sealed.peek(pgchange.caller, text) is 'A message by its id, without receiving it; null if there is none. '
-                                                               'Its delay and expiry do not matter.';
+comment on function mbus_sealed.peek(pgchange.caller, text) is
+    'A message by its id, without receiving it; null if there is none. Its delay and expiry do not matter.';
 
 -- Create the function peek_<queue>.
 create function mbus.make_peek_function(known mbus.queue) returns void

@@ -119,9 +119,8 @@ begin
     got_now := mbus.got_now(known, msgiid);
     -- Refuse a message that was received before: it would go to all consumers again.
     if got_now is null then
-        raise undefined_object using message = format(
-            'there is no message %s to put back', msgiid), hint =
-            'put it back in the transaction that received it';
+        raise undefined_object using message = format('there is no message %s to put back', msgiid),
+            hint = 'put it back in the transaction that received it';
     end if;
     -- Its poster may have set any value.
     tries := coalesce(substring(message.properties -> 'tries' from '^[0-9]{1,8}$')::integer, 1) + 1;

@@ -28,10 +28,8 @@ language sql stable security definer as $$
             when not exists (select from mbus.entries(mbus.queue_of(m.iid), m.iid) as e where not e.gone)
                 then 'was received by a consumer that recorded no outcome: ' || mbus.way_out(m)
             when c.tries > 3
-                then format(
-                    'is at try %s%s: %s',
-                    c.tries, ' of consumer ' || c.consumer, coalesce(m.error,
-                    'its handler ended without an error message'))
+                then format('is at try %s%s: %s', c.tries, ' of consumer ' || c.consumer,
+                            coalesce(m.error, 'its handler ended without an error message'))
         end as trouble
     ) as t
     where m.saga = known.id and not m.done and m.kind <> 'bung' and known.state = mbus.turn_of(m.kind) and t.trouble is not null
@@ -272,8 +270,8 @@ language sql stable security definer as $$
     where s.state in ('forward', 'rolling back') and s.stuck is not null and mbus.sees_saga(caller, s.id)
     order by s.id
 $$;
-comment on function mbus_sealed.stuck_sagas(pgchange.caller) is 'The sagas that are stuck, a line for each, if the caller may use '
-                                                                'a queue of theirs.';
+comment on function mbus_sealed.stuck_sagas(pgchange.caller) is
+    'The sagas that are stuck, a line for each, if the caller may use a queue of theirs.';
 
 create function mbus.forget_sagas(older_than interval) returns bigint
 language plpgsql security definer as $$
@@ -289,5 +287,5 @@ begin
     return forgotten;
 end
 $$;
-comment on function mbus.forget_sagas(interval) is 'Delete the sagas that ended longer ago than older_than. Returns how many were '
-                                                   'deleted.';
+comment on function mbus.forget_sagas(interval) is
+    'Delete the sagas that ended longer ago than older_than. Returns how many were deleted.';

@@ -94,9 +94,8 @@ begin
     perform mbus.drop_role('admin', known.qname);
 end
 $$;
-comment on function mbus_sealed.drop_queue(pgchange.caller, text) is 'Drop a queue with its messages, consumers, functions and '
-                                                                     'roles, without objects of others. The sequence of its ids '
-                                                                     'stays.';
+comment on function mbus_sealed.drop_queue(pgchange.caller, text) is
+    'Drop a queue with its messages, consumers, functions and roles, without objects of others. The sequence of its ids stays.';
 
 -- From the first queue under roles on, everybody may call the functions that check roles; a caller without a role gets the error
 -- Access denied. This opens no table. pgchange.status() shows everybody what their rights on each feed allow.

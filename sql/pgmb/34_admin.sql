@@ -13,8 +13,8 @@ declare
     waits record;
 begin
     if coalesce(upto < 0, true) then
-        raise invalid_parameter_value using message = 'the status cannot be shown: upto must not be negative or null; give the '
-                                                      'number up to which ready changes are counted';
+        raise invalid_parameter_value using message =
+            'the status cannot be shown: upto must not be negative or null; give the number up to which ready changes are counted';
     end if;
     waits := pgmb.waiting(upto);
     for known in

@@ -50,5 +50,5 @@ from pubsub.watermark as w
 join revision.commit_queue as q on q.branch_id = w.branch_id and q.txid >= w.txid::text::xid8
 where pg_visible_in_snapshot(q.txid, w.snapshot)
    or (q.txid = w.partial_txid and q.id <= w.partial_id);
-comment on view pubsub.out_of_order is 'Commits that a consumer has processed although their txid is not below that of its '
-                                       'watermark.';
+comment on view pubsub.out_of_order is
+    'Commits that a consumer has processed although their txid is not below that of its watermark.';

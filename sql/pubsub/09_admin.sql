@@ -52,8 +52,8 @@ declare
     holder text := pubsub.held_back_by();
 begin
     if coalesce(upto < 0, true) then
-        raise invalid_parameter_value using message = 'the status cannot be shown: upto must not be negative or null; give the '
-                                                      'number up to which ready changes are counted';
+        raise invalid_parameter_value using message =
+            'the status cannot be shown: upto must not be negative or null; give the number up to which ready changes are counted';
     end if;
     return query
         -- Read the watermarks once, so that everything below refers to the same moment.
@@ -113,8 +113,8 @@ create function pubsub.check_point(point jsonb) returns void
 language plpgsql immutable as $$
 begin
     if point is null or point ? 'snapshot' is not true then
-        raise invalid_parameter_value using message = 'the consumer cannot be moved: a point is the result of pubsub.point(), or '
-                                                      '{"snapshot": null} for the beginning';
+        raise invalid_parameter_value using message =
+            'the consumer cannot be moved: a point is the result of pubsub.point(), or {"snapshot": null} for the beginning';
     end if;
     if point ->> 'snapshot' is not null and point ->> 'source' is null then
         raise invalid_parameter_value using message = 'the consumer cannot be moved: the point does not say where it was taken',

@@ -12,8 +12,8 @@ comment on schema tube is 'Tubes: ids of rows that were touched, stored as pods 
 select pgchange.keep_versions('tube', version => 1);
 
 create sequence tube.seq;
-comment on sequence tube.seq is 'The numbers of the pods of all tubes. Gaps are normal. A lower number may be committed after a '
-                                'higher number.';
+comment on sequence tube.seq is
+    'The numbers of the pods of all tubes. Gaps are normal. A lower number may be committed after a higher number.';
 
 create table tube.tube (
     name text primary key check (name <> ''),

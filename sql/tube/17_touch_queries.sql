@@ -16,8 +16,8 @@ $$;
 create type tube.progress as (
     approx_size bigint, began timestamptz, told_at timestamptz, ids bigint, insert_ms double precision
 );
-comment on type tube.progress is 'The progress of a touch of many ids: how much of its time went into inserting pods, and when '
-                                 'the last notice was raised.';
+comment on type tube.progress is
+    'The progress of a touch of many ids: how much of its time went into inserting pods, and when the last notice was raised.';
 
 -- The progress at the beginning of a touch of about this many ids.
 create function tube.begun(approx_size bigint) returns tube.progress
