@@ -62,8 +62,8 @@ begin
         select from mbus.consumer as c where c.qname = description ->> 'bungs' and c.selector is null and not c.temporary)
     then
         raise invalid_parameter_value using
-            message = format('saga %s: messages do not wait for queue %s', description ->> 'name', description ->> 'bungs'),
-            hint = 'create a consumer without a selector for that queue, by which nobody consumes';
+            message = format('saga %s: nothing waits behind a message of queue %s', description ->> 'name', description ->> 'bungs'),
+            hint = 'it needs a consumer without a selector, by which nobody consumes';
     end if;
 end
 $$;

@@ -191,7 +191,7 @@ def test_a_restored_table_whose_columns_have_other_numbers_is_captured_by_its_ke
     [
         ("alter table ledger drop column id", "its key column id was dropped"),
         ("alter table ledger alter id type numeric", "its key column id is numeric now"),
-        (NULLABLE, "its key column id may be null now"),
+        (NULLABLE, "its key column id can be null now"),
         ("alter table ledger drop constraint ledger_pkey", "its key column id is not unique any more"),
     ],
 )

@@ -91,7 +91,7 @@ def test_a_consumer_of_another_database_is_not_moved_to_the_beginning_of_this_on
     schema.install(there)
     subscribe(there, "moved")
     for feed in (COMMITS, EVENTS, TOPOLOGY):
-        with pytest.raises(SourceRestored, match="cannot be moved to a point of another"):
+        with pytest.raises(SourceRestored, match="moved to a point of another"):
             by_hand.move_consumer(connect_to(other_db), there, feed, "beginning")
 
 
@@ -112,7 +112,7 @@ def test_no_point_in_the_future_is_accepted(db, source, kind):
     here = one(source, f"select {origin}.here()")
     at, point = Jsonb(one(source, feed.position())), Jsonb(point | {"source": here})
     for move in (note.replace("note_move", "move_consumer").replace("{at}, ", ""), note):
-        with pytest.raises(psycopg.errors.InvalidParameterValue, match="it is in the future"):
+        with pytest.raises(psycopg.errors.InvalidParameterValue, match="(is|lies) in the future"):
             source.execute(sql.SQL("select " + move).format(at=at, point=point))
             pytest.fail(f"{move} was done")
     write(source)
@@ -136,7 +136,7 @@ def test_no_point_is_accepted_that_does_not_say_where_it_was_taken(db, source, k
 @pytest.mark.parametrize("feed", [COMMITS, EVENTS], ids=lambda feed: feed.kind)
 def test_no_time_in_the_future_is_accepted(db, source, feed):
     drained(feed, db)
-    with pytest.raises(InvalidArgument, match="it is in the future"):
+    with pytest.raises(InvalidArgument, match="(is|lies) in the future"):
         by_hand.move_consumer(source, source, feed, datetime.now(UTC) + timedelta(days=1))
     write(source)
     assert len(drained(feed, db)) == 1

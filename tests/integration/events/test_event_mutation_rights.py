@@ -148,4 +148,4 @@ def test_an_owner_who_may_publish_no_more_still_may_write(item, role):
         told = []
         as_owner.add_notice_handler(lambda notice: told.append(notice.message_primary))
         as_owner.execute("insert into own.thing values (1)")
-        assert told == ["a change of own.thing is not published: its owner may not publish events"]
+        assert told == ["a change of own.thing was not published: its owner may not publish events"]

@@ -177,7 +177,7 @@ def test_rows_that_cannot_be_paired_are_sent_whole(parts):
 def test_a_partition_that_came_later_is_named_and_then_captured(parts):
     parts.execute("create table p3 partition of item for values from (20) to (30)")
     assert one(parts, "select untriggered::text from pgmb.pushing()") == "{p3}"
-    assert "mended" in one(parts, "select pgmb.recapture()")
+    assert "repaired" in one(parts, "select pgmb.recapture()")
     parts.execute("insert into p3 values (1, 20)")
     assert len(events(parts)) == 1
     assert parts.execute("select pgmb.recapture()").fetchall() == []

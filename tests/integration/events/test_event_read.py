@@ -253,7 +253,7 @@ def test_a_reader_is_told_how_to_come_past_an_event_that_was_deleted(connect, sh
     connection.execute("delete from pgmb.events where id = %s", [ids[5]])
     refused = error(connection, "select pgmb.read_next_events('g', peek => true)")
     assert f"only 7 could be read: {ids[5]} was deleted" in str(refused)
-    assert "the 3 before it (chunk_size => 3)" in refused.diag.message_hint
+    assert "the 3 events before it (chunk_size => 3)" in refused.diag.message_hint
     before = read(connection, chunk=3)
     connection.execute(refused.diag.message_hint.rpartition(": ")[2])
     assert [row["id"] for row in before] + take(connection) == ids[2:5] + ids[6:]

@@ -280,7 +280,7 @@ def test_only_an_empty_queue_is_ordered(db, connect):
     connection = connect()
     queues.make(connection)
     post(connection, 1, kind="a")
-    with pytest.raises(Refused, match="queue q has messages"), translated():
+    with pytest.raises(Refused, match="queue q cannot be ordered: it has messages"), translated():
         connection.execute("select mbus.order_by('q', 'kind')")
     consume(connection, 10)
     connection.execute("select mbus.order_by('q', 'kind'); select mbus.order_by('q', 'kind')")

@@ -131,7 +131,7 @@ def test_an_owner_who_may_not_make_roles_has_queues_without_them(bare_db, cluste
 def test_a_queue_whose_role_is_another_databases_is_refused(connect, connect_to, neighbour):
     here, there = connect(), connect_to(neighbour)
     make(there, "q")
-    taken = f"role mbus_{there.info.dbname}_admin is there already"
+    taken = f"role mbus_{there.info.dbname}_admin already exists"
     with pytest.raises(psycopg.errors.DuplicateObject, match=taken) as refused:
         make(here, "admin")
     assert f"It is: mbus admin in database {there.info.dbname}" in refused.value.diag.message_detail
@@ -170,7 +170,7 @@ def test_taking_the_queues_out_of_a_database_leaves_the_roles_of_another(connect
 def test_a_role_that_nobody_says_whose_it_is_is_refused_until_somebody_does(connect):
     connection = connect()
     connection.execute(f"create role mbus_{connection.info.dbname}_post_q")
-    with pytest.raises(psycopg.errors.DuplicateObject, match="is another's") as refused:
+    with pytest.raises(psycopg.errors.DuplicateObject, match="belongs to another system") as refused:
         make(connection)
     assert "no comment" in refused.value.diag.message_detail
     connection.execute(refused.value.diag.message_hint.partition("after all: ")[2])

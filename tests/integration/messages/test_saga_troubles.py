@@ -50,9 +50,9 @@ def test_a_saga_whose_message_is_dead_is_named_as_stuck(db, connection):
 def test_a_saga_is_not_complete_without_a_step_whose_message_a_stranger_received(db, connection):
     start_saga(connection, TOUR, {})
     connection.execute("select mbus.consume('rooms')")
-    assert "rooms.1 was received by somebody who did not say" in state(connection)["stuck"]
+    assert "rooms.1 was received by a consumer that recorded" in state(connection)["stuck"]
     assert set(run(db)) == {"failed"}
-    assert "rooms.1 before it was received, or dropped, and not done" in failure(connection, "tickets.1")
+    assert "rooms.1 before it was received or dropped, but not done" in failure(connection, "tickets.1")
     assert (state(connection)["state"], acts(connection)) == ("forward", [])
     queues.post(connection, 1, "rooms", iid="rooms.1")
     due(connection, "tickets")
@@ -86,7 +86,7 @@ def test_a_saga_is_not_rolled_back_without_a_compensation_that_a_stranger_receiv
     assert run(db).count("failed") == 1
     assert "message cancel_rooms.1 before it" in failure(connection, "tour_rolled_back.1")
     assert state(connection)["state"] == "rolling back"
-    assert "cancel_rooms.1 was received by somebody" in state(connection)["stuck"]
+    assert "cancel_rooms.1 was received by a consumer" in state(connection)["stuck"]
 
 
 def test_only_a_step_rolls_back(connection):

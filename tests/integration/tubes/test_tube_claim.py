@@ -241,7 +241,7 @@ def test_an_ack_of_pods_that_somebody_deleted_is_refused_and_the_next_claim_goes
     touch(q, 2)
     batch = claim(q)
     q.execute("delete from q where ids = '{1}'")
-    with pytest.raises(psycopg.Error, match="are gone"):
+    with pytest.raises(psycopg.Error, match="were deleted"):
         ack(q, batch)
     assert take(q) == [2]
 

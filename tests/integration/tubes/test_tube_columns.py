@@ -127,7 +127,7 @@ def test_a_partition_that_came_later_is_named_and_then_captured(connect):
     attach(connection, group_by=["id"])
     connection.execute("create table p1 partition of item for values from (1) to (10)")
     assert one(connection, "select untriggered::text from tube.attachments()") == "{p1}"
-    assert "mended" in one(connection, "select tube.recapture()")
+    assert "repaired" in one(connection, "select tube.recapture()")
     connection.execute("insert into p1 values (2, 2)")
     assert one(connection, "select untriggered::text from tube.attachments()") == "{}"
     assert connection.execute("select tube.recapture()").fetchall() == []

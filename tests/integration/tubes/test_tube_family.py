@@ -66,7 +66,7 @@ def test_a_child_and_its_parent_are_not_both_attached_to_one_tube(connect):
     connection.execute("alter table child alter id set not null")
     make(connection)
     attach(connection, "parent", shard=1)
-    with pytest.raises(psycopg.Error, match="rows in common with public.parent") as told:
+    with pytest.raises(psycopg.Error, match="shares rows with public.parent") as told:
         attach(connection, "child", shard=2)
     assert "tube_table_ensure_detached('q'" in told.value.diag.message_hint
     connection.execute("insert into child values (3); update parent set id = 4")
@@ -163,7 +163,7 @@ def test_an_attached_table_that_becomes_a_partition_keeps_its_capture_and_is_nam
         one(tree, "select untriggered::text from tube.attachments() where tbl = 'whole'::regclass")
         == "{more}"
     )
-    assert "rows in common with public.more" in reasons(tree)[0]
+    assert "shares rows with public.more" in reasons(tree)[0]
     detach(tree, "more")
     assert "was repaired" in reasons(tree)[0]
     tree.execute("insert into more values (23)")

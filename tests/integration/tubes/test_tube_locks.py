@@ -139,7 +139,7 @@ def test_of_a_table_and_its_child_that_are_attached_at_once_the_second_is_refuse
     attaching.commit()
     other.join()
     assert [error.sqlstate for error in other.errors] == ["PC008"]
-    assert "rows in common with public.item" in str(other.errors[0])
+    assert "shares rows with public.item" in str(other.errors[0])
     item.execute("insert into child values (11)")
     assert pods(item, "r") == [("I", 1, [11])]
 
