@@ -50,8 +50,8 @@ exception when others then
             'It is evaluated when a message is posted and whenever it is read, in different sessions. So it may depend on the '
             'message alone. ' else '' end || sqlerrm,
         hint = case sqlstate
-            when '42P17' then 'now(), ''today'', current_user, times from texts and the like differ then: post the values that '
-                              'they depend on; mark your own function immutable if its result never changes'
+            when '42P17' then 'now(), ''today'', current_user, times from texts and the like differ then: post their values '
+                              'instead; mark your own function immutable if its result never changes'
             when '0A000' then 'a subquery reads more than the message: post its result with the message; for an hstore there are '
                               'akeys() and avals()'
             else 'a selector is an expression over a message t, such as (t.properties->''STATE'') = ''DONE''' end;

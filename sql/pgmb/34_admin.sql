@@ -52,8 +52,8 @@ begin
 end
 $$;
 comment on function pgmb_sealed.status(pgchange.caller, integer) is
-    'The status of every group, as in pgchange.status(). It has the ready events and their age, the faults, whether the group is '
-    'being read, and the batch that it claimed last and has not acked. waiting counts the events that wait to be dispatched for '
+    'The status of every group, as in pgchange.status(). It has the ready events and their age, the faults, the batch that was '
+    'claimed last and is not acked, and whether the group is being read. waiting counts the events that wait to be dispatched for '
     'any group. If the cursor of a group is in another database, only its last claim is known. Then a batch that is done can be '
     'shown as in work.';
 

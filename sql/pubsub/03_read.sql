@@ -1,4 +1,4 @@
--- Reading the queue: what a position has not processed and a snapshot sees. Nothing here writes; all of it works on a
+-- Reading the queue: commits that a position has not processed and a snapshot sees. Nothing here writes, so all of it works on a
 -- standby. A position is the JSON of a watermark: {version, snapshot, partial: [txid, id], source}.
 
 create function pubsub.unread(
@@ -39,7 +39,7 @@ language sql stable as $$
           and c.txid >= greatest(pg_catalog.pg_snapshot_xmax(unread.after), unread.partial_txid, unread.low_txid)
           and c.txid < pg_catalog.pg_snapshot_xmax(unread.upto)
           and c.txid <= unread.high_txid
-          -- One lower bound only: given two, the index scan may start at the lower.
+          -- Only one lower bound: with two, the index scan may start at the lower.
           and (c.txid, c.id) > (
               greatest(pg_catalog.pg_snapshot_xmax(unread.after), unread.partial_txid, unread.low_txid),
               greatest(
@@ -54,11 +54,11 @@ language sql stable as $$
     )
 $$;
 comment on function pubsub.unread is
-    'The commits of a branch that a position has not processed and upto sees, in order of (txid, id): first those of '
-    'transactions that the position found open, then the range behind it. Its cost depends on neither backlog nor history. For a '
-    'caller that reads for many positions: no range begins before lowest, and late has the transactions that any of them found open. If '
-    'these are constants of the plan, it has only the partitions that can hold unread commits. late needs an element, such as 0: for an '
-    'empty array PostgreSQL plans all partitions.';
+    'The commits of a branch that a position has not processed and upto sees, in order of (txid, id). First come those of '
+    'transactions that were open at the position, then the range behind it. Its cost depends on neither backlog nor history. For '
+    'a caller that reads for many positions: no range begins before lowest, and late has the transactions that were open at any '
+    'of them. If these are constants of the plan, it has only the partitions that can have unread commits. late needs an element, '
+    'such as 0: for an empty array PostgreSQL plans all partitions.';
 
 -- The snapshot and the partly processed transaction of a position.
 create function pubsub.cursor_of("position" jsonb, out after pg_snapshot, out partial_txid xid8, out partial_id bigint)
@@ -104,7 +104,7 @@ language sql stable as $$
         changes.upto_txid::text::pg_catalog.xid8, changes.upto_id) as u
 $$;
 
--- changes() of a branch whose keys are texts.
+-- Like changes(), for a branch whose keys are texts.
 create function pubsub.keyed_changes(branch_id bigint, bounds jsonb, after_txid bigint, after_id bigint, upto_txid bigint, upto_id bigint)
 returns table (id text, queue_id bigint, txid bigint, created_at timestamptz)
 language sql stable as $$
@@ -125,14 +125,15 @@ language plpgsql stable as $$
 begin
     if not exists (select from revision.branch as b where b.id = check_branch.branch_id) then
         raise exception using errcode = 'PC001', message = format('there is no branch %s in this database', branch_id),
-            hint = 'select id, type, tbl from revision.branch lists them';
+            hint = 'list the branches: select id, type, tbl from revision.branch';
     end if;
 end
 $$;
 
--- The next batch for a position as this server sees it, or null: slices of about equal counts, the bounds that find the same changes
--- again, with the types of their keys if these are texts, and the place behind it. If the position has within, the bounds of a batch, only what that batch saw is chosen. Read in an
--- order that the index gives whatever the statistics say.
+-- The next batch for a position, as far as this server has it, or null. It has slices of about equal counts, and the place behind
+-- it. Its bounds find the same changes again; they have the types of the keys if these are texts. If the position has within, the
+-- bounds of a batch, only changes that this batch saw are chosen. The settings make PostgreSQL read in the order of the index,
+-- whatever the statistics say.
 create function pubsub.choose(branch_id bigint, "position" jsonb, max_changes integer, in_order boolean) returns jsonb
 language plpgsql volatile
 set plan_cache_mode = force_generic_plan
@@ -162,7 +163,7 @@ begin
         upto := pgchange.snapshot_below(upto, pg_snapshot_xmin(upto));
     end if;
     if at.partial_txid is not null then
-        -- The transaction that was processed in part is finished first, and only where it can be read.
+        -- Finish the transaction that was processed in part first. If this server cannot read it yet, nothing is ready.
         if not pg_visible_in_snapshot(at.partial_txid, upto) then
             return null;
         end if;
