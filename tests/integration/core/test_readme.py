@@ -15,13 +15,13 @@ from tests.pictures.concepts import CONCEPTS
 from tests.readme import ROOT, TUTORIAL, anchors, blocks, in_code, links, statements, table, track_payments
 from tests.suite.parsing import syntax
 
-WORDS = 700
+WORDS = 600
 """The README is read in three minutes."""
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 INDEX = ROOT / "docs" / "README.md"
 
 
-def test_the_readme_has_at_most_700_words() -> None:
+def test_the_readme_has_at_most_600_words() -> None:
     assert len((ROOT / "README.md").read_text().split()) <= WORDS
 
 
