@@ -20,6 +20,7 @@ GUIDES = (
     "how-to/lake",
     "how-to/managed_postgresql",
     "how-to/testing",
+    "how-to/sizing",
     "how-to/page",
     "how-to/dead-letters",
     "concepts/batch",
