@@ -200,6 +200,36 @@ language sql stable as $$
     where p.upper_bound <= pgmb.retained_from(current_ts)
 $$;
 
+-- Which of some ranges of events, in order, have events that a group has not read; lows and ends are their bounds. A dispatch whose
+-- first and last event are in one range is not taken apart.
+create function pgmb.unread_places(lows text[], ends text[]) returns table (place integer, group_id pgmb.group_id)
+language plpgsql stable
+set enable_hashjoin = off
+set enable_mergejoin = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+as $$
+begin
+    return query
+        select distinct e.place, d.group_id
+        from (
+            select c.group_id, x.event_ids, width_bucket(x.event_ids[1] collate "C", lows) as first,
+                   width_bucket(x.event_ids[cardinality(x.event_ids)] collate "C", lows) as last
+            from pgmb.cursors() as c
+            cross join lateral (
+                select y.event_ids from pgmb.dispatched as y where y.group_id = c.group_id and y.id > c.cursor offset 0) as x
+            offset 0
+        ) as d
+        cross join lateral (
+            select d.first, d.event_ids[1] where d.first = d.last
+            union all
+            select width_bucket(i.id collate "C", lows), i.id from unnest(d.event_ids) as i(id) where d.first < d.last
+        ) as e(place, id)
+        where e.place > 0 and e.id collate "C" < ends[e.place];
+end
+$$;
+
 -- The partitions that are older than partition_retention_period and hold something, each with one reason why it must be kept, null
 -- where there is none.
 create function pgmb.old_partitions(tbl regclass, current_ts timestamptz default now())
@@ -214,6 +244,7 @@ declare
     lowest text[];
     ends text[];
     waiting integer[] := '{}';
+    unread jsonb := '{}';
 begin
     select array_agg(p.partition_id), array_agg(p.lower_bound::text), array_agg(p.upper_bound::text) into parts, lowest, ends
     from pgmb.past_retention(tbl, current_ts) as p
@@ -226,12 +257,19 @@ begin
                 where x.event_id >= lowest[1] and x.event_id < ends[cardinality(ends)] offset 0
             ) as u
             where u.event_id < ends[u.place]);
+        -- So can what a group has not read: its dispatches are gone through once, too, and not for each partition.
+        unread := (
+            select coalesce(jsonb_object_agg(h.place, h.group_id), '{}')
+            from (
+                select distinct on (u.place) u.place, u.group_id
+                from pgmb.unread_places(lowest, ends) as u order by u.place, u.group_id) as h);
     end if;
     for n in 1..coalesce(cardinality(parts), 0) loop
         partition_id := parts[n];
         lower_bound := lowest[n];
         upper_bound := ends[n];
         holder := case when n = any (waiting) then 'not all in it is dispatched'
+                       when unread ? n::text then format('group %I has not read it', unread ->> n::text)
                        else pgmb.holder_of(tbl, lower_bound, upper_bound, all_dispatched => true) end;
         return next;
     end loop;
