@@ -266,3 +266,20 @@ def test_what_is_not_dispatched_is_gone_through_once_for_all_old_partitions(many
     assert gone_through < 5000
     look_after(many)
     assert held in kept(many)
+
+
+def test_what_a_group_has_not_read_is_gone_through_once_for_all_old_partitions(many):
+    """Events that were dispatched long after their time: no dispatch lies in the range of their partition."""
+    for n in range(40, 0, -2):
+        publish(many, at=f"{OLD} + interval '{n} minutes 2 seconds'")
+        dispatch(many)
+    with many.transaction():
+        told = lines(many, "select reason from pgmb.overdue()")
+        fetched = one(
+            many,
+            "select sum(pg_stat_get_xact_tuples_fetched(i.inhrelid)) from pg_inherits as i "
+            "where i.inhparent = 'pgmb.dispatched'::regclass",
+        )
+    assert told == ["group g has not read it"] * 20
+    # The 20 that are free are looked at by themselves, too.
+    assert fetched <= 20 * 20 + 100
