@@ -22,8 +22,8 @@ from airflow_pgchange.feeds.error_text import described, without_secrets
 from airflow_pgchange.feeds.feed import BEGINNING, Feed, Watched
 from airflow_pgchange.feeds.starting import outlook
 from airflow_pgchange.operators.spark_checks import check_spark, environment_of
-from airflow_pgchange.plugins.looks import LIMITS, REACH
-from airflow_pgchange.plugins.places import Named, ParsedDag, ParsedDags, Place
+from airflow_pgchange.plugins.databases import Named, ParsedDag, ParsedDags, Place
+from airflow_pgchange.plugins.query_threads import LIMITS, REACH
 from airflow_pgchange.plugins.spark_tasks import SparkNeeds
 from airflow_pgchange.plugins.watched_assets import Clash, WatchedAsset, clashes
 from airflow_pgchange.utils.compat import dag_bag, dag_serialization

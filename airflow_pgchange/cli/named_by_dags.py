@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from airflow_pgchange.cli.common import metadata
 from airflow_pgchange.errors import InvalidArgument
 from airflow_pgchange.plugins.dag_reasons import DagReason, dag_reasons
-from airflow_pgchange.plugins.places import Key, Naming, ParsedDags, Place, Places
+from airflow_pgchange.plugins.databases import Key, Naming, ParsedDags, Place, Places
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import psycopg
 from airflow.sdk.bases.decorator import DecoratedOperator, TaskDecorator, task_decorator_factory
 
-from airflow_pgchange.decorators.given import Given
+from airflow_pgchange.decorators.base import Given
 from airflow_pgchange.feeds.batch import Batch, Change
 from airflow_pgchange.operators.batch import BatchOperator
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk.bases.decorator import DecoratedOperator, TaskDecorator, task_decorator_factory
 
-from airflow_pgchange.decorators.given import Given
+from airflow_pgchange.decorators.base import Given
 from airflow_pgchange.operators.tube.control_pods import TubeGarbageCollectOperator
 
 if TYPE_CHECKING:

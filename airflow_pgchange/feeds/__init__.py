@@ -8,8 +8,8 @@ from airflow_pgchange.feeds.consumer_state import lag
 from airflow_pgchange.feeds.event import EventFeed
 from airflow_pgchange.feeds.feed import Feed, Watched, from_json, kind_of_feed, to_json
 from airflow_pgchange.feeds.names import Names
-from airflow_pgchange.feeds.offered import OfferedFeed
 from airflow_pgchange.feeds.queue import QueueFeed
+from airflow_pgchange.feeds.schema_feed import OfferedFeed
 from airflow_pgchange.feeds.topology import TopologyFeed
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
 from airflow_pgchange.feeds.tube import AllTubes, TubeFeed

@@ -12,7 +12,7 @@ from psycopg import IsolationLevel, sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.types.json import set_json_loads
 
-from airflow_pgchange.feeds import guarded, silence, tokens
+from airflow_pgchange.feeds import guarded, server_timeout, tokens
 from airflow_pgchange.feeds.errors import translated
 
 DEFAULTS: dict[str, Any] = {
@@ -36,7 +36,7 @@ def complete(conninfo: str, *, primary: bool = False) -> str:
     """
     given = {key: value for key, value in conninfo_to_dict(conninfo).items() if value is not None}
     wanted = {"target_session_attrs": "read-write"} if primary else {}
-    return make_conninfo("", **{**DEFAULTS, **silence.options(given), **given, **wanted})
+    return make_conninfo("", **{**DEFAULTS, **server_timeout.options(given), **given, **wanted})
 
 
 def connect(conninfo: str, *, primary: bool = False) -> guarded.Connection:
@@ -48,7 +48,7 @@ def connect(conninfo: str, *, primary: bool = False) -> guarded.Connection:
     """
     conninfo = tokens.renewed(conninfo)
     with translated():
-        connection = guarded.Connection.connect(silence.for_libpq(complete(conninfo, primary=primary)))
+        connection = guarded.Connection.connect(server_timeout.for_libpq(complete(conninfo, primary=primary)))
         try:
             configure(connection)
             connection.guard(complete(conninfo))
@@ -151,7 +151,7 @@ async def connect_async(conninfo: str, *, primary: bool = False) -> psycopg.Asyn
     """Open a connection like that of ``connect``, for an event loop. Raises ServerUnavailable."""
     with translated():
         connection = await guarded.AsyncConnection.connect(
-            silence.for_libpq(complete(conninfo, primary=primary)),
+            server_timeout.for_libpq(complete(conninfo, primary=primary)),
             autocommit=True,
             prepare_threshold=None,
             cursor_factory=psycopg.AsyncClientCursor,

@@ -13,8 +13,8 @@ from airflow_pgchange.feeds.batch import Batch, Change, Slice
 from airflow_pgchange.feeds.checks import check_group_name
 from airflow_pgchange.feeds.feed import Goal, Position, kind_of_feed
 from airflow_pgchange.feeds.names import TEXT, Names
-from airflow_pgchange.feeds.offered import OfferedFeed
 from airflow_pgchange.feeds.queries import call, select
+from airflow_pgchange.feeds.schema_feed import OfferedFeed
 from airflow_pgchange.feeds.schemas import our_schema
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

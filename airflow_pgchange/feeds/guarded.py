@@ -16,8 +16,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import PGconn, TransactionStatus
 from psycopg.rows import tuple_row
 
-from airflow_pgchange.feeds import heartbeat, silence
-from airflow_pgchange.feeds.line import Deadlines, Line
+from airflow_pgchange.feeds import heartbeat, server_timeout
+from airflow_pgchange.feeds.watched_socket import Deadlines, Line
 from airflow_pgchange.feeds.witness import SESSION
 
 CHECK = "client_connection_check_interval"
@@ -48,7 +48,7 @@ class Connection(psycopg.Connection[Any]):
 
     def guard(self, conninfo: str) -> None:
         """Watch this connection, which was opened by ``conninfo``, and have the server watch its client."""
-        deadlines = silence.deadlines(conninfo)
+        deadlines = server_timeout.deadlines(conninfo)
         if deadlines is None:
             return
         # Watch before the first statement, because already this statement may get no answer.
@@ -114,7 +114,7 @@ class AsyncConnection(psycopg.AsyncConnection[Any]):
 
     async def guard(self, conninfo: str) -> None:
         """Watch this connection, which was opened by ``conninfo``, and have the server watch its client."""
-        deadlines = silence.deadlines(conninfo)
+        deadlines = server_timeout.deadlines(conninfo)
         if deadlines is None:
             return
         self.line = _watched(self, conninfo, deadlines, None)
@@ -181,7 +181,7 @@ def _waited(
 def adopted(connection: psycopg.Connection[Any]) -> Iterator[None]:
     """Watch a connection that the caller has opened until the block ends. The settings of its session are not changed."""
     conninfo = None if isinstance(connection, Connection) or connection.closed else _dsn(connection.info)
-    deadlines = None if conninfo is None else silence.deadlines(conninfo)
+    deadlines = None if conninfo is None else server_timeout.deadlines(conninfo)
     if conninfo is None or deadlines is None or connection in ADOPTED:
         yield
         return
@@ -240,7 +240,7 @@ def session_patience(connection: psycopg.Connection[Any]) -> str:
 def address_of(conninfo: str, deadlines: Deadlines) -> str:
     """Return the connection string for a second connection to the same server."""
     return make_conninfo(
-        silence.for_libpq(conninfo),
+        server_timeout.for_libpq(conninfo),
         target_session_attrs="any",
         application_name=HEARTBEAT_NAME,
         # The deadline of the witness is shorter, and ends a connection attempt.
@@ -273,7 +273,7 @@ def settings_of(deadlines: Deadlines) -> dict[str, str]:
     return {
         "tcp_keepalives_idle": str(max(1, round(deadlines.timeout / 2))),
         "tcp_keepalives_interval": str(max(1, round(deadlines.timeout / 6))),
-        "tcp_keepalives_count": str(silence.KEEPALIVES),
+        "tcp_keepalives_count": str(server_timeout.KEEPALIVES),
         CHECK: _milliseconds(deadlines.beat),
     }
 

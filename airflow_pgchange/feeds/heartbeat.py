@@ -23,7 +23,7 @@ import psycopg
 from psycopg.errors import error_from_result
 from psycopg.pq import ExecStatus, PipelineStatus, TransactionStatus
 
-from airflow_pgchange.feeds.line import Line
+from airflow_pgchange.feeds.watched_socket import Line
 from airflow_pgchange.feeds.witness import Found, Server, Witness
 
 HEARTBEAT = b"/* airflow_pgchange: heartbeat */"

@@ -13,8 +13,8 @@ from airflow_pgchange.feeds.batch import Batch, Change, Slice
 from airflow_pgchange.feeds.checks import is_name
 from airflow_pgchange.feeds.feed import Goal, Position, kind_of_feed
 from airflow_pgchange.feeds.names import TEXT, WORD, Names
-from airflow_pgchange.feeds.offered import SchemaFeed
 from airflow_pgchange.feeds.queries import call, select
+from airflow_pgchange.feeds.schema_feed import SchemaFeed
 from airflow_pgchange.feeds.schemas import our_schema
 
 our_schema(

@@ -11,7 +11,7 @@ from airflow_pgchange.feeds.batch import Change
 from airflow_pgchange.feeds.checks import is_name
 from airflow_pgchange.feeds.feed import kind_of_feed
 from airflow_pgchange.feeds.names import TEXT, Names
-from airflow_pgchange.feeds.offered import OfferedFeed
+from airflow_pgchange.feeds.schema_feed import OfferedFeed
 from airflow_pgchange.feeds.schemas import our_schema
 
 our_schema(

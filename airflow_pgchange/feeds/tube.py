@@ -14,8 +14,8 @@ from airflow_pgchange.feeds.checks import is_name
 from airflow_pgchange.feeds.feed import Ask, Goal, Position, kind_of_feed
 from airflow_pgchange.feeds.keys import BIGINT
 from airflow_pgchange.feeds.names import NUMBER, TEXT, Names
-from airflow_pgchange.feeds.offered import SchemaFeed
 from airflow_pgchange.feeds.queries import call, select
+from airflow_pgchange.feeds.schema_feed import SchemaFeed
 from airflow_pgchange.feeds.schemas import our_schema
 
 our_schema(

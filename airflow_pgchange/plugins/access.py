@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
 from airflow_pgchange.plugins.audit import noted
-from airflow_pgchange.plugins.places import ParsedDags, Place, Places
+from airflow_pgchange.plugins.databases import ParsedDags, Place, Places
 from airflow_pgchange.plugins.room import room
 
 Source = Annotated[

@@ -15,10 +15,10 @@ from airflow_pgchange.admin import by_hand, consumers, dead_letters
 from airflow_pgchange.admin.maintenance import maintain
 from airflow_pgchange.feeds.error_text import without_secrets
 from airflow_pgchange.plugins.access import Source, acting
+from airflow_pgchange.plugins.databases import Place
 from airflow_pgchange.plugins.datamodels import Done
 from airflow_pgchange.plugins.inputs import Name, Number, Reason
-from airflow_pgchange.plugins.looks import opened
-from airflow_pgchange.plugins.places import Place
+from airflow_pgchange.plugins.query_threads import opened
 from airflow_pgchange.plugins.questions import conninfos
 
 LIMITS = {"statement_timeout": "60s", "lock_timeout": "10s"}

@@ -25,11 +25,11 @@ from airflow_pgchange.plugins import (
     sagas,
 )
 from airflow_pgchange.plugins.access import LOOKING, VIEW, Rights, Source, check_named, reading
+from airflow_pgchange.plugins.databases import ParsedDags, Place, Places
 from airflow_pgchange.plugins.inputs import AsciiResponse, Number, unfit
 from airflow_pgchange.plugins.letters import letter, letters
 from airflow_pgchange.plugins.overview import consumer as history_of
 from airflow_pgchange.plugins.overview import overview, saga, view
-from airflow_pgchange.plugins.places import ParsedDags, Place, Places
 from airflow_pgchange.plugins.questions import Windows
 from airflow_pgchange.plugins.room import Rooms
 from airflow_pgchange.plugins.views import View

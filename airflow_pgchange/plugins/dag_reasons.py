@@ -16,8 +16,8 @@ from airflow.utils.state import TaskInstanceState
 from sqlalchemy import and_, select
 from sqlalchemy.orm import Session
 
+from airflow_pgchange.plugins.databases import Key, Place, Places
 from airflow_pgchange.plugins.datamodels import Run
-from airflow_pgchange.plugins.places import Key, Place, Places
 
 MOST = 1000
 """The most failed task instances that are read. A mapped task can have many."""

@@ -14,8 +14,8 @@ from fastapi import HTTPException
 from airflow_pgchange.admin import dead_letters
 from airflow_pgchange.errors import UnknownLetter
 from airflow_pgchange.plugins import datamodels
-from airflow_pgchange.plugins.looks import trouble_of
-from airflow_pgchange.plugins.places import Place
+from airflow_pgchange.plugins.databases import Place
+from airflow_pgchange.plugins.query_threads import trouble_of
 from airflow_pgchange.plugins.questions import Windows
 
 LETTERS = 200

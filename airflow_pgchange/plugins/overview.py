@@ -15,9 +15,9 @@ from airflow_pgchange.errors import InvalidArgument, PgChangeError, UnknownConsu
 from airflow_pgchange.plugins import datamodels, sagas
 from airflow_pgchange.plugins.access import Rights
 from airflow_pgchange.plugins.dag_reasons import ConsumerAt, DagReason, dag_reasons
+from airflow_pgchange.plugins.databases import Key, Place, Places
 from airflow_pgchange.plugins.history import Trend, history
-from airflow_pgchange.plugins.looks import NO_ANSWER, Look, trouble_of
-from airflow_pgchange.plugins.places import Key, Place, Places
+from airflow_pgchange.plugins.query_threads import NO_ANSWER, Look, trouble_of
 from airflow_pgchange.plugins.questions import NOTHING, Row, Said, Windows
 from airflow_pgchange.plugins.views import M, View
 

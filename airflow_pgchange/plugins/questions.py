@@ -18,9 +18,9 @@ from airflow_pgchange.admin.new_consumers import with_new
 from airflow_pgchange.errors import PgChangeError, ServerUnavailable
 from airflow_pgchange.feeds.queries import records
 from airflow_pgchange.hooks.pgchange import PgChangeHook
+from airflow_pgchange.plugins.databases import Key, Naming, Place
 from airflow_pgchange.plugins.history import SAMPLED_EVERY, LastHour, Trends
-from airflow_pgchange.plugins.looks import Line, Look, Window
-from airflow_pgchange.plugins.places import Key, Naming, Place
+from airflow_pgchange.plugins.query_threads import Line, Look, Window
 
 log = logging.getLogger(__name__)
 

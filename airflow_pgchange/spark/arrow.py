@@ -21,8 +21,8 @@ from airflow_pgchange.feeds.batch import Partition
 from airflow_pgchange.feeds.connections import complete
 from airflow_pgchange.feeds.reading import connected, expect
 from airflow_pgchange.results.staging import ATTEMPT, SCHEMA
-from airflow_pgchange.spark.misfits import Rows, bytes_named, nul_found, record, shown
 from airflow_pgchange.spark.types import Column, reading_query, session
+from airflow_pgchange.spark.unsupported_values import Rows, bytes_named, nul_found, record, shown
 from airflow_pgchange.spark.watched import transaction
 
 STANDBY_TRIES = 6

@@ -22,9 +22,9 @@ from airflow_pgchange.feeds.key_columns import KeyColumn, found_by, key_columns
 from airflow_pgchange.feeds.keys import BIGINT
 from airflow_pgchange.feeds.tables import table_identifier
 from airflow_pgchange.spark import arrow
-from airflow_pgchange.spark.misfits import Rows
 from airflow_pgchange.spark.read_options import Rule, Wanted, explained, not_unique
 from airflow_pgchange.spark.types import Column, arrow_schema, describe, spark_schema
+from airflow_pgchange.spark.unsupported_values import Rows
 from airflow_pgchange.topology import bucket_owners
 from airflow_pgchange.topology.bucket_owners import Cluster, Share
 

@@ -18,10 +18,10 @@ from airflow_pgchange.feeds.batch import Batch, Partition
 from airflow_pgchange.feeds.feed import Feed, partitions
 from airflow_pgchange.feeds.key_columns import KeyColumn, key_columns, typed_columns
 from airflow_pgchange.spark import arrow
-from airflow_pgchange.spark.misfits import Rows
 from airflow_pgchange.spark.read_options import CHANGE, Wanted, explained, not_unique
 from airflow_pgchange.spark.routing import RoutedReading
 from airflow_pgchange.spark.types import Column, arrow_schema, describe, spark_schema
+from airflow_pgchange.spark.unsupported_values import Rows
 from airflow_pgchange.topology.bucket_owners import Cluster
 
 NAME = "pgchange"

@@ -22,8 +22,8 @@ from airflow_pgchange.results.merge import validate
 from airflow_pgchange.results.modes import Mode
 from airflow_pgchange.results.staging import Copied, Staged, create
 from airflow_pgchange.spark import arrow
-from airflow_pgchange.spark.misfits import Rows
 from airflow_pgchange.spark.types import staging_types
+from airflow_pgchange.spark.unsupported_values import Rows
 
 DRIVER = -1
 """The attempt of the rows of a small frame, which the driver stages itself."""

@@ -21,9 +21,9 @@ from adbc_driver_manager import Error as AdbcError
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_pgchange.errors import ServerUnavailable
-from airflow_pgchange.feeds import guarded, heartbeat, silence
+from airflow_pgchange.feeds import guarded, heartbeat, server_timeout
 from airflow_pgchange.feeds.errors import ADVICE
-from airflow_pgchange.feeds.line import Deadlines, Line, socket_of
+from airflow_pgchange.feeds.watched_socket import Deadlines, Line, socket_of
 from airflow_pgchange.spark.installed import check_arrow_driver
 
 OPEN_FILES = Path("/dev/fd")
@@ -114,9 +114,9 @@ def _unquoted(conninfo: str) -> str:
 @contextmanager
 def _opened(conninfo: str) -> Iterator[Watched]:
     before = _sockets()
-    deadlines = silence.deadlines(conninfo)
+    deadlines = server_timeout.deadlines(conninfo)
     with (
-        adbc_driver_postgresql.connect(silence.for_libpq(conninfo)) as database,
+        adbc_driver_postgresql.connect(server_timeout.for_libpq(conninfo)) as database,
         AdbcConnection(database) as connection,
     ):
         line = None if deadlines is None else _line(conninfo, deadlines, before)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from airflow_pgchange._lazy import lazily
 
 if TYPE_CHECKING:
-    from airflow_pgchange.testing.given import batch_of, changes_of
+    from airflow_pgchange.testing.changes import batch_of, changes_of
     from airflow_pgchange.testing.handlers import HandlerFailure
     from airflow_pgchange.testing.operators import BatchRun, run_batch_once
     from airflow_pgchange.testing.recorded import RecordedConnection, Statement
@@ -18,7 +18,7 @@ else:
     __getattr__, __dir__ = lazily(
         __name__,
         {
-            "given": ["batch_of", "changes_of"],
+            "changes": ["batch_of", "changes_of"],
             "handlers": ["HandlerFailure"],
             "operators": ["BatchRun", "run_batch_once"],
             "recorded": ["RecordedConnection", "Statement"],

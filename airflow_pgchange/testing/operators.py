@@ -16,7 +16,7 @@ from airflow_pgchange.feeds.event import EventFeed
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.operators.batch import BatchOperator
 from airflow_pgchange.operators.handlers import EventHandlersOperator
-from airflow_pgchange.testing.given import BATCH_ID, Given, batch_of_rows, rows_of
+from airflow_pgchange.testing.changes import BATCH_ID, Given, batch_of_rows, rows_of
 from airflow_pgchange.testing.handlers import HandlerFailure, handled
 from airflow_pgchange.testing.recorded import Answer, RecordedConnection, Statement
 from airflow_pgchange.testing.tasks import Task, prepared

@@ -28,7 +28,7 @@ from airflow_pgchange.spark.mirror import marked
 from airflow_pgchange.spark.read_options import CHANGE, Wanted
 from airflow_pgchange.spark.request import Work
 from airflow_pgchange.spark.types import DECIMAL, staging_types
-from airflow_pgchange.testing.given import BATCH_ID, Given, Row, batch_of_rows, rows_of
+from airflow_pgchange.testing.changes import BATCH_ID, Given, Row, batch_of_rows, rows_of
 
 try:
     from pyspark.sql import DataFrame, SparkSession

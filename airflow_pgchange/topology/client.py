@@ -16,7 +16,7 @@ from psycopg import errors, pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_pgchange.errors import InvalidArgument, ServerUnavailable
-from airflow_pgchange.feeds import silence
+from airflow_pgchange.feeds import server_timeout
 from airflow_pgchange.feeds.checks import Seconds, patience
 from airflow_pgchange.feeds.connections import complete
 from airflow_pgchange.topology.events import Event, parse
@@ -49,7 +49,7 @@ class TopologyClient:
         self.topology = Topology() if topology is None else topology
         self._settings = _settings(conninfo)
         self._connect_timeout = _connect_timeout(self._settings)
-        self._deadlines = silence.deadlines(make_conninfo("", **self._settings))
+        self._deadlines = server_timeout.deadlines(make_conninfo("", **self._settings))
         self._received_at = self._beat_sent_at = 0.0
         self._pgconn: pq.abc.PGconn | None = None
         self._received: list[Event] = []
@@ -157,7 +157,7 @@ class TopologyClient:
     def _connected(self, server: str) -> pq.abc.PGconn:
         """Connect to one relay and receive its whole snapshot. Raises ServerUnavailable."""
         self._received, self._last_error = [], ""
-        pgconn = pq.PGconn.connect_start(silence.for_libpq(server).encode())
+        pgconn = pq.PGconn.connect_start(server_timeout.for_libpq(server).encode())
         pgconn.notice_handler = self._on_notice
         try:
             self._establish(pgconn)

@@ -26,7 +26,7 @@ from airflow_pgchange.triggers.last_seen import limits_of, record
 from airflow_pgchange.triggers.link import Connection, Link, Opener
 from airflow_pgchange.triggers.lookups import Lookups
 from airflow_pgchange.triggers.loop_time import within
-from airflow_pgchange.triggers.sharing import Among, Question, Sharing
+from airflow_pgchange.triggers.shared_queries import Among, Question, Sharing
 from airflow_pgchange.triggers.subscription import Subscription
 from airflow_pgchange.triggers.watches import Payload, Watch
 

@@ -24,7 +24,7 @@ from airflow_pgchange.feeds.transaction import ConsumerTransaction
 from airflow_pgchange.feeds.tube import TubeFeed
 from airflow_pgchange.results.attached import Attached
 from airflow_pgchange.tubes.backfills import BackfillProgress, backfill_chunks, committed
-from airflow_pgchange.tubes.given_ids import each_id
+from airflow_pgchange.tubes.downstream_ids import each_id
 
 CHUNK = 10_000
 """The number of ids that are touched by one statement."""

@@ -14,9 +14,9 @@ from airflow_pgchange.feeds import outputs
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.draining import SHOWN_BATCHES
 from airflow_pgchange.feeds.feed import Feed
-from airflow_pgchange.feeds.offered import OfferedFeed
 from airflow_pgchange.feeds.outputs import Output
 from airflow_pgchange.feeds.queries import rows
+from airflow_pgchange.feeds.schema_feed import OfferedFeed
 from airflow_pgchange.feeds.tables import table_identifier
 from airflow_pgchange.lake.tables import POINTERS
 from airflow_pgchange.results.staging import Copied, Result, Staged

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from airflow_pgchange.feeds.batch import Change
 from airflow_pgchange.feeds.feed import kind_of_feed
 from airflow_pgchange.feeds.names import Names
-from airflow_pgchange.feeds.offered import OfferedFeed
+from airflow_pgchange.feeds.schema_feed import OfferedFeed
 
 
 @kind_of_feed

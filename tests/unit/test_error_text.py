@@ -22,7 +22,7 @@ from psycopg.conninfo import make_conninfo
 
 import airflow_pgchange
 from airflow_pgchange.feeds.error_text import described, without_secrets
-from airflow_pgchange.plugins.places import Place
+from airflow_pgchange.plugins.databases import Place
 
 SECRETS = {"conninfo", "dsn", "results", "source", "password", "secret", "_secret", "token"}
 """How the fields are called that hold connection strings or what lets in."""

@@ -23,7 +23,7 @@ from airflow_pgchange.spark.installed import (
     check_versions,
     sends_rows,
 )
-from airflow_pgchange.spark.misfits import Rows
+from airflow_pgchange.spark.unsupported_values import Rows
 from tests.extras import EXTRAS
 from tests.readme import table
 

@@ -27,7 +27,7 @@ from airflow_pgchange.feeds import (
 )
 from airflow_pgchange.feeds.connections import both
 from airflow_pgchange.feeds.feed import Feed
-from airflow_pgchange.plugins import looks
+from airflow_pgchange.plugins import query_threads
 from airflow_pgchange.topology.catalogue import Catalogue
 from airflow_pgchange.tubes import Control, TableDownstream, copies, work_off
 
@@ -52,7 +52,7 @@ class Connected(Exception):
         lambda: work_off(TUBE, SERVERS, lambda control: None),
         lambda: error_text.note(COMMITS, SERVERS, BATCH, "why", hide=str, of_batch=False),
         lambda: common.database(Namespace(postgres_conn_id=None, dsn=SERVERS)),
-        lambda: looks.opened(SERVERS),
+        lambda: query_threads.opened(SERVERS),
     ],
     ids=[
         "publishing",

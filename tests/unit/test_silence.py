@@ -11,9 +11,9 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange.errors import InvalidArgument
-from airflow_pgchange.feeds import silence
+from airflow_pgchange.feeds import server_timeout
 from airflow_pgchange.feeds.connections import complete
-from airflow_pgchange.feeds.line import Deadlines, Line
+from airflow_pgchange.feeds.watched_socket import Deadlines, Line
 
 MINUTE = Deadlines(60)
 OPEN = Path("/proc/self/fd")
@@ -43,7 +43,7 @@ def test_what_a_person_says_of_keepalives_and_connecting_wins():
 
 
 def test_the_kernel_is_not_told_the_timeout():
-    assert "tcp_user_timeout" not in silence.for_libpq(complete("dbname=x"))
+    assert "tcp_user_timeout" not in server_timeout.for_libpq(complete("dbname=x"))
 
 
 def test_a_line_leaves_alone_what_has_the_number_of_its_closed_socket():
@@ -75,11 +75,11 @@ def test_a_line_whose_connection_nobody_has_any_more_is_closed():
 
 @pytest.mark.parametrize(("text", "timeout"), [("", 60.0), ("tcp_user_timeout=5000", 5.0)])
 def test_the_timeout_is_an_option_of_the_connection(text, timeout):
-    assert silence.deadlines(text) == Deadlines(timeout)
+    assert server_timeout.deadlines(text) == Deadlines(timeout)
 
 
 def test_a_timeout_of_zero_is_none():
-    assert silence.deadlines("tcp_user_timeout=0") is None
+    assert server_timeout.deadlines("tcp_user_timeout=0") is None
 
 
 def test_a_timeout_that_is_no_number_is_refused():

@@ -23,7 +23,7 @@ from airflow_pgchange.triggers import feed as feed_triggers
 from airflow_pgchange.triggers import poller
 from airflow_pgchange.triggers.feed import FeedTrigger, PointTrigger
 from airflow_pgchange.triggers.poller import PATIENCE, TICK, Clock, Poller, Switchboard
-from airflow_pgchange.triggers.sharing import EACH_BY_ITSELF_FOR
+from airflow_pgchange.triggers.shared_queries import EACH_BY_ITSELF_FOR
 from airflow_pgchange.triggers.subscription import LONGEST_RETRY, REST, Subscription
 from airflow_pgchange.triggers.watches import BacklogWatch
 from airflow_pgchange.utils import metrics

@@ -6,8 +6,8 @@ import pytest
 from pyspark.sql import types as t
 
 from airflow_pgchange.errors import UnsupportedType
-from airflow_pgchange.spark.misfits import Rows
 from airflow_pgchange.spark.types import MISFIT, Column, _numeric, reading_query, spark_schema, staging_types
+from airflow_pgchange.spark.unsupported_values import Rows
 
 
 def modifier(precision: int, scale: int) -> int:

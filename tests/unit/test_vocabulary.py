@@ -99,7 +99,7 @@ INSIDE = (
     "events/stream_log.py",
     "events/webhooks.py: Webhook(",
     "feeds/checks.py",
-    "feeds/line.py",
+    "feeds/watched_socket.py",
     "feeds/retrying.py",
     "feeds/witness.py",
     "lake/iceberg/",

@@ -13,8 +13,8 @@ from airflow_pgchange.errors import MergeRefused
 from airflow_pgchange.lake import keys
 from airflow_pgchange.lake.delta import store
 from airflow_pgchange.lake.delta.data_files import Layout
-from airflow_pgchange.lake.misfits import another_type, missing, no_columns, refusal
 from airflow_pgchange.lake.names import Attempt
+from airflow_pgchange.lake.schema_mismatch import another_type, missing, no_columns, refusal
 from airflow_pgchange.lake.tables import Delta
 from airflow_pgchange.results.modes import Mode
 

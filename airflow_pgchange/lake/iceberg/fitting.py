@@ -14,7 +14,7 @@ from pyiceberg.types import DoubleType, FloatType, NestedField, PrimitiveType
 
 from airflow_pgchange.errors import MergeRefused
 from airflow_pgchange.lake import keys
-from airflow_pgchange.lake.misfits import another_type, missing, no_columns, refusal
+from airflow_pgchange.lake.schema_mismatch import another_type, missing, no_columns, refusal
 from airflow_pgchange.lake.tables import LakeTable
 from airflow_pgchange.results.modes import Mode
 

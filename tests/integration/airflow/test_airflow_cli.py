@@ -18,7 +18,7 @@ from airflow_pgchange.cli.status import SHOWN_REASON
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from airflow_pgchange.feeds.extensions import EXTENSIONS
 from airflow_pgchange.operators.batch import BatchOperator
-from airflow_pgchange.plugins.places import Places, named_in
+from airflow_pgchange.plugins.databases import Places, named_in
 from airflow_pgchange.utils.compat import dag_serialization
 from tests import tubes
 from tests.airflow_home import uri

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from airflow_pgchange.feeds import CommitFeed, EventFeed, QueueFeed, TopologyFeed, TubeFeed
-from airflow_pgchange.testing.given import DEFAULTS
+from airflow_pgchange.testing.changes import DEFAULTS
 from tests.ledger import Connect
 from tests.readme import ROOT, Guide, track_payments
 

@@ -20,7 +20,8 @@ from airflow_pgchange import detached
 from airflow_pgchange.admin import by_hand, dead_letters
 from airflow_pgchange.errors import StaleClaim
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
-from airflow_pgchange.plugins import looks, places, room
+from airflow_pgchange.plugins import databases as page_databases
+from airflow_pgchange.plugins import query_threads, room
 from airflow_pgchange.plugins.watched_assets import Clash, WatchedAsset
 from tests import page
 from tests.airflow_home import uri
@@ -215,7 +216,7 @@ def test_a_connection_that_no_dag_names_is_not_connected_to_and_nothing_is_noted
     people: People, db: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_ALIEN", uri(db))
-    monkeypatch.setattr(looks, "connect", lambda *_, **__: pytest.fail("it was connected to"))
+    monkeypatch.setattr(query_threads, "connect", lambda *_, **__: pytest.fail("it was connected to"))
     admin, noted = people("admin"), page.audit_log()
     for path in ("letters/1", "letters/1?source=airline", "letters", "sagas/1", "backfills"):
         answer = admin.get(f"/connections/alien/{path}")
@@ -329,7 +330,7 @@ def test_an_asset_that_dags_give_different_watchers_is_a_finding_and_in_the_log_
         WatchedAsset("mine", "", FEED, asked % 1): frozenset({"flight_delays"}),
         WatchedAsset("mine", "", FEED, asked % 5): frozenset({"hidden"}),
     }
-    monkeypatch.setattr(places, "clashes", lambda given: [Clash("mine", watchers)])
+    monkeypatch.setattr(page_databases, "clashes", lambda given: [Clash("mine", watchers)])
     for role, told in (
         ("op", "min_changes=1 by flight_delays; min_changes=5 by another DAG"),
         ("viewer", None),
@@ -457,8 +458,8 @@ def test_a_request_with_a_token_of_its_own_needs_no_site(people: People) -> None
 def test_what_is_started_paused_resumed_and_cancelled_is_so_in_the_database(
     people: People, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(looks, "FRESH", 0.0)
-    monkeypatch.setattr(looks, "REST", 0.0)
+    monkeypatch.setattr(query_threads, "FRESH", 0.0)
+    monkeypatch.setattr(query_threads, "REST", 0.0)
     op = people("op")
     assert op.get(BACKFILLS).json()["tables"] == [{"tube": "copies", "table": "ledger"}]
     states = []

@@ -13,9 +13,9 @@ from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange.admin import health
 from airflow_pgchange.errors import PermissionDenied
-from airflow_pgchange.plugins import history, looks, questions
-from airflow_pgchange.plugins.looks import Line, Window
-from airflow_pgchange.plugins.places import Place
+from airflow_pgchange.plugins import history, query_threads, questions
+from airflow_pgchange.plugins.databases import Place
+from airflow_pgchange.plugins.query_threads import Line, Window
 from tests.ledger import Connect
 from tests.waiting import until
 
@@ -23,7 +23,7 @@ Connections = Sequence[psycopg.Connection[Any]]
 LOOKERS = "select count(*) = {} from pg_stat_activity where application_name = 'lookers'"
 
 
-def settled(window: Window[Any]) -> looks.Look[Any]:
+def settled(window: Window[Any]) -> query_threads.Look[Any]:
     """What a window shows once its question has been answered."""
     window.ask()
     deadline = time.monotonic() + 30
@@ -36,8 +36,8 @@ def settled(window: Window[Any]) -> looks.Look[Any]:
 @pytest.fixture
 def unrested(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every look asks."""
-    monkeypatch.setattr(looks, "FRESH", 0.0)
-    monkeypatch.setattr(looks, "REST", 0.0)
+    monkeypatch.setattr(query_threads, "FRESH", 0.0)
+    monkeypatch.setattr(query_threads, "REST", 0.0)
 
 
 def sampled_no_more(windows: questions.Windows) -> None:
@@ -56,7 +56,7 @@ def backend(connections: Connections) -> int:
 
 
 def test_many_who_look_ask_once(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looks, "FRESH", 3600.0)
+    monkeypatch.setattr(query_threads, "FRESH", 3600.0)
     asked: list[Any] = []
     window = Window(Line(lambda: [db]), asked.append)
     settled(window)
@@ -92,7 +92,7 @@ def test_a_connection_that_was_closed_is_made_anew(db: str, connect: Connect, un
 def test_a_connection_that_was_edited_is_looked_at_as_it_is_now(
     db: str, other_db: str, unrested: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(looks, "SETTLED", 0.0)
+    monkeypatch.setattr(query_threads, "SETTLED", 0.0)
     known = [db]
     window: Window[str] = Window(Line(lambda: list(known)), lambda connections: connections[0].info.dbname)
     assert str(settled(window).said) in db
@@ -120,8 +120,8 @@ def test_a_connection_that_was_edited_because_its_database_is_gone_is_read_at_on
 def test_a_question_that_hangs_is_not_waited_for_and_the_last_answer_stays(
     db: str, unrested: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(looks, "PATIENCE", 0.0)
-    monkeypatch.setattr(looks, "LATE", 0.0)
+    monkeypatch.setattr(query_threads, "PATIENCE", 0.0)
+    monkeypatch.setattr(query_threads, "LATE", 0.0)
     begun, go_on = threading.Event(), threading.Event()
     answers = iter(("before", "after"))
 
@@ -143,12 +143,12 @@ def test_a_question_that_hangs_is_not_waited_for_and_the_last_answer_stays(
 
 
 def test_an_answer_is_old_only_while_a_question_is_open_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looks, "PATIENCE", 0.0)
+    monkeypatch.setattr(query_threads, "PATIENCE", 0.0)
     answer = threading.Event()
     window = Window(Line(list), lambda _: answer.wait(30))
     window.ask()
     assert not window.look().late
-    monkeypatch.setattr(looks, "LATE", 0.0)
+    monkeypatch.setattr(query_threads, "LATE", 0.0)
     assert window.look().late
     answer.set()
     while window.asking:
@@ -217,7 +217,7 @@ def test_however_much_is_asked_about_few_connections_are_kept(
 ) -> None:
     monkeypatch.setattr(questions, "OTHERS", 2)
     monkeypatch.setattr(questions, "conninfos", lambda _: [make_conninfo(db, application_name="lookers")])
-    monkeypatch.setattr(looks, "PATIENCE", 30.0)
+    monkeypatch.setattr(query_threads, "PATIENCE", 30.0)
     windows = questions.Windows()
     for number in range(5):
         assert windows.asked(Place("airline"), lambda asked, _: asked, number).said == number
@@ -229,7 +229,7 @@ def test_however_many_questions_wait_for_a_database_one_thread_asks_some_of_them
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(questions, "conninfos", lambda _: [])
-    monkeypatch.setattr(looks, "PATIENCE", 0.0)
+    monkeypatch.setattr(query_threads, "PATIENCE", 0.0)
     begun, go_on, asked = threading.Event(), threading.Event(), []
 
     def question(number: int, _: Connections) -> int:
@@ -244,17 +244,17 @@ def test_however_many_questions_wait_for_a_database_one_thread_asks_some_of_them
     answers = [windows.asked(Place("airline"), question, number) for number in range(1, 1000)]
     assert threading.active_count() <= before + 1
     refused = [answer for answer in answers if answer.trouble is not None]
-    assert len(refused) == 999 - looks.WAITING
+    assert len(refused) == 999 - query_threads.WAITING
     assert "wait for this database" in str(refused[0].trouble)
-    assert len(windows.others) == looks.WAITING + 1
+    assert len(windows.others) == query_threads.WAITING + 1
     go_on.set()
     deadline = time.monotonic() + 30
-    while len(asked) <= looks.WAITING:
+    while len(asked) <= query_threads.WAITING:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    monkeypatch.setattr(looks, "PATIENCE", 30.0)
+    monkeypatch.setattr(query_threads, "PATIENCE", 30.0)
     assert windows.asked(Place("airline"), question, 1000).said == 1000
-    assert asked == [*range(looks.WAITING + 1), 1000]
+    assert asked == [*range(query_threads.WAITING + 1), 1000]
 
 
 def test_a_question_that_breaks_leaves_its_database_to_others(monkeypatch: pytest.MonkeyPatch) -> None:

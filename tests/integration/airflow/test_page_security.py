@@ -11,7 +11,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from airflow_pgchange.plugins import actions, looks, room
+from airflow_pgchange.plugins import actions, query_threads, room
 from tests import page
 from tests.airflow_home import uri
 from tests.ledger import Connect
@@ -151,9 +151,9 @@ def test_airflow_answers_while_a_hundred_requests_of_the_page_wait_for_a_lock(
     people: People, airflow: FastAPI, connect: Connect, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Airflow has 40 threads for all that its API does, its own health too."""
-    monkeypatch.setattr(looks, "PATIENCE", 30.0)
+    monkeypatch.setattr(query_threads, "PATIENCE", 30.0)
     monkeypatch.setattr(room, "PATIENCE", 30.0)
-    for limits in (looks.LIMITS, actions.LIMITS):
+    for limits in (query_threads.LIMITS, actions.LIMITS):
         monkeypatch.setitem(limits, "lock_timeout", "60s")
         monkeypatch.setitem(limits, "statement_timeout", "60s")
     table, method, path = SLOW[kind]

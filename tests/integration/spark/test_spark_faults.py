@@ -19,8 +19,8 @@ from airflow_pgchange.feeds.connections import connect as feed_connect
 from airflow_pgchange.feeds.feed import partitions
 from airflow_pgchange.spark import arrow, table_sink
 from airflow_pgchange.spark.job import Job
-from airflow_pgchange.spark.misfits import Rows
 from airflow_pgchange.spark.types import arrow_schema, describe, spark_schema
+from airflow_pgchange.spark.unsupported_values import Rows
 from tests.planes import COUNTS, PLANES, count_seats, make_planes
 from tests.spark_session import batch_of, track
 from tests.waiting import sleeps, until

@@ -11,8 +11,8 @@ from airflow_pgchange.errors import UnsupportedType
 from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed
 from airflow_pgchange.feeds.batch import Partition
 from airflow_pgchange.spark import arrow
-from airflow_pgchange.spark.misfits import Rows
 from airflow_pgchange.spark.types import arrow_schema, describe, spark_schema
+from airflow_pgchange.spark.unsupported_values import Rows
 from tests.conftest import database
 from tests.planes import make_planes
 from tests.spark_session import batch_of, track

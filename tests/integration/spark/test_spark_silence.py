@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 from airflow_pgchange.errors import ServerUnavailable
-from airflow_pgchange.feeds.line import Deadlines
+from airflow_pgchange.feeds.watched_socket import Deadlines
 from airflow_pgchange.results.staging import ATTEMPT, SCHEMA
 from airflow_pgchange.spark import arrow, watched
-from airflow_pgchange.spark.misfits import Rows
+from airflow_pgchange.spark.unsupported_values import Rows
 from airflow_pgchange.spark.watched import transaction
 from tests.proxy import proxy_before
 from tests.silence import TIMEOUT, ended, impatient, through

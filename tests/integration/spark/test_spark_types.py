@@ -12,8 +12,8 @@ from pyspark.sql.functions import date_format
 from airflow_pgchange.errors import UnsupportedType
 from airflow_pgchange.feeds.reading import Partition
 from airflow_pgchange.spark import arrow
-from airflow_pgchange.spark.misfits import Rows
 from airflow_pgchange.spark.types import PINNED, arrow_schema, describe, spark_schema
+from airflow_pgchange.spark.unsupported_values import Rows
 from tests.every_type import differences, fill, make_tables
 from tests.sessions import SPEAKING
 from tests.spark_session import batch_of, track

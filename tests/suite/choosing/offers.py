@@ -33,7 +33,7 @@ def offered(texts: Mapping[str, str]) -> Iterator[Part]:
                     yield Part(
                         path, *_lines(text, offer), frozenset({f"sql:{offer[1]}.{name}"}), frozenset(uses)
                     )
-    base = texts.get("airflow_pgchange/feeds/offered.py", "")
+    base = texts.get("airflow_pgchange/feeds/schema_feed.py", "")
     asked = {one or other for one, other in ASKED.findall(base)}
     for path, text in texts.items():
         if path.endswith(".py"):

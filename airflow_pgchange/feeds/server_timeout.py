@@ -8,7 +8,7 @@ from typing import Any
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_pgchange.errors import InvalidArgument
-from airflow_pgchange.feeds.line import Deadlines
+from airflow_pgchange.feeds.watched_socket import Deadlines
 
 OPTION = "tcp_user_timeout"
 TIMEOUT = 60.0
