@@ -2,8 +2,9 @@
 --
 -- A level says from where on to look, so that neither what was received nor the number of parts is paid for at every message. It only
 -- repeats what follows from the positions: whoever raises one looks at what is between the last and the first message that is not
--- received, by a snapshot, and notes what that could not see: transactions that were open, and parts that others were at. Levels are only
--- added, nobody waits for another, and what a claim that is rolled back had found out goes with it.
+-- received, by a snapshot, and notes what that could not see: transactions that were open, and parts that others were at. A new level takes
+-- the place of lower ones, and without busy parts also the place of those with busy parts. Nobody waits for another, and what a claim that is
+-- rolled back had found out goes with it.
 --
 -- What is found is received under the lock of its part, where the part still stands as the same snapshot saw it. What has to wait, or
 -- comes from apart, goes the way of batches.

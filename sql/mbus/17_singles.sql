@@ -72,7 +72,8 @@ begin
     end if;
     delete from mbus.level as l
     where l.ctid = any (array(
-        select x.ctid from mbus.level as x where x.consumer = c and x.done <= reached for update skip locked));
+        select x.ctid from mbus.level as x
+        where x.consumer = c and (x.done <= reached or raise_level.busy = '{}' and x.busy <> '{}') for update skip locked));
     insert into mbus.level (consumer, done, late_xids, busy, froms) values (c, reached, late, busy, froms);
     -- The more receipts there are, the more often. A transaction with a message may last long, and holds the locks of a fold as long: so
     -- before 500 receipts a transaction without one does it.
@@ -84,8 +85,8 @@ $$;
 
 -- The text of the part of a function that receives the next amt messages by receipts, at most 64, and returns them. columns are those of l, a
 -- message of the log, and then_do is what is run after that. The rest of the function is run if a message apart is due or waits, if the next
--- message has to be looked at by itself, if a part was busy, or if none of the next 256 messages is free. A batch looks at up to 1,024, so
--- 16 transactions can hold 64 each. Null if this consumer has a selector, which may fail, or if its queue is ordered.
+-- message has to be looked at by itself, if all parts that were busy still are, or if none of the next 256 messages is free. A batch looks at
+-- up to 1,024, so 16 transactions can hold 64 each. Null if this consumer has a selector, which may fail, or if its queue is ordered.
 create function mbus.quick_text(known mbus.queue, c mbus.consumer, columns text, then_do text) returns text
 language plpgsql immutable as $function$
 declare
@@ -120,7 +121,13 @@ begin
         if horizon <= start.done and start.late_xids = '{}' and start.busy = '{}' and not start.has_apart then
             return;
         end if;
-        exit when start.busy <> '{}';
+        if start.busy <> '{}' then
+            -- A level keeps its busy parts until it is replaced. Once one of them is free, go on where they were left.
+            exit when not exists (
+                select from unnest(start.busy) as b(part) where pg_try_advisory_xact_lock_shared(mbus.part_key(%2$s, b.part)));
+            start.done := least(start.done, (select min(b.done) from unnest(start.froms) as b(done)));
+            start.busy := '{}';
+        end if;
         if start.has_apart then
             moment := clock_timestamp();
             exit when exists (
@@ -183,10 +190,11 @@ begin
             -- The next call begins with the first message that has to be looked at by itself.
             ids := array(select i from unnest(ids) as i where i > 0);
         end if;
-        -- A higher level spares the next calls the messages that this one passed over.
-        is_raised := (ids[1] > start.done + 8
+        -- A higher level spares the next calls the messages that this one passed over. To raise it costs as much as to pass over some hundred
+        -- messages. Both together cost least if it is raised about every 20 messages.
+        is_raised := (ids[1] > start.done + 16
             or ids = '{}' and (horizon > start.done or not start.late_xids <@ mbus.open_in(pg_current_snapshot(), 0)))
-            and random() * 4 < greatest(1, cardinality(ids));
+            and random() < 0.25;
         if is_raised then
             -- Before the receipts: the id of this transaction is such a bound if it is new.
             bound := mbus.bound_now();

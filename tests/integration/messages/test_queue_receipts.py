@@ -327,3 +327,32 @@ def test_five_batches_of_64_do_not_wait_for_one_another(q, connect):
     fill(q, range(400))
     holders = [connect(autocommit=False) for _ in range(5)]
     assert [n for holder in holders for n in consumen(holder, 64)] == [str(n) for n in range(320)]
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_small_batches_go_on_beside_one_another_after_a_large_one_has_ended(q, connect, end):
+    fill(q, range(1300))
+    large, other = connect(autocommit=False), connect(autocommit=False)
+    assert len(consumen(large, 100)) == 100
+    q.execute("select setseed(0.5)")
+    # More than a small batch looks at wait behind the large one, so a level names the busy parts.
+    assert [consumen(q, 64) for _ in range(12)] == [[]] * 12
+    assert one(q, "select exists (select from mbus.level where busy <> '{}')")
+    getattr(large, end)()
+    found = [*consumen(q, 64), *consumen(other, 64), *consumen(q, 64)]
+    first = 100 if end == "commit" else 0
+    assert found == [str(n) for n in range(first, first + 192)]
+
+
+def test_a_level_below_a_part_that_was_busy_keeps_the_messages_of_the_others(q, connect):
+    fill(q, range(40))
+    assert consume(q) == "0"
+    others = connect(autocommit=False)
+    others.execute("select pg_advisory_xact_lock(mbus.part_key(1, p)) from generate_series(1, 3) as p")
+    of_one_part = consumen(q, 100)
+    assert one(q, POSITIONS) == [[-1, 0], [0, 40]]
+    others.rollback()
+    q.execute(RAISE.replace("'{}'", "'{0}'"))
+    assert one(q, "select array[l.done, l.busy[1], l.froms[1]] from mbus.level as l") == [1, 0, 40]
+    assert len(of_one_part) == 10
+    assert sorted(map(int, of_one_part + drain(q, most=1))) == list(range(1, 40))
