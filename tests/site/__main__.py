@@ -32,7 +32,7 @@ def main() -> int:
     except ClickException as error:
         error.show()
         return 1
-    print(f"the site: {SITE / 'index.html'}")
+    print(f"open {SITE / 'index.html'}, or with its search: python -m http.server --directory {SITE}")
     return 0
 
 
