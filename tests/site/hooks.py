@@ -16,6 +16,7 @@ from tests.site import names, settings, sql
 
 DOCS = "docs"
 GENERATED = {
+    "codes": sql.codes,
     "commands": settings.commands,
     "configuration": settings.configuration,
     "functions": sql.functions,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import psycopg
 
+from airflow_pgchange import errors
 from airflow_pgchange.admin import schema
+from airflow_pgchange.feeds.errors import BY_SQLSTATE
 from demo.postgres import Cluster, system_binaries
 from tests.readme import ROOT
 
@@ -50,6 +53,21 @@ def functions() -> str:
             return "\n".join(line for name in TITLES for line in _section(connection, name))
     finally:
         cluster.remove()
+
+
+def codes() -> str:
+    """A row for each SQLSTATE that our functions raise, with the public error that it is in Python."""
+    rows = []
+    for code, error in BY_SQLSTATE.items():
+        if code.startswith("PC"):
+            name = next(each.__name__ for each in error.__mro__ if each.__name__ in errors.__all__)
+            link = f"[{name}](python/errors.md#{errors.__name__}.{name})"
+            rows.append(f"| `{code}` | {link} | {_first_line(error)} |")
+    return "\n".join(["| code | error in Python | meaning |", "|---|---|---|", *rows])
+
+
+def _first_line(error: type[Exception]) -> str:
+    return (inspect.getdoc(error) or "").partition("\n\n")[0].replace("\n", " ").replace("``", "`")
 
 
 def _roles(connection: psycopg.Connection[Any]) -> Sequence[tuple[str, str]]:
