@@ -24,7 +24,8 @@ if TYPE_CHECKING:
         redrive,
     )
     from airflow_pgchange.admin.health import Finding, findings
-    from airflow_pgchange.admin.maintenance import Report, maintain
+    from airflow_pgchange.admin.maintenance import Report, maintain, trim
+    from airflow_pgchange.admin.repeated_maintenance import maintain_every
     from airflow_pgchange.admin.schema import install, uninstall, upgrade
     from airflow_pgchange.admin.versions import Installed
 else:
@@ -50,7 +51,8 @@ else:
                 "redrive",
             ],
             "health": ["Finding", "findings"],
-            "maintenance": ["Report", "maintain"],
+            "maintenance": ["Report", "maintain", "trim"],
+            "repeated_maintenance": ["maintain_every"],
             "schema": ["install", "uninstall", "upgrade"],
             "versions": ["Installed"],
         },
@@ -70,12 +72,14 @@ __all__ = [
     "letter_content",
     "letters",
     "maintain",
+    "maintain_every",
     "move_consumer",
     "redrive",
     "register_consumer",
     "repair_consumer",
     "skip_batch",
     "status",
+    "trim",
     "trim_commit_queue",
     "uninstall",
     "upgrade",

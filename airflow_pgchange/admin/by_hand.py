@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import fields, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -13,15 +13,17 @@ from psycopg import sql
 from airflow_pgchange.errors import BatchNotFinished, ConsumerBusy, InvalidArgument, Leased
 from airflow_pgchange.feeds import starting
 from airflow_pgchange.feeds.batch import Batch
-from airflow_pgchange.feeds.checks import Seconds, span
+from airflow_pgchange.feeds.checks import Bytes, Seconds, check_count, size, span
 from airflow_pgchange.feeds.consumer_state import in_work, position
 from airflow_pgchange.feeds.errors import translated
 from airflow_pgchange.feeds.feed import BEGINNING, Feed, Movable, progress_at
-from airflow_pgchange.feeds.queries import ask, rows
+from airflow_pgchange.feeds.queries import ask, call, rows
 from airflow_pgchange.feeds.starting import Start
 from airflow_pgchange.lake.tables import Delta
 
 Connection = psycopg.Connection[Any]
+Limits = tuple[timedelta | None, int | None, int | None]
+"""How much history stays: its age, bytes and number of changes. None is no limit."""
 
 
 def skip_batch(results: Connection, source: Connection, feed: Feed, reason: str) -> str:
@@ -130,10 +132,29 @@ def _check_unleased(results: Connection, source: Connection, feed: Movable) -> N
         )
 
 
-def trim_commit_queue(source: Connection, retention: Seconds) -> list[str]:
-    """Delete history of the commit queue that is older than ``retention`` and that all consumers have processed.
+def trim_commit_queue(
+    source: Connection,
+    retention: Seconds | None = None,
+    *,
+    retention_bytes: Bytes | None = None,
+    retention_count: int | None = None,
+) -> list[str]:
+    """Delete history of the commit queue that all consumers have processed.
 
-    Returns a line for each deleted part. Raises InvalidArgument for an invalid ``retention``.
+    History goes if it is older than ``retention``, or beyond the newest ``retention_bytes`` or ``retention_count``
+    commits. Returns a line for each deleted part. Raises InvalidArgument for invalid limits.
     """
-    query = sql.SQL("select pubsub.trim_commit_queue({})").format(span("retention", retention))
-    return [line for (line,) in rows(source, query)]
+    limits = limits_of(retention, retention_bytes, retention_count)
+    return [
+        line
+        for (line,) in rows(source, sql.SQL("select {}").format(call("pubsub.trim_commit_queue", *limits)))
+    ]
+
+
+def limits_of(
+    retention: Seconds | None, retention_bytes: Bytes | None, retention_count: int | None
+) -> Limits:
+    """Return how much history stays, as the SQL functions take it. Raises InvalidArgument."""
+    if retention_count is not None:
+        check_count("retention_count", retention_count)
+    return span("retention", retention), size("retention_bytes", retention_bytes), retention_count

@@ -13,7 +13,7 @@ from psycopg import sql
 from airflow_pgchange.admin import by_hand, health, versions
 from airflow_pgchange.errors import ConsumerBusy, InvalidArgument, PgChangeError, ServerUnavailable
 from airflow_pgchange.events.dispatch import dispatch
-from airflow_pgchange.feeds.checks import Seconds, span
+from airflow_pgchange.feeds.checks import Bytes, Seconds, span
 from airflow_pgchange.feeds.connections import kept_open
 from airflow_pgchange.feeds.errors import translated
 from airflow_pgchange.feeds.queries import ask, call, rows
@@ -32,6 +32,8 @@ SHRINKING = 3
 
 PLACED = 10_000
 """Maximum number of scheduled events that one transaction moves."""
+
+EVENT_TABLES = ("pgmb.dispatched", "pgmb.events")
 
 CAPTURES: Mapping[str, tuple[LiteralString, LiteralString]] = {
     "tube": (
@@ -77,13 +79,21 @@ def maintain(
     width: int = 1_000_000,
     ahead: int = 2,
     retention: Seconds | None = None,
+    retention_bytes: Bytes | None = None,
+    retention_count: int | None = None,
     saga_retention: Seconds | None = None,
     letter_retention: Seconds | None = None,
 ) -> Report:
     """Maintain all of our systems in one database, each step in its own transaction.
 
-    ``width`` and ``ahead``: create ``ahead`` future partitions of ``width`` transactions each. ``retention``: trim
-    history that is older and that every consumer has processed; None trims nothing. ``saga_retention``: delete sagas
+    ``width`` and ``ahead``: create ``ahead`` future partitions of ``width`` transactions each. More are created
+    if the cluster draws more transaction ids than that in ten times the time between two runs.
+
+    ``retention``, ``retention_bytes`` and ``retention_count``: trim the history of the commit queue, the event log and
+    the topology that is older, or beyond the newest so many bytes or changes of its feed. Only history goes that every
+    consumer has processed. None trims nothing. The age of events is ``partition_retention_period`` of ``pgmb.config``.
+
+    ``saga_retention``: delete sagas
     that ended longer ago; None deletes none. ``letter_retention``: drop dead letters that were given up longer ago, are
     not being sent again, and that the role may drop; None drops none.
 
@@ -107,7 +117,7 @@ def maintain(
             connection,
             width,
             ahead,
-            retention=retention,
+            limits=by_hand.limits_of(retention, retention_bytes, retention_count),
             saga_retention=saga_retention,
             letter_retention=letter_retention,
         ):
@@ -123,25 +133,43 @@ def maintain(
         return report
 
 
+def trim(
+    connection: psycopg.Connection[Any],
+    *,
+    retention: Seconds | None = None,
+    retention_bytes: Bytes | None = None,
+    retention_count: int | None = None,
+) -> Report:
+    """Trim the history of all feeds that every consumer has processed. The limits are those of ``maintain``."""
+    limits = by_hand.limits_of(retention, retention_bytes, retention_count)
+    report = Report()
+    with kept_open(connection):
+        with translated():
+            installed = {state.system for state in versions.installed(connection)}
+        for system, step in _trimming(connection, limits):
+            if system in installed:
+                report.add(report.done, step)
+    return report
+
+
 def _steps(
     connection: psycopg.Connection[Any],
     width: int,
     ahead: int,
     *,
-    retention: Seconds | None,
+    limits: by_hand.Limits,
     saga_retention: Seconds | None,
     letter_retention: Seconds | None,
 ) -> Iterator[tuple[str, Callable[[], list[str]]]]:
     """Yield the steps in order, each with its system."""
     yield "revision", partial(_partitioned, connection, width, ahead)
     yield "revision", partial(_lines, connection, "revision.recapture")
-    if retention is not None:
-        yield "pubsub", partial(by_hand.trim_commit_queue, connection, retention)
     yield "pgmb", partial(_dispatched, connection)
     yield "pgmb", partial(_placed, connection)
     # Trim first: it shrinks the default partition, which PostgreSQL scans when the next partition is created.
-    for step in ("trim_partitions", "make_partitions", "drop_emptied"):
-        for table in ("pgmb.dispatched", "pgmb.events"):
+    yield from _trimming(connection, limits)
+    for step in ("make_partitions", "drop_emptied"):
+        for table in EVENT_TABLES:
             yield "pgmb", partial(_all_lines, connection, f"pgmb.{step}", table)
     for step in ("expire_subscriptions", "forget_faults", "forget_dropped", "trim_published"):
         yield "pgmb", partial(_lines, connection, f"pgmb.{step}")
@@ -170,6 +198,31 @@ def _all_lines(connection: psycopg.Connection[Any], function: str, *arguments: A
         if not any(line.startswith(LEFT) for line in lines):
             break
     return report
+
+
+def _trimming(
+    connection: psycopg.Connection[Any], limits: by_hand.Limits
+) -> Iterator[tuple[str, Callable[[], list[str]]]]:
+    """Yield the steps that trim the history of each feed that keeps some."""
+    if any(limit is not None for limit in limits):
+        yield "pubsub", partial(_lines, connection, "pubsub.trim_commit_queue", *limits)
+        yield "topology", partial(_trimmed_topology, connection, limits)
+    for table in EVENT_TABLES:
+        yield "pgmb", partial(_trimmed_events, connection, table, limits)
+
+
+def _trimmed_events(connection: psycopg.Connection[Any], table: str, limits: by_hand.Limits) -> list[str]:
+    """Trim a table of the event log. The age of events is a setting of the log itself."""
+    now = ask(connection, "select pg_catalog.now()")
+    return _all_lines(connection, "pgmb.trim_partitions", table, now, *limits[1:])
+
+
+def _trimmed_topology(connection: psycopg.Connection[Any], limits: by_hand.Limits) -> list[str]:
+    """Trim the catalogue's log, if this role may. A role that maintains the other feeds needs only to read it."""
+    may = "select pg_catalog.has_function_privilege('topology.trim_log(interval,bigint,bigint)', 'execute')"
+    if not ask(connection, may):
+        return ["kept the catalogue's log: this role may not trim it, see topology.grant_admin()"]
+    return [line for line in _lines(connection, "topology.trim_log", *limits) if line is not None]
 
 
 def _partitioned(connection: psycopg.Connection[Any], width: int, ahead: int) -> list[str]:

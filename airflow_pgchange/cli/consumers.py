@@ -1,4 +1,4 @@
-"""Commands that change consumers: ``register``, ``skip``, ``release``, ``repair``, ``move``, ``drop`` and ``trim``."""
+"""Commands that change consumers: ``register``, ``skip``, ``release``, ``repair``, ``move`` and ``drop``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from argparse import Namespace
 
 from airflow_pgchange.admin import by_hand, consumers
 from airflow_pgchange.cli.common import DONE, Rows, both, command, confirm, database
-from airflow_pgchange.feeds.checks import seconds, time_of
+from airflow_pgchange.feeds.checks import time_of
 from airflow_pgchange.lake.tables import Delta
 
 
@@ -73,14 +73,3 @@ def drop(args: Namespace) -> Rows:
     with both(args) as (results, source):
         by_hand.drop_consumer(results, source, feed)
     return [{"consumer": feed.name, "dropped": True}]
-
-
-@command("Nothing is both old enough and processed by every consumer: nothing was removed.")
-def trim(args: Namespace) -> Rows:
-    with database(args) as connection:
-        seconds("--retention", args.retention)
-        confirm(
-            args,
-            f"History older than {args.retention} will be gone; consumers that come later will not get it.",
-        )
-        return [{"trimmed": line} for line in by_hand.trim_commit_queue(connection, args.retention)]

@@ -57,7 +57,18 @@ START = _arg(
     default="beginning",
     help="where it starts: beginning, now, or (not of the topology) a time such as 2026-01-31T12:00:00+00:00",
 )
-RETENTION = _arg("--retention", required=True, help="how much history stays, such as '30 days'")
+RETENTION = _arg("--retention", help="history that is older goes, such as '30 days'")
+RETENTION_BYTES = _arg(
+    "--retention-bytes", help="history beyond the newest so many of a feed goes, such as '10 GB'"
+)
+RETENTION_COUNT = _arg(
+    "--retention-count", type=int, help="history beyond the newest so many changes of a feed goes"
+)
+SAGA_RETENTION = _arg("--saga-retention", help="sagas that ended longer ago go, such as '30 days'")
+LETTER_RETENTION = _arg("--letter-retention", help="dead letters given up longer ago go, such as '90 days'")
+EVERY = _arg("--every", help="go on, with a run each time this has passed, such as '1 min'; default: one run")
+WIDTH = _arg("--width", type=int, help="transaction ids of a partition of the commit queue; default: 1000000")
+AHEAD = _arg("--ahead", type=int, help="how many of them are made ahead at least; default: 2")
 LETTERS = _arg("ids", nargs="*", type=int, metavar="letter", help="numbers of letters, as list shows them")
 OF_CONSUMER = _arg(
     "--consumer", help="letters of this consumer, as status names it: commits:delays/0, tube:copies/0"
@@ -92,6 +103,7 @@ REQUIRE_TLS = _arg("--require-tls", action="store_true", help="refuse clients th
 MAX_CLIENTS = _arg("--max-clients", type=int, help="how many may be connected at once; default: 5000")
 
 WHERE = (POSTGRES_CONN_ID, DSN)
+LIMITS = (RETENTION, RETENTION_BYTES, RETENTION_COUNT)
 WHERE_BOTH = (POSTGRES_CONN_ID, DSN, SOURCE_CONN_ID, SOURCE_DSN)
 COMMON = (ARG_OUTPUT, ARG_VERBOSE)
 
@@ -228,11 +240,26 @@ def get_pgchange_cli_commands() -> list[GroupCommand]:
                         ARG_VERBOSE,
                     ),
                 ),
+                ActionCommand(
+                    name="maintain",
+                    help="Maintain a database, once or until stopped: partitions, history, captures, what is left over",
+                    func=lazy_load_command("airflow_pgchange.cli.maintenance.maintain"),
+                    args=(
+                        *WHERE,
+                        EVERY,
+                        WIDTH,
+                        AHEAD,
+                        *LIMITS,
+                        SAGA_RETENTION,
+                        LETTER_RETENTION,
+                        ARG_VERBOSE,
+                    ),
+                ),
                 _command(
-                    "consumers.trim",
+                    "maintenance.trim",
                     "Remove history that every consumer has processed",
                     *WHERE,
-                    RETENTION,
+                    *LIMITS,
                     YES,
                 ),
             ),

@@ -28,6 +28,12 @@ UNITS = {
 }
 SPAN = re.compile(rf"([0-9.]+) *({'|'.join(UNITS)})s?", re.ASCII)
 
+Bytes = int | str
+"""A size: a number of bytes, or a text such as ``10 GB``."""
+BYTES = {"": 1, "B": 1, "kB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40}
+"""The units of PostgreSQL's ``pg_size_bytes``."""
+SIZE = re.compile(rf"([0-9]+(?:\.[0-9]+)?) *({'|'.join(BYTES)})", re.ASCII)
+
 BATCH_LIMIT = 100_000
 """The default of ``limit`` for the changes of a batch: a callable may keep the ids of all of them in memory."""
 SPARK_LIMIT = 1_000_000
@@ -92,6 +98,21 @@ def patience(name: str, value: Seconds | None) -> float | None:
 def span(name: str, value: Seconds | None) -> timedelta | None:
     """Return a length of time as a timedelta, which psycopg can send, or None. Raises InvalidArgument."""
     return None if value is None else timedelta(seconds=seconds(name, value))
+
+
+def size(name: str, value: Bytes | None) -> int | None:
+    """Return a size in bytes, or None. Raises InvalidArgument."""
+    if value is None:
+        return None
+    text = (
+        SIZE.fullmatch(str(value).strip())
+        if isinstance(value, int | str) and not isinstance(value, bool)
+        else None
+    )
+    number = float(text[1]) * BYTES[text[2]] if text is not None else math.nan
+    if not 0 <= number < 2**63:
+        raise InvalidArgument(f"{name} must be a size, as '10 GB', or a number of bytes, not {value!r:.300}")
+    return int(number)
 
 
 def until(name: str, value: Until) -> Literal["empty"] | float:

@@ -9,7 +9,7 @@ from airflow.sdk import BaseOperator
 
 from airflow_pgchange.admin.maintenance import maintain
 from airflow_pgchange.errors import PgChangeError
-from airflow_pgchange.feeds.checks import Seconds
+from airflow_pgchange.feeds.checks import Bytes, Seconds
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.utils.arguments import CheckedArguments, Number, checks
 
@@ -30,15 +30,26 @@ class MaintenanceOperator(CheckedArguments, BaseOperator):
     :param postgres_conn_id: the database; the role needs the grants of the maintenance DAG (docs/reference/roles.md)
     :param width: the number of transactions of a partition (templated)
     :param ahead: how many partitions are created ahead of the current one (templated)
-    :param retention: trim history that is older than this, such as ``30 days``, once every consumer has processed it;
-        default: nothing is trimmed (templated)
+    :param retention: trim history of all feeds that is older than this, such as ``30 days``, once every consumer has
+        processed it; default: nothing is trimmed by its age (templated)
+    :param retention_bytes: trim history beyond the newest so many bytes of each feed, such as ``10 GB``, once every
+        consumer has processed it; default: nothing is trimmed by its size (templated)
+    :param retention_count: trim history beyond the newest so many changes of each feed, once every consumer has processed
+        it; default: nothing is trimmed by its number (templated)
     :param saga_retention: delete sagas that ended longer ago than this; default: none is deleted (templated)
     :param letter_retention: drop dead letters that were given up longer ago than this, such as ``90 days``, and are not
         on their way. The role must have the right to drop them; default: none is dropped (templated)
     """
 
     arguments = checks(
-        "postgres_conn_id", "width", "ahead", "retention", "saga_retention", "letter_retention"
+        "postgres_conn_id",
+        "width",
+        "ahead",
+        "retention",
+        "retention_bytes",
+        "retention_count",
+        "saga_retention",
+        "letter_retention",
     )
     template_fields: Sequence[str] = tuple(arguments)
 
@@ -49,6 +60,8 @@ class MaintenanceOperator(CheckedArguments, BaseOperator):
         width: Number = 1_000_000,
         ahead: Number = 2,
         retention: Seconds | None = None,
+        retention_bytes: Bytes | None = None,
+        retention_count: Number | None = None,
         saga_retention: Seconds | None = None,
         letter_retention: Seconds | None = None,
         **kwargs: Any,
@@ -58,6 +71,8 @@ class MaintenanceOperator(CheckedArguments, BaseOperator):
         self.width: Any = width
         self.ahead: Any = ahead
         self.retention = retention
+        self.retention_bytes = retention_bytes
+        self.retention_count: Any = retention_count
         self.saga_retention = saga_retention
         self.letter_retention = letter_retention
 
@@ -70,6 +85,8 @@ class MaintenanceOperator(CheckedArguments, BaseOperator):
                 width=self.width,
                 ahead=self.ahead,
                 retention=self.retention,
+                retention_bytes=self.retention_bytes,
+                retention_count=self.retention_count,
                 saga_retention=self.saga_retention,
                 letter_retention=self.letter_retention,
             )

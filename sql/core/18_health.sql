@@ -200,6 +200,56 @@ language sql volatile as $$
     where coalesce(h.since < clock_timestamp() - long_wait, true)
 $$;
 
+create table pgchange.held (
+    kind text primary key references pgchange.registered (kind) on delete cascade,
+    consumer text,
+    told text not null,
+    held_at timestamptz not null default clock_timestamp()
+);
+comment on table pgchange.held is
+    'Feeds whose history is larger than its limits, retention_bytes or retention_count, because a consumer has not processed it: as '
+    'trimming found it last.';
+
+-- Note who keeps the history of a feed above its limits; forget it if told is null.
+create function pgchange.note_held(kind text, consumer text, told text) returns void
+language sql as $$
+    delete from pgchange.held as h where h.kind = note_held.kind;
+    insert into pgchange.held (kind, consumer, told) select note_held.kind, note_held.consumer, note_held.told where note_held.told is not null;
+$$;
+
+-- Findings about history above its limits.
+create function pgchange.retention_health() returns setof pgchange.finding
+language sql stable as $$
+    select h.kind, 'warning', h.consumer, h.told, null
+    from pgchange.held as h join pgchange.registered as r on r.kind = h.kind
+    where h.held_at > now() - interval '1 day' and pgchange.ours(r.schema)
+    order by h.kind
+$$;
+
+-- Return how many rows a table has, as PostgreSQL counted them last; rows that were never counted are counted now.
+create function pgchange.estimated_rows(tbl regclass) returns bigint
+language plpgsql stable as $$
+declare
+    estimated bigint := (select c.reltuples::bigint from pg_class as c where c.oid = tbl);
+begin
+    if estimated < 0 then
+        execute format('select count(*) from %s', tbl) into estimated;
+    end if;
+    return estimated;
+end
+$$;
+
+-- Refuse limits of a history of which none says how much stays.
+create function pgchange.check_retention(retention interval, retention_bytes bigint, retention_count bigint) returns void
+language plpgsql immutable as $$
+begin
+    if num_nonnulls(retention, retention_bytes, retention_count) = 0 or retention < interval '0' or retention_bytes < 0 or retention_count < 0 then
+        raise invalid_parameter_value using
+            message = 'how much history stays is retention, such as interval ''30 days'', retention_bytes or retention_count, none of them negative';
+    end if;
+end
+$$;
+
 create function pgchange.health(standing pgchange.consumer_status[] default null) returns setof pgchange.finding
 language plpgsql volatile
 set client_min_messages = warning
@@ -226,6 +276,7 @@ begin
         end;
     end loop;
     return query select * from pgchange.watchers_health();
+    return query select * from pgchange.retention_health();
     begin
         return query select * from pgchange.letters_health();
     exception

@@ -6,10 +6,10 @@ select pgchange.add_role(
     'Let a role read the status and the findings. Its rights on each feed decide what it sees. The grant functions of the feeds '
     'call this function.',
     objects => array[
-        'select on pgchange.registered'
+        'select on pgchange.registered, pgchange.held'
     ],
     functions => $$
-        ours status health consumers_health lag_limit_of is_behind told_ready told_behind told_kept kept why_behind explained reasons
+        ours status health retention_health consumers_health lag_limit_of is_behind told_ready told_behind told_kept kept why_behind explained reasons
         has_stopped_looking many shell_quoted whole_of watchers latest_watchers watchers_health batches note_samples samples trends
     $$);
 

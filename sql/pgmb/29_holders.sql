@@ -191,13 +191,27 @@ language sql stable as $$
     select pgmb.create_event_id(current_ts - pgmb.setting_as_interval('partition_retention_period'), 0)
 $$;
 
--- The partitions that are older than partition_retention_period, with their bounds.
-create function pgmb.past_retention(tbl regclass, current_ts timestamptz default now())
+-- Return the id below which events lie beyond the newest retention_bytes or retention_count of the log; null if it is within these limits.
+create function pgmb.excess_from(retention_bytes bigint, retention_count bigint) returns pgmb.event_id
+language sql stable as $$
+    with summed as (
+        select e.upper_bound, sum(pg_total_relation_size(e.partition_id) + coalesce(pg_total_relation_size(d.partition_id), 0)) over newer as bytes,
+               sum(case when retention_count is not null then pgchange.estimated_rows(e.partition_id) end) over newer as events
+        from pgmb.get_partitions_and_bounds('pgmb.events'::regclass) as e
+        left join pgmb.get_partitions_and_bounds('pgmb.dispatched'::regclass) as d on d.lower_bound = e.lower_bound
+        window newer as (order by e.upper_bound collate "C" desc)
+    )
+    select max(s.upper_bound collate "C")::pgmb.event_id from summed as s
+    where s.upper_bound collate "C" <= pgmb.create_event_id(now(), 0) and (s.bytes > retention_bytes or s.events > retention_count)
+$$;
+
+-- The partitions with events below an id only, with their bounds.
+create function pgmb.past_retention(tbl regclass, cut pgmb.event_id)
 returns table (partition_id regclass, lower_bound pgmb.event_id, upper_bound pgmb.event_id)
 language sql stable as $$
     select p.*
     from pgmb.get_partitions_and_bounds(tbl) as p
-    where p.upper_bound <= pgmb.retained_from(current_ts)
+    where p.upper_bound <= cut
 $$;
 
 -- Which of some ranges of events, in order, have events that a group has not read; lows and ends are their bounds. A dispatch whose
@@ -230,9 +244,8 @@ begin
 end
 $$;
 
--- The partitions that are older than partition_retention_period and hold something, each with one reason why it must be kept, null
--- where there is none.
-create function pgmb.old_partitions(tbl regclass, current_ts timestamptz default now())
+-- The partitions with events below an id only that hold something, each with one reason why it must be kept, null where there is none.
+create function pgmb.old_partitions(tbl regclass, cut pgmb.event_id)
 returns table (partition_id regclass, lower_bound pgmb.event_id, upper_bound pgmb.event_id, holder text)
 language plpgsql stable
 set enable_seqscan = off
@@ -247,7 +260,7 @@ declare
     unread jsonb := '{}';
 begin
     select array_agg(p.partition_id), array_agg(p.lower_bound::text), array_agg(p.upper_bound::text) into parts, lowest, ends
-    from pgmb.past_retention(tbl, current_ts) as p
+    from pgmb.past_retention(tbl, cut) as p
     where pgmb.empty_ones(array[p.partition_id]) = '{}';
     if tbl = 'pgmb.events'::regclass and parts is not null then
         -- What is not dispatched can be very much: it is gone through once, and not for each partition.
@@ -280,7 +293,7 @@ $$;
 -- default one with the first reason for old rows in it; pgmb.holders() gives all reasons.
 create function pgmb.overdue(current_ts timestamptz default now()) returns table (partition regclass, reason text)
 language sql stable security definer as $$
-    select p.partition_id, p.holder from pgmb.old_partitions('pgmb.events', current_ts) as p where p.holder is not null
+    select p.partition_id, p.holder from pgmb.old_partitions('pgmb.events', pgmb.retained_from(current_ts)) as p where p.holder is not null
     union
     (select p.partition_id, n.reason
      from pgmb.default_spans('pgmb.events', pgmb.retained_from(current_ts)) as p

@@ -182,11 +182,17 @@ begin
 end
 $$;
 
--- Empty some partitions that are older than partition_retention_period and that no group needs: where others are left it says so, and
+-- Empty some partitions that are older than partition_retention_period, or beyond the newest retention_bytes or retention_count of the
+-- log, and that no group needs: where others are left it says so, and
 -- is to be called again in another transaction. A line for each thing done or kept, and for which group.
-create function pgmb.trim_partitions(tbl regclass, current_ts timestamptz default now()) returns setof text
+create function pgmb.trim_partitions(
+    tbl regclass, current_ts timestamptz default now(), retention_bytes bigint default null, retention_count bigint default null
+) returns setof text
 language plpgsql security definer as $$
 declare
+    old constant pgmb.event_id := pgmb.retained_from(current_ts);
+    cut constant pgmb.event_id := greatest(old, pgmb.excess_from(retention_bytes, retention_count));
+    held text;
     seen pg_snapshot;
     part record;
     free regclass[] := '{}';
@@ -205,15 +211,20 @@ begin
         return next format('kept all of %s: this transaction has published events; maintain it in another transaction', tbl);
         return;
     end if;
-    return query select * from pgmb.trim_default(tbl, pgmb.retained_from(current_ts));
+    return query select * from pgmb.trim_default(tbl, cut);
     seen := pg_current_snapshot();
-    for part in select * from pgmb.old_partitions(tbl, current_ts) loop
+    for part in select * from pgmb.old_partitions(tbl, cut) loop
         if part.holder is null then
             free := free || part.partition_id;
         else
             return next format('kept %s: %s', part.partition_id, part.holder);
+            held := coalesce(held, case when part.upper_bound > old then format(
+                'the event log is larger than its retention: %s is kept, %s', part.partition_id, part.holder) end);
         end if;
     end loop;
+    if tbl = 'pgmb.events'::regclass then
+        perform pgchange.note_held('event', null, held);
+    end if;
     -- In any case: it can have been in use when the last of its rows was deleted.
     perform pgmb.shrink_default(tbl, pgmb.placed_from(current_ts));
     return query select * from pgmb.trim_some(tbl, free, seen);
@@ -259,7 +270,7 @@ begin
         return next format('postponed dropping empty partitions of %s: another maintenance is at work', tbl);
         return;
     end if;
-    emptied := pgmb.empty_ones(array(select p.partition_id from pgmb.past_retention(tbl, current_ts) as p));
+    emptied := pgmb.empty_ones(array(select p.partition_id from pgmb.past_retention(tbl, pgmb.retained_from(current_ts)) as p));
     if cardinality(emptied) > spare then
         return query select * from pgmb.drop_partitions(tbl, emptied);
     end if;

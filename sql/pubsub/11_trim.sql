@@ -138,36 +138,70 @@ as $$
     group by b.name
 $$;
 
-create function pubsub.trim_commit_queue(keep interval) returns setof text
+-- Return the partitions, of those that no transaction writes any more, without which the queue is within its limits: the oldest.
+create function pubsub.in_excess(settled bigint, retention_bytes bigint, retention_count bigint) returns regclass[]
+language sql stable as $$
+    with parts as (
+        select p.relid, p.upper from revision.partitions() as p
+        union all
+        select 'revision.commit_queue_default'::regclass, revision.last_of_default() + 1
+    ), summed as (
+        select p.relid, p.upper,
+               sum(pg_total_relation_size(p.relid)) over newer as bytes,
+               sum(case when retention_count is not null then pgchange.estimated_rows(p.relid) end) over newer as commits
+        from parts as p
+        window newer as (order by p.upper desc nulls last)
+    )
+    select coalesce(array_agg(s.relid), '{}') from summed as s
+    where s.upper <= settled and (s.bytes > retention_bytes or s.commits > retention_count)
+$$;
+
+create function pubsub.trim_commit_queue(
+    retention interval default null, retention_bytes bigint default null, retention_count bigint default null
+) returns setof text
 language plpgsql security definer as $$
 declare
     settled bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
+    excess regclass[];
     part record;
     first_at timestamptz;
+    holder text;
 begin
-    if keep is null or keep < interval '0' then
-        raise invalid_parameter_value using message = 'keep is how much history stays, such as interval ''30 days''';
-    end if;
+    perform pgchange.check_retention(retention, retention_bytes, retention_count);
     perform pgchange.check_isolation();
     perform pubsub.check_origin();
     if not pg_try_advisory_xact_lock(revision.upkeep_key()) then
         return next 'postponed trimming the queue: another maintenance is at work';
         return;
     end if;
-    if pubsub.default_at_rest(settled) and not pubsub.has_commits('revision.commit_queue_default', now() - keep) then
-        return next pubsub.trim_partition('revision.commit_queue_default', keep);
+    excess := pubsub.in_excess(settled, retention_bytes, retention_count);
+    if pubsub.default_at_rest(settled) then
+        if 'revision.commit_queue_default'::regclass = any (excess) then
+            return next pubsub.trim_partition('revision.commit_queue_default', '0');
+        elsif retention is not null and not pubsub.has_commits('revision.commit_queue_default', now() - retention) then
+            return next pubsub.trim_partition('revision.commit_queue_default', retention);
+        end if;
     end if;
-    for part in select * from revision.partitions() as p where p.upper <= settled order by p.lower loop
+    for part in
+        select p.relid, p.relid = any (excess) as is_excess from revision.partitions() as p where p.upper <= settled order by p.lower
+    loop
         first_at := pubsub.first_commit_at(part.relid);
         -- The partitions behind one that is too young are younger. All of one is read only where nobody needs it.
-        exit when first_at > now() - keep
-            or pubsub.needed_by(part.relid) is null and pubsub.has_commits(part.relid, now() - keep);
+        exit when not part.is_excess and (
+            retention is null or first_at > now() - retention
+            or pubsub.needed_by(part.relid) is null and pubsub.has_commits(part.relid, now() - retention));
         if first_at is not null then
-            return next pubsub.trim_partition(part.relid, keep);
+            return next pubsub.trim_partition(part.relid, case when part.is_excess then '0' else retention end);
+            holder := coalesce(holder, case when part.is_excess then pubsub.needed_by(part.relid) end);
         end if;
     end loop;
+    perform pgchange.note_held(
+        'commit', case when holder like 'commits:%' then holder end,
+        case when holder is not null
+             then format('the commit queue is larger than its retention: %s has not processed the oldest of it', holder) end);
 end
 $$;
-comment on function pubsub.trim_commit_queue(interval) is
-    'Remove the history that is older than keep, partition by partition: never one that a consumer has yet to process or '
-    'that an open transaction might still write. Returns a line for each thing done or kept, and by whom.';
+comment on function pubsub.trim_commit_queue(interval, bigint, bigint) is
+    'Remove history, partition by partition, oldest first: what is older than retention, and what lies beyond the newest retention_bytes '
+    'or retention_count commits. A partition stays if a consumer has yet to process some of it, or if an open transaction might still '
+    'write it. Returns a line for each thing done or kept, and by whom.';

@@ -39,15 +39,20 @@ begin
 end
 $$;
 
-create function topology.trim_log(keep interval) returns text
+create function topology.trim_log(
+    retention interval default null, retention_bytes bigint default null, retention_count bigint default null
+) returns text
 language plpgsql volatile security definer as $$
 declare
+    -- How many of the newest events stay. An event takes the room of an average one.
+    newest bigint;
+    holder text;
     gone record;
 begin
-    if coalesce(keep < interval '0', true) then
-        raise invalid_parameter_value using message = 'keep must be an interval that is not negative', hint = 'write it as ''30 days''';
-    end if;
+    perform pgchange.check_retention(retention, retention_bytes, retention_count);
     perform topology.hold();
+    newest := least(retention_count, case when retention_bytes is not null then (
+        select count(*) * least(1, retention_bytes::numeric / greatest(pg_total_relation_size('topology.log'), 1)) from topology.log) end)::bigint;
     with needed as (
         select c.term, c.index from topology.consumer as c
         union all
@@ -65,16 +70,26 @@ begin
     ), old as (
         -- Find the last old event by position. Timestamps are not monotonic: clocks are set back, and servers' clocks differ.
         select l.term, l.index from topology.log as l
-        where l.written_at < now() - keep
+        where l.written_at < now() - retention
         order by l.term desc, l.index desc
         limit 1
+    ), excess as (
+        select l.term, l.index from topology.log as l order by l.term desc, l.index desc offset newest limit case when newest is null then 0 else 1 end
     ), gone_events as (
         delete from topology.log as l
-        where exists (select from old as o where (l.term, l.index) <= (o.term, o.index))
+        where exists (
+            select from (select * from old union all select * from excess) as o where (l.term, l.index) <= (o.term, o.index))
           and not exists (select from needed as n where (n.term, n.index) < (l.term, l.index))
         returning l.term, l.index
     )
     select count(*) as events, (max(array[g.term, g.index])) as upto into gone from gone_events as g;
+    if (select count(*) from topology.log) > newest then
+        -- The events that are left are those that somebody needs.
+        holder := (select topology.name_of(c.consumer_id) from topology.consumer as c order by c.term, c.index limit 1);
+    end if;
+    perform pgchange.note_held(
+        'topology', holder,
+        case when holder is not null then format('the log of the catalogue is larger than its retention: %s has not processed the oldest of it', holder) end);
     if gone.events = 0 then
         return null;
     end if;
@@ -82,10 +97,10 @@ begin
     return format('trimmed %s events of the catalogue''s log', gone.events);
 end
 $$;
-comment on function topology.trim_log(interval) is
-    'Delete events up to the last event older than keep, except those that a consumer still needs. For a consumer whose progress '
-    'is in another database, its last claim counts. Returns a text with the number of events, null if none was deleted. A new '
-    'consumer begins with the oldest event that is left.';
+comment on function topology.trim_log(interval, bigint, bigint) is
+    'Delete events up to the last event older than retention, or beyond the newest retention_bytes or retention_count events, except those '
+    'that a consumer still needs. For a consumer whose progress is in another database, its last claim counts. Returns a text with the '
+    'number of events, null if none was deleted. A new consumer begins with the oldest event that is left.';
 
 -- Findings about transactions, also prepared ones, that changed the catalogue and have been open longer than long_wait. A warning
 -- if this role may not see when such a transaction began.

@@ -33,7 +33,7 @@ def test_history_without_an_age_from_which_it_may_go_stays(queue):
     commits(queue, 3)
     use_up_transactions(queue)
     for keep in (None, "-1 s"):
-        with pytest.raises(psycopg.errors.InvalidParameterValue, match="keep is how much history stays"):
+        with pytest.raises(psycopg.errors.InvalidParameterValue, match="how much history stays is retention"):
             queue.execute("select pubsub.trim_commit_queue(%s)", [keep])
     assert queue.execute("select count(*) from revision.commit_queue").fetchone() == (3,)
 

@@ -68,7 +68,7 @@ LOOKED_AT = {
     "tube.is_attached(text,oid)": "select tube.is_attached('theirs', 'theirs.item'::regclass)",
     "pgmb.crowded_default(regclass,timestamp with time zone)": "select pgmb.crowded_default('theirs.item')",
     "pgmb.make_partitions(regclass,timestamp with time zone,boolean)": "select pgmb.make_partitions('theirs.item')",
-    "pgmb.trim_partitions(regclass,timestamp with time zone)": "select pgmb.trim_partitions('theirs.item')",
+    "pgmb.trim_partitions(regclass,timestamp with time zone,bigint,bigint)": "select pgmb.trim_partitions('theirs.item')",
     "pgmb.drop_emptied(regclass,timestamp with time zone,integer)": "select pgmb.drop_emptied('theirs.item')",
     "pgmb.maintain_append_only_table(regclass,timestamp with time zone)": (
         "select pgmb.maintain_append_only_table('theirs.item')"
