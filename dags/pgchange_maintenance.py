@@ -22,6 +22,8 @@ def pgchange_maintenance(
     databases: Sequence[str] = (),
     schedule: str = "*/10 * * * *",
     retention: str | None = None,
+    retention_bytes: str | None = None,
+    retention_count: int | None = None,
     saga_retention: str | None = "30 days",
     letter_retention: str | None = None,
 ) -> DAG:
@@ -71,6 +73,8 @@ def pgchange_maintenance(
         MaintenanceOperator.partial(
             task_id="maintain",
             retention="{{ params.retention or '' }}",
+            retention_bytes="{{ params.retention_bytes or '' }}",
+            retention_count="{{ params.retention_count or '' }}",
             saga_retention="{{ params.saga_retention or '' }}",
             letter_retention="{{ params.letter_retention or '' }}",
             map_index_template="{{ task.postgres_conn_id }}",

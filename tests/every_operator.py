@@ -166,6 +166,8 @@ ARGUMENTS: dict[Callable[..., BaseOperator], dict[str, Any]] = {
         "width": 1000,
         "ahead": 3,
         "retention": "30 days",
+        "retention_bytes": "10 GB",
+        "retention_count": 1_000_000,
         "saga_retention": timedelta(days=7),
         "letter_retention": timedelta(days=90),
         **WHERE,

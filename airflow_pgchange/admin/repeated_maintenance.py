@@ -25,10 +25,11 @@ LONGEST_REST = 600
 
 
 def maintain_every(conninfo: str, every: Seconds, **options: Any) -> None:
-    """Maintain a database every so often, until this raises KeyboardInterrupt, as on SIGINT.
+    """Maintain a database, a run ``every`` so often, until this raises KeyboardInterrupt, as on SIGINT.
 
-    ``options`` are those of ``maintain``. Log a line for each run. After an error the next run is twice as far away, up to ten minutes. Of several processes
-    that maintain the same database one works, and the others wait for their turn. Raises InvalidArgument.
+    ``options`` are those of ``maintain``. Log a line for each run. After an error the next run is twice as far away, up
+    to ten minutes. Of several processes that maintain the same database one works, and the others wait for their turn.
+    Raises InvalidArgument.
     """
     period = seconds("every", every, least=SHORTEST)
     rest = period

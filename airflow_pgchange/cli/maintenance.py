@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 from airflow.utils.providers_configuration_loader import providers_configuration_loaded
 
+from airflow_pgchange.admin.by_hand import limits_of
 from airflow_pgchange.admin.maintenance import trim as trim_history
 from airflow_pgchange.admin.repeated_maintenance import maintain_every, maintain_once
 from airflow_pgchange.cli.common import Rows, command, confirm, conninfo, database
@@ -51,6 +52,7 @@ def trim(args: Namespace) -> Rows:
         raise InvalidArgument(
             "say how much history stays: --retention, --retention-bytes or --retention-count"
         )
+    limits_of(args.retention, args.retention_bytes, args.retention_count)
     with database(args) as connection:
         shown = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in limits.items())
         confirm(args, f"History beyond {shown} will be gone; consumers that come later will not get it.")

@@ -221,6 +221,7 @@ def test_the_command_line_has_each_command() -> None:
         "move",
         "drop",
         "topology-relay",
+        "maintain",
         "trim",
     ]
 

@@ -15,7 +15,7 @@ from tests.suite.parsing import syntax
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "airflow_pgchange"
-LENGTH, NUMBER, NAME = "a length of time", "a number", "a name"
+LENGTH, NUMBER, NAME, SIZE = "a length of time", "a number", "a name", "a size, such as `10 GB`"
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,8 @@ WORDS = {
         ("wait", "wait_for"),
     ),
     "idle_timeout": Word("end once nothing has come for so long", LENGTH, ("linger", "quiet_for")),
-    "poll_interval": Word("between two looks", LENGTH, ("poll_every", "poll_seconds", "every")),
+    "poll_interval": Word("between two looks", LENGTH, ("poll_every", "poll_seconds")),
+    "every": Word("from one run to the next", LENGTH, ("period", "run_every")),
     "pause": Word("rest between two pieces of work", LENGTH, ("rest_for",)),
     "delay": Word("not before this has passed", LENGTH, ("delay_for", "not_before")),
     "expiry": Word("it goes by itself when this has passed", LENGTH, ("lifetime", "ttl", "expires_in")),
@@ -47,6 +48,8 @@ WORDS = {
         ("lease_for", "leased_for"),
     ),
     "retention": Word("how long what is done with is kept", LENGTH, ("keep", "replay_age", "keep_for")),
+    "retention_bytes": Word("how much of what is done with is kept", SIZE, ("keep_bytes", "max_bytes")),
+    "retention_count": Word("how many of what is done with are kept", NUMBER, ("keep_count",)),
     "max_age": Word("act once the oldest has waited for so long", LENGTH, ("max_wait", "flush_after")),
     "max_lag": Word(
         "from this age of the oldest ready change on, health reports the consumer", LENGTH, ("lag_limit",)
