@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import statistics
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import psycopg
 from psycopg import sql
 
+from airflow_pgchange.admin import maintain
 from airflow_pgchange.feeds import CommitFeed
 from airflow_pgchange.feeds.feed import Watched
 from tests.benchmarks.measure import Report, cost_of, section
@@ -16,6 +22,13 @@ from tests.benchmarks.watch import milliseconds_a_feed
 TABLES, FEEDS, FAULTS = 100, 50, 1_000_000
 GOAL = 1.2
 """Times the cost without."""
+CONSUMERS, FEW, MANY = 20, 5_000, 100_000
+"""Consumers of a message queue, and two backlogs of it."""
+LONGEST = 1
+"""Seconds of a transaction of maintenance."""
+WIDTH, PACE, RUNS = 2_000, 1, 6
+"""Transaction ids of a partition, seconds between two runs of maintenance, and the number of runs. In use, a partition has a
+million ids, and a run comes each ten minutes."""
 NOTED = [
     f"insert into {fault} select {columns} from generate_series(1, %(each)s) as g, unnest(%(names)s::text[]) as n"
     for fault, columns in (
@@ -30,6 +43,8 @@ NOTED = [
 def run(conninfo: str, report: Report) -> None:
     with psycopg.connect(conninfo, autocommit=True) as connection:
         faults(connection, conninfo, report)
+        backlogs(connection, report)
+        partitions(connection, conninfo, report)
 
 
 def faults(connection: psycopg.Connection, conninfo: str, report: Report) -> None:
@@ -68,3 +83,88 @@ def query_cost(connection: psycopg.Connection, query: str, rounds: int = 5) -> f
 
     ask()
     return statistics.median(cost_of(connection, ask).cpu for _ in range(rounds)) * 1000
+
+
+def backlogs(connection: psycopg.Connection, report: Report) -> None:
+    """Maintenance of a message queue: beside a backlog that nobody has received, and where there is much to delete."""
+    connection.execute("select mbus.create_queue('backlog', 4)")
+    consumers = ["default", *(f"reader_{number}" for number in range(1, CONSUMERS))]
+    for name in consumers[1:]:
+        connection.execute("select mbus.create_consumer(%s, 'backlog')", [name])
+    with section(f"maintenance of {CONSUMERS} consumers' messages: {MANY:,} / {FEW:,}"):
+        post = "select mbus.postn_backlog(array_fill('n=>1'::hstore, array[%s]))"
+        connection.execute(post, [FEW])
+        connection.execute("vacuum analyze")
+        few = query_cost(connection, "select mbus.maintain_queue('backlog')")
+        connection.execute(post, [MANY - FEW])
+        connection.execute("vacuum analyze")
+        report.say("that nobody has received, few", few, "ms CPU")
+        many = query_cost(connection, "select mbus.maintain_queue('backlog')")
+        report.say("that nobody has received", many / few, "x", most=GOAL)
+        for name in consumers:
+            while connection.execute(
+                f"select count(*) from mbus.consumen_backlog_by_{name}(10000)"
+            ).fetchone() != (0,):
+                pass
+        taken = []
+        while True:
+            began = time.perf_counter()
+            (deleted,) = connection.execute("select mbus.maintain_queue('backlog')").fetchone() or (0,)
+            taken.append(time.perf_counter() - began)
+            if not deleted:
+                break
+        report.say("the longest transaction that deletes what all received", max(taken), "s", most=LONGEST)
+
+
+def partitions(connection: psycopg.Connection, conninfo: str, report: Report) -> None:
+    """Partitions of the commit queue while many transactions write, and a default partition that has filled."""
+    for (partition,) in connection.execute("select relid from revision.partitions()").fetchall():
+        connection.execute(f"drop table {partition}")
+    connection.execute("truncate revision.pace, revision.commit_queue")
+    with (
+        section(f"{RUNS} runs of maintenance beside writers, and partitions of {WIDTH:,} transactions"),
+        writers(conninfo) as waited,
+    ):
+        for _ in range(RUNS):
+            time.sleep(PACE)
+            # A run counts for the rate after half a minute: here a second is that.
+            connection.execute("update revision.pace set at = at - interval '30 seconds'")
+            lines = maintain(connection, width=WIDTH).done
+        before = in_default(connection)
+        postponed = sum(line.startswith("postponed partitions") for line in lines)
+        time.sleep(PACE)
+        report.say(
+            "rows that came to the default partition in the last run",
+            in_default(connection) - before,
+            "",
+            most=0,
+        )
+        report.say("postponed in the last run", postponed, "", most=0)
+        report.say("the longest that a writer waited", max(waited), "s", most=LONGEST)
+
+
+def in_default(connection: psycopg.Connection) -> int:
+    (rows,) = connection.execute("select count(*) from revision.commit_queue_default").fetchone() or (0,)
+    return int(rows)
+
+
+@contextmanager
+def writers(conninfo: str, count: int = 4) -> Iterator[list[float]]:
+    """Sessions that write commits one by one while the block runs; how long each waited."""
+    waited, ended = [0.0], threading.Event()
+
+    def write() -> None:
+        with psycopg.connect(conninfo, autocommit=True) as connection:
+            while not ended.is_set():
+                began = time.perf_counter()
+                connection.execute("insert into revision.commit_queue (commit_id, branch_id) values (1, 0)")
+                waited.append(time.perf_counter() - began)
+
+    with ThreadPoolExecutor(count) as pool:
+        writing = [pool.submit(write) for _ in range(count)]
+        try:
+            yield waited
+        finally:
+            ended.set()
+        for each in writing:
+            each.result()
