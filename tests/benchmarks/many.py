@@ -27,8 +27,10 @@ CONSUMERS, FEW, MANY = 20, 5_000, 100_000
 LONGEST = 1
 """Seconds of a transaction of maintenance."""
 WIDTH, PACE, RUNS = 2_000, 1, 6
-"""Transaction ids of a partition, seconds between two runs of maintenance, and the number of runs. In use, a partition has a
-million ids, and a run comes each ten minutes."""
+"""Transaction ids of a partition, seconds between two runs of maintenance, and the number of runs.
+
+In use, a partition has a million ids, and a run comes each ten minutes.
+"""
 NOTED = [
     f"insert into {fault} select {columns} from generate_series(1, %(each)s) as g, unnest(%(names)s::text[]) as n"
     for fault, columns in (
