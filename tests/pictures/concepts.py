@@ -93,7 +93,7 @@ def queue() -> str:
     workers = Box("worker 1: m1, m3\nworker 2: m2", 3, 0, "results")
     auditor = Box("worker 1:\nm1, m2, m3", 3, 1, "results")
     return drawn(
-        "Each consumer of a queue receives every message. Each message goes to one worker of a consumer.",
+        "Each consumer of a queue receives every message. Each message goes to a single worker of a consumer.",
         4,
         2,
         [
@@ -154,7 +154,7 @@ def topology() -> str:
 
 def lag() -> str:
     return drawn(
-        "The changes of a feed for one consumer: processed, in a batch, ready, and waiting",
+        "The changes of a feed for a consumer: processed, in a batch, ready, and waiting",
         3.75,
         1.8,
         [
