@@ -92,15 +92,65 @@ $$;
 comment on function mbus.clear_tempq() is
     'Remove temporary queues and consumers whose sessions have ended, with their messages. Those in use stay until the next time.';
 
+-- Move the positions of a consumer with a selector over the messages before the first that it wants, if there are many. Otherwise nothing
+-- steps over them: they wake nobody who would claim, and each look reads them again. Nothing changes while another transaction holds a part.
+create function mbus.step_over(known mbus.queue, c integer) returns void
+language plpgsql
+set plan_cache_mode = force_generic_plan
+set jit = off
+as $$
+declare
+    worthwhile constant integer := 1000;
+    horizon bigint;
+    bound bigint;
+    stands mbus.standing := mbus.stand(c, known.consumers_cnt, known.parts);
+    seen mbus.seen;
+begin
+    -- At most a million at once, as the parts are locked meanwhile.
+    horizon := least(coalesce(pg_sequence_last_value(known.seq), 0), stands.low + 1000000);
+    if current_setting('transaction_isolation') <> 'read committed' or horizon < stands.low + worthwhile then
+        return;
+    end if;
+    seen := mbus.look(known, c, stands, stands.low + worthwhile, 1);
+    if seen.ids <> '{}' then
+        return;
+    end if;
+    perform mbus.check_origin(known);
+    begin
+        if exists (select from unnest(known.parts) as p where not pg_try_advisory_xact_lock(mbus.part_key(c, p))) then
+            raise lock_not_available;
+        end if;
+    exception when lock_not_available then
+        -- The locks that were taken until then went with this block.
+        return;
+    end;
+    -- After the horizon, as in mbus.from_log(): an id up to it was drawn by a transaction below the bound.
+    bound := mbus.bound_now();
+    stands := mbus.stand(c, known.consumers_cnt, known.parts);
+    seen := mbus.look(known, c, stands, horizon, 1);
+    if seen.late_count = 0 then
+        perform mbus.keep(
+            c, stands, coalesce(abs(seen.ids[1]) - 1, horizon), mbus.open_in(seen.now, bound), false, seen.finished, null);
+    end if;
+end
+$$;
+
 -- Delete some messages of a queue that all consumers have received or that have expired, and return how many. A call takes a
 -- fraction of a second however many messages wait. If it deletes many, call it again in another transaction.
 create function mbus.maintain_queue(qname text) returns bigint
 language plpgsql security definer
 set lock_timeout = '1s'
 as $$
+declare
+    deleted bigint;
 begin
     perform set_config('lock_timeout', pgchange.patience('1 s'), true);
-    return coalesce((select mbus.sweep_some(q) from mbus.queue as q where q.qname = maintain_queue.qname), 0);
+    -- Last, because the positions stay locked until this transaction ends.
+    deleted := coalesce((select mbus.sweep_some(q) from mbus.queue as q where q.qname = maintain_queue.qname), 0);
+    perform mbus.step_over(q, c.id)
+    from mbus.queue as q join mbus.consumer as c using (qname)
+    where q.qname = maintain_queue.qname and c.selector is not null;
+    return deleted;
 end
 $$;
 

@@ -26,24 +26,11 @@ language sql stable as $$
     where i.id >= lower and i.id < upper
 $$;
 
--- Why dispatched events in a range of ids must be kept, a row for each event and holder: a group has not read it, a condition failed
+-- Why events in a range of ids must be kept although every group has read them, a row for each event and holder: a condition failed
 -- for it (fault), or a retry that is still to be read names it.
--- Each branch is a pipeline that ends when its reader has seen enough: pinned paths would keep them from being inlined.
-create function pgmb.needs_after_dispatch(lower pgmb.event_id, upper pgmb.event_id)
+create function pgmb.needs_after_read(lower pgmb.event_id, upper pgmb.event_id)
 returns table (kind text, holder text, event_id text, since timestamptz)
 language sql stable as $$
-    select 'unread', c.group_id, i.id, c.since
-    from pgmb.cursors() as c
-    -- From each cursor on: never through what everybody has read.
-    cross join lateral (
-        select x.event_ids from pgmb.dispatched as x
-        where x.group_id = c.group_id and x.id > c.cursor and x.event_ids[1] < upper
-          and x.event_ids[pg_catalog.cardinality(x.event_ids)] >= lower
-        offset 0
-    ) as d
-    cross join lateral pg_catalog.unnest(d.event_ids) as i(id)
-    where i.id >= lower and i.id < upper
-    union all
     select 'fault', f.group_id, i.id, f.occurred_at
     from pgmb.fault as f
     join pgmb.subscriptions as s on s.id = f.subscription_id
@@ -72,6 +59,27 @@ language sql stable as $$
     ) as r
 $$;
 
+-- Why dispatched events in a range of ids must be kept, a row for each event and holder: a group has not read it, a condition failed
+-- for it (fault), or a retry that is still to be read names it.
+-- Each branch is a pipeline that ends when its reader has seen enough: pinned paths would keep them from being inlined.
+create function pgmb.needs_after_dispatch(lower pgmb.event_id, upper pgmb.event_id)
+returns table (kind text, holder text, event_id text, since timestamptz)
+language sql stable as $$
+    select 'unread', c.group_id, i.id, c.since
+    from pgmb.cursors() as c
+    -- From each cursor on: never through what everybody has read.
+    cross join lateral (
+        select x.event_ids from pgmb.dispatched as x
+        where x.group_id = c.group_id and x.id > c.cursor and x.event_ids[1] < upper
+          and x.event_ids[pg_catalog.cardinality(x.event_ids)] >= lower
+        offset 0
+    ) as d
+    cross join lateral pg_catalog.unnest(d.event_ids) as i(id)
+    where i.id >= lower and i.id < upper
+    union all
+    select n.* from pgmb.needs_after_read(lower, upper) as n
+$$;
+
 -- Why events in a range of ids must be kept, a row for each event and holder: it is undispatched, or needed after its dispatch.
 create function pgmb.needs(lower pgmb.event_id, upper pgmb.event_id)
 returns table (kind text, holder text, event_id text, since timestamptz)
@@ -97,9 +105,9 @@ language sql stable as $$
 $$;
 
 -- One reason why a range of events, or of dispatches, must be kept; null where there is none. all_dispatched: it is known that all in
--- it is dispatched, so what is not, which can be very much, is not gone through.
+-- it is dispatched, so what is not, which can be very much, is not gone through. all_read: nor what groups have not read of it.
 create function pgmb.holder_of(
-    tbl regclass, lower pgmb.event_id, upper pgmb.event_id, all_dispatched boolean default false
+    tbl regclass, lower pgmb.event_id, upper pgmb.event_id, all_dispatched boolean default false, all_read boolean default false
 ) returns text
 language plpgsql stable
 set plan_cache_mode = force_generic_plan
@@ -113,6 +121,8 @@ declare
 begin
     if tbl = 'pgmb.dispatched'::regclass then
         select n.* into need from pgmb.unread_dispatches(lower, upper) as n limit 1;
+    elsif all_read then
+        select n.* into need from pgmb.needs_after_read(lower, upper) as n limit 1;
     else
         -- Events are mostly dispatched when they are published, so a group that has not read some of the range is mostly found by
         -- the dispatches of that time, and not only after all else that it has not read.
@@ -283,7 +293,7 @@ begin
         upper_bound := ends[n];
         holder := case when n = any (waiting) then 'not all in it is dispatched'
                        when unread ? n::text then format('group %I has not read it', unread ->> n::text)
-                       else pgmb.holder_of(tbl, lower_bound, upper_bound, all_dispatched => true) end;
+                       else pgmb.holder_of(tbl, lower_bound, upper_bound, all_read => true) end;
         return next;
     end loop;
 end

@@ -134,7 +134,7 @@ create policy noted on pgmb.push_fault for insert with check (
 
 select pgchange.close_schema('pgmb', types => 'match', unpinned => $$
         address again at choose cursor_at cursor_hint cursors dispatch_key dispatch_pieces dispatch_some dispatched_batch due_before
-        events_alone events_shared extract_date_from_event_id late micros move_dispatcher needs needs_after_dispatch
+        events_alone events_shared extract_date_from_event_id late micros move_dispatcher needs needs_after_dispatch needs_after_read
         now_micros partitions put rank_of retries serialise_record_for_event serialised
         set_group_cursor(text,text,boolean) slices undispatched unread_dispatches upkeep_key write_matches
     $$);

@@ -180,3 +180,41 @@ def test_what_was_taken_above_an_idle_consumer_goes(q):
     assert take(q, iids[4]) == "4"
     assert one(q, "select mbus.maintain()") == 1
     assert drain(q, "idle") == ["0", "1", "2", "3", "5", "6", "7", "8"]
+
+
+def test_what_a_selector_does_not_want_is_stepped_over_and_nothing_else(q, connect):
+    """The consumer of a selector that matches nothing is never woken, so only maintenance can move it."""
+    consumer(q, "picky", "(t.properties -> 'kind') = 'rare'")
+    late = connect(autocommit=False)
+    post(late, "late", kind="rare")
+    fill(q, range(2000))
+    q.execute("select mbus.maintain_queue('q')")
+    ready = "select mbus.lag('q', 'picky', 1) -> 'ready'"
+
+    def read_for_a_look():
+        read = "select pg_stat_get_xact_blocks_fetched('mbus.log$q'::regclass)"
+        with q.transaction():
+            before = one(q, read)
+            assert one(q, ready) == 0
+            return one(q, read) - before
+
+    assert read_for_a_look() < 10
+    late.commit()
+    assert one(q, ready) == 1
+    post(q, "wanted", kind="rare")
+    fill(q, range(2000))
+    q.execute("select mbus.maintain_queue('q')")
+    assert drain(q, "picky") == ["late", "wanted"]
+
+
+def test_a_consumer_that_another_transaction_claims_for_is_not_stepped_over(q, connect):
+    consumer(q, "picky", "(t.properties -> 'kind') = 'rare'")
+    fill(q, range(2000))
+    post(q, "wanted", kind="rare")
+    taker = connect(autocommit=False)
+    assert consumen(taker, 10, "picky") == ["wanted"]
+    fill(q, range(2000))
+    q.execute("select mbus.maintain_queue('q')")
+    taker.rollback()
+    q.execute("select mbus.maintain_queue('q')")
+    assert drain(q, "picky") == ["wanted"]
