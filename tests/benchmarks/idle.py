@@ -1,0 +1,156 @@
+"""Costs that must not grow with what is idle or old: each figure beside the same one without it."""
+
+from __future__ import annotations
+
+import json
+
+import psycopg
+
+from airflow_pgchange.feeds import CommitFeed
+from airflow_pgchange.feeds.feed import Watched
+from tests.benchmarks.many import GOAL, costs, query_cost
+from tests.benchmarks.measure import Report, cost_of, section
+
+FEEDS, PARTITIONS, WIDTH = 50, 1_000, 20
+"""Idle consumers, partitions of the commit queue that come after their last commit, and transactions of each."""
+MESSAGES = 100_000
+"""Messages that a selector does not want."""
+NOTES = 17_280
+"""Notes of a day: one each five seconds."""
+EVENTS, DAYS, SECONDS = 200_000, 100, 1.0
+"""Events that a group has not read, the partitions in which they are, and the longest that health takes."""
+
+
+def run(conninfo: str, report: Report) -> None:
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        selectors(connection, report)
+        notes(connection, conninfo, report)
+        partitions(connection, conninfo, report)
+        groups(connection, report)
+
+
+def number(connection: psycopg.Connection, query: str) -> int:
+    row = connection.execute(query).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def partitions(connection: psycopg.Connection, conninfo: str, report: Report) -> None:
+    """Consumers whose branch had no commits for many partitions, which are full of commits of another branch."""
+    for (partition,) in connection.execute("select relid from revision.partitions()").fetchall():
+        connection.execute(f"drop table {partition}")
+    xmax = "pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
+    begin = number(connection, f"select {xmax} + 50")
+    end = begin + PARTITIONS * WIDTH
+    connection.execute("select revision.add_partitions(%s)", [[begin, begin + WIDTH, end + 10**9]])
+    connection.execute("select pubsub.burn_xids(%s)", [begin])
+    connection.execute("insert into revision.branch (id, type) values (7, 'archive')")
+    connection.execute("insert into revision.commit_queue (commit_id, branch_id) values (1, 7)")
+    connection.execute(
+        "insert into pubsub.watermark (consumer_id, branch_id, snapshot, source) "
+        "select 'idle ' || n, 7, pg_current_snapshot(), revision.here() from generate_series(0, %s - 1) as n",
+        [FEEDS],
+    )
+    connection.execute("vacuum analyze")
+    feeds: list[Watched] = [CommitFeed(f"idle {n}", 7) for n in range(FEEDS)]
+    with section(f"{FEEDS} idle consumers of commits: {PARTITIONS:,} partitions since / none"):
+        before = costs(connection, conninfo, feeds)
+        connection.execute(f"drop table revision.commit_queue_{begin + WIDTH}")
+        edges = range(begin + WIDTH, end + 1, WIDTH)
+        for n in range(0, PARTITIONS, 100):
+            connection.execute("select revision.add_partitions(%s)", [list(edges[n : n + 101])])
+        while (reached := number(connection, f"select {xmax}")) < end - 1:
+            connection.execute("select pubsub.burn_xids(%s)", [min(reached + 2_000, end - 2)])
+        connection.execute(
+            "insert into revision.commit_queue (commit_id, branch_id, txid) "
+            "select n, 0, n::text::xid8 from generate_series(%s::bigint, %s::bigint, 10) as n",
+            [begin, end - WIDTH],
+        )
+        connection.execute("select revision.maintain_partitions()")
+        connection.execute("vacuum analyze")
+        after = costs(connection, conninfo, feeds)
+        for name, cost in before.items():
+            report.say(f"{name}, none", cost, "ms CPU")
+            report.say(name, after[name] / cost, "x", most=GOAL)
+
+
+def selectors(connection: psycopg.Connection, report: Report) -> None:
+    """A consumer of messages that wants none of them: nothing wakes it."""
+    connection.execute("select mbus.create_queue('unwanted', 16)")
+    connection.execute(
+        "select mbus.create_consumer('none', 'unwanted', %s)", ["(t.properties -> 'kind') = 'rare'"]
+    )
+    lag = "select mbus.lag('unwanted', 'none', 1)"
+    with section(f"lag of a consumer that does not want {MESSAGES:,} messages / there are none"):
+        none = query_cost(connection, lag, 25)
+        connection.execute("select mbus.postn_unwanted(array_fill('n=>1'::hstore, array[%s]))", [MESSAGES])
+        connection.execute("vacuum analyze")
+        report.say("no messages", none, "ms CPU")
+        report.say("before maintenance", query_cost(connection, lag) / none, "x")
+        connection.execute("select mbus.maintain_queue('unwanted')")
+        report.say("after maintenance", query_cost(connection, lag, 25) / none, "x", most=GOAL)
+
+
+def notes(connection: psycopg.Connection, conninfo: str, report: Report) -> None:
+    """What a triggerer notes of its feeds in a day in which a transaction stays open."""
+    seen = json.dumps([{"feed": f"commits:idle {n}/0", "kind": "commit", "ready": 0} for n in range(FEEDS)])
+    queries = {
+        "a note": "select pgchange.note_watchers(%s)",
+        "watchers()": "select * from pgchange.watchers() where %s <> ''",
+    }
+
+    def noted() -> dict[str, float]:
+        return {
+            name: cost_of(
+                connection, lambda query=query: [connection.execute(query, [seen]) for _ in range(20)]
+            ).cpu  # type: ignore[misc]
+            for name, query in queries.items()
+        }
+
+    noted()
+    first = noted()
+    with (
+        section(f"watchers of {FEEDS} feeds: {NOTES:,} notes under an old snapshot / the first"),
+        psycopg.connect(conninfo) as old,
+    ):
+        old.execute("set transaction isolation level repeatable read")
+        old.execute("select 1")
+        for _ in range(NOTES):
+            connection.execute(queries["a note"], [seen])
+        last = noted()
+        for name, cost in first.items():
+            report.say(f"{name}, the first", cost / 20 * 1000, "ms CPU")
+            report.say(name, last[name] / cost, "x", most=2)
+
+
+def groups(connection: psycopg.Connection, report: Report) -> None:
+    """A group that does not read: its events have been dispatched lately, and lie in many old partitions."""
+    connection.execute("update pgmb.config set value = '1 day' where id = 'partition_interval'")
+    connection.execute("insert into pgmb.subscription_groups (id) values ('idle')")
+    connection.execute("insert into pgmb.subscriptions (group_id) values ('idle')")
+    days = connection.execute(
+        "select array_agg(tstzrange(day, day + interval '1 day') order by day) "
+        "from generate_series(date_trunc('day', now()) - make_interval(days => %s), "
+        "date_trunc('day', now()) - interval '1 day', interval '1 day') as day",
+        [DAYS],
+    ).fetchall()[0][0]
+    connection.execute(
+        "select pgmb.prepare_partition('pgmb.events', d) from unnest(%s::tstzrange[]) as d", [days]
+    )
+    connection.execute("select pgmb.attach_partitions('pgmb.events', %s::tstzrange[], '{}', true)", [days])
+    connection.execute("select pgmb.poll_for_events()")
+    with section(f"{EVENTS:,} events that a group has not read, in {DAYS} partitions"):
+        connection.execute(
+            "insert into pgmb.events (id, topic, payload) "
+            "select pgmb.create_event_id(date_trunc('day', now()) - make_interval(secs => n * %s), n), 't', '{}' "
+            "from generate_series(1, %s) as n",
+            [DAYS * 86400 / (EVENTS + 1), EVENTS],
+        )
+        while number(connection, "select pgmb.poll_for_events()"):
+            pass
+        connection.execute("vacuum analyze")
+        report.say(
+            "health()", query_cost(connection, "select * from pgmb.health()") / 1000, "s CPU", most=SECONDS
+        )
+        trim = "select * from pgmb.trim_partitions('pgmb.events')"
+        report.say("emptying old partitions", query_cost(connection, trim, 1) / 1000, "s CPU", most=SECONDS)
