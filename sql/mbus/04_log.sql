@@ -39,9 +39,7 @@ begin
             added timestamptz not null default clock_timestamp(),
             txid xid8 not null default pg_current_xact_id(),
             -- PostgreSQL prepares a check constraint in each statement. So this is short, and mostly calls no function.
-            constraint is_receivable check (
-                delayed_until is null and expires is null and not headers ? 'consume_after'
-                or mbus.is_receivable(headers, delayed_until, expires)),
+            constraint is_receivable check (not special and expires is null or mbus.is_receivable(headers, delayed_until, expires)),
             special boolean not null generated always as (delayed_until is not null or headers ? 'consume_after') stored
         ) with (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 1000,
                 autovacuum_vacuum_insert_scale_factor = 0.2, autovacuum_analyze_scale_factor = 0.2,
