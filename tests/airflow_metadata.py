@@ -1,4 +1,4 @@
-"""Airflow's own database, for tests that need one."""
+"""Airflow's metadata database, for tests that need it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def metadata() -> None:
 
 
 def take_migrated() -> None:
-    """Have Airflow use a migrated database: a copy of one that whichever process of the run comes first makes.
+    """Let Airflow use a migrated database: a copy of a template that the first process of the run creates.
 
-    A test before may have opened an empty one, which SQLite would go on reading from its log.
+    An earlier test may have opened an empty database, which SQLite would still read from its log.
     """
     from airflow import settings
 

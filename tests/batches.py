@@ -77,7 +77,7 @@ def connections_reused() -> Iterator[None]:
 def taken(
     feed: Feed, results: str, source: str | None = None, limit: int = 1000, write: Any = None
 ) -> list[Change]:
-    """The changes of the next batch, which is acked with what ``write`` writes; none where nothing is ready."""
+    """Return the changes of the next batch, which is acked with the writes of ``write``; none if nothing is ready."""
     with ConsumerTransaction(feed, results, source) as consumer:
         if consumer.claim(limit) is None:
             return []

@@ -1,4 +1,4 @@
-"""What is done with a burst of changes of each kind, deed by deed, whatever the planner knows of it.
+"""The operations on a burst of changes of each kind, with any statistics of the planner.
 
 Until the next ANALYZE that takes every table for nearly empty: a plan for which a join is free then reads all for each.
 After it, a plan may keep less in memory than there is.

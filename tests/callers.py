@@ -58,7 +58,7 @@ WAYS = {
     "security definer": "select {s}.lent()",
     "set role": "begin; set local role {s}; select {s}.run(); commit",
 }
-"""What others run, by which the stranger's code runs in their session."""
+"""Statements of others that run the stranger's code in their session."""
 
 
 @dataclass(frozen=True)
@@ -78,17 +78,17 @@ class Stranger:
         return cls(role, session, owner)
 
     def by_itself(self) -> dict[str, str]:
-        """What the calls come to in the stranger's own session."""
+        """The results of the calls in the stranger's own session."""
         self.session.execute(f"select {self.role.name}.run()")
         return self.outcome()
 
     def in_session_of(self, other: Connection, way: str) -> dict[str, str]:
-        """What they come to where somebody else runs the stranger's code."""
+        """The results of the calls if another role runs the stranger's code."""
         for statement in WAYS[way].format(s=self.role.name).split("; "):
             other.execute(statement)
         return self.outcome()
 
     def outcome(self) -> dict[str, str]:
-        """What each call came to since this was asked last: so many rows, or the code of an error."""
+        """Return the result of each call since the last query: the number of rows, or the code of an error."""
         rows = self.owner.execute(f"delete from {self.role.name}.outcome returning call, told").fetchall()
         return dict(rows)

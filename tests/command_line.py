@@ -51,5 +51,5 @@ def ended(command: Command, *arguments: str) -> int:
 
 
 def failed(caught: pytest.ExceptionInfo[SystemExit]) -> str:
-    """What a command that failed says."""
+    """Return the output of a failed command."""
     return str(caught.value.code)

@@ -14,7 +14,7 @@ FEED = CommitFeed("test", 0)
 
 
 class Failed(Exception):
-    """What a consumer raises after its claim."""
+    """Raised by a consumer after its claim."""
 
 
 def commits(connection: psycopg.Connection[Any], n: int = 1) -> list[int]:
@@ -51,7 +51,7 @@ def narrow_partitions(connection: psycopg.Connection[Any], width: int = 50) -> N
         connection.execute(f"drop table {partition}")
     while connection.execute("select pg_current_xact_id()::text::bigint %% %s", [width]).fetchone() != (0,):
         pass
-    # The transactions of other tests are no rate of this one.
+    # Transactions of other tests must not count for the rate of this test.
     connection.execute("delete from revision.pace")
     connection.execute("select revision.maintain_partitions(%s, 2)", [width])
 

@@ -13,7 +13,7 @@ Connection = psycopg.Connection[Any]
 
 
 def lines(connection: Connection, query: str) -> list[str]:
-    """What a function of ours says that it did."""
+    """Return the log of one of our functions."""
     return [row[0] for row in connection.execute(query).fetchall()]
 
 
@@ -36,7 +36,7 @@ def publish(connection: Connection, n: int = 1, topic: str = "t", at: str | None
 def fill_default(connection: Connection, n: int, at: str) -> None:
     """``n`` events of 7 kB each for a time of which the log has no partition."""
     connection.execute("alter table pgmb.events_default alter column payload set storage plain")
-    # Which would be at work there now and then, and in the way of what is done without waiting.
+    # Autovacuum would sometimes work on the tables, and block operations that do not wait.
     connection.execute("alter table pgmb.events_default set (autovacuum_enabled = off)")
     connection.execute(
         "insert into pgmb.events (id, topic, payload) "
@@ -47,7 +47,7 @@ def fill_default(connection: Connection, n: int, at: str) -> None:
 
 
 def drop_all(connection: Connection, table: str = "pgmb.events") -> None:
-    """Of its partitions a table keeps the default one."""
+    """A table keeps only its default partition."""
     for name, _, _ in partitions(connection, table):
         connection.execute(f"drop table {name}")
 
@@ -110,7 +110,7 @@ def partitions(connection: Connection, table: str = "pgmb.events") -> list[tuple
 
 
 def contiguous(connection: Connection, table: str = "pgmb.events") -> bool:
-    """Whether each partition begins where the one before ends."""
+    """Whether each partition begins where the previous partition ends."""
     found = partitions(connection, table)
     return all(a[2] == b[1] for a, b in itertools.pairwise(found))
 

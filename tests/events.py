@@ -49,7 +49,7 @@ def publish_at(connection: Connection, when: str, topic: str = "t", number: int 
 
 
 def error(connection: Connection, query: Any, *parameters: Any) -> psycopg.DatabaseError:
-    """What the server answers to a query that it refuses."""
+    """Return the server's answer to a query that it refuses."""
     with pytest.raises(psycopg.DatabaseError) as refused:
         connection.execute(query, parameters)
     return refused.value

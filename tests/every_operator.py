@@ -60,7 +60,7 @@ def nothing(*_: Any) -> None:
 
 
 def of_a_job(job: object) -> None:
-    """One that is given a batch for Spark."""
+    """An operator that gets a batch for Spark."""
 
 
 COMMITS, TUBE = CommitFeed("audit", 0), TubeFeed("q")
@@ -260,7 +260,7 @@ def ours() -> Iterator[type[BaseOperator]]:
 
 
 def own_arguments(kind: type) -> dict[str, str]:
-    """What its own constructors name, with the type of each; without Airflow's and Spark's."""
+    """The arguments of its own constructors with their types, without those of Airflow and Spark."""
     found: dict[str, str] = {}
     fixed: set[str] = set()
     for each in kind.__mro__:
@@ -279,4 +279,4 @@ FIXED: dict[type, set[str]] = {
     HandlerDecoratedOperator: {"handlers"},
     SagaDecoratedOperator: {"feed", "limit", "on_give_up", "source_conn_id", "do"},
 }
-"""What a subclass sets itself."""
+"""Arguments that a subclass sets itself."""

@@ -1,4 +1,4 @@
-"""A column of every type that PostgreSQL has, with values at its ends, for tests of what comes there and back."""
+"""A column of every type of PostgreSQL with its extreme values, for round-trip tests."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ COLUMNS = {
 
 
 def columns_of(connection):
-    """What this server knows: not each is built with xml."""
+    """The types that this server has, because some are built without xml."""
     try:
         connection.execute("select '<a/>'::xml")
     except psycopg.errors.FeatureNotSupported:
@@ -90,8 +90,8 @@ def columns_of(connection):
 
 
 def make_tables(connection, more=()):
-    """The tables ``typed`` and ``copied``, with a column of every type that the server knows and with bigints by these
-    names, and in the first a row of NULLs and a row for each value; returns the columns by their names."""
+    """Create the tables ``typed`` and ``copied``, with a column of every type of the server and bigint columns with
+    these names. The first has a row of NULLs and a row for each value. Return the columns by their names."""
     known = {**columns_of(connection), **{name: ("bigint", "bigint", ["1", "-2"]) for name in more}}
     connection.execute(DDL)
     connection.execute("set datestyle = 'SQL, DMY'; set timezone = 'Asia/Tokyo'")
@@ -116,7 +116,7 @@ def fill(connection, known):
 
 
 def differences(connection, known):
-    """What the copy has otherwise than the table: column, id and both values as text."""
+    """Return the differences between the copy and the table: column, id and both values as text."""
     found = []
     for name in known:
         query = sql.SQL(

@@ -1,4 +1,4 @@
-"""What is told to a person, as lines."""
+"""The findings for people, as lines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from airflow_pgchange.feeds.queries import rows
 
 
 def findings(connection, schema, *arguments):
-    """What ``health()`` of one schema says, a line for each finding."""
+    """Return the findings of a schema's ``health()``, a line for each."""
     query = sql.SQL("select * from {}.health({})").format(
         sql.Identifier(schema), sql.SQL(", ").join(map(sql.Literal, arguments))
     )

@@ -1,4 +1,4 @@
-"""Changes with keys of any type, given as a table of texts, for tests of what comes after a feed."""
+"""Changes with keys of any type, defined by a table of texts, for tests of the code after a feed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def given(connection: psycopg.Connection[Any], keys: Sequence[Key]) -> None:
 
 @contextmanager
 def job_of(conninfo: str, types: Sequence[str], count: int, cluster: Cluster | None = None) -> Iterator[Job]:
-    """A job over the given changes, whose keys have these types. What it staged is merged at the end."""
+    """A job over the given changes, whose keys have these types. Its staged results are merged at the end."""
     bounds = {"key": list(types)}
     batch = Batch("b1", "given", 1, 1, count, (Slice(count, 0, count),), bounds)
     job = Job(spark_session(), Work(GivenFeed(), batch, conninfo, conninfo, cluster))  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ import threading
 from airflow_pgchange.events import Event, EventHandlers, publish, subscribe, topical
 
 SECONDS = 30
-"""As long as a test waits for what must come."""
+"""The time for which a test waits for an expected event."""
 
 
 class Seen:

@@ -19,7 +19,7 @@ STATES = {None: "RUNNING", 0: "FINISHED", -9: "KILLED"}
 
 
 class JobServer:
-    """Use it as a context manager. ``requests`` are those that started jobs, ``killed`` the ids of killed ones.
+    """Use it as a context manager. ``requests`` are the requests that started jobs, ``killed`` the ids of killed jobs.
 
     A job can wait for the end of its input, which comes with ``end_input``. ``state`` replaces the state that a job has.
     """

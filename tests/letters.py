@@ -15,7 +15,7 @@ Connection = psycopg.Connection[Any]
 
 
 class Poison(Exception):
-    """What processing a bad batch raises."""
+    """Raised by the processing of a bad batch."""
 
 
 def give_up(
@@ -41,7 +41,7 @@ def plan(db: str, source: str | None = None, **options: Any) -> Plan:
 
 
 def drain_but(bad: set[int], given: Plan) -> list[int]:
-    """Drain as the plan says; batches with one of the bad commits fail. What was processed, in order."""
+    """Drain as the plan says; batches with one of the bad commits fail. The processed changes, in order."""
     done: list[int] = []
 
     def process(transaction: Any, batch: Any) -> None:

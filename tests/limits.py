@@ -8,7 +8,7 @@ import psycopg
 
 
 def shorten(connection: psycopg.Connection[Any], function: str, limit: str, to: str) -> None:
-    """Put another limit in the place of one that a function must have, in this database."""
+    """Replace a limit in a function of this database. The function must have the limit."""
     row = connection.execute("select pg_get_functiondef(%s::regproc)", [function]).fetchone()
     assert row is not None
     assert row[0].count(limit) == 1, f"{function} has not the limit {limit}"
@@ -16,12 +16,12 @@ def shorten(connection: psycopg.Connection[Any], function: str, limit: str, to: 
 
 
 def shorten_locks(connection: psycopg.Connection[Any]) -> None:
-    """Who is to lock a table waits for others half a second, and not for five."""
+    """A lock on a table waits for others for half a second, and not for five."""
     shorten(connection, "pgchange.take_locks", "interval '5 s'", "interval '0.5 s'")
 
 
 def shorten_rests(connection: psycopg.Connection[Any]) -> None:
-    """Who makes partitions of the event log tries as often as ever, but rests for shorter."""
+    """The creation of partitions of the event log is tried as often as usual, but with shorter pauses."""
     shorten(connection, "pgmb.make_partitions", "pg_sleep(0.5)", "pg_sleep(0.02)")
 
 

@@ -1,4 +1,5 @@
-"""A network namespace with a link to this one. When the link is down, every byte is lost, and nobody is told."""
+"""A network namespace with a link to the current namespace. When the link is down, every byte is lost, and nobody is
+told."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ class Namespace:
 
 @contextmanager
 def namespace() -> Iterator[Namespace]:
-    """A namespace, removed at the end. Skips the test where this machine does not allow to make one."""
+    """A namespace, removed at the end. Skips the test if this machine does not allow a network namespace."""
     # The kernel removes a link some time after its namespace.
     number = (os.getpid() + 1021 * next(_made)) % 16384
     name, link, network = f"pgchange{number}", f"pgc{number}", f"10.211.{number // 64}.{number % 64 * 4}"

@@ -1,4 +1,5 @@
-"""Small stand-ins of the originals, by what their manuals say of their schemas: as much as an installation comes upon."""
+"""Small replacements of the original systems, after the manuals of their schemas, with the objects that an installation
+meets."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def token(role: str) -> str:
 
 
 def prepare(folder: Path, url: str = "http://testserver") -> None:
-    """What Airflow reads when its API is made."""
+    """The configuration that Airflow reads when its API is created."""
     os.environ |= {
         "AIRFLOW__API__BASE_URL": url,
         "AIRFLOW__API_AUTH__JWT_SECRET": "0" * 64,
@@ -75,14 +75,14 @@ def prepare(folder: Path, url: str = "http://testserver") -> None:
 
 
 def password(folder: Path, role: str) -> str:
-    """What a person of a role logs in with."""
+    """The credentials of a person with a role."""
     found: dict[str, str] = json.loads((folder / "passwords.json").read_text())
     return found[f"the_{role}"]
 
 
 def parse(folder: Path) -> None:
-    """Have Airflow know DAGs: on a feed of ``airline``, on one whose results are in ``warehouse``, and one that looks
-    after ``unreachable``."""
+    """Give Airflow three DAGs. The first is on a feed of ``airline``, the second on a feed with results in
+    ``warehouse``, and the third maintains ``unreachable``."""
     (folder / "page_dags.py").write_text(DAG)
     parse_folder(folder)
 
@@ -106,8 +106,8 @@ def mounted(airflow: FastAPI) -> Mount:
 
 
 def afresh(airflow: FastAPI) -> Callable[[str | None], Person]:
-    """Airflow's API with a plugin that has not looked at any database yet, asked by a person of a role, or by somebody
-    who is not logged in."""
+    """A client of Airflow's API with a plugin that has not queried any database yet. The user has a role, or is not
+    logged in."""
     from airflow_pgchange.plugins import questions
     from airflow_pgchange.plugins.api import build
 
@@ -119,7 +119,7 @@ def afresh(airflow: FastAPI) -> Callable[[str | None], Person]:
 
 
 def overview(person: Person, patience: float = 30) -> dict[str, Any]:
-    """What a person sees once each database has answered or is known to be down."""
+    """Return the view of a person once each database has answered or failed."""
     deadline = time.monotonic() + patience
     while True:
         answer = person.get("/overview")
@@ -131,7 +131,7 @@ def overview(person: Person, patience: float = 30) -> dict[str, Any]:
 
 
 def audit_log() -> list[tuple[str, str, dict[str, Any]]]:
-    """Event, who and what of each of our entries, the oldest first."""
+    """Return the event, the user and the details of each of our entries, the oldest first."""
     from airflow.models.log import Log
     from airflow.utils.session import create_session
     from sqlalchemy import select
@@ -142,7 +142,8 @@ def audit_log() -> list[tuple[str, str, dict[str, Any]]]:
 
 
 def noted_of_dags() -> list[tuple[str | None, str | None]]:
-    """DAG and task of those of our entries that say they are of one: none, as our actions are of connections."""
+    """Return the DAG and task of our entries that name them. There are none, because our actions are about
+    connections."""
     from airflow.models.log import Log
     from airflow.utils.session import create_session
     from sqlalchemy import or_, select

@@ -1,4 +1,4 @@
-"""A table with partitions, to which another comes, for the tests of what was there before."""
+"""A partitioned table that gets another partition, for tests of existing rows."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def definition(place: Module, name: str) -> tuple[Module, ast.stmt] | None:
 
 
 def listing() -> str:
-    """What ``tests/public_api.txt`` is to hold."""
+    """Return the expected content of ``tests/public_api.txt``."""
     whole, *others = places()
     home = {name: place.name for place in others for name in place.exported}
     lines = [HEAD, whole.name, *(f"    {name}: see {home[name]}" for name in whole.exported)]

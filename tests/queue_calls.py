@@ -1,4 +1,4 @@
-"""Calls of every function of message queues that is open to all, by what each takes."""
+"""Calls of every function of message queues that all roles may call, by their arguments."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def table(page: str, heading: str) -> list[list[str]]:
 
 
 def in_code(text: str) -> list[str]:
-    """What a text has between single backticks."""
+    """Return the parts of a text between single backticks."""
     return re.findall(r"`([^`]+)`", text)
 
 

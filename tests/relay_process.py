@@ -1,4 +1,4 @@
-"""A relay in a process of its own, as ``airflow-pgchange topology-relay`` is one, without Airflow to start first.
+"""A relay in a process of its own, like ``airflow-pgchange topology-relay``, but without the start of Airflow.
 
 They are forks of one process, which has imported all that they need: ``python -m tests.relay_process``.
 """

@@ -38,7 +38,7 @@ def sent(steps):
 
 
 def kinds(data):
-    """The kinds of the messages in what was sent."""
+    """Return the kinds of the messages that were sent."""
     found = b""
     while data:
         found += data[:1]

@@ -47,7 +47,7 @@ class Replicasets:
                 )
 
     def fail_over(self, name: str) -> None:
-        """What an operator does once a primary is dead."""
+        """Do the work of a person after a primary has died."""
         self.standbys[name].promote()
         self.run("select topology.set_state(%s, 'Offline')", f"{name}-1")
         self.run("select topology.set_master(%s, %s)", name, f"{name}-2")

@@ -25,7 +25,7 @@ from tests import s3
 
 
 class Fault(Enum):
-    """What happens to one commit."""
+    """The fate of a commit."""
 
     DROPPED = "applied, and the connection is closed without an answer"
     FAILED = "applied, and answered with 500"
@@ -49,8 +49,8 @@ class _Server(ThreadingHTTPServer):
 class RestCatalog:
     """``faults`` are taken by the next commits, in order; ``fired`` are those that were. ``commits`` are all requests.
     ``conflicts`` counts those whose requirements were not met. Each commit waits for up to ``delay`` seconds first.
-    ``answers`` is the code of HTTP with which all other requests are refused, if there is one. ``store`` has the files of
-    the tables, if they are on S3."""
+    ``answers`` is the HTTP status with which all other requests are refused, if any. ``store`` has the files of the
+    tables, if they are on S3."""
 
     def __init__(self, folder: Path, store: s3.Server | None = None) -> None:
         self.store = store

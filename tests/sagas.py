@@ -81,7 +81,7 @@ def failure(connection: psycopg.Connection[Any], iid: str) -> str:
 
 
 def due(connection: psycopg.Connection[Any], queue: str) -> None:
-    """Whatever was put back is due."""
+    """All steps that were put back are due."""
     connection.execute(f'update mbus."log${queue}" set delayed_until = now() where delayed_until is not null')
     connection.execute("update mbus.apart set due = now() where due > now() and batch is null")
 
@@ -101,7 +101,8 @@ def in_order(steps: Sequence[str | None]) -> bool:
 
 
 def is_right(state: str, acts: Sequence[Act], refused: str | None) -> bool:
-    """Whether a saga did all its steps, or undid all because one was refused: each once, and in a right order."""
+    """Whether a saga did all its steps, or compensated all because a step was refused: each once, and in a valid
+    order."""
     kinds = [kind for kind, _ in acts]
     steps = [step for kind, step in acts if kind == "step"]
     undone = [step for kind, step in acts if kind == "compensation"]

@@ -1,4 +1,4 @@
-"""What a server can hold of our schemas."""
+"""The schemas that a server can have."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from airflow_pgchange.feeds.queries import ask
 
 
 def possible(connection: psycopg.Connection[Any]) -> list[System]:
-    """All systems but those whose extension the server lacks: one without hstore has no queues."""
+    """All systems except those whose extension the server lacks: without hstore there are no queues."""
     wanted = {system: EXTENSIONS.get(system.schema) for system in SYSTEMS}
     return [
         system

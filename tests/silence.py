@@ -24,7 +24,8 @@ def through(proxy: Proxy, conninfo: str, timeout: float = TIMEOUT) -> str:
 
 
 def ended(work: Callable[[], object], within: float = 15.0) -> BaseException | None:
-    """What ``work`` raises, None for nothing. Fails if it has not ended in time: nothing else would end it."""
+    """Return the exception of ``work``; None if there is none. Fails if it has not ended in time: nothing else would
+    end it."""
     raised: list[BaseException | None] = []
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""A Spark Connect server for the tests: one for all processes of a run, made by the first that needs it.
+"""A Spark Connect server for all processes of a test run. The first process that needs it starts it.
 
 ``python -m tests.spark_server FOLDER PROCESS`` is what holds it, until that process ends.
 """
@@ -30,13 +30,13 @@ PATIENCE = 600.0
 PYTHON = "PGCHANGE_TEST_SERVER_PYTHON"
 """The variable that names the Python whose Spark the server has. Without it, the server has the Spark of the tests."""
 FINISHED = 3
-"""The column of the UI's table of sessions that is empty for one that is open."""
+"""The column of the UI's table of sessions that is empty for an open session."""
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @dataclass(frozen=True)
 class SharedServer:
-    """How to reach the server as a user of the test's own, and what it tells of what that one does."""
+    """Access to the server as a user of the test, and the server's data about this user."""
 
     host: str
     port: int
@@ -111,7 +111,7 @@ def as_user_of_its_own() -> SharedServer:
 
 
 def wait_until(found: Any, what: str) -> Any:
-    """What a function finds, once it finds something."""
+    """Return the result of a function once it is not empty."""
     deadline = time.monotonic() + PATIENCE
     while not (value := found()):
         assert time.monotonic() < deadline, f"waited {PATIENCE:g} s for {what}"
@@ -139,7 +139,7 @@ def _start(folder: Path, told: Path) -> None:
 
 
 def _hold(folder: Path, owner: int) -> None:
-    # A worker whose own session is up has set it: here the package is to come from what a session ships.
+    # A worker with its own session has set it. Here the package must come from the session.
     os.environ.pop(PACKAGE, None)
     ended = os.pidfd_open(owner)
     server_folder = folder / "server"

@@ -29,7 +29,7 @@ ZONE = "America/New_York"
 def spark_session() -> SparkSession:
     """One session for all tests of a process, with the package as executors get it: from the zip.
 
-    The environment is Spark's alone: a test of what a driver finds in its own sees none of it.
+    The environment is only Spark's, so a test of a driver's environment does not see it.
     """
     package = submit.py_files()
     builder = SparkSession.builder.master("local[2,3]").appName("tests")

@@ -19,7 +19,8 @@ PLACES = (
 
 
 def stage(connection, target, key, mode, columns, rows, *, of_ids=(), touched=(), losers=(), batch=BATCH):
-    """What a job's writers leave behind: rows of winners (task attempts 0 and 1; a mirror's ``of_ids``) and of losers."""
+    """The rows that a job's writers leave: those of winners (task attempts 0 and 1; a mirror's ``of_ids``) and of other
+    attempts."""
     table = create(connection, batch, target, list(columns.items()))
     names = sql.SQL(", ").join(map(sql.Identifier, ["pgchange_attempt", "pgchange_touched", *columns]))
     winners = {}
@@ -45,5 +46,5 @@ def stage(connection, target, key, mode, columns, rows, *, of_ids=(), touched=()
 
 
 def rows_of(connection, query):
-    """What a query shows."""
+    """Return the result of a query."""
     return connection.execute(query).fetchall()

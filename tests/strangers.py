@@ -13,8 +13,8 @@ Connection = psycopg.Connection[Any]
 
 
 def stranger(admin: Connection, who: Any, connect_to: Callable[[str], Connection], rows: int) -> Connection:
-    """A session of a role with a table of its own, own.mine, and with own.note(), which notes whether anybody else
-    executes it, even in a transaction that fails."""
+    """A session of a role with a table own.mine and a function own.note(). The function notes if another role executes
+    it, even in a transaction that fails."""
     admin.execute(f"create schema own authorization {who.name}")
     connection = connect_to(who.conninfo)
     connection.execute(

@@ -17,7 +17,7 @@ from tests.web import listening, served
 
 
 def may_read(name: str):
-    """Everybody may read every topic but one."""
+    """All roles may read every topic except a private topic."""
     if name == "secret":
         raise HTTPException(403, "not for you")
     return topical(name)

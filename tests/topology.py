@@ -1,4 +1,4 @@
-"""Catalogues for the tests, the events in their logs, and what psql shows of one that a relay tells of."""
+"""Catalogues for the tests, the events in their logs, and the output of psql for a relay's catalogue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who waits for what in a database, and which locks are held there, for tests of several sessions."""
+"""The lock waits and the held locks in a database, for tests of several sessions."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def waits(
 ) -> str:
     """A query whether a session waits for a lock; where none is named, whether any of this database does.
 
-    ``kind`` is what is locked, as pg_locks calls it; ``relation`` a table's name; ``key`` SQL for the key of an
-    advisory lock; ``behind`` who is in the way; ``seconds`` how long it waits at least. Ask outside of a transaction:
-    within one, who is there stays as it was at first.
+    ``kind`` is the type of the lock in pg_locks, ``relation`` the name of a table, and ``key`` SQL for the key of an
+    advisory lock. ``behind`` is the blocking session, and ``seconds`` the minimum time of the wait. Ask outside of a
+    transaction: within a transaction the list of sessions does not change.
     """
     which = ["a.datname = current_database()", "not l.granted"]
     if session is not None:

@@ -18,7 +18,7 @@ import uvicorn
 from demo.postgres import free_port
 
 SECONDS = 30
-"""As long as a test waits for what must come."""
+"""The time for which a test waits for an expected event."""
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def served(app: Any, before_end: Callable[[], None] = lambda: None, port: int | 
 
 @dataclass(frozen=True)
 class Request:
-    """What a receiver of webhooks got; ``body`` is uncompressed."""
+    """A request that a receiver of webhooks got. ``body`` is uncompressed."""
 
     path: str
     headers: dict[str, str]
@@ -103,7 +103,7 @@ def receiving(
 
 @dataclass(frozen=True)
 class Message:
-    """What came between two empty lines; ``comment`` is text that is no event."""
+    """The text between two empty lines. ``comment`` is text that is no event."""
 
     type: str = "message"
     id: str = ""

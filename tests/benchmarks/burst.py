@@ -1,4 +1,5 @@
-"""What four times the burst costs, by statistics from before it and of now: four times as much, and not sixteen times."""
+"""The cost of a burst four times as large, with old and with new statistics: four times as much, and not sixteen
+times."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from tests.benchmarks.measure import Report, section, wall
 FEW = 2000
 TIMES = 4
 SHORT = 0.02
-"""Seconds: what takes less with the large burst grows by what is there anyway."""
+"""Seconds. Shorter measurements of the large burst are mostly fixed costs."""
 
 
 BURSTS = (
@@ -44,7 +45,7 @@ def seconds(
     statistics: Callable[[psycopg.Connection], None],
     n: int,
 ) -> dict[str, float]:
-    """What each deed takes in a database of its own."""
+    """The time of each operation, in a database of its own."""
     with psycopg.connect(conninfo, autocommit=True) as server:
         server.execute("create database burst")
         db = make_conninfo(conninfo, dbname="burst")

@@ -1,4 +1,4 @@
-"""What capture costs a writer, against the same inserts with no trigger: CPU of the backend."""
+"""The cost of the capture for a writer, compared with the same inserts without a trigger: CPU of the backend."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEYS = {
     ),
 }
 OTHER = 1.5
-"""What the capture of another key adds, at most, as a multiple of what that of a bigint adds."""
+"""The largest cost of the capture of another key, as a multiple of the cost for a bigint."""
 
 
 def run(conninfo: str, report: Report) -> None:
@@ -94,7 +94,7 @@ def _other_ids(
 
 
 def _other_key(connection: psycopg.Connection, report: Report, name: str, columns: str) -> None:
-    """The plain tables grow as the tracked ones do, for random keys make an index dearer as it grows."""
+    """The plain tables grow like the tracked tables, because random keys make a growing index more expensive."""
     _make(connection, f"plain_{name}", columns)
     _make(connection, f"tracked_{name}", columns)
     branch = one(connection, f"select revision.track('tracked_{name}')")

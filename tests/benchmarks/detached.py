@@ -1,7 +1,7 @@
 """A batch that is claimed with a lease in one transaction, and read and acked in another, beside the classic way.
 
-Both ways run with sessions that are there, as in a drain, which shows what a claim and an ack cost, and with new ones,
-which shows what the connections of the second transaction cost.
+Both ways run with open sessions, as in a drain, which shows the cost of a claim and an ack. They also run with new
+sessions, which shows the cost of the second transaction's connections.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What keeping the event log costs those who publish, and what publishing a table's mutations costs its writers."""
+"""The cost of the event log's maintenance for publishers, and of publishing a table's mutations for its writers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SETTINGS = {
     "future_intervals_to_create": "20 seconds",
 }
 GOAL = 0.8
-"""Of the median second, what publishers do in their slowest one while maintenance runs."""
+"""The least share of the median second's events that publishers must reach in their slowest second during maintenance."""
 
 
 def run(conninfo: str, report: Report) -> None:
@@ -68,7 +68,7 @@ def upkeep(connection: psycopg.Connection, conninfo: str, report: Report) -> Non
 
 
 def slowest(conninfo: str, runs: Collection[int], told: list[str]) -> float:
-    """What publishers did in their slowest second, as a part of their median one, with maintenance in some seconds."""
+    """The events of the publishers' slowest second, as a share of the median second, with maintenance in some seconds."""
     stop = multiprocessing.Event()
     counts = [multiprocessing.Array("q", SECONDS + 1) for _ in range(WRITERS)]
     with psycopg.connect(conninfo, autocommit=True) as connection:
@@ -111,7 +111,7 @@ def dispatcher(conninfo: str, stop: Any) -> None:
 
 
 def maintain(connection: psycopg.Connection) -> list[str]:
-    """What the maintenance does, a transaction a step."""
+    """Do the steps of the maintenance, each in a transaction."""
     steps = ["pgmb.trim_published()", "pgmb.place_scheduled()::text"]
     for step in ("trim_partitions", "make_partitions", "drop_emptied"):
         steps += [f"pgmb.{step}('pgmb.{table}')" for table in ("dispatched", "events")]

@@ -1,5 +1,5 @@
-"""What the event log costs: publishing and consuming at once against COPY and SELECT of the same rows and
-against procrastinate, and dispatch."""
+"""The cost of the event log: publishing and consuming, compared with COPY and SELECT of the same rows and with
+procrastinate; and dispatch."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ CASES = (
     (100, 1000, 100_000, 0.55, 0.55),
     (100, 100, 50_000, 0.3, 0.55),
 )
-"""Events a transaction of the publisher, at most so many a batch of the consumer, events in all, and the goals: by the
-feed, whose claim and ack are a durable commit each, and by cursor."""
+"""The events in a transaction of the publisher, the maximum in a batch of the consumer, the total, and the goals. There
+is a goal for the feed, whose claim and ack are durable commits, and a goal for the cursor."""
 DISPATCHED, CHUNKS = 10_000, 5
 TOPICAL = "s.params @> jsonb_build_object('topic', e.topic)"
 COLUMNS = "topic varchar(255) not null, payload jsonb not null, metadata jsonb not null default '{}'"
@@ -151,7 +151,7 @@ def by_feed(conninfo: str, limit: int, events: int) -> int:
 
 
 def by_cursor(conninfo: str, limit: int, events: int) -> int:
-    """What the task that holds a group for its handlers does, and who reads by SQL."""
+    """Do the same as a task that holds a group for its handlers, or as a reader by SQL."""
     found, query = 0, f"select * from pgmb.read_next_events('bench', null, {limit}, peek => true)"
     with psycopg.connect(conninfo, autocommit=True, prepare_threshold=None) as connection:
         connection.execute("select pg_advisory_lock(pgmb.lock_key('bench'))")

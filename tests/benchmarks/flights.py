@@ -26,7 +26,7 @@ WARMING = 20
 def written(
     connection: psycopg.Connection, op: str, rows: int, statements: int, table: str, *, emptied: str
 ) -> Cost:
-    """What so many statements cost on a table of what they need; ``emptied``: where earlier ones were captured."""
+    """The cost of this number of statements on a table. ``emptied``: earlier statements were captured."""
     connection.execute(f"truncate {table}")
     connection.execute(f"truncate {emptied}")
     if op != "insert":

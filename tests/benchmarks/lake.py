@@ -1,5 +1,5 @@
-"""Batches into an Iceberg and a Delta table: executors beside ``df.write.parquet``, a small batch beside the same batch
-into PostgreSQL, and into an Iceberg table a mirror of few keys beside writing its files anew.
+"""Batches into an Iceberg and a Delta table. Executors are compared with ``df.write.parquet``, and a small batch with
+the same batch into PostgreSQL. For an Iceberg table, a mirror of few keys is compared with writing its files again.
 
 ``ROWS`` says how many rows executors write, ``ROUNDS`` how often all is measured.
 """

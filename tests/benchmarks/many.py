@@ -1,4 +1,4 @@
-"""Costs that must not grow with faults, partitions or idle consumers: each figure beside the same one without them."""
+"""Costs that must not grow with faults, partitions or idle consumers: each figure with and without them."""
 
 from __future__ import annotations
 

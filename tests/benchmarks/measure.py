@@ -1,4 +1,4 @@
-"""Medians of what was measured side by side in one run, and how to say them."""
+"""Medians of measurements that were made side by side in a run, and their texts."""
 
 from __future__ import annotations
 

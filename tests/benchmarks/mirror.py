@@ -1,5 +1,6 @@
-"""A first mirror of two million touched rows, by key and in one transaction, beside Spark's JDBC that reads the table and
-appends it to another. It is timed once more with the setting of Spark that docs/spark.md names for faster executors."""
+"""A first mirror of two million touched rows, by key and in one transaction. It is compared with Spark's JDBC, which
+reads the table and appends it to another. It is timed once more with the setting of Spark that docs/spark.md names for
+faster executors."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ LAG, CLAIM = 1000, 200
 
 
 def fill(connection: psycopg.Connection, commits: int) -> None:
-    """``commits`` queued ones, as many a transaction as it takes to fit below today's transaction id."""
+    """``commits`` queued commits, in large enough transactions that they fit below the current transaction id."""
     connection.execute("truncate revision.commit_queue")
     connection.execute(
         "insert into revision.commit_queue (commit_id, branch_id, txid) "

@@ -48,12 +48,12 @@ def copy(connection: psycopg.Connection, table: str, text: str) -> None:
 
 
 def throughput(connection: psycopg.Connection, report: Report, batch: int, subscribers: int) -> None:
-    """Post and receive in turn, every subscriber every message, all but one by a selector; one batch in ten has a message
-    that waits for another one.
+    """Post and receive in turn. Every subscriber gets every message, all except the first by a selector. A tenth of the
+    batches has a message that waits for another message.
 
-    The bare table is read as often: each batch once for every subscriber, by its index, which a plan made while the
-    table was small would not use. Both sides keep the rows of one answer until the next: to give them back to the
-    system each time costs as much as to read them.
+    The bare table is read as often: each batch once for every subscriber, by its index. A plan from the time when the
+    table was small would not use the index. Both sides keep the rows of an answer until the next answer, because
+    freeing their memory costs as much as reading them.
     """
     queue = f"b{batch}_{subscribers}"
     connection.execute("select mbus.create_queue(%s, 16)", [queue])

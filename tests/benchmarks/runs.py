@@ -1,6 +1,5 @@
-"""A commit to its result where each batch is a run of its DAG, beside Airflow's own floor: a task that does nothing, in a
-DAG that an asset's event starts.
-"""
+"""The time from a commit to its result if each batch is a run of its DAG. It is compared with Airflow's minimum: a task
+that does nothing, in a DAG that an asset's event starts."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def calls(connection: psycopg.Connection, query: str) -> float:
 
 
 def costs(connection: psycopg.Connection, report: Report) -> None:
-    # What it takes to flush a commit is the disk's.
+    # The time to flush a commit depends on the disk.
     connection.execute("set synchronous_commit = off")
     with section("one call in a transaction of its own, CPU of the backend without flushes"):
         report.say("select 1", calls(connection, "select 1"), "us")

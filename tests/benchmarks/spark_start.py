@@ -1,5 +1,6 @@
-"""What starts with a batch for Spark: a thousand changes from claim to commit beside a warm Connect server and by
-spark-submit, three batches of one start against one, and from how many changes on executors are quicker than the driver.
+"""The start of Spark for a batch: a thousand changes from claim to commit, beside a warm Connect server and by
+spark-submit. Also three batches of a start against a single batch, and the number of changes from which executors are
+faster than the driver.
 
 ``SIZES`` says at how many changes the two are compared, ``ROUNDS`` how often all is measured.
 """
@@ -67,7 +68,7 @@ with psycopg.connect(sys.argv[1]) as connection:
         )
 spark.stop()
 """
-"""What somebody would write without this package, and nothing more: no batch, no progress, no retry."""
+"""The code that a user would write without this package: no batch, no progress, no retry."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ def starts(bench: Bench, remote: str, report: Report) -> None:
             sys.exit(done.stdout[-3000:] + done.stderr[-3000:])
 
     def fresh() -> float:
-        """What the operator does, but for the fork."""
+        """Do the same as the operator, without the fork."""
         bench.write(CHANGES)
         return wall(claim_to_commit)
 

@@ -24,7 +24,7 @@ CLIENTS = int(os.environ.get("CLIENTS", "1000"))
 ROUNDS = int(os.environ.get("ROUNDS", "30"))
 BUCKETS = 30_000
 POLLERS = 100
-"""As many as the catalogue has connections for; each needs one."""
+"""As many relays as the catalogue has connections, because each relay needs a connection."""
 POLL = 0.5
 HELLO = b"user\0bench\0smart_connector\x000.1\0\0"
 
@@ -109,7 +109,7 @@ async def _move(writer: psycopg.Connection[Any], clients: list[_Client], state: 
 
 
 def _sent(writer: psycopg.Connection[Any], last: int) -> bytes:
-    """What the relay has to send to each client behind a change."""
+    """The bytes that the relay has to send to each client for a change."""
     rows = writer.execute("select event::text from topology.log where index > %s order by index", [last])
     return b"".join(replies.notice(event) for (event,) in rows)
 
@@ -212,7 +212,7 @@ async def _client(port: int) -> _Client:
 
 
 def _change_state(writer: psycopg.Connection[Any]) -> None:
-    """One change, of the state of an instance to the other one."""
+    """Change the state of an instance to the other state."""
     writer.execute(
         "select topology.set_state(name, case current_state ->> 0 when 'Online' then 'Offline' else 'Online' end) "
         "from topology._pico_instance where name = 'r1-i2'"

@@ -1,4 +1,4 @@
-"""What reading a worker's pods by hand costs, in SQL: the same however many pods and workers there are."""
+"""The cost of reading a worker's pods in SQL does not depend on the number of pods and workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tubes cost: capture, backfill, reading and deleting under an old snapshot, and a mirror that Spark keeps."""
+"""The costs of tubes: capture, backfill, reading and deleting under an old snapshot, and a mirror that Spark keeps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GOALS = {
 }
 STATEMENTS = {1: 2_000, 100: 200}
 TURNS = 21
-"""Short turns and many of them: a machine drifts more between two than what they compare."""
+"""Many short turns, because the speed of the machine changes by more than the difference to measure."""
 BACKFILLED = 5_000_000
 PODS_A_SECOND, SECONDS = 20_000, 30
 MIRRORED = 2_000_000

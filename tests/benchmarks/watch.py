@@ -1,4 +1,4 @@
-"""What watching costs by the number of feeds that one triggerer watches."""
+"""The cost of watching by the number of feeds of a triggerer."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ async def milliseconds_a_feed(conninfo: str, feeds: Sequence[Watched]) -> float:
 
 @dataclass(frozen=True)
 class Pace:
-    """How often each feed is looked at in a second, which on a busy machine is less often, and the share of a core that
-    their backend takes."""
+    """The number of queries of each feed in a second, and the share of a core that their backend uses. The number is
+    lower on a busy machine."""
 
     looks: float
     share: float

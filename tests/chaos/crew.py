@@ -92,7 +92,7 @@ class Crew:
         return True
 
     def replace(self, number: int) -> None:
-        """Start a process in the place of one that is gone."""
+        """Start a process to replace a process that is gone."""
         self.running[number] = self.start(self.commands[number])
 
     def stop(self) -> None:
@@ -101,7 +101,7 @@ class Crew:
             assert process.poll() is None, self.told()
             process.terminate()
         for process in self.running:
-            # One that has only just been started does not know yet what it is asked.
+            # A process that was just started does not handle orders yet.
             assert process.wait() in (0, -signal.SIGTERM), self.told()
 
 

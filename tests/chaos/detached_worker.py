@@ -54,7 +54,7 @@ ACKING = ("in time", "late", "slow", "twice")
 NO_TOKEN = "acks without the token"
 """The planted fault."""
 ANOTHER = "ack of another batch"
-"""What it leads to."""
+"""The effect of the fault."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Files:
-    """The handles, what was read of their batches, and notes of what happened."""
+    """The handles, the changes that were read of their batches, and notes of the events."""
 
     folder: Path
 
@@ -214,7 +214,7 @@ class Worker:
         return True
 
     def finish(self, handle: Handle, ids: list[str] | None, over: float | None = None) -> bool:
-        """Ack with the ids, or with what the job has staged if they are None; not before the time ``over``."""
+        """Ack with the ids, or with the job's staged results if they are None, but not before the time ``over``."""
 
         def write(connection: Connection) -> None:
             if ids is not None:

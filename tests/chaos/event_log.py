@@ -1,8 +1,8 @@
-"""Ten groups of an event log, a ledger of what was committed to it, and the verdict whether each group had each of its
+"""Ten groups of an event log, and a ledger of committed events. The verdict checks that each group had each of its
 events once and in order.
 
-Publishers write each event into ``ledger`` too, in the same transaction: what is there is what was published, although
-maintenance lets go of events that everybody has read.
+Publishers write each event also into ``ledger``, in the same transaction. So the ledger has all published events,
+although maintenance drops events that every group has read.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def set_up(source: str, results: str) -> None:
 
 
 def commit_late(source: str, results: str) -> str:
-    """Commit an event when one with a higher id has been read by everybody who is to have it; its id."""
+    """Commit an event after all its groups have read an event with a higher id, and return its id."""
     passed = (
         "select count(distinct group_id) = 2 from effect "
         "where event_id > %s and group_id in ('everything', 'topic a')"
@@ -99,8 +99,8 @@ def drain(source: str, results: str, fault: str = "") -> None:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Pairs of group and event: lost, doubled, or read although the event was not committed or not the group's; how often
-    a group read against the order of dispatch, or of a publisher; events that are gone although their commit was
+    """Counts pairs of group and event: lost, duplicated, or read although the event was not committed or not for the
+    group. Also counts reads against the order of dispatch or of a publisher, and lost events whose commit was
     acknowledged."""
 
     lost: int = 0
@@ -145,7 +145,7 @@ def judge(source: str, results: str, acknowledged: Sequence[str]) -> Verdict:
 
 
 def disordered(effects: Sequence[tuple[str, str, str]], ledger: Mapping[str, tuple[str, int, str]]) -> int:
-    """How often a group went back: in its positions, or in what one publisher sent, to be delivered at once."""
+    """Count how often a group went back in its positions, or in the order of a publisher's immediate events."""
     found, positions, numbers = 0, defaultdict[str, str](str), defaultdict[tuple[str, str], int](lambda: -1)
     for group, id, position in effects:
         found += position <= positions[group]
@@ -158,7 +158,7 @@ def disordered(effects: Sequence[tuple[str, str, str]], ledger: Mapping[str, tup
 
 
 def inversions(results: str, group: str = "everything") -> int:
-    """How often a group read a lower id behind a higher one: what a cursor by id alone would have lost."""
+    """Count how often a group read a lower id after a higher id: a cursor by id alone would have lost these events."""
     with psycopg.connect(results) as connection:
         ids = [
             row[0]

@@ -32,7 +32,7 @@ PAUSE = 0.02
 
 @dataclass(frozen=True)
 class Consumer:
-    """What a consumer's process is told. ``fault``: none, or ``by id alone``."""
+    """The arguments of a consumer's process. ``fault``: none, or ``by id alone``."""
 
     source: str
     results: str
@@ -74,7 +74,7 @@ def through_faults(
 
 
 def keep(group: str) -> Callable[[Connection, Sequence[Change]], None]:
-    """What writes the results of a batch of a group."""
+    """Return the function that writes the results of a batch of a group."""
 
     def write(connection: Connection, changes: Sequence[Change]) -> None:
         ids, positions = [change.id for change in changes], [change.position for change in changes]

@@ -46,7 +46,7 @@ order by 1
 
 @dataclass
 class Faults:
-    """What happens to the processes of a campaign and to its server. Faults whose name is ``left_out`` never happen."""
+    """Faults of the processes of a campaign and of its server. Faults whose name is ``left_out`` never happen."""
 
     server: Cluster
     crews: Mapping[str, Crew]

@@ -31,7 +31,7 @@ Each = TypeVar("Each")
 
 @dataclass(frozen=True)
 class Campaign:
-    """How hard, and for how long. Times in seconds. ``table`` is the one whose rows are the commits."""
+    """How hard, and for how long. Times in seconds. ``table`` is the table whose rows are the commits."""
 
     writers: int = 16
     seconds: float = 60 if FULL else 3
@@ -44,7 +44,7 @@ class Campaign:
 
 
 class ConsumerFailed(Exception):
-    """What a consumer raises before its ack, one time in ten."""
+    """Raised by a consumer before a tenth of its acks."""
 
 
 def prepare_results(results: str) -> None:

@@ -1,4 +1,5 @@
-"""Tables of a lake into which the application of a killed batch copies the ids of the ledger: one for each guarantee."""
+"""Tables of a lake, a table for each guarantee. The application of a killed batch copies the ids of the ledger into
+them."""
 
 from __future__ import annotations
 

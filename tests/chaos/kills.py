@@ -1,4 +1,4 @@
-"""Who is killed at which step of a batch, and the ledger that tells whether each change counted once.
+"""Kills of processes at each step of a batch, and the ledger that shows whether each change counted once.
 
 A batch is a row of a ledger a change; its job adds the amounts of each account to a total and copies the ids. Where one
 change is lost or doubled, totals and copies differ from the ledger.

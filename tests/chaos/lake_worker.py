@@ -41,7 +41,7 @@ ONE_LOOK = "repeats a commit without another look"
 
 @dataclass(frozen=True)
 class Worker:
-    """``remote``: the table is in a REST catalog. ``fault``: none, or a planted one."""
+    """``remote``: the table is in a REST catalog. ``fault``: none, or a planted fault."""
 
     number: int
     source: str

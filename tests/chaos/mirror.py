@@ -91,7 +91,7 @@ def commit_late(source: str, shard: int, shape: str = "bigint") -> None:
 
 
 def move(source: str, old: int, new: int, shape: str = "bigint") -> None:
-    """Attach a table under another shard, while pods of it under its old one are there: rows and a truncation. It is
+    """Attach a table under another shard while there are pods of rows and of a truncation under its old shard. It is
     asked again while the table is being written."""
     moved = False
     while not moved:

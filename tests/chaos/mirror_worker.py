@@ -1,6 +1,6 @@
 """One worker of tubes that keeps mirrors, or one backfill, as a process to be killed.
 
-A worker notes each batch in the table ``work`` over a connection of its own: ``began`` and ``ended`` are numbers of one
+A worker notes each batch in the table ``work`` over a connection of its own. ``began`` and ``ended`` are numbers of a
 sequence, both drawn while it holds the worker's lock.
 """
 
@@ -46,7 +46,7 @@ def attached_to(tube: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Worker:
-    """What a worker's process is told. ``fault``: none, ``unlocked``, ``by seq alone``, or a fault of ``harmed``.
+    """The arguments of a worker's process. ``fault``: none, ``unlocked``, ``by seq alone``, or a fault of ``harmed``.
 
     ``shape`` is that of the tables' keys.
     """
@@ -68,11 +68,11 @@ class Unlocked(TubeFeed):
 
 
 Also = Callable[[Connection, TubeFeed, Sequence[Change]], None]
-"""What else is written for a batch, in its transaction."""
+"""The further writes for a batch, in its transaction."""
 
 
 def replay(worker: Worker, feed: TubeFeed, log: Connection, chance: random.Random, also: Also) -> bool:
-    """One batch, mirrored; whether there was one."""
+    """Mirror a batch, and return whether there was a batch."""
     with ConsumerTransaction(feed, worker.results, worker.source) as consumer:
         if consumer.busy or consumer.claim(chance.choice([1, 50, 500])) is None:
             return False
@@ -185,7 +185,8 @@ def replay_by_seq_alone(worker: Worker, feed: TubeFeed, log: Connection) -> bool
 
 
 def held(worker: Worker, feed: TubeFeed) -> tubes.Downstream:
-    """What a mirror may have to give up: what it has not written since the control pod says."""
+    """Return the ids that a mirror may have to delete: those that it has not written since the start in the control
+    pod."""
 
     def ids(control: tubes.Control) -> list[Key]:
         with connect(worker.results) as connection:
@@ -247,7 +248,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Backfill:
-    """What a backfill's process is told: every table that touches the tube."""
+    """The arguments of a backfill's process: every table that touches the tube."""
 
     source: str
     tube: str

@@ -1,5 +1,5 @@
-"""All five feeds at once in one source: the ledgers of what was committed, and the verdict whether each change was
-processed exactly once."""
+"""All five feeds at once in a source: the ledgers of committed changes, and the check that each change was processed
+exactly once."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ create table started (saga bigint primary key);
 """
 RESULTS = "create table heard (n bigint generated always as identity, id text)"
 ALL = ("commits", "tubes", "events", "handlers", "topology", "messages", "sagas")
-"""What is worked at; messages and sagas need the extension hstore."""
+"""The feeds of the campaign. Messages and sagas need the extension hstore."""
 
 
 def set_up(source: str, results: str, feeds: Sequence[str] = ALL) -> None:

@@ -41,7 +41,8 @@ class Place:
 
 @dataclass
 class Notes:
-    """A file of a process, a line for each note. A note is there once it was written, whoever is killed then."""
+    """A file of a process, a line for each note. A note is durable once it was written, whichever process is killed
+    then."""
 
     file: int
 

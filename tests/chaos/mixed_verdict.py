@@ -21,8 +21,8 @@ from tests.sagas import is_right, refused_step
 
 @dataclass(frozen=True)
 class Count:
-    """How many changes were committed for a feed; how many of them are lost, were processed twice, or processed without
-    having been committed; and how often they were out of order, where the feed has one."""
+    """The number of changes that were committed for a feed. How many of them are lost, were processed twice, or were
+    processed without a commit. Also how often they were out of order, if the feed has an order."""
 
     expected: int
     lost: int = 0

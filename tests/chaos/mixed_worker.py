@@ -118,7 +118,7 @@ class Member:
 
 
 def picture(topology: Topology) -> Any:
-    """What a client knows, as JSON."""
+    """The state of a client, as JSON."""
     known = {
         "instances": {uuid: asdict(one) for uuid, one in sorted(topology.instances.items())},
         "replicasets": {uuid: one.master for uuid, one in sorted(topology.replicasets.items())},

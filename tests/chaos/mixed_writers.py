@@ -179,8 +179,8 @@ def run(
 def commit_prepared(
     connection: Connection, whose: Callable[[int], bool] = lambda process: not runs(process)
 ) -> int:
-    """Commit the transactions that a process prepared and did not end: one of those ``whose`` is true of, by default
-    one that is gone. Return how many there were."""
+    """Commit the transactions that a process prepared and did not end, if ``whose`` is true of the process: by default,
+    if it is gone. Return how many there were."""
     found = connection.execute(
         "select gid from pg_prepared_xacts where database = current_database()"
     ).fetchall()

@@ -1,8 +1,7 @@
 """A feed of which one change in a hundred is poison, a consumer that is killed at random steps, and a verdict.
 
 The consumer is a process that kills itself by SIGKILL before or after a random statement. So it dies at any step of a
-batch: before and after the claim, while it processes, before and after the ack, and while its error or its letter is
-written.
+batch: at the claim, during processing, at the ack, or while its error or letter is written.
 """
 
 from __future__ import annotations
@@ -44,12 +43,12 @@ _processes.set_forkserver_preload([__name__])
 
 
 class Poison(Exception):
-    """What processing a bad change raises."""
+    """Raised by the processing of a bad change."""
 
 
 @dataclass(frozen=True)
 class Orders:
-    """What a consumer does: it processes the feed to its end, but for the changes that are ``poison``."""
+    """Do the work of a consumer: process the feed to its end, except the changes that are ``poison``."""
 
     feed: Feed
     db: str
@@ -154,7 +153,7 @@ def _consume(orders: Orders) -> None:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What went wrong, counted. ``neighbours``: letters that hold more than a poisonous change, or another one."""
+    """The numbers of errors. ``neighbours``: letters that hold other changes than a single poisonous change."""
 
     lost: int = 0
     doubled: int = 0
@@ -169,7 +168,7 @@ RIGHT = Verdict()
 
 @dataclass(frozen=True)
 class Campaign:
-    """A feed with ``ids`` in the order of the feed, of which one in a hundred, and at least one, is poison.
+    """A feed with ``ids`` in the order of the feed. A hundredth of them, at least 1, is poison.
 
     ``line_of`` returns the line to which a change belongs: changes of the same line keep their order.
     """

@@ -43,7 +43,7 @@ class Order:
         """Kill this process if it is ordered to do so at this step."""
         with suppress(FileNotFoundError):
             if self.file.read_text() == step:
-                # Whoever moves the file has it: the process obeys, or the order was withdrawn.
+                # The order belongs to the process that moves the file: either the worker obeys it, or it was withdrawn.
                 self.file.rename(self.file.with_suffix(".obeyed"))
                 os.kill(os.getpid(), signal.SIGKILL)
 

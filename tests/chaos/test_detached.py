@@ -50,7 +50,7 @@ NOTED = (
     "ack of what was acked before",
     "second ack, which writes nothing",
 )
-"""What has to happen in a whole campaign, by the notes of its processes."""
+"""Events that must happen in a whole campaign, by the notes of its processes."""
 NOTED_IN_EVERY_RUN = (
     "ack",
     "claim of a batch whose lease ended",
@@ -59,7 +59,7 @@ NOTED_IN_EVERY_RUN = (
     "late ack that was refused",
     "second ack, which writes nothing",
 )
-"""What has to happen in the short one."""
+"""Events that must happen in the short campaign."""
 NOT_HERE = {"number of workers changed", WAITED}
 """The campaign over all feeds has them."""
 KILLS = ("kill at step claimed", "kill at step read", "kill at step committed")
@@ -124,7 +124,8 @@ class Campaign:
 
     @property
     def missing(self) -> list[str]:
-        """What has not happened. The workers of a queue share their consumer, and no lease refuses their claims."""
+        """Return the events that have not happened. The workers of a queue share their consumer, and no lease refuses
+        their claims."""
         noted = self.files.noted()
         return [
             what
@@ -197,7 +198,7 @@ class Campaign:
 
 
 def show(name: str, campaign: Campaign, fired: DetachedFaults, found: Count) -> None:
-    """The figures of a campaign, for whoever runs it with ``-s``."""
+    """Print the figures of a campaign, for runs with ``-s``."""
     print(f"\n{name}, seed {SEED}: {found}")
     for line in sorted((fired.fired + campaign.files.noted()).items()):
         print(*line)

@@ -68,8 +68,8 @@ def kill_some(at_work, kills):
 
 
 def crash(source, publishers, at_work):
-    """An immediate stop while everybody publishes and a consumer is in the middle of a batch, with a transaction open and
-    another prepared; the ids of both."""
+    """Stop the server immediately while all publish and a consumer is in the middle of a batch. A transaction is open
+    and another is prepared. Return the ids of both."""
     wait_for_more(publishers)
     consumer = at_work.freeze_at_work()
     with psycopg.connect(source.conninfo(), autocommit=True) as connection:

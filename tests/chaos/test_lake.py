@@ -81,7 +81,7 @@ class Campaign:
 
     @property
     def events(self) -> set[str]:
-        """What has to happen in each campaign."""
+        """Events that must happen in each campaign."""
         return {*self.steps, CRASH, *([] if self.rest is None else [OVERTAKEN])}
 
     @property
@@ -215,8 +215,8 @@ def test_kills_lose_and_double_no_row_on_s3(new_cluster, tmp_path, s3_server):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("rest", ["local files", "S3"], indirect=True)
 def test_kills_lose_and_double_no_row_of_another_catalog(new_cluster, tmp_path, rest):
-    """A minute at a release: workers are killed, and overtaken by a retry, before and after the catalog commits, and the
-    catalog answers wrongly or not at all."""
+    """A minute at a release: workers are killed, or overtaken by a retry, before and after the catalog commits. The
+    catalog gives wrong answers or none."""
     passed(Campaign(new_cluster(), tmp_path, rest=rest, server=rest.store))
     print(
         f"{len(rest.commits)} commits, {rest.conflicts} conflicts, {Counter(fault.name for fault in rest.fired)}"
@@ -225,7 +225,7 @@ def test_kills_lose_and_double_no_row_of_another_catalog(new_cluster, tmp_path, 
 
 @PROOF
 def test_the_campaign_catches_a_pointer_that_moves_by_a_commit_of_its_own(new_cluster, tmp_path):
-    """Seconds: processes are killed until one was between both commits."""
+    """Seconds: processes are killed until a process was between both commits."""
     assert Campaign(new_cluster(), tmp_path, TWO_COMMITS).run().twice > 0
 
 

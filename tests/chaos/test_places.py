@@ -1,5 +1,5 @@
-"""Progress that a person set, and physical copies: a source that is not, or no longer, what a consumer's progress was
-taken from is told from it, whatever it shares with it."""
+"""Progress that a person set, and physical copies. A consumer recognises a source that is not, or no longer, the source
+of its progress, whatever both have in common."""
 
 from __future__ import annotations
 

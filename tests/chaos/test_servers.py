@@ -1,5 +1,5 @@
-"""What happens to the servers: crashes, failovers, restores and upgrades; nothing is lost, and a person is told where one
-must decide."""
+"""Crashes, failovers, restores and upgrades of the servers: nothing is lost, and an error says when a person must
+decide."""
 
 from __future__ import annotations
 

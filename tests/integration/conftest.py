@@ -1,4 +1,4 @@
-"""What several modules of these tests need."""
+"""Fixtures of several modules of these tests."""
 
 import json
 import sys
@@ -22,7 +22,7 @@ prepare()
 
 
 def pytest_generate_tests(metafunc):
-    """Of both ways that a batch is read and staged a test goes one, and in a release both.
+    """A test uses one of the two ways to read and stage a batch. A release uses both.
 
     Such a test of a lake has a table of Iceberg in one of both stores, or a Delta table.
     """
@@ -173,7 +173,7 @@ def db(request, cluster, prepared):
     """A database with all our schemas; its connection string.
 
     If a fixture of the test is called ``prepared_...``, its value is a function of a connection. The database is then a
-    copy of one that this function has prepared.
+    copy of a template that this function has prepared.
     """
     names = [name for name in request.fixturenames if name.startswith("prepared_")]
     assert len(names) <= 1, f"a test has one database: {names}"

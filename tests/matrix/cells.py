@@ -47,7 +47,7 @@ TOOLS = (
     "scramp",
     "uvicorn",
 )
-"""What the tests need besides the package."""
+"""The packages that the tests need besides this package."""
 SQLALCHEMY = "sqlalchemy==1.4.*"
 """Airflow 3.1's own constraints hold it. PyIceberg's SqlCatalog needs 2; a write to an Iceberg table needs none."""
 BOUND = ("adbc-driver-manager", "adbc-driver-postgresql", "deltalake", "psycopg", "psycopg-binary")
@@ -198,7 +198,7 @@ def page(cell: Cell) -> None:
 
 def spark_batch(cell: Cell) -> None:
     """Process batches by spark-submit and on a Spark Connect server, each by the driver and by executors."""
-    # Both packages have the same Python files: those of the one that is installed last count.
+    # Both packages have the same Python files, so the package that is installed last counts.
     for each in {cell.of_server, replace(cell, server="")}:
         _install(each, "--reinstall-package=pyspark", f"pyspark=={each.spark}.*")
     ways = SPARK_WAYS[1:] if cell.server else SPARK_WAYS

@@ -55,7 +55,7 @@ def main(names: list[str]) -> int:
 
 @contextmanager
 def airflow(folder: Path, databases: dict[str, str]) -> Iterator[str]:
-    """The address of an API server that knows the DAGs of the project and these databases, and one that is down."""
+    """The address of an API server with the DAGs of the project, these databases, and a database that is down."""
     port = free_port()
     pages.prepare(folder, f"http://127.0.0.1:{port}")
     os.environ["AIRFLOW__PGCHANGE__CONNECTIONS"] = "warehouse"

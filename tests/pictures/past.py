@@ -57,7 +57,7 @@ where s.consumer = %(consumer)s
 
 
 def write(connection: psycopg.Connection[Any]) -> None:
-    """Write the samples of every consumer in place of those that are there, and the batches of one."""
+    """Replace the samples of every consumer, and the batches of a consumer."""
     connection.execute("truncate pgchange.sample")
     connection.execute(SAMPLES, {"every": 5})
     connection.execute(BATCHES, {"consumer": "commits:movement_audit/0", "run": "movement_audit"})

@@ -112,7 +112,7 @@ def take(context: BrowserContext, url: str, picture: Picture) -> bytes:
 
 
 def _settle(tab: Page) -> None:
-    """Take the focus and the pointer away, and wait for what moves."""
+    """Take the focus and the pointer away, and wait for the end of animations."""
     tab.mouse.move(0, 0)
     tab.evaluate("document.activeElement.blur()")
     tab.evaluate(SCROLLED)

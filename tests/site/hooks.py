@@ -28,7 +28,7 @@ LANGUAGES = {".py": "python", ".sh": "bash", ".sql": "sql", ".yml": "yaml"}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages of public names, and one for each file of the source that a page links to, directly or through such a
+    """Add the pages of public names, and a page for each source file to which a page links, directly or through such a
     page."""
     for path, text in names.pages().items():
         files.append(File.generated(config, path, content=text))
@@ -48,7 +48,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Fill in what is generated, and let links lead to the places that files of the source have in the site."""
+    """Fill in the generated parts, and let links lead to the pages of source files in the site."""
     markdown = MARK.sub(lambda mark: GENERATED[mark[1]](), markdown)
     here = source_path(page.file.src_uri)
 

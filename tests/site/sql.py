@@ -91,7 +91,7 @@ def _section(connection: psycopg.Connection[Any], name: str) -> Iterator[str]:
 
 
 def grants() -> str:
-    """What each ``grant_`` function gives, as its schema declares it."""
+    """The rights that each ``grant_`` function grants, as its schema declares them."""
     lines: list[str] = []
     for path in sorted((ROOT / "sql").glob("*/*roles.sql")):
         for name, role, declared in ROLE.findall(path.read_text()):

@@ -114,7 +114,7 @@ def record(root: Path, spent: Spent) -> None:
 
 
 def _a_line_for_each_file(text: str) -> str:
-    """Put what is indented by more than a file's path onto one line, so that a change of a file is a change of a line."""
+    """Join lines that are indented by more than a file's path, so that a change of a file is a change of a line."""
     return re.sub(r"\n {3,}|\n {2}(?=\})", " ", text)
 
 

@@ -25,8 +25,8 @@ servers start, and tests are collected."""
 
 @dataclass(frozen=True)
 class Plan:
-    """What changed, the tests to run, those left to ``make test`` for want of time, the kinds of tests left to it, and
-    the tests left to a release."""
+    """The changes, the tests to run, and the tests that are left to a release. Also the tests and kinds of tests that
+    are left to ``make test`` for lack of time."""
 
     changed: Sequence[Change]
     chosen: Sequence[Choice]
@@ -93,7 +93,7 @@ def _tell(plan: Plan) -> None:
 
 
 def _lint(changed: Sequence[Change]) -> list[str]:
-    """The linters that fail on what changed."""
+    """The linters that fail on the changes."""
     files = [
         change.path for change in changed if change.path.endswith(".py") and (ROOT / change.path).exists()
     ]

@@ -1,4 +1,5 @@
-"""Clusters for the tests, copied from one that a run prepares once: a tenth of the work of initdb and of our schemas."""
+"""Clusters for the tests. They are copied from a template that a run prepares once, which costs a tenth of initdb and
+of our schemas."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ that calls a function in plpgsql would load the library by itself."""
 
 
 def new_cluster(server: str, settings: Mapping[str, str] | None = None, family: int = 1) -> Cluster:
-    """A cluster as initdb makes one, with ``TEMPLATE`` in it; started.
+    """A new cluster of initdb with ``TEMPLATE`` in it, started.
 
     Clusters of one family have the same identity, those of two do not; all databases of common tests are in family 0.
     """
@@ -64,7 +65,7 @@ def maintenance_connection(cluster: Cluster) -> psycopg.Connection[Any]:
 
 
 def install(cluster: Cluster) -> None:
-    """Make its database ``postgres`` one with all our schemas, in the place of ``TEMPLATE``."""
+    """Replace its database ``postgres`` by a database with all our schemas, and remove ``TEMPLATE``."""
     with psycopg.connect(cluster.conninfo("template1"), autocommit=True) as connection:
         connection.execute("drop database postgres")
         connection.execute(f"alter database {TEMPLATE} rename to postgres")
@@ -95,9 +96,9 @@ def _make_template(cluster: Cluster) -> None:
         connection.execute(f"create database {TEMPLATE}")
     with psycopg.connect(cluster.conninfo(TEMPLATE), autocommit=True) as connection:
         schema.install(connection)
-        # Otherwise the first reader in each copy would set the hint bits of all rows that were just written, and each
-        # copy would have the space of earlier versions of the catalogue's rows, a quarter of the template's bytes. Our
-        # tables keep their files, because `is_native()` trusts a table that was rewritten more.
+        # Otherwise the first reader in each copy would set the hint bits of all new rows. Each copy would also have the
+        # space of earlier versions of the catalogue's rows, a quarter of the template's bytes. Our tables keep their
+        # files, because `is_native()` trusts a table that was rewritten more.
         connection.execute("vacuum (freeze, analyze)")
         (catalogue,) = connection.execute(
             "select string_agg(oid::regclass::text, ', ') from pg_class "

@@ -12,7 +12,7 @@ from airflow_pgchange.spark import startup
 from demo.spark import clean_environment
 
 VARIABLE = "JAVA_TOOL_OPTIONS"
-"""What every JVM looks at, whoever starts it."""
+"""The environment variable that every JVM reads."""
 CACHE = Path(__file__).parents[2] / ".cache"
 KEPT = CACHE / "java-options"
 

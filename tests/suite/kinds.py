@@ -1,4 +1,4 @@
-"""What is dear about a test, as markers, so that it can be left out where it is not what changed."""
+"""Markers for the expensive resources of a test, so that the test can be left out unless they have changed."""
 
 from __future__ import annotations
 

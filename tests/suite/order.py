@@ -1,8 +1,8 @@
-"""In which order tests run: those that failed last time, then the fastest, unless they are asked for in an order of their
-own; and which are left to the release.
+"""The order of tests: tests that failed last time, then the fastest, unless the command line has an order. And the
+tests that are left to the release.
 
-What the last runs in this checkout saw is kept beside it, and where nothing is yet, the recorded budget tells which files
-are dear.
+The results of the last runs are kept beside this checkout. If there are none yet, the recorded budget says which files
+are expensive.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_off() -> Iterator[None]:
-    """Keep the garbage collector from running inside the block, whoever has turned it off before."""
+    """Keep the garbage collector from running inside the block, also if it was turned off before."""
     collects = gc.isenabled()
     gc.disable()
     try:

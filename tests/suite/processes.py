@@ -16,7 +16,7 @@ from pathlib import Path
 
 PR_SET_CHILD_SUBREAPER = 36
 PATIENCE = 10.0
-"""Seconds for what a command left behind to end by itself."""
+"""Seconds that the child processes of a command get to end by themselves."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Ended:
     cpu: float
     """Of the command, of its children and of servers that it started, in seconds."""
     left: Sequence[str]
-    """Command lines of what it started and did not stop; they are killed."""
+    """Kill the processes that it started and did not stop, and return their command lines."""
 
 
 def run(
@@ -108,7 +108,7 @@ def _children() -> float:
 
 
 def said_with(archive: Path, code: str, folder: Path) -> str:
-    """What code prints that runs in a Python of its own, in a folder, with an archive on its path and nothing else."""
+    """Return the output of code that runs in a Python of its own, in a folder, with only an archive on its path."""
     ran = subprocess.run(
         [sys.executable, "-c", code],
         env={"PYTHONPATH": str(archive)},

@@ -67,7 +67,7 @@ def parts(tree: Path) -> Iterator[Part]:
 
 
 def _draws(path: Path) -> bool:
-    """Whether a campaign draws from a seed: one that does not is the same with any."""
+    """Whether a campaign uses a seed. If not, it is the same with each seed."""
     return re.search(r"\b(SEED|Campaign)\b", path.read_text()) is not None
 
 
@@ -135,7 +135,7 @@ def _run(part: Part, clone: Path, summary: Path) -> bool:
 
 @contextmanager
 def taken(file: Path, *, wait: bool = False) -> Iterator[bool]:
-    """Whether this run has it to itself: another one may be at it."""
+    """Whether this run alone has the file, because another run may use it."""
     with file.open("w") as held:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

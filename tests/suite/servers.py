@@ -1,9 +1,9 @@
-"""Which PostgreSQL a test runs on: in each run one of the two, and after the next commit the other one.
+"""The choice of PostgreSQL for a test: in each run one of the two servers, and after the next commit the other server.
 
-``--servers`` chooses: ``shared`` puts a test on the server that a hash of its name and the number of commits choose,
-``other`` on the other server, ``both`` on both, and the name of a server on that server. A release runs both.
-A major version, such as ``17``, is the server of ``tests/suite/postgresql.py`` that has it.
-The marker ``hstore`` is for tests that need the extension, which the server of the wheel lacks.
+``--servers`` chooses. ``shared`` uses the server that a hash of the test's name and the number of commits choose.
+``other`` uses the other server, ``both`` uses both, and the name of a server uses that server. A release runs both. A
+major version, such as ``17``, is the server of ``tests/suite/postgresql.py`` that has it. The marker ``hstore`` is for
+tests that need the extension, which the server of the wheel lacks.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _commits(root: Path) -> int:
 
 
 def runs_elsewhere_too(item: pytest.Item) -> bool:
-    """Whether a test could run on another server, too, and now runs on one."""
+    """Whether a test could run on another server, too, but now runs on a single server."""
     callspec = getattr(item, "callspec", None)
     shared = item.config.getoption("--servers") in ("shared", "other")
     if not shared or callspec is None or "server" not in callspec.params:

@@ -1,9 +1,10 @@
 """Test files split among the workers of a run before they are collected.
 
 With ``--dist each`` every worker of pytest-xdist runs all that it collects. Here each worker gets a share of the files,
-so that it imports and collects those alone. The shares are made by greedy scheduling, the longest first, by the
-seconds that the budget has for a file (R. L. Graham, Bounds on multiprocessing timing anomalies, 1969). All files that
-use Spark go to one worker, because each worker would start a session of its own; so do those that use Airflow's API.
+so that it imports and collects those alone. The shares are made by greedy scheduling, the longest first, by the seconds
+that the budget has for a file (R. L. Graham, Bounds on multiprocessing timing anomalies, 1969). All files that use
+Spark go to the same worker, because each worker would start its own session. The same holds for files that use
+Airflow's API.
 """
 
 from __future__ import annotations

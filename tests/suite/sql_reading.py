@@ -29,8 +29,8 @@ LONG = 150
 
 @dataclass(frozen=True)
 class Object:
-    """What a statement makes or is about: ``takes`` are the types of what a function is given, None where all are meant
-    that have the name."""
+    """The object that a statement creates or changes. ``takes`` are the types of a function's arguments; None means all
+    functions with the name."""
 
     kind: str
     name: str
@@ -59,7 +59,7 @@ class Token:
 
 
 def read(path: str, text: str) -> SqlFile:
-    """What the statements of a file make and name. What a comment says is for people, and names nothing."""
+    """The objects that the statements of a file create and name. Comments are for people, and name no objects."""
     made: dict[Object, str] = {}
     commented = set()
     named: dict[str, int] = {}
@@ -77,7 +77,7 @@ def read(path: str, text: str) -> SqlFile:
 
 
 def looking_forward(files: Sequence[SqlFile]) -> list[str]:
-    """Names of what only a later file makes; the files are in the order in which they are loaded."""
+    """Names of objects that only a later file creates. The files are in the order in which they are loaded."""
     first: dict[str, int] = {}
     for number, file in enumerate(files):
         for thing in file.made:
@@ -192,7 +192,7 @@ def _type(name: dict[str, Any]) -> str:
 
 
 def _named(code: str, *, bodies: bool) -> Iterator[tuple[str, int]]:
-    """Names with their schemas, and where each begins; ``bodies``: also those in what stands between dollars."""
+    """Names with their schemas, and their positions. ``bodies``: also names in dollar-quoted texts."""
     tokens = _tokens(code)
     yield from _pairs(tokens)
     for token in tokens:

@@ -28,7 +28,7 @@ SETTINGS = {
     "TRIGGERER__JOB_HEARTBEAT_SEC": "2",
     "TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "10",
 }
-"""What a dead triggerer waited for is another's after these seconds, not half a minute."""
+"""Seconds until another triggerer takes over the triggers of a dead triggerer, instead of half a minute."""
 JOB = """
 import os, time
 import psycopg
@@ -108,7 +108,7 @@ def eventually(condition: Callable[[], bool], what: str, airflow: LocalAirflow) 
             pytest.fail(
                 f"not within {PATIENCE:g} s: {what}\n{airflow.log_tail('scheduler')}\n{airflow.log_tail('triggerer')}"
             )
-        # A condition may ask the API server, which takes CPU from what is waited for.
+        # A condition may query the API server, which takes CPU from the component that must act.
         time.sleep(0.5)
 
 

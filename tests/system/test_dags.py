@@ -123,7 +123,7 @@ def test_an_example_is_imported_by_one_line_as_often_as_airflow_looks(tmp_path: 
 
 
 def test_an_example_is_made_for_the_connections_that_a_file_names(tmp_path: Path) -> None:
-    """And the one for the connections of the examples is not there: nobody has assigned it."""
+    """The triggerer for the connections of the examples does not exist, because no team has it."""
     (tmp_path / "mine.py").write_text(blocks("python", "docs/how-to/airflow.md")[-1])
     bag = bag_of(tmp_path)
     assert (bag.import_errors, set(bag.dags)) == ({}, {"pgchange_maintenance", "shop_copies"})

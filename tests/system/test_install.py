@@ -1,5 +1,5 @@
-"""The wheel and the source distribution as a user installs them: without constraints, so with what the registries have on
-this day."""
+"""The wheel and the source distribution as a user installs them: without constraints, with the current versions of the
+registries."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def environment(python):
 
 
 def installed(python, folder):
-    """Versions and sizes of what an environment has."""
+    """The versions and sizes of the packages in an environment."""
     return json.loads(run(python, INSTALLED, cwd=folder).splitlines()[-1])
 
 

@@ -52,7 +52,7 @@ pytestmark = pytest.mark.release(
 
 @dataclass(frozen=True)
 class Told:
-    """What the listener told of the runs of two examples in a database: of each the event with its batch."""
+    """The events of the listener about runs of two examples in a database: for each run the event with its batch."""
 
     db: str
     events: dict[str, dict[str, Any]]
@@ -125,7 +125,7 @@ def told_by(db: str, folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def batches(told: Path) -> dict[str, dict[str, Any]]:
-    """The events that tell of batches, by their DAG, once each DAG has one."""
+    """Return the events with batches, by their DAG, once each DAG has such an event."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         events = map(json.loads, told.read_text().splitlines() if told.exists() else [])

@@ -35,7 +35,7 @@ from tests.web import served
 
 FEED = CommitFeed("delays", 0)
 RUN = "flight_delays/manual__2026-01-01T00%3A00%3A00%2B00%3A00/look_after/-1/2"
-"""Who processes, as an operator says it."""
+"""The run of an operator, in the form in which the operator writes it."""
 TOUR = Saga(
     "tour",
     (
@@ -53,7 +53,7 @@ SCROLLING = """
     .filter((box) => box.scrollWidth > box.clientWidth)
     .map((box) => box.getAttribute('aria-label') ?? 'the page')
 """
-"""What scrolls sideways of the page and its tables."""
+"""Return the parts of the page and its tables that scroll sideways."""
 LINES = """
 (code) => {
     const word = document.createTreeWalker(code, NodeFilter.SHOW_TEXT);
@@ -124,7 +124,7 @@ def row(tab: Page, table: str, text: str) -> Locator:
 
 
 def consumer(tab: Page, name: str) -> Locator:
-    """The row of a consumer. The row of another one may name it, as of a similar name."""
+    """The row of a consumer. The row of another consumer may name it, too, because the names are similar."""
     link = tab.get_by_role("link", name=name, exact=True)
     return tab.get_by_role("table", name="Consumers").get_by_role("row").filter(has=link)
 
@@ -135,7 +135,7 @@ def open_view(tab: Page, name: str) -> None:
 
 
 def hindrances(tab: Page, part: str, themes: Sequence[Theme] = THEMES) -> list[str]:
-    """What axe finds in a part of the page that hinders somebody seriously, in each theme."""
+    """Return the serious accessibility findings of axe in a part of the page, in each theme."""
     return [f"{theme} {hindrance}" for theme in themes for hindrance in _hindrances(tab, part, theme)]
 
 
@@ -153,7 +153,7 @@ def _hindrances(tab: Page, part: str, theme: Theme) -> list[str]:
 
 
 def work_off(db: str) -> int:
-    """What the consumer processes now."""
+    """The batch that the consumer processes now."""
     with ConsumerTransaction(FEED, db, run=RUN) as transaction:
         batch = transaction.claim(100)
         if batch is None:
@@ -214,7 +214,7 @@ def test_a_person_finds_a_consumers_last_hour_and_batches_and_the_address_bar_ke
     expect(plot).to_be_visible()
     attempt = row(browser, "Batches of the last day", "failed")
     expect(attempt).to_contain_text("ZeroDivisionError")
-    # What comes after it is one more sample, and a line.
+    # The next sample makes it a line.
     expect(plot.locator("path").first).to_have_attribute("d", re.compile("M.*L"))
     work_off(ledger)
     browser.reload()

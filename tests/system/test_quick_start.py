@@ -19,7 +19,7 @@ print("counted", SparkSession.builder.getOrCreate().range(10).count())
 
 @pytest.fixture
 def environment(tmp_path, monkeypatch):
-    # Who starts from one archive makes no other.
+    # A user who starts from one archive does not build the other.
     monkeypatch.delenv(java.VARIABLE, raising=False)
     values = clean_environment() | {"PYSPARK_PYTHON": sys.executable, "XDG_CACHE_HOME": str(tmp_path)}
     for name, value in values.items():

@@ -52,7 +52,7 @@ def environment() -> dict[str, str]:
 
 
 def fetch(url: str) -> str:
-    """What a page says; a proxy of the environment is not asked for the loopback address."""
+    """Return the content of a page, without a proxy of the environment."""
     return str(DIRECT.open(url).read().decode())
 
 

@@ -1,5 +1,5 @@
-"""A real cluster of two replicasets under load: a primary is killed, its standby is promoted and recorded as the master,
-and client, writers, consumers and a Spark read go on with nothing lost."""
+"""A failover in a real cluster of two replicasets under load. A primary is killed, and its standby is promoted and
+recorded as the master. Client, writers, consumers and a Spark read continue, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Writer:
 
 
 def consume(found: Replicasets, name: str) -> list[int]:
-    """The next batch of what the replicaset's consumer has still to process; none when there is nothing."""
+    """Return the next batch of the replicaset's consumer; None if nothing is ready."""
     ports = f"{found.primaries[name].port},{found.standbys[name].port}"
     source = (
         f"host=127.0.0.1,127.0.0.1 port={ports} user=postgres dbname=postgres target_session_attrs=read-write"

@@ -74,7 +74,7 @@ def test_what_no_argument_can_be_is_refused_by_its_name(kind: Any, name: str) ->
 
 
 def refused_by(check: Any) -> tuple[Any, ...]:
-    """What is no number or no time, for a check of those."""
+    """Values that are no numbers or no times, for checks of numbers and times."""
     for one, wrong in NUMBERS.items():
         if is_same(check, one):
             return wrong

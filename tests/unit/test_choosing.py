@@ -1,4 +1,4 @@
-"""Which tests a change concerns, in a repository made up for each rule and in this one."""
+"""The choice of the tests that a change concerns, in a made-up repository for each rule and in this repository."""
 
 from __future__ import annotations
 
@@ -275,7 +275,8 @@ def test_every_source_file_of_this_repository_has_a_test_that_reaches_it(graph):
 
 
 def file(stem: str) -> Change:
-    """A source file by its name without a suffix: with one, this file would be chosen for it, as one that names it."""
+    """The name of a source file without its suffix. With the suffix, this file would be chosen for a change of it,
+    because it names it."""
     [path] = ROOT.glob(f"{stem}.*")
     return Change(path.relative_to(ROOT).as_posix())
 

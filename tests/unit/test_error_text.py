@@ -1,4 +1,4 @@
-"""What an attempt failed on is told without secrets."""
+"""The stored error of an attempt has no secrets."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ WAYS: dict[str, Callable[[str], str]] = {
 }
 NESTED = list(WAYS)[:8]
 QUOTING = r"\W|\b[bE]\b|\bpassword\b|(?i:%(?:25)*(?:22|27|5c))"
-"""What may be left around a secret: quotes and backslashes, as they are or for a URL, and the beginnings of literals."""
+"""Text that may stay around a secret: quotes and backslashes, plain or URL-encoded, and the beginnings of literals."""
 
 
 @pytest.mark.parametrize("password", PASSWORDS)
@@ -116,8 +116,8 @@ def test_what_postgresql_cannot_store_is_left_out() -> None:
 def test_a_text_of_half_a_megabyte_is_told_at_once() -> None:
     """Errors quote what they fail on, such as a payload, and while they are told nothing else goes on.
 
-    In a process of its own, as a regular expression that takes for ever cannot be interrupted; the part that it is at
-    is in the output that the error shows.
+    Run in a process of its own, because a regular expression that takes for ever cannot be interrupted. The output in
+    the error shows the current part.
     """
     code = r"""
 from airflow_pgchange.feeds.error_text import described
@@ -147,7 +147,7 @@ def values() -> Iterator[type]:
 
 
 def test_no_value_shows_a_connection_string_where_it_is_printed() -> None:
-    # What a Place has are the ids of connections.
+    # A Place has ids of connections.
     shown = {
         f"{one.__qualname__}.{field.name}"
         for one in set(values()) - {Place}

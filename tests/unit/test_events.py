@@ -1,4 +1,4 @@
-"""What an event and a selection may be, and the ids that say when."""
+"""Valid events and selections, and ids that contain a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an optional part says where its packages are missing."""
+"""The errors of optional parts whose packages are missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What reaches Airflow's metrics."""
+"""The metrics that Airflow gets."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ MONITORING = files("airflow_pgchange") / "monitoring"
 METRICS = Path(__file__).parents[2] / "docs/reference/metrics.md"
 GAUGE, COUNTER, TIMER = "gauge", "counter", "timer"
 SUFFIXES = {GAUGE: ("",), COUNTER: ("", "_total"), TIMER: ("_sum", "_count")}
-"""What statsd_exporter and OpenTelemetry add to the name of a metric of each kind."""
+"""The suffixes that statsd_exporter and OpenTelemetry add to the name of a metric of each kind."""
 
 
 class Kinds(dict[str, str]):

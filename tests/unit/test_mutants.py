@@ -328,7 +328,7 @@ def test_a_planted_fault_is_caught_and_one_that_no_test_sees_is_told_as_a_surviv
     assert "-    return 5" not in said
     assert "because" in "\n".join(report(shop, mutants, state, {mutants[1].id: "because"}))
 
-    # What was found is there for the next run, and in another tree.
+    # The results are kept for the next run, also in another tree.
     assert State.read(state.path).results == state.results
     assert State.read(state.path).baseline == state.baseline
     assert survivors(state.path.parent) == {mutants[1].id}

@@ -1,4 +1,4 @@
-"""What Airflow does with every operator, whatever it is for: it takes, serialises and maps it."""
+"""Airflow's handling of every operator: it can be created, serialised and mapped."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_a_part_of_a_dag_can_be_taken_whatever_operators_it_has(kind: Any) -> No
 
 
 class Connected(Exception):
-    """What was asked of the first server that a task connects to."""
+    """The queries to the first server to which a task connects."""
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_a_mapped_task_finds_its_sql_in_files_too(tmp_path: Path) -> None:
     given = {name: value for name, value in ARGUMENTS[TubeTouchOperator].items() if name != "query"}
     with DAG("files", template_searchpath=str(tmp_path)) as dag:
         mapped = TubeTouchOperator.partial(task_id="task", **given).expand(query=["given.sql"])
-    # What Airflow does with a run of a mapped task.
+    # Do with a run of a mapped task the same as Airflow.
     task = mapped.unmap({"query": "given.sql"})
     environment = dag.get_template_env(force_sandboxed=False)
     task._do_render_template_fields(task, mapped.template_fields, {"params": {"n": 7}}, environment, set())

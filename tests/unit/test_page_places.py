@@ -86,7 +86,7 @@ def test_upkeep_names_its_connection() -> None:
 
 
 def clash(*assets: Asset) -> Clash | None:
-    """What is wrong with assets that are each of a DAG of its own: ``dag_0``, ``dag_1``."""
+    """The clashes of assets, each of a DAG of its own: ``dag_0``, ``dag_1``."""
     given = {}
     for number, asset in enumerate(assets):
         with DAG(f"dag_{number}", schedule=[asset]) as dag:

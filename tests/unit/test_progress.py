@@ -1,4 +1,4 @@
-"""What is said of a batch while it is processed, and how long its phases took."""
+"""The log lines about a batch while it is processed, and the durations of its phases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Airflow is told about this provider is true."""
+"""The description of this provider for Airflow is true."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ BASES = {
     "plugins": AirflowPlugin,
     "notifications": BaseNotifier,
 }
-"""Of what Airflow finds by its class: the most special one counts."""
+"""If Airflow looks something up by class, the most specific class counts."""
 
 
 def classes() -> Iterator[tuple[str, type]]:
@@ -136,7 +136,7 @@ def test_airflow_lists_feeds_among_the_queues_of_messages() -> None:
 
 
 def runtime_manager() -> Any:
-    """The manager of what tasks need of providers. Before Airflow 3.2 there is only one manager."""
+    """Airflow's manager of providers as tasks use it. Before Airflow 3.2 there is only one manager."""
     try:
         return moved("ProvidersManagerTaskRuntime", "airflow.sdk.providers_manager_runtime")()
     except ImportError:

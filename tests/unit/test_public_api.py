@@ -1,4 +1,4 @@
-"""What is public: which names each place exports, what importing them costs, and that examples use no others."""
+"""The public API: the exported names of each module, the cost of their import, and that examples use only them."""
 
 from __future__ import annotations
 
@@ -87,13 +87,13 @@ assert loaded() == {"psycopg"}, loaded()
 
 
 def test_importing_a_place_loads_nothing_that_its_names_need() -> None:
-    """A process of its own: this one has loaded all of it."""
+    """Use a process of its own, because this process has already imported everything."""
     ran = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
 
 
 def imports(text: str, path: str) -> Iterator[tuple[str, str]]:
-    """What a piece of Python imports from the package: the module and the name, or the module alone."""
+    """Return the imports from the package in a piece of Python: the module and the name, or the module alone."""
     for node in ast.walk(syntax(text)):
         if isinstance(node, ast.Import):
             yield from ((alias.name, "") for alias in node.names if _is_ours(alias.name))

@@ -1,4 +1,4 @@
-"""What a task hears of its application beside a Spark Connect server, as the process that minds it tells it."""
+"""The messages about an application beside a Spark Connect server that a task gets from the application's minder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What names a saga and those who work it off: arguments of its sensor and of its schedule."""
+"""The arguments of the sensor of a saga and of the schedule of its handlers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is looked at before a batch is claimed for Spark."""
+"""The checks before a batch is claimed for Spark."""
 
 from __future__ import annotations
 

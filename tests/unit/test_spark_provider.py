@@ -136,13 +136,13 @@ OWN = {
 }
 """Values that cannot be any text."""
 UNSET = {"conn_id", "env_vars", "track_driver_via_k8s_api", "yarn_track_via_rm_api"}
-"""What is not handed on as it was given: the first is, but names a connection that is there."""
+"""Arguments that are not passed on unchanged. The first is passed on, but names an existing connection."""
 VALUES = {name: OWN.get(name, f"a {name}") for name in OF_THE_HOOK.keys() - UNSET}
 
 
 @pytest.fixture
 def handed(monkeypatch):
-    """What hooks were made of."""
+    """The arguments with which hooks were created."""
     made = []
     monkeypatch.setattr(spark_arguments, "SparkSubmitHook", lambda **given: made.append(given))
     return made

@@ -1,4 +1,4 @@
-"""What runs the tests: its budget, its order, what it counts and what it leaves."""
+"""The test runner: its budget, the order of tests, the resources that it counts, and the files that it leaves."""
 
 import gc
 import os
@@ -114,7 +114,7 @@ def in_the_background(code: str) -> str:
 
 
 def measured(code: str, patience: float = 10.0) -> str:
-    """What a process of its own, which adopts what it leaves behind, says of a command."""
+    """Return the output of a command in a process that adopts its orphaned children."""
     script = (
         "import sys; from tests.suite import processes\n"
         f"processes.PATIENCE = {patience}\n"

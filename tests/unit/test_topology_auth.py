@@ -1,4 +1,4 @@
-"""Who may sign in to the relay: passwords, what proves them, and encryption."""
+"""Sign-in to the relay: passwords, their proofs, and encryption."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the relay does for clients that are behind, or whose snapshot lacked buckets, tried without a network."""
+"""The relay and clients that lag, or whose snapshot lacked buckets, without a network."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def relay(log):
 
 
 async def client(relay, number):
-    """One who has its snapshot."""
+    """A client that has its snapshot."""
     made = Transport()
     made.protocol = Connection(number, Session(number, None), relay, LIMITS, None)
     made.protocol.connection_made(made)
@@ -92,13 +92,13 @@ async def test_who_is_slower_than_a_burst_comes_through_it_and_delays_nobody(rel
     slow, quick = await client(relay, 1), await client(relay, 2)
     slow.full = True
     log.last = 1000
-    # As many rounds as reading the log takes, whoever does not keep up.
+    # The number of rounds depends only on reading the log, even if a client does not keep up.
     most = 0
     for _ in range(1000 // AT_ONCE):
         await relay._round()
         most = max(most, wait_for(slow))
     assert heard(quick) == list(range(1, 1001))
-    # What may wait for it, and what is read at once.
+    # The number of events that may wait for a client, and that are read at once.
     assert 0 < most < LIMITS.backlog_bytes + AT_ONCE * 100
     while slow.protocol.progress < Raft(1, 1000) or wait_for(slow):
         slow.protocol.resume_writing()

@@ -1,4 +1,4 @@
-"""What the relay lets one client cost it, tried without a network."""
+"""The limits of the cost of a client for the relay, without a network."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ async def test_who_says_much_at_once_is_heard_in_turns_with_the_others(monkeypat
 
 
 async def test_tls_is_not_begun_with_who_is_gone_already(monkeypatch):
-    """asyncio would wait for such a one for ever, and keep what it needs to."""
+    """asyncio would wait for such a connection for ever, and keep its memory."""
     begun = []
 
     async def begin(*arguments, **options):

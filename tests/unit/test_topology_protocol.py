@@ -1,4 +1,4 @@
-"""The relay's side of the protocol, tried without a network: whatever bytes come, in whatever pieces."""
+"""The relay's side of the protocol, without a network, for any bytes in any pieces."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ RESETS = {
     "pgjdbc": ("SET application_name = 'PostgreSQL JDBC Driver'", b"CZ"),
     "PgBouncer": ("DISCARD ALL; DEALLOCATE ALL", b"CCZ"),
 }
-"""What pools send when a connection is given back or taken, and the kinds of PostgreSQL's answers."""
+"""Statements that pools send when a connection is returned or taken, and the kinds of PostgreSQL's answers."""
 
 
 @pytest.mark.parametrize("pool", RESETS)
@@ -235,7 +235,7 @@ def test_what_forgets_statements_makes_room_for_others(reset):
 
 @pytest.mark.parametrize("letter", ["'", '"', "-", " ", ";", "-- ", "a'", "set x = ''"])
 def test_no_query_takes_long_to_read(letter):
-    """As long as one may be: what took the square of that would not end."""
+    """A text of the largest allowed length: with a quadratic algorithm the test would not end."""
     assert selected((letter * LONGEST_MESSAGE)[:LONGEST_MESSAGE]) in (None, [])
 
 

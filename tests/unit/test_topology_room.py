@@ -1,4 +1,4 @@
-"""How many sockets clients may cost the relay, whoever they are."""
+"""The number of sockets that clients may use in the relay."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def turns():
 
 
 def open_files():
-    # What an earlier test has left would be closed between two counts.
+    # Sockets of an earlier test could otherwise be closed between two counts.
     gc.collect()
     return len(list(Path("/proc/self/fd").iterdir()))
 

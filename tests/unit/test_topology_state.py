@@ -1,4 +1,4 @@
-"""What a client's picture of a topology promises, whatever events come."""
+"""The guarantees of a client's copy of a topology, for any events."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def lost(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def noted(woke_at: float | None) -> Observations:
-    """What was noted at 10, by who woke somebody."""
+    """The sample that the trigger that fired recorded at 10."""
     return Observations(Observation(ready=1), woke_at, Observation(ready=0), 10.0)
 
 

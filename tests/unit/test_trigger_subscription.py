@@ -111,7 +111,7 @@ async def test_who_is_given_up_is_blind_no_longer(blindness: list[tuple[str, boo
 
 
 class Server:
-    """Answers questions about some consumers, and has a lock on what the others read; takes down what it was asked."""
+    """Answers queries about some consumers, and holds a lock on the tables of the others. Records the queries."""
 
     def __init__(self, *locked: str) -> None:
         self.locked = locked

@@ -120,7 +120,7 @@ INSIDE = (
     "triggers/watches.py",
     "utils/retry_policy.py",
 )
-"""What gets its arguments from code of ours alone, which has checked them, or from Airflow, which names them."""
+"""Modules whose arguments come only from our own code, which has checked them, or from Airflow, which names them."""
 
 
 AIRFLOWS = "poke_interval"
@@ -249,7 +249,7 @@ def test_the_table_of_the_house_has_no_other_words() -> None:
 
 
 def test_texts_name_the_program_that_each_airflow_has() -> None:
-    """Airflow 3.1 has no command of a provider: there ``airflow-pgchange`` is the only one."""
+    """Airflow 3.1 has no commands of providers: there ``airflow-pgchange`` is the only command."""
     places = {"airflow_pgchange": "**/*.*", "sql": "*/*.sql", "dags": "*.py", "docs": "**/*.md"}
     files = [path for folder, files in places.items() for path in (ROOT / folder).glob(files)]
     texts = [path for path in files if path.suffix in (".py", ".js", ".yml", ".sql", ".md")]

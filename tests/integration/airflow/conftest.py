@@ -1,4 +1,4 @@
-"""What several modules of the tests of Airflow's face need."""
+"""Fixtures of several modules of the tests of operators, sensors, the page and the command line."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def test_status_shows_what_a_role_may_see_and_says_what_it_leaves_out(
 
 
 def findings(dsn: str, capsys: pytest.CaptureFixture[str]) -> list[dict[str, str | None]]:
-    """What health prints; it ends with code 1 if that is anything."""
+    """Return the output of health, which ends with code 1 if there is any."""
     args = parsed("health", "--dsn", dsn, "--output", "json")
     capsys.readouterr()
     code = 0
@@ -197,7 +197,7 @@ def test_the_limit_of_a_consumer_is_where_its_progress_is(
 
 @pytest.fixture
 def named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A paused DAG whose tasks process the changes of two consumers: one that has claimed, and one that is new."""
+    """A paused DAG whose tasks process the changes of two consumers. The first has claimed, the second is new."""
     with DAG("delays", schedule=None) as dag:
         for consumer in ("delays", "audit"):
             BatchOperator(

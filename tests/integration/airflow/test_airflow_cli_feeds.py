@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("few_sessions")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """In each run the source is the database of the results or another one, and in a release each of them."""
+    """A run tests either one database for source and results or two. A release tests both."""
     if "where" in metafunc.fixturenames:
         metafunc.parametrize("where", one_of(["beside", "elsewhere"], metafunc))
 

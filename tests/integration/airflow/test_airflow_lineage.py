@@ -1,4 +1,4 @@
-"""What OpenLineage is told of batches and backfills."""
+"""The lineage of batches and backfills for OpenLineage."""
 
 from __future__ import annotations
 
@@ -157,7 +157,8 @@ def test_a_backfill_that_is_whole_is_whole_though_nothing_can_be_told_of_it(
 
 
 class Merging(SparkBatchOperator):
-    """Spark's operator with what an application would have staged: rows of table ``ledger`` with this for ``copied``."""
+    """Spark's operator with results as an application would have staged them: rows of table ``ledger`` with this
+    ``copied``."""
 
     def __init__(self, copied: Sequence[Copied | None], **arguments: Any) -> None:
         super().__init__(task_id="t", application="nobody.py", postgres_conn_id="airline", **arguments)
@@ -185,7 +186,7 @@ class Merging(SparkBatchOperator):
 
 
 def columns_told(task: Any) -> Any:
-    """Of the one table that was written each column with what it is told to be of."""
+    """Return each column of the only table that was written, with the columns of its lineage."""
     (output,) = facets(task).outputs
     facet = (output.facets or {}).get("columnLineage")
     told = {} if facet is None else json.loads(Serde.to_json(facet))["fields"]

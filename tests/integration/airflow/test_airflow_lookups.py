@@ -156,7 +156,7 @@ async def test_a_slow_supervisor_is_blamed_and_not_the_server(
     assert "shop: Airflow did not return this connection within 0.5 s. PostgreSQL was not asked" in str(
         troubles[0]
     )
-    # The first lookup went on, and was the only one.
+    # The first lookup continued, and there was no second.
     assert supervisor.messages["GetConnection"] == 1
     assert longest[0] < supervisor.pause
 

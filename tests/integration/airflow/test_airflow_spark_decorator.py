@@ -47,7 +47,7 @@ except BaseException:
 # Not as Python ends: what Spark's client asks of a server then may have no answer.
 os._exit(0)
 """
-"""Stands in for spark-submit, with what the environment says in place of a driver."""
+"""Replaces spark-submit, and runs the application of the environment without a driver."""
 
 
 @pytest.fixture

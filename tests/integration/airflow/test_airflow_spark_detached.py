@@ -78,7 +78,7 @@ def handle_of(deferral: TaskDeferred) -> Handle:
 
 
 def finish_job(deferral: TaskDeferred, db: str) -> None:
-    """What an application leaves that has merged nothing."""
+    """The files of an application that has merged nothing."""
     with open_connection(db) as connection:
         manifests.keep(connection, detached.batch_of(handle_of(deferral), db), ())
 

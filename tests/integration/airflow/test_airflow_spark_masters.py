@@ -1,4 +1,4 @@
-"""What the Spark operator hands to spark-submit for a cluster, as Spark itself has parsed it; there is no cluster."""
+"""The arguments of the Spark operator to spark-submit for a cluster, as Spark has parsed them. There is no cluster."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ while taken is not None:
     done, taken = done + 1, request.take_next()
 {end}
 """
-"""What ``batch_jobs`` does, without Spark."""
+"""Do the same as ``batch_jobs``, without Spark."""
 
 
 def serve(body: str = "", end: str = "") -> str:

@@ -1,4 +1,4 @@
-"""What a test of a user sees without a server is what the operator does with one."""
+"""A user's test without a server sees the same as the operator with a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the operators of tubes are given: as Airflow renders it, or by a slip of the pen."""
+"""Arguments of the operators of tubes, as Airflow renders them or with typing errors."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class Reader:
         return self._printed()
 
     def _sql(self, example: str) -> str:
-        """Run statements, and show the rows of the last one that has any, with ``|`` between cells as ``psql`` does."""
+        """Run statements, and show the rows of the last statement with rows, with ``|`` between cells as in ``psql``."""
         if "from public.balance" in example:
             self._airflow_runs()
         shown = ""

@@ -45,7 +45,7 @@ def run(task: Any) -> Any:
 
 
 def numbers(connection: psycopg.Connection[Any], group: str = "g") -> list[int]:
-    """What a group has not read."""
+    """Return the events that a group has not read."""
     connection.execute("select pgmb.poll_for_events()")
     rows = connection.execute(
         "select (payload ->> 'n')::int from pgmb.read_next_events(%s, peek => true)", [group]

@@ -96,7 +96,7 @@ def databases(person: page.Person) -> dict[str, dict[str, Any]]:
 
 
 def told_of(person: page.Person, path: str, what: str) -> dict[str, Any]:
-    """What a route tells once its database has said something of that, or that there is trouble."""
+    """Return the answer of a route once its database has answered or failed."""
     deadline = time.monotonic() + 30
     while True:
         answer = person.get(path)
@@ -706,7 +706,7 @@ def test_dags_that_are_paused_are_told_to_who_may_read_them(
 ) -> None:
     from airflow.api_fastapi.app import get_auth_manager
 
-    # DAGs of tests before this one may be there, too.
+    # DAGs of earlier tests may exist, too.
     assert {"copies", "flight_delays", "kept"} <= set(page.overview(people("op"))["paused"])
     monkeypatch.setattr(get_auth_manager(), "get_authorized_dag_ids", lambda **_: {"copies"})
     assert page.overview(people("viewer"))["paused"] == ["copies"]

@@ -1,4 +1,5 @@
-"""Looking at databases: once a second however many look, over one connection, and one that hangs delays nobody."""
+"""Queries of databases for the page: once a second for any number of users, over one connection. A database that hangs
+delays no user of another."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ LOOKERS = "select count(*) = {} from pg_stat_activity where application_name = '
 
 
 def settled(window: Window[Any]) -> query_threads.Look[Any]:
-    """What a window shows once its question has been answered."""
+    """Return the state of a window once its query was answered."""
     window.ask()
     deadline = time.monotonic() + 30
     while window.asking:

@@ -1,4 +1,4 @@
-"""Queues and sagas on the page: what is told of them, and to whom."""
+"""Queues and sagas on the page: their data, and the users who may see them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def people(airflow: FastAPI, db: str, connect: Connect, monkeypatch: pytest.Monk
 
 
 def told(person: page.Person, path: str, what: str) -> dict[str, Any]:
-    """What a route tells once its database has said something of that."""
+    """Return the answer of a route once its database has answered."""
     deadline = time.monotonic() + 30
     while True:
         answer = person.get(f"{AIRLINE}/{path}")

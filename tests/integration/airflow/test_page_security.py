@@ -1,4 +1,4 @@
-"""What the page's API refuses, bounds and notes, whoever asks and however a request is written."""
+"""Requests that the page's API refuses, limits or logs, for all users and forms of requests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def people(airflow: FastAPI, db: str, monkeypatch: pytest.MonkeyPatch) -> People
 
 
 def noted_since(before: int) -> list[dict[str, Any]]:
-    """What the audit log says of the actions since it had so many entries."""
+    """Return the entries of the audit log about actions after this number of entries."""
     return [extra for _, _, extra in page.audit_log()[before:]]
 
 

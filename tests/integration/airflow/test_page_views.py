@@ -1,4 +1,4 @@
-"""The views of the event log and of the topology: what their routes tell of a database, and to whom."""
+"""The routes of the event log and of the topology: their answers, and the users who may see them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def people(airflow: FastAPI, db: str, monkeypatch: pytest.MonkeyPatch) -> People
 
 
 def told(person: page.Person, path: str) -> dict[str, Any]:
-    """What a route tells once its database has answered, or there is trouble."""
+    """Return the answer of a route once its database has answered or failed."""
     deadline = time.monotonic() + 30
     while True:
         answer = person.get(path)
@@ -44,7 +44,7 @@ def told(person: page.Person, path: str) -> dict[str, Any]:
 
 
 def the_current(partitions: list[dict[str, Any]]) -> dict[str, Any]:
-    """The one partition that is written to; another one is from the hour in which the test's template was made."""
+    """The partition that is written to. Another partition is from the hour in which the test's template was made."""
     (found,) = [one for one in partitions if one["state"] == "current"]
     return found
 

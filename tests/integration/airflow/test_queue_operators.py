@@ -162,7 +162,7 @@ def test_a_global_wish_to_defer_is_for_requests_that_can(monkeypatch):
 
 
 def request(connection):
-    """What a handler is given to answer."""
+    """The message that a handler gets."""
     query = "select iid, hstore_to_json(properties) from mbus.consume('q')"
     return connection.execute(query).fetchone()
 
@@ -344,7 +344,7 @@ def test_a_sensor_fails_for_a_saga_that_was_rolled_back_or_is_none(saga, connect
 
 
 def watchers():
-    """What watches the queues of a saga, by their names."""
+    """Return the watchers of the queues of a saga, by their names."""
     triggers = [asset.watchers[0].trigger for asset in saga_schedule(TOUR, "shop").objects]
     return {trigger.feed.queue_name: trigger for trigger in triggers}
 

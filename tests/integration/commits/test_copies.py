@@ -29,7 +29,8 @@ HERE, ELSEWHERE = CommitFeed("here", 0), CommitFeed("elsewhere", 0)
 
 @pytest.fixture
 def source(db, other_db):
-    """A database whose commits a consumer beside them has processed, and one whose results are in another."""
+    """A database with commits and two consumers. The results of the first are in the same database, those of the second
+    in another."""
     with psycopg.connect(db, autocommit=True) as connection:
         commits(connection, 5)
         drained(HERE, db)
@@ -216,8 +217,8 @@ def loaded(db, bare_db, cluster):
 
 @pytest.fixture(scope="module")
 def restored(cluster):
-    """A catalogue and a log that were restored in their cluster: the restored database, that of the results of consumers
-    elsewhere, and what was published after they had read."""
+    """A catalogue and a log that were restored in their cluster. Yields the restored database, the database of the
+    results of other consumers, and the changes that were published after they had read."""
     templates = (TEMPLATE, TEMPLATE, "template1")
     with ExitStack() as made:
         origin, elsewhere, bare = (

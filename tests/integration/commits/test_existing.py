@@ -22,7 +22,7 @@ OPEN = {
     ],
     "one that has only looked": ["select 1"],
 }
-"""What a transaction may have done before the tracking begins."""
+"""Actions of a transaction before the tracking begins."""
 ENDS = {
     "committed": ["commit"],
     "prepared": ["prepare transaction 'late'", "commit prepared 'late'"],

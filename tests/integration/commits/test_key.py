@@ -29,7 +29,7 @@ def captured(connection):
 
 
 def found(connection):
-    """What health says of tracked tables."""
+    """Return the findings of health about tracked tables."""
     return [told for (told,) in connection.execute("select told from revision.health()").fetchall()]
 
 

@@ -43,7 +43,7 @@ def cost(connection: psycopg.Connection[Any], queries: Sequence[sql.Composed]) -
 
 
 def read(connection: psycopg.Connection[Any], query: sql.Composed) -> int:
-    """How many rows of the queue and of what it needs a query reads."""
+    """Return the number of rows of the queue, and of its other tables, that a query reads."""
     before = ask(connection, READ)
     connection.execute(query)
     return int(ask(connection, READ) - before)
@@ -87,7 +87,7 @@ def test_one_that_is_ahead_of_its_source_is_refused_and_named(connect: Connect) 
 
 
 def test_a_look_at_many_costs_a_third_of_looks_at_each(connect: Connect) -> None:
-    """By what the server's own process spends, whatever else the machine does."""
+    """Measure the CPU time of the server's own process, which does not depend on the load of the machine."""
     connection = connect()
     asked = [(CommitFeed(f"watched {number}", 0), NOWHERE, 1) for number in range(100)]
     assert (
@@ -156,7 +156,7 @@ def test_a_gap_of_whole_partitions_is_kept_for_who_stands_before_it(db: str, con
     for _ in range(3):
         maintained(connection)
     commits(connection, 3)
-    # One gap is before the first commit, one holds whole partitions, and one is behind the last commit.
+    # A gap before the first commit, a gap of whole partitions, and a gap after the last commit.
     assert [maintained(connection) for _ in range(2)] == [3, 3]
     assert [lag["ready"] for lag in told(connection, EARLY, CommitFeed("new", 0))] == [3, 5]
     assert len(drain(db, feed=EARLY)) == 3

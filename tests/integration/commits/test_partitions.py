@@ -238,7 +238,7 @@ def test_the_default_partition_is_read_once_for_all_partitions_that_are_made(que
 
 
 MANY = 45_000
-"""Rows that take more room than is read while writers wait, where a page holds a tenth of what it could."""
+"""More rows than are read while writers wait. Each page is filled to a tenth."""
 
 
 def without_partitions(queue, rows):
@@ -336,7 +336,7 @@ def test_the_default_partition_ends_behind_a_transaction_that_wrote_while_it_was
     without_partitions(queue, 10)
     asking, end = connect_to(db), None
     deadline = time.monotonic() + 60
-    # Who writes is waited for no longer than it takes to try again.
+    # A lock waits for writers only until the next try.
     while end is None:
         assert time.monotonic() < deadline
         writer = connect_to(db, autocommit=False)

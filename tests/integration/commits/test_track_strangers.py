@@ -1,4 +1,4 @@
-"""What the owner of a tracked table wrote runs with nobody else's rights, whoever looks after the tables."""
+"""Code of a tracked table's owner never runs with the rights of another role, such as the role of the maintenance."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ PLANNED = {
         "create table own.child (check (id > 0 or own.settled(1))) inherits (own.mine); insert into own.child values (5)"
     ),
 }
-"""What is computed when a query is only planned, or may be, by what it is in."""
+"""Expressions that are evaluated while a query is planned, by the objects that contain them."""
 
 
 @pytest.mark.parametrize("kind", PLANNED)

@@ -1,4 +1,4 @@
-"""Bad input: each is answered with what to do, and nothing is lost."""
+"""Invalid input: each error contains advice, and nothing is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions that run as their owner ask for the rights of their caller, and never of who is logged in."""
+"""Functions that run as their owner check the rights of their caller, and never of the session user."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RECORDS = {
     "default of tube.backfill": "who started a backfill",
     "default of mbus.temporary": "who made a temporary queue or consumer",
 }
-"""What mentions session_user, each to record who acted: nothing else does."""
+"""The only functions that use session_user, to record the acting user."""
 SESSION_USER = """
 select n.nspname || '.' || p.proname from pg_proc as p join pg_namespace as n on n.oid = p.pronamespace
 where n.nspname = any (%(schemas)s) and (p.prosrc ~* 'session_user' or pg_get_function_sqlbody(p.oid) ~* 'session_user')
@@ -194,7 +194,7 @@ CALLS = (
     "(select from pgmb.groups() as g where g.topics <> '{}')",
     f"tube.note_attempt('t', 0, 'claimed', '{BATCH % 2}') as n, pgchange.batches()",
 )
-"""What tells more to who owns the schemas than to who may look."""
+"""Functions that return more to the owner of the schemas than to readers."""
 
 
 def test_the_owner_is_told_more_than_a_stranger(connection, stranger):

@@ -1,4 +1,4 @@
-"""Functions that run with the rights of their owner: each is entered in a list of who may call it and what it asks."""
+"""Functions that run with the rights of their owner. Each is listed with its permitted callers and its check of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from airflow_pgchange.admin import versions
 pytestmark = pytest.mark.hstore
 
 OWN = re.compile(r"\$\d+(\$[0-9a-f]+)?$|(?<=_)[0-9a-f]{12}$")
-"""What the name of a function has of the queue, the consumer or the table that it is of."""
+"""The part of a function's name that identifies its queue, consumer or table."""
 ITEM = """
 create table public.item (id bigint primary key, n integer);
 select revision.track('public.item');
@@ -79,7 +79,7 @@ def callers(
 
 
 def entries() -> list[tuple[str, str, str]]:
-    """Each function that is entered, its callers, and the pattern of what it asks by."""
+    """The listed functions, each with its callers and the pattern of its check."""
     asked = tomllib.loads((Path(__file__).parents[2] / "definers.toml").read_text())["asked"]
     return [(name, one["callers"], one.get("by", "")) for one in asked for name in one["functions"].split()]
 
@@ -106,7 +106,7 @@ def test_every_function_asks_what_its_entry_says(connection, granted):
 
 
 def test_no_function_that_fires_by_itself_can_be_called_or_put_on_another_table(connection, granted):
-    """Who may execute one can have it fire for a table of his own, with whatever he writes there."""
+    """A role that may execute such a trigger function can attach it to its own table, and fire it with any row."""
     rows = connection.execute(DEFINERS, [list(granted)]).fetchall()
     assert [
         name for name, is_trigger, _, is_public, _, roles in rows if is_trigger and (is_public or roles)

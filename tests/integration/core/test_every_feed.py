@@ -1,4 +1,4 @@
-"""What is the same for the consumers of every kind of feed, and of one that is not ours."""
+"""Behaviour that all kinds of feeds share, including a feed of another package."""
 
 from __future__ import annotations
 
@@ -121,15 +121,15 @@ each_movable = _of("commit", "event", "topology", "diary")
 each_note_of_a_move = _of("commit", "event")
 """A feed of each function that notes a move: the event log has its own."""
 each_claim = _of("commit", "tube", "queue")
-"""A feed of each claim: commits, events, the topology and the diary have the same one."""
+"""A feed for each implementation of claim. Commits, events, the topology and the diary share an implementation."""
 
 
 @each
 def test_a_claim_in_a_transaction_that_has_written_is_refused(
     feed: Feed, fill: Callable[[Any], Any], connect: Connect
 ) -> None:
-    """What it wrote may be among the changes, which nobody else can read yet, and a claim that ends with the work's
-    transaction is no record of it."""
+    """A transaction that has written may not claim: its own changes, which others cannot read yet, could be in the
+    batch. The claim would also be rolled back together with the work."""
     connection, keeper = connect(), connect(autocommit=False)
     fill(connection)
     ask(connection, feed.register())
@@ -553,7 +553,7 @@ def beginning(connection: Any, feed: Feed) -> Lag:
 
 
 def behind(connection: Any, feed: Feed, **as_if: Any) -> list[tuple[str, str]]:
-    """What health says of one consumer, where status() says something else of it."""
+    """Return the findings of health about a consumer, with another answer of status()."""
     rows = [row | as_if for row in consumers.status(connection, warn=pytest.fail)]
     found = findings(connection, pytest.fail, rows)
     return [(one.severity, one.told) for one in found if one.consumer == feed.name]
@@ -573,7 +573,7 @@ def test_a_consumer_that_is_further_behind_than_it_may_be_is_a_finding_that_says
     assert ", the oldest for 90 days (limit: 01:00:00): no task " in told
     with suppress(ZeroDivisionError), ConsumerTransaction(feed, db) as consumer:
         consumer.claim(10)
-        if feed.kind != "queue":  # What is at work there is ready for nobody else.
+        if feed.kind != "queue":  # Changes in work there are not ready for others.
             ((severity, told),) = behind(connect(), feed, oldest_seconds=3601)
             assert severity == "warning"
             assert ": a task is at work on it, on a batch claimed at " in told

@@ -1,4 +1,4 @@
-"""What became of batches, and what watchers of feeds see, as the database shows it to people."""
+"""The history of batches and the samples of watchers, as the database shows them to people."""
 
 from __future__ import annotations
 

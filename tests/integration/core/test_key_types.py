@@ -92,7 +92,7 @@ def test_each_of_forty_types_is_taken_or_refused_with_the_reason(forty):
 
 
 def test_two_values_of_a_type_have_one_text_if_they_are_equal_and_each_is_read_back(forty):
-    """Whatever the settings of the sessions that write and read."""
+    """The result does not depend on the settings of the sessions that write and read."""
     for kind, name in COLUMNS.items():
         if kind not in TAKEN:
             continue

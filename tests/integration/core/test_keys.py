@@ -147,7 +147,7 @@ def test_a_type_whose_equal_values_can_have_several_texts_is_no_key(tables, kind
 
 
 def test_a_text_is_no_key_under_a_collation_that_takes_different_texts_for_equal(tables):
-    """Without ICU no such collation can be created, so this one is marked."""
+    """Without ICU no such collation can be created, so mark this case."""
     tables.execute(
         "create collation blind (provider = libc, locale = 'C');"
         "create table blinded (id text collate blind primary key);"

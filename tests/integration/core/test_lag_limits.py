@@ -1,4 +1,4 @@
-"""Who may set how far behind a consumer may be, and what is no limit."""
+"""The rights to set limits of the lag of consumers, and invalid limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a dead letter of the commit queue holds, for people."""
+"""The content of a dead letter of the commit queue, for people."""
 
 from __future__ import annotations
 

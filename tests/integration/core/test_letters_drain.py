@@ -1,4 +1,4 @@
-"""What becomes of a batch that failed as often as it may."""
+"""Batches that have failed the maximum number of times."""
 
 from __future__ import annotations
 

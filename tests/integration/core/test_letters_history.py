@@ -45,7 +45,7 @@ def test_trimming_of_other_history_hinders_no_letter(own_database, connect_to):
     commits(connection)
     drain(own_database)
     use_up_transactions(connection, 200)
-    # What comes now lies in a partition that is not full by the end of the test.
+    # New rows are in a partition that is not full by the end of the test.
     connection.execute("select revision.maintain_partitions(1000000, 1)")
     letter, ids = give_up(connection, own_database)
     slow.commit()
@@ -131,7 +131,7 @@ def test_a_letter_that_the_source_lost_with_its_tail_is_void_after_the_repair(db
     mark = source.execute("select to_jsonb(c) from pgchange.claim as c").fetchone()[0]
     lost, ids = give_up(connection, db, source=other_db, at=source)
     dead_letters.redrive(connection, ids=[lost])
-    # As a crash does it: the source knows the claim before the last one.
+    # The state after a crash: the source has the previous claim, but not the last.
     source.execute("delete from pgchange.claim")
     source.execute(
         "insert into pgchange.claim select (jsonb_populate_record(null::pgchange.claim, %s)).*",

@@ -1,4 +1,4 @@
-"""Who sees letters, who keeps them, and what is answered to nonsense; another kind of feed plugs in."""
+"""The rights to see and to keep letters, the answers to invalid input, and letters of another kind of feed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the maintenance DAG does, as the role that runs it."""
+"""The work of the maintenance DAG, as the role that runs it."""
 
 from __future__ import annotations
 

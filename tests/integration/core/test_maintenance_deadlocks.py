@@ -88,7 +88,8 @@ STEPS = (
 
 
 def _events(connection: psycopg.Connection[Any], number: int) -> None:
-    """Partitions that were made ahead are replaced by shorter or longer ones, and old ones emptied and dropped."""
+    """Partitions that were created in advance are replaced by shorter or longer partitions, and old partitions are
+    emptied and dropped."""
     width = ("1 hour", "10 minutes")[number % 2]
     configure(connection, partition_interval=width, partition_retention_period="2 hours")
     for table in ("pgmb.dispatched", "pgmb.events"):
@@ -200,7 +201,7 @@ def test_a_claim_that_is_ended_to_let_others_out_of_a_deadlock_is_made_anew(impa
         until(looking, waits(relation=part))
         locked = pool.submit(other.execute, lock.format("pgmb.dispatched"))  # type: ignore[arg-type]
         until(looking, waits(other))
-        # Only now who claims comes upon the other one, which waits for it.
+        # Only now the claim meets the other transaction, which waits for it.
         first.rollback()
         locked.result()
         other.rollback()

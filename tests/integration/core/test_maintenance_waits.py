@@ -32,8 +32,9 @@ TRIMMED = "select pubsub.trim_partition('{0}', '0')"
 
 @dataclass(frozen=True)
 class Meeting:
-    """Maintenance has done ``done``, and somebody else holds ``held`` when he comes to want ``wanted``, which maintenance
-    has locked; then maintenance ``comes_to`` what he holds, and ``says`` so. {0} and {1} are two partitions."""
+    """Maintenance has done ``done``. Another session holds ``held`` and then wants ``wanted``, which maintenance has
+    locked. Then maintenance ``comes_to`` the object that the session holds, and logs ``says``. {0} and {1} are two
+    partitions."""
 
     done: str
     held: str
@@ -125,7 +126,7 @@ def watching(connect: Connect) -> Connection:
 
 @pytest.fixture
 def maintaining(watching: Connection, connect: Connect) -> Connection:
-    """Maintenance in a long transaction. In a deadlock it is the other one who is ended; and it may not wait for long."""
+    """Maintenance in a long transaction. In a deadlock the other session is ended, and it may not wait for long."""
     connection = connect(autocommit=False)
     connection.execute("set deadlock_timeout = '1h'")
     connection.execute("set statement_timeout = '20s'")
@@ -134,7 +135,7 @@ def maintaining(watching: Connection, connect: Connect) -> Connection:
 
 
 def meet(watching: Connection, maintaining: Connection, other: Connection, meeting: Meeting) -> Told:
-    """What maintenance says; the other one gets all that it wants."""
+    """Return the log of maintenance. The other session gets all its locks."""
     with ThreadPoolExecutor(1) as pool:
         maintaining.execute(meeting.done)  # type: ignore[arg-type]
         other.execute(meeting.held)  # type: ignore[arg-type]
@@ -275,7 +276,7 @@ def test_maintenance_that_waits_for_who_waits_for_it_would_be_noticed(
 def test_maintenance_waits_for_nobody_who_waits_while_somebody_is_about_to_look_for_a_deadlock(
     watching: Connection, maintaining: Connection, connect: Connect
 ) -> None:
-    """Who has waited for another one may be in a deadlock as soon as that one comes to wait for maintenance."""
+    """A session that waits for another may be in a deadlock as soon as the other waits for maintenance."""
     holder, other = connect(autocommit=False), connect(autocommit=False)
     holder.execute("select pg_advisory_xact_lock(1)")
     with ThreadPoolExecutor(1) as pool:

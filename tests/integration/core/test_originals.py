@@ -26,7 +26,7 @@ def of_server(name):
 
 
 def all_there(connection):
-    """What is in the database, but for PostgreSQL's own."""
+    """The objects of the database without PostgreSQL's own objects."""
     query = """
         select 'schema', nspname::text from pg_namespace where nspname !~ '^pg_'
         union all select 'function', oid::regprocedure::text from pg_proc where oid >= 16384

@@ -30,7 +30,7 @@ GRANTS = {
     "mbus": ["grant_maintainer", "grant_admin"],
     "topology": ["grant_reader", "grant_consumer", "grant_admin", "grant_writer"],
 }
-"""What makes a persona, by schema."""
+"""The statements that create a persona, by schema."""
 PERSONAS = [f"{name}.{grant}" for name, grants in GRANTS.items() for grant in grants]
 
 OWNED = {
@@ -58,9 +58,9 @@ SHARED = {
     "pgmb.condition": "conditions run with the rights of the owner of pgmb",
     "pgmb.config": "the log has one keeping for all",
 }
-"""What has no owner, with why: docs/reference/roles.md tells whom one trusts."""
+"""Objects without an owner, with the reason. docs/reference/roles.md lists the trusted roles."""
 REFUSED = ("42501", "22023", "PC002", "PC008")
-"""The states of what is denied, cannot be meant, or is not there for whom it is hidden from."""
+"""The SQLSTATEs of calls that are denied, invalid, or about objects that are hidden from the caller."""
 LOOKED_AT = {
     "revision.is_captured(oid,oid)": "select revision.is_captured('theirs.item'::regclass, 'theirs.item'::regclass)",
     "revision.key_columns(oid)": "select revision.key_columns('theirs.item'::regclass)",
@@ -79,7 +79,8 @@ LOOKED_AT = {
 
 @pytest.fixture
 def admin(connect, role):
-    """Another owner's table, tracked, attached and published, with what can be known of it; a tube that is theirs too."""
+    """Another owner's table that is tracked, attached and published, with its visible names; and a tube of the same
+    owner."""
     connection, owner = connect(), role("theirs")
     for grant in ("revision.grant_owner", "tube.grant_owner", "pgmb.grant_owner"):
         connection.execute(f"select {grant}(%s::regrole)", [owner.name])
@@ -167,7 +168,7 @@ def writable(admin, who):
 
 
 def outcome(session, call):
-    """The state of what a call fails with; None where it fails with nothing."""
+    """Return the SQLSTATE with which a call fails; None if it succeeds."""
     try:
         session.execute(call)
     except psycopg.Error as error:
@@ -264,7 +265,7 @@ CALLS = {
     ],
     "pgchange.grant_maintainer": ["select pgchange.drop_leftovers('-1 day')"],
 }
-"""What a persona may call or write, done with what is another's."""
+"""Calls and writes that a persona may make, tried on the objects of another owner."""
 
 
 def test_what_is_done_with_anothers_table_is_refused_or_does_nothing(admin, stranger):
@@ -282,7 +283,7 @@ def test_what_failed_is_shown_to_the_owner_of_the_table_only(admin, stranger):
 
 @pytest.mark.parametrize("prepare", ["track", "push"])
 def test_who_hands_its_table_on_hands_it_on_writable(connect, role, connect_to, prepare):
-    """What captures it stays the former owner's, and cannot place a row: that fails no write."""
+    """Its capture stays with the former owner and cannot place a row. No write fails because of this."""
     admin, owner, heir = connect(), role("owner"), role("heir")
     for name in ("revision.grant_owner", "pgmb.grant_owner"):
         admin.execute(f"select {name}(%s::regrole)", [owner.name])

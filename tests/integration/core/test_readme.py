@@ -106,7 +106,7 @@ def test_a_consumer_without_airflow(db, connect):
 
 
 def test_the_tutorial_and_the_guide_to_the_queue_have_one_statement() -> None:
-    """A reader who goes from one to the other finds the same tables and the same addition."""
+    """A reader finds the same tables and the same addition on both pages."""
     (consumer,), (dag,) = blocks("python", "docs/how-to/commit-queue.md"), blocks("python", TUTORIAL)
 
     def written(example: str) -> str:

@@ -1,5 +1,5 @@
-"""A dump that was restored in parts: its data into schemas that are there, its schemas without the data. What came is
-told as a copy, whatever came with it."""
+"""A dump that was restored in parts: its data into schemas that are there, its schemas without the data. A restored
+part is recognised as a copy, with or without other parts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ORIGINS = ("revision", "pgmb", "topology", "mbus")
 
 
 def load(cluster, source, target, *options):
-    """Load a part of a dump of a database into another one. What is there already is left out."""
+    """Load a part of a dump into another database. Existing objects are left out."""
     dumps.load(cluster, target, dumps.dump(cluster, source, *options), *dumps.ANYWAY)
 
 
@@ -169,7 +169,8 @@ def test_a_claim_beyond_the_log_of_a_catalogue_is_not_adopted(db, connect, insta
 
 
 def test_a_dump_whose_transaction_has_the_id_of_the_origin_is_told_from_it(db, bare_db, cluster, connect_to):
-    """As in two servers that began as copies of one, and of which one was installed and the other restored."""
+    """The state of two servers that began as copies of the same cluster: the schemas were installed in the first, and
+    restored in the second."""
     load(cluster, db, bare_db, "--format=plain")
     connection = connect_to(bare_db)
     for name in origins(connection):

@@ -39,7 +39,7 @@ def work(db: str) -> None:
 
 
 def look(connection: Connection) -> Trend | None:
-    """What a look shows of the consumer."""
+    """Return the sample of the consumer."""
     hour = LastHour()
     hour.goes_on(connection, consumers.status(connection))
     assert hour.left_out == []

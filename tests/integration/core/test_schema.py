@@ -107,7 +107,7 @@ def geometry(bare_db, connect_to):
 
 
 def of_others(connection):
-    """What is in their schema."""
+    """The objects in their schema."""
     return connection.execute("select version from topology.installed").fetchall()
 
 
@@ -272,7 +272,7 @@ RUNNING = {
     "pgmb": "select pgmb.push_table_mutations('public.item'), pgmb.maintain_events_table()",
     "mbus": "select mbus.create_queue('q', 2), mbus.create_queue('gone', 2), mbus.drop_queue('gone')",
 }
-"""What makes objects within a schema, or takes others out of it, while it is used."""
+"""Functions that create or drop objects of a schema while it is used."""
 THEIRS = {
     "table": "create table {}.my_archive as select 1 as n",
     "view": "create view {}.my_view as select 1 as n",
@@ -483,7 +483,7 @@ def test_a_given_function_that_names_everything_with_its_schema_gets_no_search_p
 
 
 NEVER_CHANGED = "revision.commit_queue"
-"""What only inserts and truncates write, in all of its partitions: those need no replica identity."""
+"""Tables that are only inserted into and truncated, with their partitions. They need no replica identity."""
 
 
 def test_every_table_that_we_change_can_be_published(connect):

@@ -1,4 +1,4 @@
-"""Bringing what is installed to a newer version: all of what it holds stays, or nothing has changed."""
+"""Upgrades of installed schemas: all data is kept, or nothing has changed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ insert into pgmb.installed (version) values (3);
 
 @pytest.fixture
 def newer(tmp_path, monkeypatch):
-    """Makes this package a newer one, whose event log is upgraded by the files given."""
+    """Turn this package into a newer version, whose event log is upgraded by these files."""
 
     def make(*upgrades: str) -> None:
         folder = tmp_path / "sql"
@@ -92,7 +92,7 @@ def test_two_that_upgrade_at_once_do_it_once(connect, newer):
         schema.upgrade(first)
         with pytest.raises(ConsumerBusy):
             schema.upgrade(second)
-    # Autovacuum gives way to who waits for longer.
+    # Autovacuum gives way to a session that waits for longer.
     second.execute("reset lock_timeout")
     schema.upgrade(second)
     assert second.execute("select version from pgmb.installed order by version").fetchall() == [(1,), (2,)]

@@ -1,4 +1,4 @@
-"""Sessions that a drain loop keeps: the next batch gets one as if it was new."""
+"""Sessions that a drain loop keeps: the next batch gets a session in the state of a new session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What existing users and clients of each system call keeps its names, its arguments in their order, and its results."""
+"""The functions that existing users and clients call keep their names, the order of their arguments, and their
+results."""
 
 from __future__ import annotations
 

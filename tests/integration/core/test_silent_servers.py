@@ -1,4 +1,4 @@
-"""Servers that fall silent, behind a proxy that keeps its connections; and healthy ones that only take their time."""
+"""Servers that fall silent behind a proxy that keeps its connections, and healthy servers that are only slow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One table of every consumer of every feed, and one of what a person should look at."""
+"""The table of all consumers of all feeds, and the table of findings that need a person."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_a_consumer_at_work_on_a_batch_that_failed_before_is_no_finding(full):
 
 
 def looked_at_while(connect, table, change):
-    """What ``pgchange.status()`` says where something changes after it has begun, before it comes to a table."""
+    """The answer of ``pgchange.status()`` if a table changes after the call has begun and before it reads the table."""
     looker, other = connect(), connect()
     with ThreadPoolExecutor(1) as pool, other.transaction():
         other.execute(f"lock table {table} in access exclusive mode")

@@ -17,7 +17,8 @@ from tests.suite.clusters import TEMPLATE
 
 
 class Cloud:
-    """Stands in for Amazon's client. Each token is the role's password until the next one is asked for, or it expires."""
+    """Stands in for Amazon's client. Each token is the role's password until it expires or the next token is
+    requested."""
 
     def __init__(self, server):
         self.server = server

@@ -1,4 +1,4 @@
-"""What the consumer transaction holds, outlives and notices."""
+"""The consumer transaction: its locks, the failures that it survives, and those that it detects."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WAITING = """
 select count(*) = 2 from pg_stat_activity
 where datname = current_database() and state = 'idle in transaction' and application_name = 'airflow_pgchange'
 """
-"""The one who works, and the one who waits."""
+"""A transaction that works, and a transaction that waits."""
 
 
 @pytest.mark.parametrize("level", ["read committed", "repeatable read", "serializable"])
@@ -163,7 +163,7 @@ def test_a_rollback_that_a_writer_asks_for_is_no_ack(db, connect):
 
 
 class TimedOut(Exception):
-    """What a signal's handler raises in the middle of a statement."""
+    """An exception of a signal handler in the middle of a statement."""
 
 
 def test_a_statement_that_an_exception_from_outside_leaves_running_is_cancelled(db, connect):

@@ -19,7 +19,7 @@ def _case(system, *values):
 
 
 NEEDED = [_case(system, needed, system.folder) for system in versions.SYSTEMS for needed in system.needs]
-"""Each system that another one needs, and that other one."""
+"""Pairs of systems: the first is needed by the second."""
 THEIRS = {
     "view": ("create view public.mine as select version from {}.installed", "view public.mine"),
     "materialized view": (
@@ -37,7 +37,7 @@ THEIRS = {
     ),
     "child": ("create table public.mine () inherits ({}.installed)", "table public.mine"),
 }
-"""What others can build on a table of ours without its being in our schema, and what it is called."""
+"""Objects that others can create on our tables outside of our schema, with their names."""
 USED = {
     "view": ("create view public.mine as select topic from pgmb.events", "view public.mine"),
     "default": (
@@ -53,7 +53,7 @@ USED = {
 
 
 def held(connection):
-    """The systems that are here, with what they need."""
+    """The installed systems, with the systems that they need."""
     there = versions.present(connection)
     return [system for system in versions.SYSTEMS if system.folder in there]
 

@@ -1,4 +1,4 @@
-"""The schema of what is staged: made with the core and removed with it, and never somebody else's by its name."""
+"""The staging schema is created and removed with the core. A schema of another owner with this name is never removed."""
 
 from __future__ import annotations
 

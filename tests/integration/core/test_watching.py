@@ -1,4 +1,4 @@
-"""What keeps a feed from being watched, as ``airflow-pgchange check`` asks."""
+"""The reasons why a feed cannot be watched, as ``airflow-pgchange check`` finds them."""
 
 from __future__ import annotations
 

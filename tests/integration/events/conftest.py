@@ -1,4 +1,4 @@
-"""What several modules of the tests of the event log need."""
+"""Fixtures of several modules of the tests of the event log."""
 
 from __future__ import annotations
 

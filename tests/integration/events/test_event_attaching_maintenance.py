@@ -26,7 +26,7 @@ from tests.waiting import sleeps, until, waits
 
 @pytest.fixture
 def attaching(db):
-    """Make partitions of events in a thread of its own; the future of what that says."""
+    """Create partitions of events in a thread. Return the future of its log."""
     with ThreadPoolExecutor() as threads:
 
         def make(arguments):
@@ -256,7 +256,7 @@ def test_many_partitions_are_made_some_at_a_time_the_nearest_first(connect):
     report = look_after(connection)
     assert not any(line.startswith("left") for line in report.done)
     assert contiguous(connection)
-    # Those of two hours but for what is left of a half hour that had its partition.
+    # The partitions of two hours, without the rest of a half hour that had a partition already.
     assert len(partitions(connection)) - len(before) > 80
     assert lines(connection, f"select pgmb.make_partitions('pgmb.events', '{now}')") == []
 

@@ -282,7 +282,7 @@ def test_a_thousand_subscriptions_of_one_condition_get_each_its_own(connect):
 def test_a_condition_of_a_thousand_subscriptions_is_evaluated_for_those_that_match_and_once_a_topic(connect):
     connection = connect()
     connection.execute("create sequence public.evaluated")
-    # Stable, so that an index may be asked for what it returns.
+    # The function is stable, so that its result can be looked up in an index.
     connection.execute(
         "create function public.wanted(topic text) returns jsonb stable language plpgsql as "
         "'begin perform nextval(''public.evaluated''); return jsonb_build_object(''topic'', topic); end'"
@@ -298,7 +298,7 @@ def test_a_condition_of_a_thousand_subscriptions_is_evaluated_for_those_that_mat
     )
     before = one(connection, "select last_value from public.evaluated")
     assert poll(connection) == 1000
-    # For each topic to find its subscription by the index, and to look at the one that was found.
+    # For each topic: find its subscription by the index, and evaluate only that subscription.
     assert one(connection, "select last_value from public.evaluated") - before == 2 * 10
 
 

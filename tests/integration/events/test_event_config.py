@@ -1,4 +1,4 @@
-"""Settings of the event log: those that cannot be are refused, with what to do."""
+"""Settings of the event log. Invalid settings are refused with advice."""
 
 from __future__ import annotations
 

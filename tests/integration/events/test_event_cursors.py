@@ -130,7 +130,7 @@ def test_what_a_group_whose_cursor_is_elsewhere_is_moved_back_to_is_kept_until_i
     later = publish(source, "a")
     assert work(db, source=other_db) == later
     by_hand.move_consumer(results, source, FEED, "beginning")
-    # The old event is past its retention of an hour by then, and the later one is not, whatever half hour begins.
+    # By then the old event has passed its retention of an hour, and the later event has not, whichever half hour begins.
     maintain(source, "50 minutes")
     assert work(db, source=other_db, limit=1) == [old]
     assert work(db, source=other_db) == later

@@ -76,7 +76,7 @@ def test_events_of_a_time_before_which_the_clock_was_set_back_wait_for_it(connec
     subscribe(connection)
     publish(connection)
     dispatch(connection)
-    # What a poll leaves whose clock is an hour ahead.
+    # The events that a poll leaves if its clock is an hour ahead.
     ahead = "pgmb.create_event_id(now() + interval '1 hour', 0)"
     set_back = f"update pgmb.dispatcher set scheduled_upto = {ahead}, last_id = {ahead}"
     connection.execute(set_back)

@@ -102,7 +102,7 @@ def test_a_publisher_does_not_wait_while_old_partitions_are_emptied(log, connect
     publish(log)
     dispatch(log)
     read(log)
-    # Of another partition than the one that is locked.
+    # An event of another partition than the locked partition.
     later = one(log, "select now() + interval '4 hours'")
     told = lines(trimming, f"select pgmb.trim_partitions('pgmb.events', '{later + (later - later)}')")
     publisher.execute("set lock_timeout = '1s'")
@@ -160,8 +160,8 @@ def test_a_partition_that_holds_something_is_not_dropped(log):
     "times", [2, pytest.param(8, marks=pytest.mark.release("more of the same, for longer"))]
 )
 def test_everything_is_read_once_while_partitions_come_and_go(log, db, times):
-    """Publishers, the dispatcher and a reader at work, with partitions of a second that live for one more: so
-    it takes as long as some of them live."""
+    """Run publishers, the dispatcher and a reader, with partitions of a second that are kept for another second. The
+    test takes the lifetime of some partitions."""
     narrow(log)
     published, got, stop = [], [], threading.Event()
 

@@ -1,4 +1,4 @@
-"""What goes wrong on an event's way is told, and keeps nobody else from theirs."""
+"""Errors in the delivery of an event are recorded, and do not delay other subscriptions."""
 
 from __future__ import annotations
 

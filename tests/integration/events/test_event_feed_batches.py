@@ -1,4 +1,4 @@
-"""What a batch of a group has, in which order, and how it is read in parts."""
+"""The batches of a group: their events, the order, and reading in parts."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def test_a_run_that_ends_for_calls_that_never_do_waits_for_the_others(db, connec
     def look(self):
         if self._closed and self._handler.name == "slow":
             looked.set()
-        # What has not begun when the run ends is not called any more.
+        # Calls that have not begun when the run ends are not made.
         return overdue(self) if began.is_set() else []
 
     def slow(_):
@@ -199,7 +199,7 @@ def test_a_letter_of_a_handler_whose_subscription_goes_in_that_very_moment_stays
     group(db, Handler("a", Seen(failing(1)), retries=())).run("empty")
     (letter,) = dead_letters.letters(connection)
     connection.execute("delete from pgmb.subscriptions")
-    # What pgchange.redrive() calls once it has found the letter to be sendable.
+    # The function that pgchange.redrive() calls after it has found that the letter can be sent.
     with pytest.raises(psycopg.Error, match="no event can be sent to group"):
         connection.execute("select pgmb.redrive(%s)", [letter.id])
     assert [one.id for one in dead_letters.letters(connection)] == [letter.id]

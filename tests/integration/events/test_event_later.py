@@ -1,4 +1,4 @@
-"""What is published for later than there are partitions: set aside, delivered in time, and in nobody's way."""
+"""Events for times without partitions yet: they are set aside, delivered in time, and do not delay others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LATER = "select count(*) from pgmb.later"
 
 
 def set_one_aside(connection):
-    """An event of a second from now that is set aside, for whoever subscribes then; its id."""
+    """Publish an event for a second from now, which is set aside, and return its id."""
     before = one(connection, LATER)
     while True:
         (event,) = publish(connection, at="clock_timestamp() + interval '1 second'")
@@ -89,7 +89,7 @@ def test_what_is_due_is_dispatched_although_some_of_it_is_being_set_aside(connec
 
 
 def test_an_event_that_is_changed_while_it_is_set_aside_still_has_its_time(connect, db):
-    """Seen between the snapshot of who looks for it and its lock: by many events there is time for that."""
+    """The event arrives between the snapshot of the query and its lock. Many events give it the time for that."""
     connection, ended = connect(), threading.Event()
     changed = publish(connection, 5000, at="now() + interval '5 hours'")[-1]
 

@@ -105,7 +105,7 @@ def test_a_letter_whose_subscription_goes_in_that_very_moment_is_sent_to_nobody(
     assert len(take(connection, "other")) == 3
     (letter,) = dead_letters.letters(connection)
     connection.execute("delete from pgmb.subscriptions where group_id = 'g'")
-    # What pgchange.redrive() calls once it has found the letter to be sendable.
+    # The function that pgchange.redrive() calls after it has found that the letter can be sent.
     with pytest.raises(psycopg.Error, match="no event can be sent to group g"):
         connection.execute("select pgmb.redrive(%s)", [letter.id])
     assert take(connection, "other") == []

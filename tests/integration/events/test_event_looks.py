@@ -1,4 +1,4 @@
-"""What people see of the log: who reads a group, which partitions are not read, and what it costs to look."""
+"""Views of the log for people: the reader of a group, the unread partitions, and the cost of the queries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Connection = psycopg.Connection[Any]
 
 ALL_TIME = "pgmb.unread_by('-infinity', 'infinity')"
 SHOWN = (SPANS, {"upto": 1, "most": 50})
-"""What the page asks of partitions."""
+"""The page's query of partitions."""
 
 
 def unread(connection: Connection, upto: int = 1000) -> list[tuple[Any, ...]]:

@@ -15,7 +15,7 @@ from tests.waiting import until, waits
 
 @pytest.fixture
 def broken(connect):
-    """A table that cannot be repaired, as it has a foreign child now, and one with a new partition."""
+    """A table that cannot be repaired because it has a foreign child now, and a table with a new partition."""
     connection = connect()
     connection.execute("create table item (id bigint not null)")
     connection.execute("create table whole (id bigint not null) partition by range (id)")

@@ -1,4 +1,4 @@
-"""Who may publish a table's mutations, and what anybody who writes to it needs, or may see and drop."""
+"""The rights to publish a table's mutations, and the rights of roles that write to it."""
 
 from __future__ import annotations
 

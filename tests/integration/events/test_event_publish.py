@@ -151,7 +151,7 @@ def test_an_event_of_no_time_is_refused_and_not_delivered_at_once(unchanged, tim
     [("1960-01-01", "0" * 13), ("-infinity", "0" * 13), ("2200-01-01", "f" * 13), ("infinity", "f" * 13)],
 )
 def test_a_time_that_no_id_can_say_is_the_first_or_the_last(connect, when, prefix):
-    """What is to be delivered in two hundred years is not delivered now."""
+    """An event for a time in two hundred years is not delivered now."""
     connection = connect()
     assert one(connection, "select pgmb.create_event_id(%s, 0)", when) == f"pm{prefix}{'0' * 9}"
     event = publish_at(connection, f"'{when}'::timestamptz")
@@ -283,7 +283,7 @@ def test_an_immediate_stop_loses_no_committed_event(own_cluster, own_database):
     ],
 )
 def test_an_id_of_another_form_is_refused(unchanged, given):
-    """One that names no time would be scheduled, and its time would never come; others could not be read."""
+    """An event without a valid time would be scheduled and never be delivered. Other invalid times could not be read."""
     with pytest.raises(
         (psycopg.errors.StringDataRightTruncation, psycopg.errors.CheckViolation),
         match="22_hexadecimal_digits|too long",

@@ -1,4 +1,4 @@
-"""What a publisher could not publish: it is told, to whoever asks for it, and its memory is bounded."""
+"""Events that a publisher could not publish: it reports them on request, and its memory is bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of the event log goes, and what stays however old it is: never anything that somebody still needs."""
+"""The retention of the event log. Events that a reader still needs are kept, however old they are."""
 
 from __future__ import annotations
 

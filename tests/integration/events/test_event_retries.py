@@ -1,4 +1,4 @@
-"""What a handler fails on comes again to it alone, and after its last try it is a dead letter."""
+"""Events on which a handler fails are retried for this handler only, and become a dead letter after the last try."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def test_very_large_events_are_given_up_in_portions(db, connection):
 
 @pytest.fixture
 def two(connect):
-    """A connection, and the second of two subscriptions of its group: one to each topic, and events of both are there."""
+    """A connection, and the second of two subscriptions of its group. Each has a topic, and there are events of both."""
     connection = connect()
     subscribe(connection, "g", topical("t"))
     second = subscribe(connection, "g", topical("u"))

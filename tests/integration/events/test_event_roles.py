@@ -1,4 +1,4 @@
-"""Who may do what with the event log, tried as the roles themselves."""
+"""The rights of roles on the event log, tried as the roles themselves."""
 
 from __future__ import annotations
 

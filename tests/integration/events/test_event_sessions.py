@@ -1,4 +1,4 @@
-"""Who gets what is the same whatever a session, a role or a database has set."""
+"""The delivery of events does not depend on the settings of a session, a role or a database."""
 
 from __future__ import annotations
 

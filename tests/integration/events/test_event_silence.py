@@ -1,4 +1,4 @@
-"""What becomes of handlers, streams and publishers whose server falls silent behind a proxy."""
+"""Handlers, streams and publishers whose server falls silent behind a proxy."""
 
 from __future__ import annotations
 

@@ -258,7 +258,7 @@ def test_a_clock_that_stepped_back_drops_nobody_who_connects_then(serve, connect
     _, address = serve()
     connection = connect()
     with listening(f"{address}/t") as client:
-        # Who has an event follows what comes; who is still on its way there would be told of a gap.
+        # A client that has an event gets the following events. A client that has not reached it yet would get a gap.
         publish(connection, numbered(0, 1))
         assert numbers(client.events(1)) == [0]
         ahead = "pgmb.create_event_id(clock_timestamp() + '5 minutes', 0)"

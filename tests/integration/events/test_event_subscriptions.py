@@ -1,4 +1,4 @@
-"""Who gets which events: topics, parts that together reach everybody, direct messages, expiry."""
+"""The delivery of events: topics, parts that together get every event, direct messages, expiry."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_condition_on_what_an_event_has_not_is_refused(connection, column):
 
 
 def read(connection, group):
-    """(topic, payload, subscriptions) of what a group has not read, in order."""
+    """Return (topic, payload, subscriptions) of the events that a group has not read, in order."""
     connection.execute("select pgmb.poll_for_events()")
     return connection.execute(
         "select topic, payload, subscription_ids::text[] from pgmb.read_next_events(%s, peek => true)",

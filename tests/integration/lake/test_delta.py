@@ -414,7 +414,7 @@ def test_a_store_that_says_nothing_fails_the_task_and_not_the_batch(
 
 
 def staged_files(connection, lake, found, mode, key=()):
-    """What an application has staged, as the manifest brings it."""
+    """The results that an application has staged, as read from the manifest."""
     batches = found.to_batches()
     schema = pa.schema([field for field in found.schema if field.name != TOUCHED])
     place = pickle.loads(pickle.dumps(delta.place(connection, BATCH, lake, schema, key=key, mode=mode)))

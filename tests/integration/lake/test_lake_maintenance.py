@@ -1,4 +1,4 @@
-"""What is done with a lake from time to time: files of attempts that failed are removed, old snapshots expire."""
+"""Maintenance of a lake: files of failed attempts are removed, and old snapshots expire."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Each type of Arrow arrives in a table of each format exactly as it is, or is refused before a file is written.
 
-The guide has the types as a table, which is compared with what arrives here."""
+The table of types in the guide is compared with the values that arrive here.
+"""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Remote:
         return [tuple(row.values()) for row in found]
 
     def expire(self, snapshots: int = 1) -> None:
-        """Expire all snapshots but the last ones."""
+        """Expire all snapshots except the latest."""
         table = self.catalog.load_table(TABLE.table)
         for snapshot in table.snapshots()[:-snapshots]:
             table.maintenance.expire_snapshots().by_id(snapshot.snapshot_id).commit()

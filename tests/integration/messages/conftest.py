@@ -1,4 +1,4 @@
-"""What several modules of the tests of message queues need."""
+"""Fixtures of several modules of the tests of message queues."""
 
 from __future__ import annotations
 

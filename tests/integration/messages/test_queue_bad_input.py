@@ -1,4 +1,4 @@
-"""What is refused, with which words; nothing is lost by it."""
+"""Invalid input is refused with advice, and nothing is lost."""
 
 from __future__ import annotations
 

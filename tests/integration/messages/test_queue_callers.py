@@ -1,4 +1,4 @@
-"""Functions of message queues ask for the rights of whose code runs, never of who is logged in."""
+"""Functions of message queues check the rights of the role whose code runs, and never of the session user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a claim locks, and what it finds of transactions that commit late, or of its own."""
+"""The locks of a claim, and the messages that it finds of late transactions and of its own transaction."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_what_commits_late_is_received_though_later_messages_were(q, connect):
 
 def test_a_message_that_is_posted_between_the_looks_of_a_claim_is_not_missed(connect):
     q, receiving, pausing, late = connect(), connect(), connect(), connect(autocommit=False)
-    # Both messages are of one part: a claim moves its positions in the parts of what it found.
+    # Both messages are in the same part, because a claim moves its positions only in the parts of its messages.
     make(q, parts=1)
     post(q, 1)
     # The claim pauses when it has its bound: transactions with an id below it may still commit.
@@ -121,7 +121,7 @@ def test_what_commits_late_is_there_until_it_is_received_and_no_maintenance_dele
 
 
 def test_what_commits_late_comes_behind_older_messages_of_a_part_that_was_held(q, connect):
-    """Of four parts, a message each in turn. What is received is read as a range where it looks like one."""
+    """Of four parts, a message each in turn. Received messages are read as a range if they form a range."""
     slow, holder = connect(autocommit=False), connect(autocommit=False)
     fill(q, range(4))
     assert consume(holder) == "0"
@@ -227,7 +227,7 @@ def test_a_claim_does_not_walk_along_those_that_were_received_out_of_order(conne
 
 @pytest.mark.parametrize("expires", [None, "1h"])
 def test_a_claim_does_not_walk_along_those_whose_time_has_not_come(connect, expires):
-    """Messages that are delayed, and messages that wait for one at the longest until that expires."""
+    """Delayed messages, and messages that wait for another message until it expires at the latest."""
     connection = connect(autocommit=False)
     make(connection, "q", "r")
     first = None if expires is None else post(connection, 0, "r", expires=expires)
@@ -249,8 +249,8 @@ def test_a_claim_does_not_walk_along_those_whose_time_has_not_come(connect, expi
 
 @pytest.fixture
 def received_long_ago(connect):
-    """A connection, out of autocommit, to a queue q: of its 1,000 messages each was received out of order, while another
-    consumer keeps them in the log."""
+    """A connection, not in autocommit mode, to a queue q with 1,000 messages. Each was received out of order, and
+    another consumer keeps them in the log."""
     connection = connect(autocommit=False)
     make(connection)
     consumer(connection, "idle")

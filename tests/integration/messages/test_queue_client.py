@@ -1,4 +1,4 @@
-"""What clients of message queues send, from the first call to the last, in the order of their manual.
+"""The calls of clients of message queues, in the order of their manual.
 
 Drivers that prepare every statement on the server let it find out what is meant by a parameter; psycopg says it itself.
 """
@@ -79,7 +79,7 @@ def test_a_client_goes_through_the_manual(send):
     assert send(query, "mail") == [("mail.1", "a", "mail")]
     assert send(query, "mail") == [("mail.2", "b", "mail")]
     assert send(query, "mail") == []
-    # What was received or expired is else deleted on the way, sooner or later.
+    # Otherwise received and expired messages are deleted later.
     send("select mbus.clear_queue_mail()")
     assert send("select mbus.is_msg_exists($1), mbus.estimated_messages($2)", "mail.3", "mail") == [(True, 1)]
     assert send("select data -> 'to' from mbus.take($1)", "mail.3") == [("c",)]

@@ -1,4 +1,4 @@
-"""What queues tell people of what is in them: a row for each consumer."""
+"""The counts of messages in queues, for people: a row for each consumer."""
 
 from __future__ import annotations
 

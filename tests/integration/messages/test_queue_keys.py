@@ -109,7 +109,7 @@ def test_a_batch_that_failed_keeps_its_keys_until_it_is_done(db, keyed):
         assert found == ["a1"]
         raise ZeroDivisionError
     fill(keyed, "a2")
-    # Another worker adopts the batch of the one that is gone.
+    # Another worker takes over the batch of a worker that is gone.
     with worker(db) as adopted:
         assert adopted == ["a1"]
         assert work(db) == ["b1"]

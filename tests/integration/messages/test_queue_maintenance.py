@@ -80,7 +80,7 @@ def test_a_temporary_queue_that_another_maintenance_removes_is_not_waited_for(q,
 def test_who_received_from_a_temporary_queue_what_expired_since_is_not_waited_for(q, connect):
     reply = one(q, "select mbus.create_temporary_queue()")
     holder = connect(autocommit=False)
-    # Whoever is late posts another one.
+    # A late worker posts another message.
     while consume(holder, queue=reply) is None:
         post(q, 1, reply, expires="1s")
     until(q, "select every(expires < clock_timestamp()) from mbus.tempq")

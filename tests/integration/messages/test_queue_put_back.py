@@ -141,7 +141,7 @@ def test_what_a_temporary_consumer_put_back_goes_with_it_if_others_had_it(q, con
 
 
 def give_up(db, consumer="retail"):
-    """What a consumer has to receive becomes one dead letter."""
+    """All messages that a consumer has to receive become a dead letter."""
 
     def fail(transaction, batch):
         raise ValueError("poison")

@@ -28,7 +28,7 @@ POSITIONS = "select array_agg(array[part, done] order by part) from mbus.positio
 
 
 def fold(connection, seen=None):
-    """What a consumer does once in several hundred messages."""
+    """The work that a consumer does once in several hundred messages."""
     connection.execute(RAISE)
     connection.execute(FOLD, [seen])
 

@@ -21,8 +21,8 @@ def use_up(connection, upto):
 
 @pytest.fixture
 def q(connect):
-    """A queue of one part, in a cluster whose transaction ids are further on than a restore, which takes some
-    thousands of them, brings a new one."""
+    """A queue of one part, in a cluster whose transaction ids are higher than those of a new cluster after a restore. A
+    restore uses some thousands of ids."""
     connection = connect()
     make(connection, parts=1)
     use_up(connection, one(connection, "select pg_current_xact_id()::text::bigint") + 10_000)
@@ -71,7 +71,8 @@ def test_a_restored_queue_goes_on_where_it_was_and_loses_nothing(q, restored, co
 
 
 def test_a_restored_queue_that_is_ordered_by_a_property_keeps_the_order_of_each_key(q, db, restored, connect):
-    """With a message of a key in a batch that failed, one that waits for it, and one that was committed late."""
+    """Three messages: the first is in a failed batch, the second waits for it because of its key, and the third was
+    committed late."""
     q.execute("select mbus.order_by('q', 'kind')")
     late = connect(autocommit=False)
     post(late, "a1", kind="a")

@@ -34,7 +34,7 @@ FAILS = {
     "post_temp": "Unknown queue:temp.x",
     "consume_temp": "Unknown queue:temp.x",
 }
-"""What those are told who may call a function for which there is nothing to do."""
+"""The answers to permitted callers if there is nothing to do."""
 
 
 def function(call):
@@ -69,7 +69,7 @@ def test_every_function_that_is_open_to_all_is_among_those_that_the_roles_try(ow
 
 
 def test_what_takes_sql_is_not_open_to_all(owner):
-    """Those that may be called with a selector run as their caller, who may call what takes one only as the owner."""
+    """Functions with a selector run as their caller. Only the owner may call the function that evaluates it."""
     opened = owner.execute(
         "select proname from pg_proc where pronamespace = 'mbus'::regnamespace and prosecdef "
         "and has_function_privilege('public', oid, 'execute') and proargnames && '{selector,p_selector,exec}'"

@@ -1,4 +1,4 @@
-"""What roles may do with the queues that they were granted: as the roles themselves, over real connections."""
+"""The rights of roles on queues, tried as the roles themselves over real connections."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ READ = (
 
 
 def singly(connection, name="default"):
-    """What comes one by one until nothing does."""
+    """Receive single messages until there are none."""
     found = []
     while (n := consume(connection, name)) is not None:
         found.append(n)
@@ -110,7 +110,7 @@ def test_what_commits_late_is_received_one_by_one_though_later_messages_were(con
 def test_what_commits_late_is_found_without_what_was_received_long_ago(connect):
     connection = connect()
     make(connection)
-    # Who reads nothing keeps the log.
+    # A consumer that reads nothing keeps the log.
     consumer(connection, "slow")
     fill(connection, range(2000))
     assert len(consumen(connection, most=2000)) == 2000
@@ -187,7 +187,7 @@ OTHER_SEEDS = pytest.mark.release("other orders by the same code: each change ru
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=OTHER_SEEDS) for seed in range(2, 6))])
 def test_in_whatever_order_transactions_end_each_message_is_received_once(connect, seed):
-    """Of posts, claims of one and of many, roll-backs, and maintenance, by some connections in any order."""
+    """Posts, claims of single and many messages, roll-backs and maintenance, by several connections in any order."""
     chance = random.Random(seed)
     make(connect(), parts=chance.choice([1, 2, 5, 16]))
     selector = chance.choice([None, "t.data -> 'n' <> 'x'"])

@@ -21,7 +21,7 @@ SELECTORS = {
 
 
 class Rights:
-    """What a role may consume from queue q, by EXECUTE or by roles."""
+    """The rights of a role to consume from queue q, by EXECUTE or by roles."""
 
     def __init__(self, connection, role, roles):
         self.connection, self.role, self.roles = connection, role, roles

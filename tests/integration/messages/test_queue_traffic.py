@@ -1,4 +1,4 @@
-"""Many producers and consumers at once, who roll back or are killed: nothing is lost or doubled, or comes too early."""
+"""Many concurrent producers and consumers, which roll back or are killed. No message is lost, duplicated or too early."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FEW = (8, 6)
 """Producers, and consumers: each of them is killed once and rolls back once, so each moment is met many times."""
 ONE_BY_ONE = pytest.mark.release("the crowd of the mixed test, all in one way")
 SIZES = [(1, 10, 100), pytest.param((1,), marks=ONE_BY_ONE), pytest.param((10, 64), marks=ONE_BY_ONE)]
-"""How many messages the consumers receive at once: one, a small batch by receipts, a large one by whole parts."""
+"""The number of messages that consumers receive at once: 1, a small batch by receipts, a large batch by whole parts."""
 SOON = 10
 """Seconds in which all is received once everything was posted: on an idle machine it takes less than one."""
 CROWDS = [FEW, pytest.param((20, 7), marks=pytest.mark.release("many more sessions that do the same"))]
@@ -36,8 +36,8 @@ Reader = tuple[str, str, int]
 
 @dataclass
 class Session:
-    """Transactions of which the first with something in it is killed before its commit, the second rolled back, and
-    later ones now and then."""
+    """Transactions. The first with messages is killed before its commit, the second is rolled back, and some later
+    transactions are, too."""
 
     conninfo: str
     seed: int
@@ -191,7 +191,7 @@ def test_two_selectors_that_complete_each_other_and_default_receive_twice_as_man
 
 @pytest.mark.parametrize("crowd", CROWDS)
 def test_the_second_of_a_pair_never_comes_first(connection, db, crowd):
-    # Whose first messages are received slowly, and the second ones eagerly.
+    # The first messages are received slowly, and the second messages quickly.
     run(db, [("r", "default", 50), ("r", "default", 10), ("q", "default", 1)], crowd, pairs=True)
     assert wrong(connection, "q/default") == {}
     assert wrong(connection, "r/default") == {}

@@ -1,4 +1,4 @@
-"""What users build upon queues: it keeps a queue from being dropped, and says so."""
+"""Objects of users that depend on queues. They prevent the drop of a queue, and the error names them."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def receivers(owner):
 
 @pytest.fixture
 def shop(owner, role, connect_to):
-    """A session of who owns schema shop, may post to q and not consume; shop.pay_in is a view of q."""
+    """A session of the owner of schema shop. It may post to q but not consume. shop.pay_in is a view of q."""
     who = role("shop")
     owner.execute(f"create schema shop authorization {who.name}")
     owner.execute(f"grant mbus_{owner.info.dbname}_post_q to {who.name}")

@@ -1,4 +1,4 @@
-"""Sagas beside one that fails: whatever its handlers do, and whatever others did with its messages, they go on."""
+"""Sagas continue beside a failing saga, whatever its handlers do and whatever happened to its messages."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def test_a_step_that_is_done_is_so_whoever_else_gave_its_message_up(db, connecti
     steps = dict(connection.execute("select step, iid from mbus.saga_steps(%s)", [saga]).fetchall())
     assert one(connection, "select iid from mbus.dmq") == steps["room"]
     assert states(connection, saga)["room"] == "done"
-    # What comes after it waits for the dead letter.
+    # Later steps wait for the dead letter.
     connection.execute("select mbus.saga_roll_back(%s, 'full')", [steps["there"]])
     run(db)
     assert states(connection, saga)["room"] == "compensated"
@@ -253,7 +253,7 @@ SMALL = (
 
 @pytest.fixture
 def poster(owner, role, connect_to):
-    """Somebody who may post to the queue of an open saga, and of a complete one; many others came later."""
+    """A role that may post to the queues of an open and of a completed saga. Many other sagas came later."""
     owner.execute("select mbus.create_queue('bungs', 2, true), mbus.create_queue('ends', 2, true)")
     for _ in range(2):
         owner.execute("select mbus.start_saga(%s, 'n=>1')", [SMALL])

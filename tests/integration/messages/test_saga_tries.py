@@ -1,4 +1,4 @@
-"""Sagas whose steps fail: tries count however they ended, a saga has a deadline, and stuck ones are named."""
+"""Sagas whose steps fail: all tries count, a saga has a deadline, and stuck sagas are reported."""
 
 from __future__ import annotations
 

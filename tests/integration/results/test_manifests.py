@@ -1,4 +1,5 @@
-"""What an application staged for a detached batch is merged by an ack elsewhere, if it is of the same attempt."""
+"""Results that an application staged for a detached batch are merged by an ack elsewhere, if they are of the same
+attempt."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ def test_an_application_may_stage_nothing(connection: Connection) -> None:
 
 
 def test_of_two_applications_on_one_attempt_the_last_that_finished_counts(connection: Connection) -> None:
-    """The first was taken for lost, and its task was tried again. What it staged is dropped with other leftovers."""
+    """The first was taken for lost, and its task was tried again. Its staged results are dropped with other leftovers."""
     staged_by_an_application(connection, (1, 10))
     staged_by_an_application(connection, (1, 11))
     merge_kept(connection, BATCH)

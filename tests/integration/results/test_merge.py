@@ -312,7 +312,7 @@ def test_an_application_that_wrote_no_manifest_is_not_taken_for_one_without_resu
     [("add", True, False), ("replace", True, False), ("mirror", True, True), ("mirror", False, True)],
 )
 def test_keys_are_written_in_their_order_whatever_that_of_rows_is(results, connect, mode, rows, touched):
-    """Whoever waits for the first has none of the others: two merges then cannot wait for each other."""
+    """A merge that waits for the first row has locked none of the others, so two merges cannot wait for each other."""
     holder, watcher = connect(autocommit=False), connect()
     watcher.execute("create table public.counted (id bigint primary key, n bigint)")
     down = list(range(20, 0, -1))
@@ -327,7 +327,7 @@ def test_keys_are_written_in_their_order_whatever_that_of_rows_is(results, conne
         touched=down if touched else (),
     )
     holder.execute("select from counted where id = 1 for update")
-    # Rows are then in an order only where the query asks for one.
+    # Rows are then ordered only if the query has an order by.
     results.execute("set enable_sort = off")
     with ThreadPoolExecutor() as threads:
         merged = threads.submit(merge, results, BATCH, [staged])

@@ -1,4 +1,4 @@
-"""What is merged does not depend on where batches end: a column that would round what comes is refused by its name."""
+"""The merged values do not depend on where batches end. A column that would round values is refused by its name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a target must be like: misfits are refused before any work, and what it refuses is told by its name."""
+"""Checks of targets: misfits are refused before any work. If the target refuses rows, the error names it."""
 
 from __future__ import annotations
 

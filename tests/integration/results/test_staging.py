@@ -1,4 +1,4 @@
-"""What is left over in staging: found, told from what is in use, and dropped."""
+"""Leftover staging tables are found, distinguished from tables in use, and dropped."""
 
 from __future__ import annotations
 

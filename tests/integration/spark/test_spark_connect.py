@@ -150,7 +150,7 @@ with batch_job() as job:
 
 
 def test_while_spark_runs_it_is_said_how_many_of_its_stages_are_done(operator, monkeypatch):
-    """A server tells it every two seconds, and of what is over sooner perhaps nothing."""
+    """A server reports progress every two seconds, and may report nothing about shorter queries."""
     monkeypatch.setattr("airflow_pgchange.feeds.progress.EVERY", 0.01)
     task = operator(WAIT, conf={"spark.connect.progress.reportInterval": "50ms"})
     with patch.object(task.log, "info") as info:

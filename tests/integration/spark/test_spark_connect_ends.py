@@ -1,4 +1,4 @@
-"""A batch beside a Spark Connect server that ends before its time, and what others can see of one."""
+"""Batches beside a Spark Connect server that end early, and their visibility for other users."""
 
 from __future__ import annotations
 
@@ -219,6 +219,6 @@ def test_what_forks_applications_ends_with_the_process_that_it_is_kept_for(conne
         finally:
             keeper.kill()
     assert (len(said), len(set(said)), len(sockets)) == (2, 1, 1)
-    # What is sent to the group of the task, or comes from its terminal, does not reach the applications of others.
+    # Signals to the task's process group, or from its terminal, do not reach other tasks' applications.
     assert said[0] != str(os.getsid(0))
     wait_until(lambda: not sockets[0].exists(), "the end of what forks applications")

@@ -1,4 +1,4 @@
-"""What Spark or PostgreSQL cannot hold is refused with table, column and row, by the driver and by executors."""
+"""Values that Spark or PostgreSQL cannot hold are refused with table, column and row, by the driver and by executors."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ QUOTED = sql.Identifier(TABLE), sql.Identifier(COPY)
 
 
 def written(name):
-    """A name as users write one that holds dots and quotes."""
+    """A name with dots and quotes, as users write it."""
     return 'public."' + name.replace('"', '""') + '"'
 
 

@@ -1,4 +1,4 @@
-"""Reads and writes of executors whose server falls silent behind a proxy, and healthy ones that take their time."""
+"""Reads and writes of executors whose server falls silent behind a proxy, and of executors whose server is only slow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is handed to a Spark application, and that it ends with whoever started it."""
+"""The request to a Spark application, and that the application ends with the process that started it."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_the_changes_have_the_columns_and_types_of_the_data_source(
 
 
 def test_rows_come_once_for_each_change_and_what_is_gone_is_told(spark: SparkSession) -> None:
-    """Seconds for what Spark computes."""
+    """Seconds, because Spark computes."""
     tables = {"payment": spark.createDataFrame(PAYMENTS, SCHEMA)}
     seen: dict[str, Any] = {}
 
@@ -79,7 +79,7 @@ def test_rows_come_once_for_each_change_and_what_is_gone_is_told(spark: SparkSes
 
 
 def test_a_job_finds_rows_by_keys_of_several_columns(spark: SparkSession) -> None:
-    """Seconds for what Spark computes."""
+    """Seconds, because Spark computes."""
     rows = [(1, date(2024, 1, 2), b"\1", "a"), (2, date(2024, 1, 2), b"\2", "b")]
     tables = {"seat": spark.createDataFrame(rows, "no int, day date, code binary, who string")}
     key = ["no", "day", "code"]
@@ -101,7 +101,7 @@ def test_a_job_finds_rows_by_keys_of_several_columns(spark: SparkSession) -> Non
 
 
 def test_a_job_of_a_tube_sees_its_shards(spark: SparkSession) -> None:
-    """Seconds for what Spark computes."""
+    """Seconds, because Spark computes."""
     flight = Attached("copies", 1, "public", "flight", ("no",))
     other = Attached("copies", 5, "public", "other", ("id",))
     tables = {"public.flight": spark.createDataFrame([(1, "UA")], "no long, carrier string")}

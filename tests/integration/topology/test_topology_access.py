@@ -1,4 +1,4 @@
-"""Who may connect to the relay, and how: passwords, TLS, and room for them."""
+"""Access to the relay: passwords, TLS, and the number of connections."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_client_that_waits_for_its_socket_alone_gets_the_last_event_of_a_burst
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            # The system's libpq, which may be an older one.
+            # The system's libpq, which may be an older version.
             env=os.environ | {"PSYCOPG_IMPL": "python"},
         ) as client:
             sent = 0

@@ -1,4 +1,4 @@
-"""The relay when its catalogue is away, is another one, or is none: what clients are told is the truth again."""
+"""The relay while its catalogue is away, replaced or missing. Afterwards clients have the true state again."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def raw(relay, *, takes=None):
 
 
 def everything(sock):
-    """What comes until the other side ends."""
+    """Return all bytes until the other side ends."""
     found = b""
     while data := sock.recv(65536):
         found += data
@@ -51,7 +51,7 @@ LONG = "-" * 1000
 
 
 def many_buckets(connection):
-    """Some megabytes of them, more than what lies between a relay and its client: their owners have long names."""
+    """Some megabytes of events, more than the buffers between a relay and its client. Their owners have long names."""
     connection.execute("delete from topology._pico_bucket")
     for name in ("l1", "l2"):
         connection.execute("select topology.add_replicaset(%s, uuid => %s)", [name, name + LONG])

@@ -1,4 +1,4 @@
-"""Who is the master of a replicaset, and who is to be it while a failover goes on."""
+"""The master of a replicaset, and its successor during a failover."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def psql(cluster, db):
 
 @pytest.fixture
 def dump(cluster, db):
-    """A function that gives a catalogue as a script, with what it needs where that is not there."""
+    """A function that returns a catalogue as a script, with the objects that it needs if they are missing."""
 
     def take(*needed):
         schemas = [word for name in (*needed, "topology") for word in ("-n", name)]

@@ -1,4 +1,4 @@
-"""Who may do what with a catalogue and its log, tried as the roles themselves."""
+"""The rights of roles on a catalogue and its log, tried as the roles themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several modules of the tests of tubes need."""
+"""Fixtures of several modules of the tests of tubes."""
 
 from __future__ import annotations
 

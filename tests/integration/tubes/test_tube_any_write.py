@@ -1,5 +1,5 @@
-"""Whatever statements write the tables of a tube, and in whatever order transactions, workers and backfills take their
-turns: at rest a copy that is kept by its pods alone equals the tables."""
+"""A copy that is kept only by pods equals its tables at rest. This holds for any statements, and any order of
+transactions, workers and backfills."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ STEPS = 250
 
 @dataclass
 class Story:
-    """What happens to three tables, one step after the other; the copy hears of it by pods alone.
+    """A sequence of steps on three tables. The copy learns of them only by pods.
 
     ``steady`` commits each statement, ``slow`` leaves its transaction open over other steps.
     """
@@ -124,7 +124,7 @@ class Story:
         statement = template.format(
             low=low, high=high, one=low, other=self.chance.randrange(-20, 60), k=self.chance.randrange(3)
         )
-        # Who has truncated lets nobody read the table until it commits, and this is one process.
+        # After a truncate nobody can read the table until the commit, and this test is a single process.
         writer = (
             self.steady if template is TRUNCATE else self.chance.choice([self.steady, self.slow, self.slow])
         )
@@ -168,7 +168,7 @@ class Story:
                         self.copies[table].update({each: rows[each]} if each in rows else {})
 
     def give_up(self) -> None:
-        """What the control pods ask of the copy, for all workers."""
+        """Answer the control pods of all workers."""
         for worker in range(self.workers):
             self.steady.execute("select tube.register('q', %s, %s)", [self.workers, worker])
             due = self.steady.execute(
@@ -182,7 +182,7 @@ class Story:
                 self.steady.execute("select tube.control_done('q', %s, %s, %s)", about)
 
     def backfill(self) -> None:
-        """Some chunks of one, or of the one that was left."""
+        """Some chunks of a new backfill, or of the unfinished backfill."""
         self.slow.commit()
         try:
             number = begin(self.steady, self.chance.choice(list(self.shards)), "id", 7)

@@ -1,4 +1,4 @@
-"""Bad input: each is answered with what is wrong and what to do, and nothing is half done."""
+"""Invalid input: each error names the fault and the advice, and nothing is half done."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def test_a_pod_that_is_touched_while_a_worker_moves_on_by_hand_is_not_missed(q, 
 
 
 def put_in_another_cluster(connection):
-    """Pods of transactions to which this cluster has not come, and a younger one."""
+    """Pods of transactions that this cluster has not reached, and a younger pod."""
     for each in range(1, 7):
         touch(connection, each)
     connection.execute("update q set txid = (txid::text::bigint + 1000000)::text::xid8 where ids <> '{1}'")
@@ -166,7 +166,7 @@ def test_by_hand_who_may_not_mend_a_restored_tube_is_refused(q, role):
 
 @pytest.mark.parametrize("workers", [1, 4, 64])
 def test_what_a_worker_reads_by_hand_is_never_sorted(connect, workers):
-    """Whatever a page costs, and whether or not the pods were analyzed."""
+    """The plan does not depend on the cost of a page, or on an analyze of the pods."""
     connection = connect()
     make(connection, workers=workers)
     connection.execute(

@@ -1,4 +1,4 @@
-"""What touches a tube."""
+"""The statements that touch a tube."""
 
 from __future__ import annotations
 

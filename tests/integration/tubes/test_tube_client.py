@@ -30,7 +30,8 @@ def tubes_of(connection):
 
 
 def replay(connection, partitions, partition):
-    """What a worker does: read, work, delete, until there is nothing left; (op, shard, ids, type of a control pod)."""
+    """Do the work of a worker: read, work and delete until nothing is left. Return (op, shard, ids, type of a control
+    pod)."""
     query = connection.execute(
         "select tube_pods_sql(%s, %s, %s)", ["search", partitions, partition]
     ).fetchone()[0]

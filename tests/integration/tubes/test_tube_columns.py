@@ -1,4 +1,4 @@
-"""What is captured of tables with partitions, and with ids and columns of any kind and name."""
+"""The capture of partitioned tables, and of ids and columns of any type and name."""
 
 from __future__ import annotations
 

@@ -299,7 +299,7 @@ def test_what_is_touched_in_a_shard_of_no_table_is_told(shards, settle, caplog):
 
 
 def test_a_detached_tables_copy_is_kept_no_more_and_a_backfill_puts_it_right(copied, settle):
-    """What it touched just before is done without it: whoever attaches it again backfills."""
+    """Earlier touches of the detached table are replayed without it. It must be backfilled when it is attached again."""
     copied.execute("update sh0001.flight set word = 'last'")
     detach(copied, "sh0001.flight", "copies")
     settle()

@@ -21,8 +21,8 @@ DEADLOCK = "select deadlocks > 0 from pg_stat_database where datname = current_d
 
 @contextmanager
 def deadlock(item, connect, gate) -> Iterator[None]:
-    """A block whose backfill waits at a gate until another session waits for it, and then for that one, which is a
-    deadlock: the backfill is ended. The other one goes on, and ends in its turn."""
+    """In the block a backfill waits at a gate until another session waits for it. Then it waits for that session, and
+    the deadlock ends the backfill. The other one goes on, and ends in its turn."""
     opener, other = connect(autocommit=False), connect(autocommit=False)
     other.execute("set deadlock_timeout = '1h'")
     opener.execute(gate)

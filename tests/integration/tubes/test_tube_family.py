@@ -126,7 +126,7 @@ def test_an_attached_table_that_gets_a_parent_is_reported(connect, kind):
     assert line.startswith("public.item: writes through public.root, a parent of it")
     assert "attach public.root to tube q" in line
     assert reasons(connection) == []
-    # What it says helps.
+    # Its advice works.
     detach(connection)
     connection.execute("alter table root alter id set not null")
     if kind != "a parent of a child":

@@ -128,7 +128,7 @@ def test_after_such_a_swap_a_rename_is_followed_again(connect):
 
 
 def test_a_restored_dump_touches_by_the_same_column(db, bare_db, connect_to, cluster):
-    """Of a tube without a predicate and of one with a predicate."""
+    """A tube without a predicate, and a tube with a predicate."""
     connection = connect_to(db)
     connection.execute(
         "create table item (gone text, id bigint primary key, other bigint not null, kind text default 'a')"
@@ -184,7 +184,7 @@ def test_rows_without_an_id_are_no_fault_where_each_row_is_taken_by_itself(conne
 
 @PREDICATES
 def test_rows_without_an_id_are_passed_over_by_a_backfill(connect, predicate):
-    """Whatever its order and the size of its chunks."""
+    """For any order and size of chunks."""
     connection = connect()
     connection.execute(LOOSE)
     connection.execute(

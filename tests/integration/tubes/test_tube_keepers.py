@@ -1,4 +1,4 @@
-"""Who makes tubes has nothing run with the rights of who looks at them, works them or touches them."""
+"""The maker of a tube cannot run code with the rights of roles that inspect, work on or touch it."""
 
 from __future__ import annotations
 

@@ -348,7 +348,7 @@ def test_a_worker_without_pods_costs_a_look_over_all_of_them_next_to_nothing(con
 
 @pytest.mark.parametrize(("done", "reads"), [("7:7:", 1), ("7:9:7", 2)])
 def test_a_worker_reads_late_transactions_only_where_there_are_any(q, done, reads):
-    """Planning to read them is half of what a look at an idle worker costs."""
+    """Half of the cost of checking an idle worker is planning."""
     position = json.dumps({"incremental": [done, 0]})
     query = "select tube.unread_sql(t, 0, 'incremental', %s, null) from tube.tube as t"
     plan = q.execute(f"explain (format json) {one(q, query, position)}").fetchone()[0]

@@ -1,4 +1,4 @@
-"""What waits for whom while a tube is changed."""
+"""The lock waits while a tube is changed."""
 
 from __future__ import annotations
 

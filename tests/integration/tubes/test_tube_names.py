@@ -1,4 +1,4 @@
-"""Names: long ones, taken ones, and pods that get another."""
+"""Long names, names that are in use, and pods that are renamed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of a backfill: no row is missed for what its column holds, or for what becomes of it meanwhile."""
+"""The order of a backfill: no row is missed because of its value, or because the value changes meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A predicate is one expression, and runs with the rights of the owner of each attached table, who has agreed to it."""
+"""A predicate is one expression. It runs with the rights of each attached table's owner, and the owner must have
+agreed."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def admin(connect):
 
 @pytest.fixture
 def keeper(admin, role, connect_to):
-    """A role that makes tubes: with one, mine, to which the superuser's table is attached."""
+    """A role that makes tubes, with a tube ``mine`` to which the superuser's table is attached."""
     who = role("keeper")
     admin.execute("select tube.grant_owner(%s::regrole)", [who.name])
     admin.execute(f"create schema own authorization {who.name}")
@@ -111,7 +112,7 @@ FAILING = "create or replace function own.spy() returns boolean language plpgsql
 
 @pytest.fixture
 def owner(admin, role, connect_to):
-    """Who owns a table that is attached to a superuser's tube with a predicate that tells who runs it."""
+    """The owner of a table that is attached to a superuser's tube. The predicate records the role that runs it."""
     who = role("owner")
     admin.execute("select tube.grant_consumer(%s::regrole)", [who.name])
     admin.execute(f"create schema own authorization {who.name}")

@@ -1,4 +1,4 @@
-"""What the steps of a backfill and a touch of many ids tell meanwhile, in the words that existing clients read."""
+"""The notices of a backfill and of a touch of many ids, in the words that existing clients parse."""
 
 from __future__ import annotations
 

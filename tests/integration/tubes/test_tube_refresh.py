@@ -31,7 +31,7 @@ BROKEN = {
 
 @pytest.fixture(params=BROKEN)
 def broken(connect, request):
-    """A table that cannot be repaired, and one with a new partition."""
+    """A table that cannot be repaired, and a table with a new partition."""
     connection = connect()
     made, breaks = BROKEN[request.param]
     connection.execute(made)

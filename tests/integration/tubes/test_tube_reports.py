@@ -62,7 +62,7 @@ def orders(prepared_orders, connect):
 
 
 def whole(connection):
-    """What the report is to be."""
+    """The expected report."""
     ids = [
         each for (each,) in connection.execute("select id from orders union select order_id from order_line")
     ]

@@ -1,4 +1,4 @@
-"""What was dropped stays gone: in a dump it is but a number, which means another table where the dump is restored."""
+"""Dropped tables stay gone. In a dump they are only numbers, which mean other tables after a restore."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STRANGERS = {
 
 
 def make_database(connection):
-    """A tube with a table that is there and one that was dropped."""
+    """A tube with an existing table and a dropped table."""
     make(connection)
     for name in ("item", "old"):
         connection.execute(f"create table {name} (id bigint primary key, v text)")
@@ -145,7 +145,7 @@ def test_a_table_without_any_trigger_of_its_capture_is_mended(connection):
 
 @pytest.fixture
 def lost(connection):
-    """A tube whose pods were dropped; their number means a table of the user's, who does not know of it."""
+    """A tube whose pods were dropped. Their number now means a table of the user."""
     make(connection, "gone")
     attach(connection, "item", "gone")
     number = one(connection, "select 'gone'::regclass::oid")
@@ -199,7 +199,7 @@ def test_a_keeper_clears_a_tube_away_whoever_owns_what_has_the_number_of_its_pod
 
 @pytest.fixture
 def dumped(db, bare_db, connect_to, cluster):
-    """A function that restores parts of a dump one after the other; a connection to what comes out."""
+    """A function that restores parts of a dump one after the other, and returns a connection to the new database."""
 
     def restore(*parts):
         for options in parts:
@@ -291,7 +291,7 @@ def test_a_table_that_lost_the_column_of_its_ids_is_told_with_what_that_was_call
 
 
 def test_the_tubes_of_a_restored_dump_are_rebased_one_after_the_other(connect):
-    """Each sets the sequence of all tubes, so one that read it earlier could set it back."""
+    """Each sets the sequence of all tubes, so a session that read it earlier could set it back."""
     first, second = connect(autocommit=False), connect()
     for name in ("p", "q"):
         make(second, name)

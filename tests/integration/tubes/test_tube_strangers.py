@@ -1,4 +1,4 @@
-"""What the owner of a table wrote runs with nobody else's rights when that table is backfilled or compared."""
+"""Code of a table's owner never runs with another role's rights when the table is backfilled or compared."""
 
 from __future__ import annotations
 

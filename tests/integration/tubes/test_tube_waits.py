@@ -1,4 +1,4 @@
-"""What waits, stops at once when it is asked to; who pauses a backfill waits for nobody."""
+"""Waiting operations stop at once on request. The pause of a backfill waits for nobody."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FOR_EVER = 3600.0
 
 
 def in_thread(function):
-    """What a function raised in a thread of its own."""
+    """Return the exception of a function in a thread."""
     raised = []
 
     def run():

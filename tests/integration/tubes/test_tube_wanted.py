@@ -1,4 +1,4 @@
-"""What a copy is to hold: rows that the predicate holds for, and none where row security hides some."""
+"""The rows of a copy: those for which the predicate is true, and none if row security hides rows."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def judge(connection):
 
 @pytest.fixture
 def hidden(item, role):
-    """A worker from whom row security hides a row that its copy holds."""
+    """A worker whose copy holds a row that row security hides from it."""
     worker = worker_of(item, role)
     item.execute("insert into item values (1, 'open', 1), (2, 'open', 2)")
     mirror(worker)
@@ -149,7 +149,8 @@ def test_a_copy_gives_up_nothing_that_row_security_hides(hidden, item):
 
 @pytest.fixture
 def owned(item, role, connect_to):
-    """An attached table with a predicate, some of whose rows row security hides from its owner, who applies it."""
+    """An attached table with a predicate. Row security hides some rows from the owner, with whose rights the predicate
+    runs."""
     who = role("owner")
     item.execute(f"select tube.grant_consumer('{who.name}'); grant insert on copies to {who.name}")
     item.execute(f"create schema own authorization {who.name}")

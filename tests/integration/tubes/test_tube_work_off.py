@@ -257,7 +257,7 @@ def test_a_failing_control_pod_leaves_no_connection_open(db, item, role, monkeyp
         item,
         "select not exists (select from pg_stat_activity where usename like 'worker%' and datname = current_database())",
     )
-    # What holds the error still is what could hold them.
+    # The reference to the error could keep them open.
     assert "permission denied" in str(failed.value)
 
 
@@ -332,7 +332,8 @@ def test_a_worker_carries_out_scheduled_backfills_and_gives_up_what_it_must(db, 
 
 
 def test_a_copy_that_shares_its_name_with_no_other_needs_no_shard(db, item):
-    """A template without the table's name makes one copy of all, which needs one as soon as there are two."""
+    """A template without the table's name names a single copy of all tables. It needs a column for the shard as soon as
+    there are two tables."""
     item.execute("truncate item")
     work_off(FEED, db, TableDownstream(db, db, FEED, "qs.item"))
     assert touched(item) == [7]

@@ -92,7 +92,8 @@ def test_a_table_that_changes_its_shard_waits_until_the_old_shards_pods_are_done
     shown = lag(connection, 1, 2)
     assert (shown["ready"], shown["waiting"]) == (0, 2)
     ack(connection, batch, 0)
-    # What was undone under the old shard comes under the new one too: only its worker looks into the table now.
+    # Pods of the old shard that were not replayed are repeated under the new shard, because only its worker reads the
+    # table now.
     assert lag(connection, 1, 2)["ready"] == 2
     assert take(connection, 1, 2) == [1, 2]
     assert take(connection, 1, 2) == []

@@ -41,7 +41,7 @@ def owner(connect, role):
     ],
 )
 def test_whatever_becomes_of_the_tubes_the_write_goes_through(connect, owner, accident):
-    """Of a tube without a predicate and of one with a predicate, to both of which a table is attached."""
+    """A table is attached to a tube without a predicate and to a tube with a predicate."""
     connection = connect()
     make(connection, "judged", predicate=JUDGED)
     connection.execute(f"grant insert, select on judged to {owner.name}")
@@ -102,7 +102,7 @@ def test_touches_that_are_lost_are_told(connect, owner, role, deed):
     )
     assert told in maintain(connection).attention
     if who == owner.name:
-        # Who may use tubes at all notes it too.
+        # Every role that may use tubes notes it, too.
         assert [(ids, message.split(":")[0]) for ids, message in faults(connection)] == [
             (2, "rows are lost"),
             (0, "a truncation is lost"),

@@ -1,4 +1,4 @@
-"""What has changed since a revision, down to the lines."""
+"""The changes since a revision, down to the lines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Change:
 
 
 def changes(repo: Path, base: str | None = None) -> list[Change]:
-    """What differs from where this branch left the main one: committed, uncommitted and untracked."""
+    """The differences from the point where this branch left the main branch: committed, uncommitted and untracked."""
     diff = _git(repo, "diff", "-U0", "--no-renames", "--no-color", "--no-ext-diff", _begin(repo, base))
     untracked = _git(repo, "ls-files", "--others", "--exclude-standard").splitlines()
     return sorted(

@@ -1,4 +1,4 @@
-"""Who uses whom among the parts of a repository's files."""
+"""The graph of uses among the parts of a repository's files."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _used(parts: Sequence[Part], names: _Names) -> Iterator[frozenset[int]]:
 
 @dataclass(frozen=True)
 class _Names:
-    """What a name stands for in the file in which it is written."""
+    """The object of a name in the file in which it is written."""
 
     modules: Mapping[str, Module]
     by_key: Mapping[str, set[int]]
@@ -160,7 +160,7 @@ class _Names:
             return
 
     def _composed(self, name: str) -> Iterator[str]:
-        """Who makes an object whose name is put together, such as mbus.consume_q_by_reader."""
+        """The parts that create an object with a composed name, such as mbus.consume_q_by_reader."""
         schema, _, rest = name.partition(".")
         words = COMPOSED.split(rest)
         for n in range(len(words), 0, -1):

@@ -1,4 +1,5 @@
-"""What ``pgchange.offer`` gives to schemas, and the feeds that call it: names that stand nowhere as such."""
+"""The functions that ``pgchange.offer`` creates in schemas, and the feeds that call them. Their names are written
+nowhere."""
 
 from __future__ import annotations
 

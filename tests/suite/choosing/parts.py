@@ -1,4 +1,4 @@
-"""What a file consists of, and what a piece of text names."""
+"""The parts of a file, and the names in a piece of text."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def module_name(path: str) -> str:
 
 
 def read_python(path: str, text: str) -> Module:
-    """What defines nothing at the top of a file is the module's own: importing it runs that."""
+    """Top-level code that defines nothing belongs to the module, because an import runs it."""
     name = module_name(path)
     tree = syntax(text)
     strings = not MAKES_CODE_UP.search(text)
@@ -70,7 +70,7 @@ def _run(body: Sequence[ast.stmt], imported: dict[str, str]) -> Iterator[ast.stm
 
 
 def _pieces(path: str, module: str, node: ast.stmt) -> Iterator[Part]:
-    """The parts of a statement: a class is one without its methods, which it uses."""
+    """The parts of a statement. A class is a part without its methods, and uses them."""
     first, last = _lines(node)
     if isinstance(node, ast.ClassDef):
         key = f"py:{module}.{node.name}"

@@ -1,8 +1,8 @@
 """The tests that a change concerns, the likeliest to notice it first. Nothing here is a list kept by hand.
 
-A test is reached through the functions that use a changed one, and the functions that use those. The tests behind each
-user of a function take turns, so a function of the core that all feeds call comes with tests of each feed. All these take
-turns with the tests whose names share the most telling words with the change.
+A test is reached through the functions that use a changed function, and the functions that use those. The tests of each
+user of a function take turns. So a function of the core that all feeds call comes with tests of each feed. All these
+take turns with the tests whose names share the most telling words with the change.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def within(
 ) -> tuple[list[Choice], list[Choice]]:
     """Split choices into those that there is time for, and the rest. The first is always taken.
 
-    A cheap test comes before a dear one that is only a little better: many cheap tests notice more than a dear one.
+    A cheap test comes before an expensive test that is only slightly better, because many cheap tests notice more.
     """
     taken: list[Choice] = []
     left: list[Choice] = []
@@ -182,7 +182,7 @@ def _kinship(graph: Graph, changed: Sequence[Change], touched: Sequence[int]) ->
 
 
 def _changed_words(graph: Graph, changed: Sequence[Change], touched: Sequence[int]) -> set[str]:
-    """The words of the changed lines, of the names of what they belong to, and of the files' names."""
+    """The words of the changed lines, of the names of their parts, and of the files' names."""
     words = set[str]()
     for change in changed:
         words |= _words(PurePosixPath(change.path).stem)

@@ -1,4 +1,4 @@
-"""SQL files as parts: one a statement, known by the object that it makes or is about."""
+"""SQL files as parts: a part for each statement, named after the object that it creates or changes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from tests.suite.choosing.parts import Part, sql_named
 
-# What may hold a semicolon that ends nothing, and the semicolon that ends a statement.
+# Texts in which a semicolon does not end a statement, and the semicolon that does.
 PIECE = re.compile(r"--[^\n]*|'(?:[^']|'')*'|\"[^\"]*\"|(\$\w*\$).*?\1|;", re.DOTALL)
 NAME = r'(\w+)\."?([\w$]+)'
 KINDS = "function|procedure|table|view|type|domain|sequence|aggregate"
@@ -21,7 +21,7 @@ ABOUT = re.compile(
     re.DOTALL,
 )
 HOOK = re.compile(r"%(?:\d+\$)?I\.(\w+)")
-"""A call of the function of this name in whatever schema: the core calls the hooks of the feeds so."""
+"""A call of the function with this name in any schema. The core calls the hooks of the feeds in this way."""
 ROLE = re.compile(
     r"select pgchange\.add_role\(\s*'(\w+)', '(\w+)'.*?(?:functions => (?:\$\$|')(.*?)(?:\$\$|')\s*)?\);\Z",
     re.DOTALL,
@@ -32,7 +32,8 @@ LEAD = re.compile(r"(?:\s|--[^\n]*\n)*")
 
 
 def sql_parts(path: str, text: str) -> list[Part]:
-    """The statements of a file. One that makes nothing belongs to all that it names, as a grant to its functions."""
+    """The statements of a file. A statement that creates nothing belongs to all objects that it names, as a grant
+    belongs to its functions."""
     return [_part(path, first, statement) for first, statement in _statements(text)]
 
 

@@ -1,4 +1,4 @@
-"""What a mutant is: one small change of one file."""
+"""A mutant: a small change of a file."""
 
 from __future__ import annotations
 

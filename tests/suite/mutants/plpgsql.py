@@ -184,7 +184,8 @@ def _inner_edits(function: Function) -> Iterator[Edit]:
 
 
 def _expressions(tree: Any, line: int = 1, condition: str = "") -> Iterator[tuple[int, str, Any]]:
-    """Yield each expression with the line of its statement; ``condition`` says whose condition it is, if it is one.
+    """Yield each expression with the line of its statement. ``condition`` is the statement whose condition it is, if
+    any.
 
     The query of a ``for`` comes behind the statements of its loop, whose lines are higher.
     """
@@ -211,7 +212,8 @@ def _fixed(start: int, end: int, condition: str) -> Iterator[Edit]:
 
 
 def _wanted(node: Any) -> tuple[str, re.Pattern[str]]:
-    """What makes an expression parse, and a pattern that finds it: the parser tells its text, and not its place.
+    """A form of the expression that can be parsed, and a pattern that finds it, because the parser reports its text but
+    not its position.
 
     The parser has written SELECT for ``perform``, and blanks for ``into`` and its targets.
     """

@@ -117,7 +117,7 @@ def _is_noise(node: Any) -> bool:
         return True
     if node.type in ("if_stmt", "while_stmt") and node.children[1].type == "not_test":
         return True
-    # What is imported for annotations only may be imported always.
+    # Imports for annotations only may also be made always.
     if node.type == "if_stmt" and node.children[1].get_code().strip() == "TYPE_CHECKING":
         return True
     while node.parent is not None:

@@ -1,4 +1,4 @@
-"""What a run of mutants has come to, feed by feed."""
+"""The results of a run of mutants, by feed."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def _try(trial: Trial, copy: Path, mutant: Mutant, stop: threading.Event) -> Non
 
 
 def _tell_red(trial: Trial, copy: Path, stop: threading.Event) -> None:
-    """Run what caught something without any mutant, all in one: what fails then would catch everything."""
+    """Run all tests that caught a mutant without any mutant, because a test that fails then would catch everything."""
     state = trial.state
     caught = [result for result in state.results.values() if result.how == "caught"]
     while left := sorted({result.by for result in caught} - state.baseline.keys()):

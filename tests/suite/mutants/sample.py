@@ -33,7 +33,7 @@ def of_file(file: str, text: str) -> list[Mutant]:
 def sample(every: Iterable[Mutant], seed: int, count: int) -> list[Mutant]:
     """So many mutants: feeds take turns, in a feed its files, in a file its kinds.
 
-    A longer sample starts as a shorter one does.
+    A longer sample begins with the shorter sample.
     """
 
     def chance(*names: str) -> str:

@@ -1,4 +1,4 @@
-"""What runs have found, kept a line each, so that another run goes on from there."""
+"""The results of runs, a line for each mutant, so that another run continues from there."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class State:
 
 
 def survivors(folder: Path) -> set[str]:
-    """The mutants that survived when they were last run, in whatever tree."""
+    """The mutants that survived when they were last run, in any tree."""
     last: dict[str, Result] = {}
     for path in sorted(folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime):
         last |= State.read(path).results
@@ -71,7 +71,7 @@ def survivors(folder: Path) -> set[str]:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a file; a last one that was cut off when its run was ended does not count."""
+    """The lines of a file, without a last line that was cut off when its run was ended."""
     for line in path.read_text().splitlines() if path.exists() else []:
         try:
             yield json.loads(line)

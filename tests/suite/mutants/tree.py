@@ -25,9 +25,9 @@ from tests.suite.run import environment
 LOOK = 0.2
 """Seconds between two looks at a run."""
 PYTEST = "import os, sys, pytest; code = pytest.main(); sys.stdout.flush(); os._exit(code)"
-"""It ends when the tests have: one that fails may leave a thread for which Python would wait."""
+"""End the process when the tests have ended, because a failed test may leave a thread for which Python would wait."""
 NO_TESTS = 5
-"""What pytest says where all that it was asked for is left out."""
+"""The exit code of pytest if all selected tests are left out."""
 FAILED = re.compile(r"(?:FAILED|ERROR) ([^\s\[]+\.py[^\s\[]*(?:\[.*?\](?= - |$))?)")
 """A line of pytest's summary, with the name of the test. The message follows `` - ``, which parameters can hold, too."""
 
@@ -49,7 +49,7 @@ def tracked(root: Path) -> list[str]:
 
 
 def digest(root: Path) -> str:
-    """What the code is that mutants are made of, in a few characters; tests may come and go."""
+    """A short hash of the code from which mutants are made. It does not depend on the tests."""
     total = hashlib.sha256()
     for file in tracked(root):
         if not file.startswith(("airflow_pgchange/", "sql/")):
@@ -146,7 +146,7 @@ def _end(process: subprocess.Popen[bytes], scratch: Path) -> None:
     process.wait()
     servers = [_pid(path) for path in scratch.glob("**/postmaster.pid")]
     deadline = time.monotonic() + 10
-    # Again, for one that is killed may have started another before.
+    # Kill again, because a killed process may have started another before.
     while left := [*filter(runs, servers), *_children(scratch)]:
         for pid in left:
             with suppress(ProcessLookupError):

@@ -64,7 +64,7 @@ def slow() -> None:
     work()
 
 
-# Airflow 3.3 may take a sensor that is already queued again for a lost one, and fail it (its issues 71172 and 72716).
+# Airflow 3.3 may take a sensor that is queued again for a lost task, and fail it (its issues 71172 and 72716).
 AGAIN = {"retries": 5, "retry_delay": timedelta(seconds=1)}
 
 
