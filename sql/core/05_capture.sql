@@ -119,10 +119,17 @@ language sql stable as $$
         limit 1) end
 $$;
 
--- The condition in a trigger function that holds while the key column has the name by which the function reads it.
-create function pgchange.key_check(rel oid, key name, number smallint) returns text
+-- The same of several columns.
+create function pgchange.are_named(rel oid, numbers smallint[], names name[]) returns boolean
 language sql immutable as $$
-    select format('pgchange.is_named(%s::pg_catalog.oid, %s::smallint, %L::pg_catalog.name)', rel, number, key)
+    select pg_catalog.bool_and(pgchange.is_named(rel, numbers[k.place], names[k.place]))
+    from pg_catalog.generate_subscripts(names, 1) as k(place)
+$$;
+
+-- The arguments of pgchange.are_named() in a trigger function that reads the key columns by these names.
+create function pgchange.key_check(rel oid, key name[], numbers smallint[]) returns text
+language sql immutable as $$
+    select format('%s, %L, %L', rel, numbers, key)
 $$;
 
 -- Keep foreign tables from being attached to a captured partitioned table, because PostgreSQL would then refuse inserts into that

@@ -48,7 +48,7 @@ select pgchange.add_role(
     'Let a role capture tables: check whose code a query of them runs, and lock them while others use them.',
     functions => $$
         descendants code_in check_code settings pinned_settings refuse keep_to_owner place_function
-        check_owner check_capturable check_captured_once is_named
+        check_owner check_capturable check_captured_once is_named are_named
         primary_key key_type key_type_trouble key_types unique_indexes
         key_order key_trouble other_keys check_key is_plain key_text key_parts key_condition key_settings
         key_now key_check triggers_of foreign_child place_bar place_guard came_with_rows told_missed bring_missed tell_missed unseen may_wait patience
@@ -74,6 +74,6 @@ create policy kept on pgchange.lag_limit using (pgchange.has_letter_right('keep'
 
 select pgchange.close_schema('pgchange', types => 'consumer_status finding', unpinned => $$
         check_again check_attempt check_attempts check_claim check_lease check_claimed check_known check_on_give_up check_position
-        check_version close_schema fits in_work is_named is_native last_claim lock_briefly next_number next_version note_claim note_end
+        are_named check_version close_schema fits in_work is_named is_native last_claim lock_briefly next_number next_version note_claim note_end
         note_failed parts_left record refuse_stale settings unacked
     $$);

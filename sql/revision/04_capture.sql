@@ -38,176 +38,129 @@ as $$
     where not exists (select from revision.fault as f where f.tbl = rel and f.kind = 'missed')
 $$;
 
--- The query that gives the keys of all rows that a statement has added to a tracked table or a partition of it, as texts: by the names
--- that the columns have now. The key of a row without a value in one of them is null.
-create function revision.keys_of(rel oid, key_types regtype[]) returns text
-language plpgsql stable as $$
+-- Whether a trigger function fits a table that it is called for: this is, or is a partition of, the table whose number was root, and its
+-- key has the names that the function was written for. Inlined, so that its last call is the only one for most statements.
+create function revision.still_fits(rel oid, root oid, numbers smallint[], key name[]) returns boolean
+language sql stable as $$
+    select (rel operator(pg_catalog.=) root or revision.is_captured(rel, root))
+        and (pgchange.are_named(root, numbers, key) or coalesce(revision.key_columns(rel) operator(pg_catalog.=) key, false))
+$$;
+
+-- Put one row that was added to a tracked table or a partition of it in the queue; false, and a fault, if it cannot be placed. key_query
+-- gives the text of a key that is no number, and branch_query the branch if an expression gives it.
+create function revision.capture_row(added record, rel oid, key name[], key_query text, branch_query text, branch_id bigint) returns boolean
+language plpgsql
+-- Called by captures, whatever a writer has set.
+set row_security = on
+as $$
 declare
-    key constant name[] := revision.key_columns(rel);
+    number bigint;
+    text_key text;
+    branch bigint := branch_id;
 begin
-    if key is null then
-        raise 'the key column is gone';
+    begin
+        if key is null then
+            raise 'the key column is gone';
+        elsif key_query is null then
+            number := to_jsonb(added) ->> key[1];
+        else
+            execute key_query into strict text_key using to_jsonb(added);
+        end if;
+        if branch_query is not null then
+            execute branch_query into strict branch using to_jsonb(added);
+        end if;
+        if branch is not null and number is null and text_key is null then
+            raise 'its key is null';
+        end if;
+    exception when others or assert_failure then
+        perform revision.note_fault(rel, number, sqlerrm, text_key);
+        return false;
+    end;
+    if branch is not null then
+        insert into revision.commit_queue (commit_id, key, branch_id) values (number, text_key, branch);
     end if;
-    return (
-        select format('select array(select case when %s then %s end from added as pgchange_added)',
-                      string_agg(format('pgchange_added.%I is not null', u.name), ' and '),
-                      pgchange.key_text(key_types, key, 'pgchange_added'))
-        from unnest(key) as u(name));
+    return true;
 end
 $$;
 
--- The body of the trigger function of one table, written for its columns so that PostgreSQL keeps its plans. A row without a key, or
--- whatever else fails, is looked at by itself and becomes a fault. A partition that has left the table makes no commits.
+-- The query that puts the rows of a statement in the queue one by one. A partition that has left the table makes no commits, which is
+-- noted. branch_id is null if an expression, in which the row is called alias, gives the branch.
+create function revision.capture_query(
+    rel oid, root oid, is_number boolean, branch_id bigint, expression text default null, alias name default null
+) returns text
+language plpgsql as $$
+declare
+    key constant name[] := revision.key_columns(rel);
+begin
+    if rel <> root and not revision.is_captured(rel, root) then
+        perform revision.note_departed(rel);
+        return 'select';
+    end if;
+    return format(
+        'select pg_catalog.count(revision.capture_row(pgchange_added, %s, %L, %L, %L, %s)) from added as pgchange_added', rel, key,
+        case when key is not null and not is_number then format(
+            'select case when %s then %s end from jsonb_populate_record(null::%s, $1) as pgchange_added',
+            (select string_agg(format('pgchange_added.%I is not null', u.name), ' and ') from unnest(key) as u(name)),
+            pgchange.key_text(rel::regclass, key, 'pgchange_added'), rel::regclass) end,
+        case when expression is not null then format(
+            'select int8up((%s)) from jsonb_populate_record(null::%s, $1) as %I', expression, rel::regclass, alias) end,
+        coalesce(branch_id::text, 'null'));
+end
+$$;
+
+-- The body of the trigger function of one table, written for its columns so that PostgreSQL keeps its plans. Each session keeps them, and
+-- the function itself, for every table that it writes to. So both are short: one query has all checks, and if it fails, the rows are
+-- taken one by one. "return new", which is null here, needs no plan; "return null" would.
 create function revision.capture_body(tbl regclass, key name[], key_types regtype[], branch_id bigint, expression text) returns text
 language sql stable as $$
-    select format(
-        case when key_types <> '{bigint}' then $keyed$
+    select format($body$
 #variable_conflict use_column
-declare
-    pgchange_keys pg_catalog.text[];
-    pgchange_reason pg_catalog.text := 'its key is null';
-begin
-    -- Dropped with all that it held: nobody waits for commits.
-    if pg_catalog.to_regnamespace('revision') is null then
-        return null;
-    end if;
-    if tg_relid operator(pg_catalog.<>) %6$s::pg_catalog.oid and not revision.is_captured(tg_relid, %6$s::pg_catalog.oid) then
-        perform revision.note_departed(tg_relid);
-        return null;
-    end if;
+%1$s
     begin
-        -- The text of the key is named so that a column whose type does not fit any more fails in this block. It is not evaluated.
-        if exists (select from added as pgchange_added where %1$s or %11$s is null and %9$s is null)
-            or not (%7$s)
-               and coalesce(revision.key_columns(tg_relid) operator(pg_catalog.<>) %8$L::pg_catalog.name[], true)
-        then
+        %2$s
             raise 'each row is to be looked at';
         end if;
     exception when others or assert_failure then
-        begin
-            execute revision.keys_of(tg_relid, %10$L::pg_catalog.regtype[]) into pgchange_keys;
-        exception when others or assert_failure then
-            pgchange_reason := sqlerrm;
-            pgchange_keys := array(select null::pg_catalog.text from added);
-        end;
-        perform revision.note_fault(tg_relid, null, pgchange_reason) from pg_catalog.unnest(pgchange_keys) as k(key) where k.key is null;
-        insert into revision.commit_queue (key, branch_id)
-        select k.key, %2$s from pg_catalog.unnest(pgchange_keys) as k(key) where k.key is not null;
-        return null;
-    end;
-    insert into revision.commit_queue (key, branch_id) select %9$s, %2$s from added as pgchange_added;
-    return null;
-end
-$keyed$ when expression is null then $constant$
-#variable_conflict use_column
-declare
-    pgchange_row_added pg_catalog.record;
-    pgchange_key pg_catalog.text;
-    pgchange_commit bigint;
-begin
-    -- Dropped with all that it held: nobody waits for commits.
-    if pg_catalog.to_regnamespace('revision') is null then
-        return null;
-    end if;
-    if tg_relid operator(pg_catalog.<>) %6$s::pg_catalog.oid and not revision.is_captured(tg_relid, %6$s::pg_catalog.oid) then
-        perform revision.note_departed(tg_relid);
-        return null;
-    end if;
-    begin
-        if exists (select from added where pg_catalog.int8up(%1$s) is null)
-            or not %7$s
-               and coalesce((revision.key_columns(tg_relid))[1] operator(pg_catalog.<>) %8$L::pg_catalog.name, true)
-        then
-            raise 'each row is to be looked at';
+        -- If the schema was dropped with all that it held, nobody waits for commits.
+        if pg_catalog.to_regnamespace('revision') is not null then
+            execute revision.capture_query(tg_relid, %3$s);
         end if;
-    exception when others or assert_failure then
-        pgchange_key := (revision.key_columns(tg_relid))[1];
-        for pgchange_row_added in select * from added loop
-            begin
-                pgchange_commit := null;
-                pgchange_commit := pg_catalog.to_jsonb(pgchange_row_added) operator(pg_catalog.->>) pgchange_key;
-                if pgchange_commit is null then
-                    raise '%%', case when pgchange_key is null then 'the key column is gone' else 'its key is null' end;
-                end if;
-            exception when others or assert_failure then
-                perform revision.note_fault(tg_relid, pgchange_commit, sqlerrm);
-                continue;
-            end;
-            insert into revision.commit_queue (commit_id, branch_id) values (pgchange_commit, %2$s);
-        end loop;
-        return null;
+        return new;
     end;
-    insert into revision.commit_queue (commit_id, branch_id) select %1$s, %2$s from added;
-    return null;
+    insert into revision.commit_queue (%4$s;
+    return new;
 end
-$constant$ else $expression$
-#variable_conflict use_column
-declare
-    pgchange_row_added pg_catalog.record;
-    pgchange_key pg_catalog.text;
-    pgchange_commit bigint;
-    pgchange_branch bigint;
+$body$,
+        case when expression is null then 'begin' else $declared$declare
     pgchange_commits bigint[];
     pgchange_branches bigint[];
-    pgchange_is_named boolean;
-begin
-    -- Dropped with all that it held: nobody waits for commits.
-    if pg_catalog.to_regnamespace('revision') is null then
-        return null;
-    end if;
-    if tg_relid <> %6$s::pg_catalog.oid and not revision.is_captured(tg_relid, %6$s::pg_catalog.oid) then
-        perform revision.note_departed(tg_relid);
-        return null;
-    end if;
-    begin
-        select pg_catalog.array_agg(e.commit_id), pg_catalog.array_agg(e.branch_id), %7$s
-        into pgchange_commits, pgchange_branches, pgchange_is_named
-        from (select %1$s, pg_catalog.int8up((%3$s)) from added as %4$I) as e(commit_id, branch_id)
+    pgchange_fits boolean;
+begin$declared$ end,
+        case when expression is not null then format($checked$select pg_catalog.array_agg(e.commit_id), pg_catalog.array_agg(e.branch_id), %s
+        into pgchange_commits, pgchange_branches, pgchange_fits
+        from (select %I, pg_catalog.int8up((%s)) from added as %I) as e(commit_id, branch_id)
         where e.branch_id is not null;
-        if pg_catalog.array_position(pgchange_commits, null) is not null
-            or not pgchange_is_named and coalesce((revision.key_columns(tg_relid))[1] <> %8$L::pg_catalog.name, true)
-        then
-            raise 'each row is to be looked at';
-        end if;
-    exception when others or assert_failure then
-        pgchange_key := (revision.key_columns(tg_relid))[1];
-        for pgchange_row_added in select * from added loop
-            begin
-                pgchange_commit := null;
-                pgchange_commit := pg_catalog.to_jsonb(pgchange_row_added) operator(pg_catalog.->>) pgchange_key;
-                if pgchange_key is null then
-                    raise 'the key column is gone';
-                end if;
-                select pg_catalog.int8up((%3$s)) into strict pgchange_branch
-                from pg_catalog.jsonb_populate_record(null::%5$s, pg_catalog.to_jsonb(pgchange_row_added)) as %4$I;
-                if pgchange_branch is not null and pgchange_commit is null then
-                    raise 'its key is null';
-                end if;
-            exception when others or assert_failure then
-                perform revision.note_fault(tg_relid, pgchange_commit, sqlerrm);
-                continue;
-            end;
-            if pgchange_branch is not null then
-                insert into revision.commit_queue (commit_id, branch_id) values (pgchange_commit, pgchange_branch);
-            end if;
-        end loop;
-        return null;
-    end;
-    insert into revision.commit_queue (commit_id, branch_id)
-    select * from unnest(pgchange_commits, pgchange_branches);
-    return null;
-end
-$expression$ end,
-        case when key_types = '{bigint}' then quote_ident(key[1]) else k.is_null end, branch_id, expression, c.relname, tbl, tbl::oid,
-        k.named, case when key_types = '{bigint}' then key[1]::text else key::text end,
-        pgchange.key_text(key_types, key, 'pgchange_added'), key_types, format('pgchange_added.%I', key[1])
-    )
+        if not pgchange_fits or pg_catalog.array_position(pgchange_commits, null) is not null then$checked$,
+                 k.fits, key[1], expression, c.relname)
+             when key_types = '{bigint}' then format($checked$if exists (select from added where pg_catalog.int8up(%I) is null)
+            or not %s
+        then$checked$, key[1], k.fits)
+             -- The text of the key is named so that a column whose type does not fit any more fails in this block. It is not evaluated.
+             else format($checked$if exists (select from added as pgchange_added where %s or pgchange_added.%I is null and %s is null)
+            or not %s
+        then$checked$, k.is_null, key[1], k.text, k.fits) end,
+        concat_ws(', ', tbl::oid, (key_types = '{bigint}')::text, coalesce(branch_id::text, 'null'),
+                  case when expression is not null then format('%L, %L', expression, c.relname) end),
+        case when expression is not null then 'commit_id, branch_id) select * from unnest(pgchange_commits, pgchange_branches)'
+             when key_types = '{bigint}' then format('commit_id, branch_id) select %I, %s from added', key[1], branch_id)
+             else format('key, branch_id) select %s, %s from added as pgchange_added', k.text, branch_id) end)
     from pg_class as c
     cross join lateral (
         select string_agg(format('pgchange_added.%I is null', u.name), ' or ' order by u.place),
-               string_agg(pgchange.key_check(tbl, u.name, a.attnum), ' and ' order by u.place)
+               pgchange.key_text(key_types, key, 'pgchange_added'),
+               format('revision.still_fits(tg_relid, %s)', pgchange.key_check(tbl, key, array_agg(a.attnum order by u.place)))
         from unnest(key) with ordinality as u(name, place)
         join pg_attribute as a on a.attrelid = tbl and a.attname = u.name
-    ) as k(is_null, named)
+    ) as k(is_null, text, fits)
     where c.oid = tbl
 $$;

@@ -33,11 +33,11 @@ language sql stable security definer as $$
                select g.tgrelid::regclass from pg_trigger as g
                where g.tgrelid = any (tree.parts) and g.tgname = 'pgchange_capture' and g.tgenabled not in ('O', 'A')
            ),
-           exists (
-               select from revision.key_attributes(t) as k
-               where (k.today).attname is not null and (
-                   (k.today).attname <> k.name
-                   or strpos(f.prosrc, pgchange.key_check(t.tbl, (k.today).attname, (k.today).attnum)) = 0)),
+           coalesce((
+               select bool_or((k.today).attname <> k.name) or strpos(f.prosrc, pgchange.key_check(
+                   t.tbl, array_agg((k.today).attname order by k.place), array_agg((k.today).attnum order by k.place))) = 0
+               from revision.key_attributes(t) as k
+               having bool_and((k.today).attname is not null)), false),
            t.existing_done,
            revision.count_faults(tree.parts, without_key => false),
            array(

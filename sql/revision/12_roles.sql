@@ -14,9 +14,9 @@ select pgchange.add_role(
         'insert (tbl, kind, commit_id, key, message), delete on revision.fault'
     ],
     functions => $$
-        track untrack drop_capture bar drop_bar tracking replay_faults recapture key_columns key_attributes keys_of queue_column beside_key key_order is_young own_branch check_branch owns check_owner note_missed
+        track untrack drop_capture bar drop_bar tracking replay_faults recapture key_columns key_attributes still_fits queue_column beside_key key_order is_young own_branch check_branch owns check_owner note_missed
         enqueue_attached check_trackable capture_body check_expression function_for place_function key_trouble is_captured
-        note_departed note_fault departed mend_key drop_departed register unregister place_triggers full_xid is_native native_from
+        note_departed note_fault capture_row capture_query departed mend_key drop_departed register unregister place_triggers full_xid is_native native_from
         trimmed_since check_reads_no_code enqueue_row enqueue_chunk enqueue_existing
     $$);
 
@@ -54,5 +54,5 @@ create policy noted on revision.fault for insert with check (
         where t.tgrelid = tbl and t.tgname = 'pgchange_capture' and pg_has_role(p.proowner, 'usage')));
 
 select pgchange.close_schema('revision', unpinned => $$
-        enqueue_existing upkeep_key
+        enqueue_existing still_fits upkeep_key
     $$);

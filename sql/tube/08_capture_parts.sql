@@ -18,35 +18,34 @@ begin
 end
 $$;
 
--- The part of a trigger function that puts the ids that it found into pods. The numbers are those of the ids that fit into one.
-create function tube.put_body(attached tube.attachment, pods text, kind text) returns text
-language plpgsql stable as $$
+-- Whether ids, of which there are some, fit into one pod. Inlined.
+create function tube.fit_into_one(ids bigint[]) returns boolean
+language sql immutable as $$
+    select pg_catalog.cardinality(ids) operator(pg_catalog.>) 0 and pg_catalog.cardinality(ids) operator(pg_catalog.<=) 900
+$$;
+
+create function tube.fit_into_one(ids text[]) returns boolean
+language sql stable as $$
+    select pg_catalog.cardinality(ids) operator(pg_catalog.=) 1
+        or pg_catalog.cardinality(ids) operator(pg_catalog.>) 0 and pg_catalog.cardinality(ids) operator(pg_catalog.<=) 900
+           and pg_catalog.pg_column_size(ids) operator(pg_catalog.<=) 7000 -- As tube.bytes_a_pod() says.
+$$;
+
+-- Put ids that do not fit into one pod into several; nothing if there are none. It has no search path of its own, because many statements
+-- touch nothing.
+create function tube.put_many(pods regclass, op text, shard integer, ids anyarray) returns void
+language plpgsql as $$
 begin
-    return case when attached.key_types = '{bigint}' then format($body$
-    if pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.>) 0
-        and pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.<=) 900
-    then
-        insert into %1$s (op, shard, ids) values (%2$s, %3$s, pgchange_touched);
-    elsif pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.>) 900
-        and pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.<=) 10000000
-    then
-        insert into %1$s (op, shard, ids)
-        select %2$s, %3$s, pgchange_touched[i : pg_catalog.int4pl(i, 899)]
-        from pg_catalog.generate_series(1, pg_catalog.cardinality(pgchange_touched), 900) as i;
-$body$, pods, kind, attached.shard)
-    else format($body$
-    if pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.=) 1
-        or pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.>) 0
-        and pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.<=) 900
-        and pg_catalog.pg_column_size(pgchange_touched) operator(pg_catalog.<=) %4$s
-    then
-        insert into %1$s (op, shard, ids) values (%2$s, %3$s, pgchange_touched);
-    elsif pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.>) 0
-        and pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.<=) 10000000
-    then
-        insert into %1$s (op, shard, ids) select %2$s, %3$s, c.ids from (%5$s) as c;
-$body$, pods, kind, attached.shard, tube.bytes_a_pod(), tube.cut_sql('pgchange_touched', '900')) end;
+    if ids operator(pg_catalog.<>) '{}' then
+        perform tube.put_pods(pods, op, shard, ids);
+    end if;
 end
+$$;
+
+-- The op of the pods of a capture. Inlined.
+create function tube.op_of(op text) returns text
+language sql stable as $$
+    select case when pg_catalog.strpos(pg_catalog.current_setting('application_name'), 'backfill') operator(pg_catalog.>) 0 then 'B' else op end
 $$;
 
 -- Today's name, with its schema, of the table of a tube's pods: a body that was written before it changed asks for it. Null where it
@@ -88,113 +87,127 @@ as $$
     where n.names is not null
 $$;
 
--- The part of a trigger function that takes each row by itself: where the capture of all of them failed, or where there are more than
--- ten million. The pods it finds whatever they are called now.
-create function tube.row_by_row_body(attached tube.attachment, rows text, kind text) returns text
-language plpgsql stable as $$
+-- Note what the capture of a statement could not do, and never fail the statement for that.
+create function tube.note_failed(tube text, tbl oid, failed bigint, lost bigint, message text) returns void
+language plpgsql as $$
 begin
-    return format($body$
-        declare
-            pgchange_pods pg_catalog.text;
-            pgchange_open boolean := false;
-            pgchange_attached boolean := false;
-            pgchange_column pg_catalog.text;
-            pgchange_row pg_catalog.record;
-            pgchange_id %6$s;
-            pgchange_told boolean;
-            pgchange_wanted boolean;
-            pgchange_failed bigint := 0;
-            pgchange_lost bigint := 0;
-            pgchange_message pg_catalog.text;
-        begin
-            begin
-                pgchange_attached := tube.is_attached(%2$L, tg_relid);
-                pgchange_pods := tube.pods_named(%2$L);
-                pgchange_open := tube.may_put(pgchange_pods, '{op, shard, ids}')
-                    and pg_catalog.has_sequence_privilege('tube.seq', 'usage');
-                pgchange_column := %7$s;
-            exception
-                when undefined_function or invalid_schema_name then
-                    null;
-                when others or assert_failure then
-                    pgchange_attached := true;
-                    pgchange_message := sqlerrm;
-            end;
-            -- Left over from a tube, or a schema, that was dropped.
-            if pgchange_attached is not true then
-                return null;
-            end if;
-            if pgchange_open is not true then
-                raise warning 'a change of %% is not captured: tube %% cannot be written', tg_relid::pg_catalog.regclass, %2$L;
-                begin
-                    perform tube.note_fault(
-                        %2$L, tg_relid, (select pg_catalog.count(*) from (%3$s) as pgchange_lost_rows),
-                        'rows are lost: the owner of the table may not write the pods');
-                exception when others or assert_failure then
-                    null; -- Who may not note it either has warned already.
-                end;
-                return null;
-            end if;
-            pgchange_pods := pg_catalog.format('insert into %%s (op, shard, ids) values ($1, %5$s, $2)', pgchange_pods);
-            pgchange_touched := '{}';
-            for pgchange_row in %3$s loop
-                pgchange_id := null;
-                pgchange_told := false;
-                pgchange_wanted := true;
-                begin
-                    %8$s
-                    -- A row without an id is nothing to touch.
-                    continue when pgchange_id is null and pgchange_told;
-                    %4$s
-                exception when others or assert_failure then
-                    pgchange_wanted := true;
-                    pgchange_message := sqlerrm;
-                    pgchange_failed := pg_catalog.int8inc(pgchange_failed);
-                end;
-                if pgchange_told is not true then
-                    pgchange_lost := pg_catalog.int8inc(pgchange_lost);
-                elsif pgchange_wanted then
-                    pgchange_touched := pg_catalog.array_append(pgchange_touched, pgchange_id);
-                end if;
-                if %9$s then
-                    execute pgchange_pods using %1$s, pgchange_touched;
-                    pgchange_touched := '{}';
-                end if;
-            end loop;
-            if pgchange_touched operator(pg_catalog.<>) '{}' then
-                execute pgchange_pods using %1$s, pgchange_touched;
-            end if;
-            begin
-                if pgchange_failed operator(pg_catalog.>) 0 then
-                    perform tube.note_fault(%2$L, tg_relid, pgchange_failed, pgchange_message);
-                end if;
-                if pgchange_lost operator(pg_catalog.>) 0 then
-                    perform tube.note_fault(
-                        %2$L, tg_relid, pgchange_lost, 'ids could not be told: the column of ids is gone or is not a number');
-                end if;
-            exception when others or assert_failure then
-                raise warning 'a fault of the capture of %% could not be noted: %%', tg_relid::pg_catalog.regclass, sqlerrm;
-            end;
-        end;
-$body$,
-        kind, attached.tube, rows,
+    if failed > 0 then
+        perform tube.note_fault(tube, tbl, failed, message);
+    end if;
+    if lost > 0 then
+        perform tube.note_fault(tube, tbl, lost, 'ids could not be told: the column of ids is gone or is not a number');
+    end if;
+exception when others or assert_failure then
+    raise warning 'a fault of the capture of % could not be noted: %', tbl::regclass, sqlerrm;
+end
+$$;
+
+create type tube.judged_row as (id text, is_lost boolean, message text);
+comment on type tube.judged_row is
+    'The id of a row, as text, if the row is to be touched; whether it has an id that cannot be told; and the error that it caused.';
+
+-- Judge one row. If the predicate fails, the row is touched all the same. column_or_query is the column of an id that is a number, or
+-- the query of any other id.
+create function tube.judge_row(changed record, column_or_query text, is_number boolean, predicate_query text) returns tube.judged_row
+language plpgsql as $$
+declare
+    content jsonb;
+    judged tube.judged_row;
+    is_wanted boolean := true;
+begin
+    judged.is_lost := true;
+    begin
+        content := to_jsonb(changed);
+        if is_number then
+            judged.id := (content ->> column_or_query)::bigint;
+            judged.is_lost := (content ? column_or_query) is not true;
+        elsif column_or_query is not null then
+            execute column_or_query into strict judged.id using content;
+            judged.is_lost := false;
+        end if;
+        -- A row without an id is nothing to touch.
+        if predicate_query is not null and (judged.id is not null or judged.is_lost) then
+            execute predicate_query into strict is_wanted using content;
+        end if;
+    exception when others or assert_failure then
+        is_wanted := true;
+        judged.message := sqlerrm;
+    end;
+    if is_wanted is not true then
+        judged.id := null;
+    end if;
+    return judged;
+end
+$$;
+
+-- The query by which a trigger function takes each row by itself, if the capture of all of them failed or if there are more than ten
+-- million. It finds the pods whatever they are called now. In the predicate the row is called alias.
+create function tube.row_by_row_query(rel oid, tube text, op text, alias name) returns text
+language plpgsql
+-- Called by captures, whatever a writer has set.
+set row_security = on
+as $$
+declare
+    rows constant text := case op
+        when 'insert' then 'select r.* from pgchange_added as r'
+        when 'delete' then 'select r.* from pgchange_removed as r'
+        else 'select r.* from pgchange_added as r union all select r.* from pgchange_removed as r' end;
+    attached tube.attachment;
+    pods text;
+    is_open boolean;
+    column_or_query text;
+begin
+    -- Left over from a tube that was dropped.
+    if not tube.is_attached(tube, rel) then
+        return 'select';
+    end if;
+    begin
+        pods := tube.pods_named(tube);
+        is_open := tube.may_put(pods, '{op, shard, ids}') and has_sequence_privilege('tube.seq', 'usage');
+        attached := tube.attachment_of(rel, tube);
+        column_or_query := case when attached.key_types = '{bigint}' then (tube.key_names(rel, tube))[1] else tube.key_query(rel, tube) end;
+    exception when others or assert_failure then
+        is_open := false;
+    end;
+    if is_open is not true then
+        raise warning 'a change of % is not captured: tube % cannot be written', rel::regclass, tube;
+        return format('select tube.note_lost(%L, %s, pg_catalog.count(*)) from (%s) as r', tube, rel, rows);
+    end if;
+    return format($query$
+        with judged as materialized (
+            select j.n, (j.row).* from (
+                select pg_catalog.row_number() over () as n, tube.judge_row(pgchange_row, %1$L, %2$L, %3$L) as row
+                from (%4$s) as pgchange_row
+            ) as j
+        )
+        select tube.note_failed(%5$L, %6$s, f.failed, f.lost, f.message)
+        from (
+            select pg_catalog.count(j.message) as failed, pg_catalog.count(*) filter (where j.is_lost) as lost, pg_catalog.max(j.message) as message
+            from judged as j
+        ) as f
+        cross join (
+            select pg_catalog.count(*) from (
+                select tube.put_pods(%7$L, %8$L, %9$s, pg_catalog.array_agg(i.id::%10$s order by i.n))
+                from (
+                    select j.id, j.n, pg_catalog.row_number() over (order by j.n) as place from judged as j where j.id is not null
+                ) as i
+                group by pg_catalog.int8div(i.place operator(pg_catalog.-) 1, 900)
+                order by pg_catalog.min(i.n)
+            ) as p
+        ) as puts$query$,
+        column_or_query, attached.key_types = '{bigint}',
         case when attached.predicate is not null then format(
-            E'select (%s\n) into strict pgchange_wanted\n'
-            '                    from pg_catalog.jsonb_populate_record(null::%s, pg_catalog.to_jsonb(pgchange_row)) as %I;',
-            attached.predicate, tube.full_name(attached.tbl), (select c.relname from pg_class as c where c.oid = attached.tbl)) end,
-        attached.shard,
-        case when attached.key_types = '{bigint}' then 'bigint' else 'pg_catalog.text' end,
-        case when attached.key_types = '{bigint}' then format('(tube.key_names(tg_relid, %L))[1]', attached.tube)
-             else format('tube.key_query(tg_relid, %L)', attached.tube) end,
-        case when attached.key_types = '{bigint}'
-            then 'pgchange_id := pg_catalog.to_jsonb(pgchange_row) operator(pg_catalog.->>) pgchange_column;
-                    pgchange_told := pg_catalog.to_jsonb(pgchange_row) operator(pg_catalog.?) pgchange_column;'
-            else 'if pgchange_column is not null then
-                        execute pgchange_column using pg_catalog.to_jsonb(pgchange_row) into strict pgchange_id;
-                        pgchange_told := true;
-                    end if;' end,
-        case when attached.key_types = '{bigint}' then 'pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.=) 900'
-             else format('pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.=) 900
-                    or pg_catalog.pg_column_size(pgchange_touched) operator(pg_catalog.>) %s', tube.bytes_a_pod()) end);
+            E'select (%s\n) from jsonb_populate_record(null::%s, $1) as %I', attached.predicate, tube.full_name(attached.tbl), alias) end,
+        rows, tube, rel, pods, tube.op_of(upper(left(op, 1))), attached.shard, case when attached.key_types = '{bigint}' then 'pg_catalog.int8' else 'pg_catalog.text' end);
+end
+$$;
+
+-- Note that rows are lost, if the owner of the table may do at least that.
+create function tube.note_lost(tube text, tbl oid, rows bigint) returns void
+language plpgsql as $$
+begin
+    perform tube.note_fault(tube, tbl, rows, 'rows are lost: the owner of the table may not write the pods');
+exception when others or assert_failure then
+    null; -- The user was warned already.
 end
 $$;

@@ -55,9 +55,57 @@ end
 $body$, attached.shard, attached.tube, tube.full_name(attached.tbl))
 $$;
 
+-- Whether the caller may write those columns of pods that a capture writes. In PL/pgSQL, for each statement of some owners asks.
+create function tube.may_put_ids(pods regclass) returns boolean
+language plpgsql stable as $$
+begin
+    return pg_catalog.has_column_privilege(pods, 'op', 'insert') and pg_catalog.has_column_privilege(pods, 'shard', 'insert')
+        and pg_catalog.has_column_privilege(pods, 'ids', 'insert');
+end
+$$;
+
+-- Whether ids are so few that they may be in one array. Inlined, as the next two functions.
+create function tube.are_few(ids anyarray) returns boolean
+language sql immutable as $$
+    select pg_catalog.cardinality(ids) operator(pg_catalog.<=) 10000000
+$$;
+
+-- Whether a trigger function may write the pods, and read the columns that it was written for. numbers has those of the pods, of tube.seq
+-- and of the attached table.
+create function tube.still_fits(pods regclass, numbers oid[], key_numbers smallint[], key name[]) returns boolean
+language sql stable as $$
+    -- Another table under the name of the pods is not written: its triggers would run with the owner's rights.
+    select pods operator(pg_catalog.=) numbers[1]
+        and (pg_catalog.has_table_privilege(pods, 'insert') or tube.may_put_ids(pods))
+        -- Nor pods of a schema tube that was dropped and installed again: they number themselves no more.
+        and 'tube.seq'::pg_catalog.regclass operator(pg_catalog.=) numbers[2]
+        and pg_catalog.has_sequence_privilege('tube.seq'::pg_catalog.regclass, 'usage')
+        -- Nor are ids read from a column that has got the name of the column of ids.
+        and pgchange.are_named(numbers[3], key_numbers, key)
+$$;
+
+-- The ids that an update touches: those of the rows after it, and those of the rows before it if these are others.
+create function tube.touched_by_update(ids anyarray, before anyarray) returns anyarray
+language sql immutable as $$
+    select case when before operator(pg_catalog.=) ids then ids else tube.united(ids, before) end
+$$;
+
+-- The ids that are in either array. In PL/pgSQL, or each update would prepare a hash for nothing.
+create function tube.united(ids anyarray, before anyarray) returns anyarray
+language plpgsql immutable as $$
+begin
+    return array(select pg_catalog.unnest(ids) union select pg_catalog.unnest(before));
+end
+$$;
+
 -- The body of a trigger function of one table: an update touches the ids before and after it, if the predicate holds for either; a
 -- row for which the predicate fails is touched all the same, and counted in tube.fault. The op is B where the application_name of the
 -- session has backfill in it.
+--
+-- Each session keeps the function and its plans for every table that it writes to, so it is short. PL/pgSQL keeps some 2 KB for each
+-- variable that is declared, and 50 to 100 bytes for each name. So the ids are a field of "new", which a trigger of a statement does
+-- not use otherwise. One query reads the ids and checks whether the function still fits. If it fails, or if there are more than ten
+-- million ids, tube.row_by_row_query() takes the rows. "return old", which is null here, needs no plan; "return null" would.
 create function tube.capture_body(attached tube.attachment, op text) returns text
 language plpgsql stable
 set quote_all_identifiers = off
@@ -65,64 +113,50 @@ as $$
 declare
     -- Nothing of the pods is read, so whatever is on them runs nothing.
     pods regclass := (select t.pods from tube.tube as t where t.name = attached.tube);
-    kind text := format(
-        'case when pg_catalog.strpos(pg_catalog.current_setting(''application_name''), ''backfill'') operator(pg_catalog.>) 0 '
-        'then ''B'' else %L end', upper(left(op, 1)));
     added text := tube.ids_of('pgchange_added', attached);
     removed text := tube.ids_of('pgchange_removed', attached);
 begin
     if op = 'truncate' then
         return tube.truncate_body(attached);
     end if;
-    -- An update compares two arrays, and joins them only where they differ: in one query with the join PostgreSQL would read
-    -- a transition table again for each place that names its array, and prepare a hash for nothing.
+    -- "offset 0" keeps PostgreSQL from reading a transition table again for each place that names its array.
     return format($body$
 #variable_conflict use_column
-declare
-    pgchange_touched %6$s[];
-    pgchange_before %6$s[];
 begin
     begin
-        select %2$s where %1$s;
-        %4$s
+        select %1$s as ids into strict new from (select %2$s offset 0) as i where %3$s and tube.still_fits(%4$s);
     exception when others or assert_failure then
-        pgchange_touched := null;
+        begin
+            execute tube.row_by_row_query(tg_relid, %5$s);
+        exception
+            -- Left over from a schema that was dropped.
+            when undefined_function or invalid_schema_name then
+                return old;
+            when insufficient_privilege then
+                raise warning %6$s;
+        end;
+        return old;
     end;
-%3$s    elsif (pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.=) 0) is not true then
-%5$s
+    if tube.fit_into_one(new.ids) then
+        insert into %7$s (op, shard, ids) values (%8$s, new.ids);
+    else
+        perform tube.put_many(%7$L, %8$s, new.ids);
     end if;
-    return null;
+    return old;
 end
 $body$,
-        -- Another table under the name of the pods is not written: its triggers would run with the owner's rights.
-        format('%1$L::pg_catalog.regclass operator(pg_catalog.=) %2$s::pg_catalog.oid '
-               'and (pg_catalog.has_table_privilege(%1$L::pg_catalog.regclass, ''insert'') '
-               'or pg_catalog.has_column_privilege(%1$L::pg_catalog.regclass, ''op'', ''insert'') '
-               'and pg_catalog.has_column_privilege(%1$L::pg_catalog.regclass, ''shard'', ''insert'') '
-               'and pg_catalog.has_column_privilege(%1$L::pg_catalog.regclass, ''ids'', ''insert'')) '
-               -- Nor pods of a schema tube that was dropped and installed again: they number themselves no more.
-               'and ''tube.seq''::pg_catalog.regclass operator(pg_catalog.=) %3$s::pg_catalog.oid '
-               'and pg_catalog.has_sequence_privilege(''tube.seq''::pg_catalog.regclass, ''usage'')',
-               tube.full_name(pods), pods::oid, 'tube.seq'::regclass::oid)
-            -- Nor are ids read from a column that has got the name of the column of ids.
-            || format(E'\n            and (%s\n                 or coalesce(tube.key_names(tg_relid, %L) operator(pg_catalog.=) %L::pg_catalog.name[], false))',
-                      (select string_agg(pgchange.key_check(attached.tbl, k.name, a.attnum), ' and ' order by k.place)
-                       from unnest(attached.key) with ordinality as k(name, place)
-                       left join pg_attribute as a on a.attrelid = attached.tbl and a.attname = k.name),
-                      attached.tube, attached.key),
-        case op when 'update' then format('%s, %s into pgchange_touched, pgchange_before', added, removed)
-                else format('%s into pgchange_touched', case op when 'delete' then removed else added end) end,
-        tube.put_body(attached, tube.full_name(pods), kind),
-        case op when 'update' then $update$if pgchange_before operator(pg_catalog.<>) pgchange_touched then
-            pgchange_touched := array(
-                select pg_catalog.unnest(pgchange_touched) union select pg_catalog.unnest(pgchange_before));
-        end if;$update$ end,
-        tube.row_by_row_body(
-            attached,
-            case op when 'delete' then 'select r.* from pgchange_removed as r'
-                    when 'insert' then 'select r.* from pgchange_added as r'
-                    else 'select r.* from pgchange_added as r union all select r.* from pgchange_removed as r' end,
-            kind),
-        case when attached.key_types = '{bigint}' then 'bigint' else 'pg_catalog.text' end);
+        case op when 'update' then 'tube.touched_by_update(i.ids, i.before)' else 'i.ids' end,
+        case op when 'update' then format('%s as ids, %s as before', added, removed)
+                when 'delete' then removed || ' as ids' else added || ' as ids' end,
+        case op when 'update' then 'tube.are_few(i.ids) and tube.are_few(i.before)' else 'tube.are_few(i.ids)' end,
+        format('%L, %L, %L, %L', tube.full_name(pods), array[pods::oid, 'tube.seq'::regclass::oid, attached.tbl::oid], array(
+            select a.attnum
+            from unnest(attached.key) with ordinality as k(name, place)
+            left join pg_attribute as a on a.attrelid = attached.tbl and a.attname = k.name
+            order by k.place), attached.key),
+        format('%L, %L, %L', attached.tube, op, (select c.relname from pg_class as c where c.oid = attached.tbl)),
+        quote_literal(replace(format(
+            'a change of %s is not captured: tube %s cannot be written', tube.full_name(attached.tbl), attached.tube), '%', '%%')),
+        tube.full_name(pods), format('tube.op_of(%L), %s', upper(left(op, 1)), attached.shard));
 end
 $$;
