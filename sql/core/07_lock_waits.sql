@@ -113,14 +113,26 @@ set lock_timeout = '100ms'
 as $$
 declare
     unseen interval := pgchange.unseen();
-    is_first boolean := not pgchange.holds_tables(relations);
-    until timestamptz := clock_timestamp() + least(interval '5 s', case when not is_first then unseen end);
+    is_first boolean;
+    until timestamptz;
     waits boolean;
     held_since timestamptz;
     relation regclass;
-    -- PostgreSQL does not cancel an autovacuum that prevents wraparound, so more than two tries are no use.
-    stops integer := case when pgchange.holds_tables('{}') then 0 else 2 end;
+    stops integer;
 begin
+    -- Mostly nobody uses the tables. Which locks others hold and wait for is read only if somebody does, because a transaction that changes
+    -- thousands of tables holds thousands of locks.
+    begin
+        foreach relation in array relations loop
+            execute format('lock table only %s in %s mode nowait', relation, mode);
+        end loop;
+        return;
+    exception when lock_not_available then
+        is_first := not pgchange.holds_tables(relations);
+        until := clock_timestamp() + least(interval '5 s', case when not is_first then unseen end);
+        -- PostgreSQL does not cancel an autovacuum that prevents wraparound, so more than two tries are no use.
+        stops := case when pgchange.holds_tables('{}') then 0 else 2 end;
+    end;
     for attempt in 1 .. 1000 loop
         held_since := null;
         waits := is_first and pgchange.may_wait(unseen);

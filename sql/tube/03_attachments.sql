@@ -61,8 +61,13 @@ begin
             union
             select i.inhparent, line.up + 1 from line join pg_inherits as i on i.inhrelid = line.relid
         )
-        select a from line join tube.attachment as a on a.tbl = line.relid and a.tube = attachment_of.tube
-        where not tube.is_gone(a)
+        select k.attached
+        from line
+        -- Only the attachments of these relations are looked at, and not all of the tube.
+        cross join lateral (
+            select a from tube.attachment as a where a.tbl = line.relid and a.tube = attachment_of.tube offset 0
+        ) as k(attached)
+        where not tube.is_gone(k.attached)
         order by line.up limit 1);
 end
 $$;
@@ -210,9 +215,9 @@ begin
         cross join lateral pgchange.triggers_of(p.oid) as t
         union all
         select t.tgrelid::regclass, t.tgname, k.kind, t.tgfoid, t.tgenabled in ('O', 'A')
-        from unnest(array['guard', 'bar']) as k(kind)
-        join pg_trigger as t on t.tgname = tube.function_name(token, k.kind)
-        where t.tgrelid = any (tree);
+        from unnest(tree) as r(relid)
+        cross join (values ('guard', tube.function_name(token, 'guard')), ('bar', tube.function_name(token, 'bar'))) as k(kind, name)
+        cross join lateral (select t.* from pg_trigger as t where t.tgrelid = r.relid and t.tgname = k.name offset 0) as t;
 end
 $$;
 

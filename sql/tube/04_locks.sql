@@ -26,8 +26,13 @@ $$;
 create function tube.hold(key bigint, who text) returns void
 language plpgsql as $$
 declare
-    held boolean := pgchange.holds_tables('{}');
+    held boolean;
 begin
+    -- A transaction that changes thousands of tables holds thousands of locks, which are read only if this one is not free.
+    if pg_try_advisory_xact_lock(key) then
+        return;
+    end if;
+    held := pgchange.holds_tables('{}');
     if held then
         perform pgchange.lock_briefly(key, pgchange.unseen());
     else

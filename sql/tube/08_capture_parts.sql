@@ -18,12 +18,13 @@ begin
 end
 $$;
 
--- Whether ids, of which there are some, fit into one pod. Inlined.
+-- Whether there are ids, and few enough for one pod. Inlined, as the next one.
 create function tube.fit_into_one(ids bigint[]) returns boolean
 language sql immutable as $$
     select pg_catalog.cardinality(ids) operator(pg_catalog.>) 0 and pg_catalog.cardinality(ids) operator(pg_catalog.<=) 900
 $$;
 
+-- The same of texts, which have to be short, too.
 create function tube.fit_into_one(ids text[]) returns boolean
 language sql stable as $$
     select pg_catalog.cardinality(ids) operator(pg_catalog.=) 1
@@ -189,7 +190,8 @@ begin
             select pg_catalog.count(*) from (
                 select tube.put_pods(%7$L, %8$L, %9$s, pg_catalog.array_agg(i.id::%10$s order by i.n))
                 from (
-                    select j.id, j.n, pg_catalog.row_number() over (order by j.n) as place from judged as j where j.id is not null
+                    select j.id, pg_catalog.min(j.n) as n, pg_catalog.row_number() over (order by pg_catalog.min(j.n)) as place
+                    from judged as j where j.id is not null group by j.id
                 ) as i
                 group by pg_catalog.int8div(i.place operator(pg_catalog.-) 1, 900)
                 order by pg_catalog.min(i.n)

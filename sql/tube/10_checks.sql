@@ -137,8 +137,13 @@ declare
             union
             select i.inhparent from family join pg_inherits as i on i.inhrelid = family.relid
         )
-        select a.tbl from family join tube.attachment as a on a.tbl = family.relid
-        where a.tube = check_family.tube and a.tbl <> check_family.tbl and not tube.is_gone(a) order by a.tbl::text limit 1
+        select (k.attached).tbl
+        from family
+        cross join lateral (
+            select a from tube.attachment as a
+            where a.tbl = family.relid and a.tube = check_family.tube and a.tbl <> check_family.tbl offset 0
+        ) as k(attached)
+        where not tube.is_gone(k.attached) order by (k.attached).tbl::text limit 1
     );
 begin
     if relative is not null then
@@ -159,10 +164,14 @@ declare
 begin
     -- Serialize attachments of tables with this name, so that the second of two sees the first.
     perform pg_advisory_xact_lock(hashtextextended(format('pgchange twin %s %s %s', wanted.shard, relation, wanted.tube), 0));
-    select a.tbl into twin
-    from tube.attachment as a join pg_class as c on c.oid = a.tbl
-    where a.tube = wanted.tube and a.shard = wanted.shard and c.relname = relation and a.tbl <> wanted.tbl and not tube.is_gone(a)
-    order by a.tbl limit 1;
+    select (k.attached).tbl into twin
+    from pg_class as c
+    cross join lateral (
+        select a from tube.attachment as a
+        where a.tube = wanted.tube and a.tbl = c.oid and a.shard = wanted.shard and a.tbl <> wanted.tbl offset 0
+    ) as k(attached)
+    where c.relname = relation and not tube.is_gone(k.attached)
+    order by (k.attached).tbl limit 1;
     if twin is not null then
         perform pgchange.refuse(
             format('%s and %s would both touch tube %I under shard %s, so a copy could not tell their rows apart',

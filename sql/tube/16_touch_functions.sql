@@ -120,11 +120,11 @@ declare
 begin
     for function in
         select p.oid
-        from pg_proc as p
-        cross join lateral substring(
-            obj_description(p.oid, 'pg_proc') from '^Touch ids of (.*) in every tube that it is attached to[.]$') as told(whose)
-        where p.proname like '%\_touch' and pg_has_role(current_user, p.proowner, 'usage') and told.whose is not null
-          and tube.table_named(told.whose) is null
+        from pg_description as d
+        join pg_proc as p on p.oid = d.objoid
+        cross join lateral substring(d.description from '^Touch ids of (.*) in every tube that it is attached to[.]$') as told(whose)
+        where d.classoid = 'pg_proc'::regclass and d.description like 'Touch ids of % in every tube that it is attached to.'
+          and p.proname like '%\_touch' and pg_has_role(current_user, p.proowner, 'usage') and tube.table_named(told.whose) is null
     loop
         execute format('drop function %s', function);
     end loop;

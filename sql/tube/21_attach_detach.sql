@@ -161,7 +161,6 @@ begin
             perform tube.place_touch(each_one.tbl);
         end if;
     end loop;
-    perform tube.drop_lost_touches();
     -- Delete the shards of tables that were dropped since, because another table may get their oid.
     delete from tube.detached as d where (detach.tube is null or d.tube = detach.tube) and tube.schema_of(d.tbl) is null;
 end
@@ -169,7 +168,8 @@ $$;
 
 create function tube.tube_table_ensure_detached(in_tube text, in_tbl regclass) returns void
 language sql as $$
-    select tube.detach(in_tube, in_tbl)
+    select tube.detach(in_tube, in_tbl);
+    select tube.drop_lost_touches();
 $$;
 comment on function tube.tube_table_ensure_detached(text, regclass) is
     'Detach a table from a tube; null means all tubes, or all tables. Pods of earlier touches stay.';

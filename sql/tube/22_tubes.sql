@@ -108,7 +108,8 @@ comment on function tube.tube_ensure_exists(text, integer, text, regtype[]) is
     'removes it. key: the types of the id columns. The default {bigint} stands for integers of any size; other ids, as of {uuid} '
     'or {uuid,bigint}, are stored as text.';
 
-create function tube.tube_ensure_absent(in_tube text) returns void
+-- Detach all tables from a tube and remove it.
+create function tube.remove(in_tube text) returns void
 language plpgsql as $$
 declare
     known tube.tube := (select t from tube.tube as t where t.name = in_tube);
@@ -142,6 +143,11 @@ begin
         execute format('drop table %s', pods);
     end if;
 end
+$$;
+create function tube.tube_ensure_absent(in_tube text) returns void
+language sql as $$
+    select tube.remove(in_tube);
+    select tube.drop_lost_touches();
 $$;
 comment on function tube.tube_ensure_absent(text) is
     'Detach all tables from a tube, and remove it with its pods and its dead letters. Waits until no worker is at work. Does '

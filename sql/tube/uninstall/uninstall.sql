@@ -5,7 +5,8 @@ declare
     name text;
 begin
     for name in select t.name from tube.tube as t order by t.name loop
-        perform tube.tube_ensure_absent(name);
+        perform tube.remove(name);
     end loop;
+    perform tube.drop_lost_touches();
 end
 $$;
