@@ -5,6 +5,8 @@
 create function pgchange.descendants(tbl regclass) returns setof regclass
 language plpgsql stable rows 4
 set plan_cache_mode = force_generic_plan
+-- The plan is made while the catalogues are small, and kept while they grow.
+set enable_seqscan = off
 as $$
 begin
     return query

@@ -4,6 +4,8 @@
 create function pgchange.triggers_of(function oid) returns setof pg_trigger
 language plpgsql stable rows 4
 set plan_cache_mode = force_generic_plan
+-- The plan is made while the catalogues are small, and kept while they grow.
+set enable_seqscan = off
 as $$
 begin
     return query
@@ -128,8 +130,10 @@ $$;
 
 -- The arguments of pgchange.are_named() in a trigger function that reads the key columns by these names.
 create function pgchange.key_check(rel oid, key name[], numbers smallint[]) returns text
-language sql immutable as $$
-    select format('%s, %L, %L', rel, numbers, key)
+language plpgsql immutable as $$
+begin
+    return format('%s, %L, %L', rel, numbers, key);
+end
 $$;
 
 -- Keep foreign tables from being attached to a captured partitioned table, because PostgreSQL would then refuse inserts into that

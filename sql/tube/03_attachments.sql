@@ -172,7 +172,7 @@ $$;
 create function tube.key_names(rel oid, tube text) returns name[]
 language sql stable as $$
     select case when bool_and(n.name is not null) then array_agg(n.name order by p.place) end
-    from (select (tube.attachment_of(rel, tube)).*) as a
+    from tube.attachment_of(rel, key_names.tube) as a
     cross join lateral generate_subscripts(a.key, 1) as p(place)
     cross join lateral tube.key_attribute(a::tube.attachment, p.place) as k
     cross join lateral pgchange.key_now(
@@ -195,6 +195,8 @@ create function tube.captures(tbl regclass, tube text)
 returns table (relid regclass, trigger name, op text, function oid, enabled boolean)
 language plpgsql stable rows 4
 set plan_cache_mode = force_generic_plan
+-- The plan is made while the catalogues are small, and kept while they grow.
+set enable_seqscan = off
 as $$
 declare
     token text := (select a.token from tube.attachment as a where a.tbl = captures.tbl and a.tube = captures.tube);

@@ -7,8 +7,9 @@
 
 -- The body of the trigger function for TRUNCATE: one control pod a transaction, that names the table.
 create function tube.truncate_body(attached tube.attachment) returns text
-language sql stable as $$
-    select format($body$
+language plpgsql stable as $$
+begin
+    return format($body$
 declare
     open boolean := false;
     attached boolean := false;
@@ -52,7 +53,8 @@ begin
     end if;
     return null;
 end
-$body$, attached.shard, attached.tube, tube.full_name(attached.tbl))
+$body$, attached.shard, attached.tube, tube.full_name(attached.tbl));
+end
 $$;
 
 -- Whether the caller may write those columns of pods that a capture writes. In PL/pgSQL, for each statement of some owners asks.
@@ -113,8 +115,8 @@ as $$
 declare
     -- Nothing of the pods is read, so whatever is on them runs nothing.
     pods regclass := (select t.pods from tube.tube as t where t.name = attached.tube);
-    added text := tube.ids_of('pgchange_added', attached);
-    removed text := tube.ids_of('pgchange_removed', attached);
+    added text := case when op in ('insert', 'update') then tube.ids_of('pgchange_added', attached) end;
+    removed text := case when op in ('update', 'delete') then tube.ids_of('pgchange_removed', attached) end;
 begin
     if op = 'truncate' then
         return tube.truncate_body(attached);

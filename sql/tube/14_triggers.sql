@@ -1,46 +1,46 @@
 -- The functions and triggers of an attachment: where they are, placed, mended and dropped.
 
--- One of the functions of an attachment, where it is now; never one that another role gave that name in another schema.
-create function tube.placed(attached tube.attachment, kind text) returns pg_proc
-language sql stable as $$
-    select p
-    from (
-        select p, t.relowner,
-               exists (select from tube.captures(attached.tbl, attached.tube) as c where c.function = p.oid) as is_called,
-               p.pronamespace = t.relnamespace as is_beside
-        from pg_class as t join pg_proc as p on p.proname = tube.function_name(attached.token, kind)
-        where t.oid = attached.tbl
-    ) as named(p, relowner, is_called, is_beside)
-    where is_called or is_beside or (p).proowner = relowner
-    order by is_called desc, (p).proowner = relowner desc
-    limit 1
+-- The functions of an attachment: of each kind the name with its schema, where it is or where it will be made, with its owner if it is
+-- there. Never a function that another role gave that name in another schema.
+create function tube.placed(attached tube.attachment) returns table (kind text, name text, owner oid)
+language plpgsql stable
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    return query
+        with called as materialized (
+            select c.function from tube.captures(attached.tbl, attached.tube) as c
+        )
+        select k.kind, format('%I.%I', coalesce(f.schema, tube.schema_of(attached.tbl)), k.name), f.owner
+        from (
+            select x, tube.function_name(attached.token, x)
+            from unnest(array['insert', 'update', 'delete', 'truncate', 'judge']) as x
+        ) as k(kind, name)
+        left join lateral (
+            select n.nspname, p.proowner
+            from pg_class as t
+            join pg_proc as p on p.proname = k.name
+            join pg_namespace as n on n.oid = p.pronamespace
+            cross join lateral (select exists (select from called as c where c.function = p.oid)) as u(is_called)
+            where t.oid = attached.tbl and (u.is_called or p.pronamespace = t.relnamespace or p.proowner = t.relowner)
+            order by u.is_called desc, p.proowner = t.relowner desc
+            limit 1
+        ) as f(schema, owner) on true;
+end
 $$;
 
 -- Whether the functions of an attachment belong to a former owner of the table, so that the present one may not replace them.
 create function tube.is_anothers(attached tube.attachment) returns boolean
 language sql stable as $$
     select exists (
-        select from unnest(array['insert', 'update', 'delete', 'truncate', 'judge']) as k(kind)
-        cross join lateral tube.placed(attached, k.kind) as p
-        join pg_class as t on t.oid = attached.tbl
-        where p.proowner <> t.relowner)
-$$;
-
--- What one of the functions of an attachment is called, with its schema: where it is, or where it will be made.
-create function tube.placed_name(attached tube.attachment, kind text) returns text
-language sql stable as $$
-    select coalesce(
-        (select format('%I.%I', n.nspname, p.proname)
-         from tube.placed(attached, kind) as p join pg_namespace as n on n.oid = p.pronamespace),
-        format('%I.%I', tube.schema_of(attached.tbl), tube.function_name(attached.token, kind)))
+        select from tube.placed(attached) as p join pg_class as t on t.oid = attached.tbl where p.owner <> t.relowner)
 $$;
 
 -- Write one of the trigger functions of a table, or replace it.
-create function tube.place_function(attached tube.attachment, op text) returns void
+create function tube.place_function(attached tube.attachment, op text, function text) returns void
 language plpgsql as $$
 declare
     owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = attached.tbl);
-    function text := tube.placed_name(attached, op);
 begin
     -- Without a predicate every name in the body has its schema, types and operators too, or a writer's own would run with
     -- the owner's rights. Pinning the path instead would be the dearest part of it.
@@ -58,11 +58,10 @@ $$;
 
 -- Write the function that applies the predicate of an attachment outside of its triggers, with the rights of the table's owner as
 -- these do; refused where the predicate does not fit the table, or asks for more than its owner may.
-create function tube.place_judge(attached tube.attachment) returns void
+create function tube.place_judge(attached tube.attachment, function text) returns void
 language plpgsql as $$
 declare
     owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = attached.tbl);
-    function text := tube.placed_name(attached, 'judge');
     ids text := case when attached.key_types = '{bigint}' then 'bigint[]' else 'text[]' end;
     signature text := format('%s(%s, name, boolean, text, text, integer)', function, ids);
 begin
@@ -101,11 +100,16 @@ $$;
 -- Write the functions of an attachment as it is now, in place of those that are there.
 create function tube.place_functions(attached tube.attachment) returns void
 language plpgsql as $$
+declare
+    placed record;
 begin
-    if attached.predicate is not null then
-        perform tube.place_judge(attached);
-    end if;
-    perform tube.place_function(attached, k.op) from unnest(array['insert', 'update', 'delete', 'truncate']) as k(op);
+    for placed in select p.* from tube.placed(attached) as p order by p.kind <> 'judge' loop
+        if placed.kind <> 'judge' then
+            perform tube.place_function(attached, placed.kind, placed.name);
+        elsif attached.predicate is not null then
+            perform tube.place_judge(attached, placed.name);
+        end if;
+    end loop;
 end
 $$;
 
@@ -147,8 +151,8 @@ begin
     end loop;
     for missing in
         with kinds as materialized (
-            select k.op, tube.placed_name(attached, k.op) as function
-            from unnest(tube.capture_ops(attached.tbl)) as k(op)
+            select k.op, p.name as function
+            from unnest(tube.capture_ops(attached.tbl)) as k(op) left join tube.placed(attached) as p on p.kind = k.op
         ), captured as materialized (
             select c.relid, c.op from tube.captures(attached.tbl, attached.tube) as c
         )

@@ -44,8 +44,7 @@ returns table (
 language sql stable
 set jit = off
 as $$
-    select a.tube, a.tbl, a.shard, a.key, tube.uncaptured(a),
-           c.disabled,
+    select a.tube, a.tbl, a.shard, a.key, c.untriggered, c.disabled,
            exists (
                select from generate_subscripts(a.key, 1) as p(place) cross join lateral (select tube.key_attribute(a, p.place)) as i(key)
                where (i.key).attname is distinct from a.key[p.place] or (i.key).attnum <> a.key_numbers[p.place])
@@ -88,10 +87,19 @@ as $$
     from tube.attachment as a
     join pg_class as r on r.oid = a.tbl
     cross join lateral (
-        select coalesce(array_agg(distinct f.relid) filter (where not f.enabled), '{}') as disabled,
-               array_agg(distinct f.function) filter (where f.op not in ('guard', 'bar')) as functions
-        from tube.captures(a.tbl, a.tube) as f
-    ) as c
+        with found as materialized (
+            select f.* from tube.captures(a.tbl, a.tube) as f
+        )
+        select array(
+                   select d.relid from pgchange.descendants(a.tbl) as d(relid)
+                   where (select count(distinct f.op) from found as f where f.relid = d.relid) < cardinality(o.ops)
+                   order by d.relid),
+               coalesce(array_agg(distinct f.relid) filter (where not f.enabled), '{}'),
+               array_agg(distinct f.function) filter (where f.op not in ('guard', 'bar'))
+        from tube.capture_ops(a.tbl) as o(ops)
+        left join found as f on true
+        group by o.ops
+    ) as c(untriggered, disabled, functions)
     join tube.tube as t on t.name = a.tube
     where tube.are_pods(t.pods, t.name) and not tube.is_gone(a)
 $$;
