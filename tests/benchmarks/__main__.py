@@ -45,6 +45,7 @@ BENCHMARKS = (
     "page",
     "runs",
     "many",
+    "tables",
     "idle",
 )
 

@@ -46,7 +46,7 @@ def test_a_touch_function_of_another_attached_table_is_not_taken_over_nor_droppe
     attach(connection, table(connection, f"{LONG}_2023"), shard=1)
     function = touch_functions(connection)[0]
     other = table(connection, function.removesuffix("_touch"))
-    with pytest.raises(psycopg.Error, match="there is a function .* of table public.ttt"):
+    with pytest.raises(psycopg.Error, match="there is a function .* for table public.ttt"):
         attach(connection, other, shard=2)
     connection.execute(f"select {function}('{{1}}')")
     assert pods(connection) == [("T", 1, [1])]
