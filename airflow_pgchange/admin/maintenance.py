@@ -90,8 +90,9 @@ def maintain(
     if the cluster draws more transaction ids than that in ten times the time between two runs.
 
     ``retention``, ``retention_bytes`` and ``retention_count``: trim the history of the commit queue, the event log and
-    the topology that is older, or beyond the newest so many bytes or changes of its feed. Only history goes that every
-    consumer has processed. None trims nothing. The age of events is ``partition_retention_period`` of ``pgmb.config``.
+    the topology that is older. The latter two keep the newest bytes or changes of each feed. Only history goes that
+    every consumer has processed. None trims nothing. The age of events is ``partition_retention_period`` of
+    ``pgmb.config``.
 
     ``saga_retention``: delete sagas
     that ended longer ago; None deletes none. ``letter_retention``: drop dead letters that were given up longer ago, are

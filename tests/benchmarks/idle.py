@@ -1,4 +1,4 @@
-"""Costs that must not grow with what is idle or old: each figure beside the same one without it."""
+"""Costs that must not grow with idle or old objects: each figure with and without them."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def selectors(connection: psycopg.Connection, report: Report) -> None:
 
 
 def notes(connection: psycopg.Connection, conninfo: str, report: Report) -> None:
-    """What a triggerer notes of its feeds in a day in which a transaction stays open."""
+    """The samples that a triggerer records of its feeds in a day with a transaction that stays open."""
     seen = json.dumps([{"feed": f"commits:idle {n}/0", "kind": "commit", "ready": 0} for n in range(FEEDS)])
     queries = {
         "a note": "select pgchange.note_watchers(%s)",
