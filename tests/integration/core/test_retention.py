@@ -48,9 +48,8 @@ def test_a_commit_queue_within_its_limits_is_whole_and_one_beyond_loses_its_olde
     assert told_to_a_person(connection) == []
 
 
-@BY_LIMIT
-def test_a_consumer_that_keeps_the_queue_above_its_limits_is_named_and_loses_nothing(db, connect_to, limits):
-    connection = connect_to(db)
+def test_a_consumer_that_keeps_the_queue_above_its_limits_is_named_and_loses_nothing(db, connect_to):
+    connection, limits = connect_to(db), LIMITS[0]
     settled_partitions(connection, 2)
     drain(db)
     connection.execute("select pubsub.lock_watermark('slow', 0)")
@@ -65,9 +64,8 @@ def test_a_consumer_that_keeps_the_queue_above_its_limits_is_named_and_loses_not
     assert told_to_a_person(connection) == []
 
 
-@pytest.mark.parametrize("limits", [{"retention_count": 3}, {"retention_bytes": 0}])
-def test_events_beyond_the_limits_go_once_every_group_has_read_them(db, connect_to, limits):
-    connection = connect_to(db)
+def test_events_beyond_the_limits_go_once_every_group_has_read_them(db, connect_to):
+    connection, limits = connect_to(db), {"retention_count": 3, "retention_bytes": 0}
     event_keeping.subscribe(connection)
     event_keeping.narrow(connection)
     event_keeping.configure(connection, partition_retention_period="1 day")
