@@ -62,11 +62,25 @@ language sql stable as $$
     select coalesce(ceil(10 * max(p.seconds) * max(p.per_second)), 0)::bigint from revision.pace as p
 $$;
 
+-- Return the transaction id behind the last partition; null if there is none. PostgreSQL writes out the bounds of a partition slowly, so
+-- of those that revision.add_partitions() has named after their first id, only the bounds of the last are read.
+create function revision.last_upper() returns bigint
+language sql stable as $$
+    with named as materialized (
+        select c.oid, c.relpartbound, (substring(c.relname from '^commit_queue_(\d{1,18})$'))::bigint as lower
+        from pg_inherits as i join pg_class as c on c.oid = i.inhrelid
+        where i.inhparent = 'revision.commit_queue'::regclass
+    )
+    select max((substring(pg_get_expr(n.relpartbound, n.oid) from $re$TO \('(\d+)'\)$re$))::bigint)
+    from named as n
+    where n.lower is null or n.lower = (select max(x.lower) from named as x)
+$$;
+
 -- Return a text that says when partitions run out, if that is soon; null if enough are there.
 create function revision.running_out() returns text
 language plpgsql stable security definer as $$
 declare
-    left_ids bigint := (select max(p.upper) from revision.partitions() as p) - pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
+    left_ids bigint := revision.last_upper() - pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
     last revision.pace;
     per_second double precision;
 begin
