@@ -30,12 +30,12 @@ class MaintenanceOperator(CheckedArguments, BaseOperator):
     :param postgres_conn_id: the database; the role needs the grants of the maintenance DAG (docs/reference/roles.md)
     :param width: the number of transactions of a partition (templated)
     :param ahead: how many partitions are created ahead of the current one (templated)
-    :param retention: trim history of all feeds that is older than this, such as ``30 days``, if every consumer has
-        processed it; default: no limit of age (templated)
-    :param retention_bytes: keep the newest history of each feed up to this size, such as ``10 GB``, and all that a
-        consumer has not processed; default: no limit (templated)
-    :param retention_count: keep this number of newest changes of each feed, and all that a consumer has not processed;
+    :param retention: trim history that is older than this, such as ``30 days``, if every consumer has processed it;
         default: no limit (templated)
+    :param retention_bytes: keep the newest history of each feed up to this size, such as ``10 GB``, and unprocessed
+        changes; default: no limit (templated)
+    :param retention_count: keep this number of newest changes of each feed, and unprocessed changes; default: no limit
+        (templated)
     :param saga_retention: delete sagas that ended longer ago than this; default: none is deleted (templated)
     :param letter_retention: drop dead letters that were given up longer ago than this, such as ``90 days``, and are not
         on their way. The role must have the right to drop them; default: none is dropped (templated)

@@ -1,4 +1,5 @@
-"""What thousands of captured tables cost: the server's CPU for each, and the memory of a session that writes to them."""
+"""The cost of thousands of captured tables: the server's CPU for each, and the memory of a session that writes to
+them."""
 
 from __future__ import annotations
 
@@ -86,7 +87,7 @@ def a_table(server: psycopg.Connection, conninfo: str, count: int) -> dict[str, 
 
 
 def memory(connection: psycopg.Connection, conninfo: str, report: Report) -> None:
-    """What a session keeps for each table that it writes to, above a table without a trigger."""
+    """The memory that a session keeps for each table that it writes to, compared with a table without a trigger."""
     connection.execute("create table kept (id bigint)")
     connection.execute("select tube.tube_ensure_exists('written')")
     for number in range(WRITTEN):
