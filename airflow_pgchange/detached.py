@@ -70,7 +70,7 @@ class Handle:
             ) from error
 
     def __str__(self) -> str:
-        told = {
+        fields = {
             "feed": to_json(self.feed),
             "batch": self.batch_id,
             "version": self.version,
@@ -79,7 +79,7 @@ class Handle:
             "lease": seconds("lease", self.lease),
         }
         # Letters and digits pass through shells, templates and the arguments of any job unchanged.
-        return urlsafe_b64encode(json.dumps(told, separators=(",", ":")).encode()).decode().rstrip("=")
+        return urlsafe_b64encode(json.dumps(fields, separators=(",", ":")).encode()).decode().rstrip("=")
 
     @property
     def token(self) -> Mapping[str, Any]:

@@ -34,9 +34,9 @@ def complete(conninfo: str, *, primary: bool = False) -> str:
     The option ``tcp_user_timeout``, in milliseconds, is the time for which a server may give no sign of life. The
     keepalive settings are derived from it.
     """
-    given = {key: value for key, value in conninfo_to_dict(conninfo).items() if value is not None}
-    wanted = {"target_session_attrs": "read-write"} if primary else {}
-    return make_conninfo("", **{**DEFAULTS, **server_timeout.options(given), **given, **wanted})
+    explicit = {key: value for key, value in conninfo_to_dict(conninfo).items() if value is not None}
+    server_kind = {"target_session_attrs": "read-write"} if primary else {}
+    return make_conninfo("", **{**DEFAULTS, **server_timeout.options(explicit), **explicit, **server_kind})
 
 
 def connect(conninfo: str, *, primary: bool = False) -> guarded.Connection:

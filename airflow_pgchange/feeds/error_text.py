@@ -50,9 +50,9 @@ def described(error: BaseException, conninfos: Iterable[str] = ()) -> str:
 def without_secrets(text: str, conninfos: Iterable[str]) -> str:
     """Return a text without the passwords of ``conninfos``, in any notation, and without other texts that look like
     passwords."""
-    known = any_of(_secrets(conninfos))
-    if known is not None:
-        text = known.sub(HIDDEN, text)
+    secret = any_of(_secrets(conninfos))
+    if secret is not None:
+        text = secret.sub(HIDDEN, text)
     return IN_URL.sub(rf"\1{HIDDEN}\2", NAMED.sub(rf"\1{HIDDEN}", text))
 
 

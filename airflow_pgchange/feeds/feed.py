@@ -356,22 +356,22 @@ def identity(feed: object) -> dict[str, Any]:
 def to_json(feed: Watched) -> dict[str, Any]:
     """The feed as plain JSON, with the start of a new consumer if that is not the beginning."""
     start = getattr(feed, "start", None) or BEGINNING
-    given = (
+    start_field = (
         {} if start == BEGINNING else {"start": start.isoformat() if isinstance(start, datetime) else start}
     )
-    return {"kind": feed.kind, **identity(feed), **given}
+    return {"kind": feed.kind, **identity(feed), **start_field}
 
 
 def from_json(data: Mapping[str, Any]) -> Watched:
     """Return the feed that ``to_json`` wrote. Raises InvalidArgument for an unknown kind or field."""
-    given = dict(data)
-    kind = kinds().get(str(given.pop("kind", "")))
+    values = dict(data)
+    kind = kinds().get(str(values.pop("kind", "")))
     if kind is None:
         raise InvalidArgument(
             f"unknown kind of feed in {dict(data)}: it must be one of {', '.join(sorted(kinds()))}"
         )
     try:
-        feed: Watched = kind(**given)
+        feed: Watched = kind(**values)
     except TypeError as error:
         raise InvalidArgument(f"{data['kind']} feed: {error}") from error
     return feed
@@ -383,8 +383,8 @@ def to_uri(feed: Watched, server: str, conditions: Mapping[str, Any] | None = No
     ``conditions`` are the values of ``CONDITIONS`` that are not the defaults. Assets with different conditions are
     different assets.
     """
-    given = {**identity(feed), **(conditions or {})}
-    query = {key: json.dumps(value) for key, value in sorted(given.items())}
+    values = {**identity(feed), **(conditions or {})}
+    query = {key: json.dumps(value) for key, value in sorted(values.items())}
     return f"pgchange://{quote(server, safe='')}/{feed.kind}?{urlencode(query)}"
 
 
@@ -396,8 +396,8 @@ def from_uri(uri: str) -> tuple[Watched, str]:
     except ValueError as error:
         raise InvalidArgument(f"{uri!r} is not the URI of a feed: {error}") from error
     try:
-        given = {key: json.loads(value) for key, value in parse_qsl(parts.query)}
+        values = {key: json.loads(value) for key, value in parse_qsl(parts.query)}
     except json.JSONDecodeError as error:
         raise InvalidArgument(f"{uri!r}: its fields are not JSON: {error}") from error
-    feed = {key: value for key, value in given.items() if key not in CONDITIONS}
+    feed = {key: value for key, value in values.items() if key not in CONDITIONS}
     return from_json({"kind": parts.path.strip("/"), **feed}), unquote(parts.netloc)

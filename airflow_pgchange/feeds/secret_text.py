@@ -19,9 +19,9 @@ ESCAPED = BACKSLASH + rf"{{1,{DEEPEST}}}"
 
 def any_of(secrets: Iterable[str]) -> re.Pattern[str] | None:
     """Return a pattern that matches each of these secrets in any notation; None if there are no secrets."""
-    known = sorted({secret for secret in secrets if secret}, key=len, reverse=True)
+    longest_first = sorted({secret for secret in secrets if secret}, key=len, reverse=True)
     # Always match the secret as it is, too, because it may itself look like an escaped text.
-    patterns = [f"{re.escape(secret)}|{_written(secret)}" for secret in known]
+    patterns = [f"{re.escape(secret)}|{_written(secret)}" for secret in longest_first]
     return re.compile("|".join(patterns)) if patterns else None
 
 

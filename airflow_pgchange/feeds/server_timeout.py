@@ -18,16 +18,16 @@ CONNECT_WITHIN = 10
 """The longest timeout of a connection attempt, in seconds."""
 
 
-def options(given: Mapping[str, Any]) -> dict[str, Any]:
+def options(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return defaults for libpq by which the operating system detects a peer that acknowledges nothing."""
-    timeout = _timeout(given)
-    known = TIMEOUT if timeout is None else timeout
+    timeout = _timeout(parameters)
+    seconds = TIMEOUT if timeout is None else timeout
     return {
-        OPTION: int(known * 1000),
+        OPTION: int(seconds * 1000),
         # The shortest timeout that libpq uses is 2 seconds.
-        "connect_timeout": max(2, min(CONNECT_WITHIN, round(known / 6))),
-        "keepalives_idle": max(1, round(known / 2)),
-        "keepalives_interval": max(1, round(known / 6)),
+        "connect_timeout": max(2, min(CONNECT_WITHIN, round(seconds / 6))),
+        "keepalives_idle": max(1, round(seconds / 2)),
+        "keepalives_interval": max(1, round(seconds / 6)),
         "keepalives_count": KEEPALIVES,
     }
 
@@ -44,13 +44,13 @@ def for_libpq(conninfo: str) -> str:
     The kernel would also end a connection to a healthy peer that accepts no bytes for this time. A server does so while a
     table is locked, and a client that reads slowly does so, too.
     """
-    given = conninfo_to_dict(conninfo)
-    given.pop(OPTION, None)
-    return make_conninfo("", **given)
+    parameters = conninfo_to_dict(conninfo)
+    parameters.pop(OPTION, None)
+    return make_conninfo("", **parameters)
 
 
-def _timeout(given: Mapping[str, Any]) -> float | None:
-    text = given.get(OPTION)
+def _timeout(parameters: Mapping[str, Any]) -> float | None:
+    text = parameters.get(OPTION)
     try:
         milliseconds = TIMEOUT * 1000 if text is None else int(text)
     except ValueError:

@@ -138,6 +138,6 @@ def _similar(source: psycopg.Connection[Any], feed: Feed) -> str:
     Empty if there is no such consumer."""
     if not isinstance(feed, Movable):
         return ""
-    known = [name for (name,) in rows(source, feed.consumer_names()) if name != feed.name]
-    similar = get_close_matches(feed.name, known, n=1, cutoff=0.8)
+    others = [name for (name,) in rows(source, feed.consumer_names()) if name != feed.name]
+    similar = get_close_matches(feed.name, others, n=1, cutoff=0.8)
     return f". A consumer of a similar name exists: {similar[0]}" if similar else ""

@@ -41,12 +41,12 @@ _names: dict[bytes, str] = {}
 def sign_in(name: str, ask: Callable[[], SignIn]) -> SignIn:
     """Return how to sign in by an Airflow connection, with a young token. ``ask`` gets a new token from the cloud."""
     with _lock:
-        given = _given.get(name)
-        if given is None or time.monotonic() - given.asked_at >= RENEW_AFTER:
+        last = _given.get(name)
+        if last is None or time.monotonic() - last.asked_at >= RENEW_AFTER:
             asked_at = time.monotonic()
-            given = _given[name] = _Given(ask, ask(), asked_at)
-            _names[_digest(given.sign_in["password"])] = name
-        return given.sign_in
+            last = _given[name] = _Given(ask, ask(), asked_at)
+            _names[_digest(last.sign_in["password"])] = name
+        return last.sign_in
 
 
 def renewed(conninfo: str) -> str:

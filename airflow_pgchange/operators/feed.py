@@ -99,8 +99,8 @@ class FeedOperator(ClaimingOperator):
         """
         feed = feed_of(self.feed)
         plan = self._plan(feed, context)
-        outcome, outlets, told = Outcome(feed), aliases(self.outlets), lineage.is_on()
-        self._done = (plan, outcome) if told else None
+        outcome, outlets, has_lineage = Outcome(feed), aliases(self.outlets), lineage.is_on()
+        self._done = (plan, outcome) if has_lineage else None
 
         def process(transaction: ConsumerTransaction, batch: Batch) -> None:
             self._transaction = transaction
@@ -108,7 +108,7 @@ class FeedOperator(ClaimingOperator):
             try:
                 with transaction.progress.told(partial(self.log.info, "%s: %s", feed.name)):
                     self.process_batch(transaction, batch, context)
-                if outlets or told:
+                if outlets or has_lineage:
                     outcome.acked(transaction.connection, self._staged)
             except Exception as error:
                 if self._stop():
@@ -128,7 +128,7 @@ class FeedOperator(ClaimingOperator):
         def given_up(letter: int) -> None:
             self._tell_of_letter(feed, letter)
 
-        if told:
+        if has_lineage:
             outcome.sources = lineage.sources(feed, plan.source or plan.results)
         try:
             drained = drain(plan, process, committed, stopped=self._stop, given_up=given_up)

@@ -94,18 +94,18 @@ class DeadLettersOperator(CheckedArguments, BaseOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Return ``{action, letters}``, with the numbers of the letters that were sent, dropped or erased from."""
         ids = self.letter_ids or ()
-        asked: dict[str, Any] = {"consumer": self.consumer, "older_than": self.older_than}
+        choice: dict[str, Any] = {"consumer": self.consumer, "older_than": self.older_than}
         asks_source = self.source_conn_id if self.action == "redrive" else None
         with both(self.postgres_conn_id, asks_source) as (connection, source):
             self._check_choice()
             if self.action == "drop":
-                done = dead_letters.drop_letters(connection, ids=ids, **asked)
+                done = dead_letters.drop_letters(connection, ids=ids, **choice)
             elif self.action == "erase":
                 done = self._erase(connection)
             else:
-                done = dead_letters.redrive(connection, source, ids=ids, **asked)
+                done = dead_letters.redrive(connection, source, ids=ids, **choice)
                 if not ids:
-                    self._tell_of_others(dead_letters.letters(connection, source, **asked))
+                    self._tell_of_others(dead_letters.letters(connection, source, **choice))
         self.log.info("%s: %d letters", self.action, len(done))
         return {"action": self.action, "letters": done}
 

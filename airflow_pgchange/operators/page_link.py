@@ -23,6 +23,6 @@ class ConsumerLink(BaseOperatorLink):
         home, source = operator.postgres_conn_id, operator.source_conn_id if elsewhere else None
         if feed.progress == "source" and source is not None:
             home, source = source, None
-        asked = {"connection": home, "kind": feed.kind, "consumer": feed.name}
+        parameters = {"connection": home, "kind": feed.kind, "consumer": feed.name}
         root = urlsplit(conf.get("api", "base_url", fallback="")).path.rstrip("/")
-        return f"{root}/{ROUTE}?{urlencode(asked | ({'source': source} if source else {}))}"
+        return f"{root}/{ROUTE}?{urlencode(parameters | ({'source': source} if source else {}))}"

@@ -146,9 +146,9 @@ def _check_master(connection: Connection, master: str) -> None:
     if MASTER.fullmatch(master):
         return
     name = connection.conn_id
-    told = f"has the master {master!r}, which Spark does not take" if connection.host else "has no host"
+    fault = f"has the master {master!r}, which Spark does not take" if connection.host else "has no host"
     raise InvalidArgument(
-        f"cannot submit to Spark: the connection {name} {told}. Give it type spark and a master as its host: "
+        f"cannot submit to Spark: the connection {name} {fault}. Give it type spark and a master as its host: "
         f"spark://HOST (port {STANDALONE_PORT}), k8s://https://HOST, yarn or local[2]; {_replacing(name)}"
     )
 

@@ -52,15 +52,15 @@ def check_version(connection: Connection, environment: Mapping[str, str]) -> Non
     that starts it is also used for the batches. Raises the application's other errors unchanged, such as
     ServerUnavailable.
     """
-    asked = Application(VERSION_CHECK, server_of(connection) or "", environment=dict(environment))
+    version_check = Application(VERSION_CHECK, server_of(connection) or "", environment=dict(environment))
     output: list[str] = []
     try:
-        fork_client.start(asked, keeper()).wait(output.append)
+        fork_client.start(version_check, keeper()).wait(output.append)
     except ApplicationFailed as failure:
         # The last line is that of a traceback: the class of the error, a colon and the message.
         name, *message = (output or [""])[-1].split(": ", 1)
-        told = getattr(errors, name.rpartition(".")[2], ApplicationFailed)
-        raise told("".join(message) or str(failure)) from failure
+        error_class = getattr(errors, name.rpartition(".")[2], ApplicationFailed)
+        raise error_class("".join(message) or str(failure)) from failure
 
 
 def application(

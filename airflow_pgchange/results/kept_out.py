@@ -85,8 +85,10 @@ def insert(
     # Do not count rows that a trigger has written into a child of the table, as a replacement for partitioning.
     if count > ask(connection, in_children) - before:
         were = f"{count:,} of {_counted(connection, selected):,} rows {_was(count)} not written"
-        told = _named(were, first, count)
-        raise MergeRefused(f"{staged.target}: {told}: {KEPT_OUT.format(them='it' if count == 1 else 'them')}")
+        affected = _named(were, first, count)
+        raise MergeRefused(
+            f"{staged.target}: {affected}: {KEPT_OUT.format(them='it' if count == 1 else 'them')}"
+        )
 
 
 def check_deleted(
@@ -101,8 +103,10 @@ def check_deleted(
     ).format(key, target.identifier, gone)
     for count, *values in rows(connection, query):
         were = f"{count:,} row{'s' if count > 1 else ''} {_was(count)} not deleted"
-        told = _named(were, _shown(staged, values), count)
-        raise MergeRefused(f"{staged.target}: {told}: {KEPT_IN.format(them='it' if count == 1 else 'them')}")
+        affected = _named(were, _shown(staged, values), count)
+        raise MergeRefused(
+            f"{staged.target}: {affected}: {KEPT_IN.format(them='it' if count == 1 else 'them')}"
+        )
 
 
 def _unwritten(

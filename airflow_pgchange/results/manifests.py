@@ -103,15 +103,15 @@ def _tables(connection: psycopg.Connection[Any], batch: Batch) -> list[str]:
     named = [(name, _comment(comment)) for name, comment in rows(connection, query)]
     return [
         name
-        for name, told in named
-        if [told.get(part) for part in ("batch_id", "version", "attempt", "target")]
+        for name, content in named
+        if [content.get(part) for part in ("batch_id", "version", "attempt", "target")]
         == [batch.id, batch.version, batch.attempt, TARGET]
     ]
 
 
 def _comment(text: str | None) -> dict[str, Any]:
     try:
-        told = json.loads((text or "").removeprefix("pgchange "))
+        content = json.loads((text or "").removeprefix("pgchange "))
     except ValueError:
         return {}
-    return told if isinstance(told, dict) else {}
+    return content if isinstance(content, dict) else {}

@@ -127,7 +127,7 @@ def create(
     )
     with translated(), connection.transaction():
         row = connection.execute("select pg_catalog.clock_timestamp()::text").fetchone()
-        told = {
+        description = {
             "batch_id": batch.id,
             "version": batch.version,
             "attempt": batch.attempt,
@@ -135,7 +135,7 @@ def create(
             "made_at": row[0] if row else None,
         }
         connection.execute(sql.SQL("create unlogged table {} ({})").format(table, definitions))
-        comment = sql.Literal(f"pgchange {json.dumps(told)}")
+        comment = sql.Literal(f"pgchange {json.dumps(description)}")
         connection.execute(sql.SQL("comment on table {} is {}").format(table, comment))
     return name
 

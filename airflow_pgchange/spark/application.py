@@ -48,8 +48,8 @@ class Application:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Application:
-        told = json.loads(data)
-        return cls(**told | {name: tuple(told[name]) for name in ("arguments", "py_files")})
+        values = json.loads(data)
+        return cls(**values | {name: tuple(values[name]) for name in ("arguments", "py_files")})
 
 
 def run(application: Application, log: int) -> int:

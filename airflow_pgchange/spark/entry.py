@@ -44,8 +44,8 @@ def batch_job(
     if handle is None:
         working = _worked(_first())
     else:
-        known = Handle.from_text(handle) if isinstance(handle, str) else handle
-        working = _detached(known, results, source)
+        parsed = Handle.from_text(handle) if isinstance(handle, str) else handle
+        working = _detached(parsed, results, source)
     with working as job:
         yield job
 

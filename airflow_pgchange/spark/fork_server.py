@@ -91,10 +91,10 @@ def _accept(listening: socket.socket) -> int:
 
 def mind(connection: socket.socket) -> None:
     """Run the application that the connection asks for, send the exit code to the connection, and close the session."""
-    told, log = receive(connection)
-    asked = Application.from_bytes(told)
+    message, log = receive(connection)
+    requested = Application.from_bytes(message)
     ended = _told_of_children()
-    pid = _start(asked, log, connection, ended)
+    pid = _start(requested, log, connection, ended)
     os.close(log)
     ready: list[socket.socket] = []
     while not ready and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
@@ -108,10 +108,10 @@ def mind(connection: socket.socket) -> None:
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     tell(connection, code)
     connection.close()
-    close_session(asked.remote, asked.environment)
+    close_session(requested.remote, requested.environment)
 
 
-def _start(asked: Application, log: int, *foreign: socket.socket) -> int:
+def _start(requested: Application, log: int, *foreign: socket.socket) -> int:
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -122,7 +122,7 @@ def _start(asked: Application, log: int, *foreign: socket.socket) -> int:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for one in foreign:
                 one.close()
-            code = application.run(asked, log)
+            code = application.run(requested, log)
         finally:
             os._exit(code)
     with suppress(PermissionError, ProcessLookupError):
@@ -162,8 +162,8 @@ def close_session(remote: str, environment: dict[str, str]) -> None:
         how: dict[str, Any] = {"timeout": CLOSING, "metadata": builder.metadata()}
         # A server that is gone, or that knows no such session, has nothing to close.
         with suppress(grpc.RpcError):
-            told = server.Interrupt(proto.InterruptRequest(interrupt_type=everything, **whose), **how)
-            for operation in told.interrupted_ids:
+            interrupted = server.Interrupt(proto.InterruptRequest(interrupt_type=everything, **whose), **how)
+            for operation in interrupted.interrupted_ids:
                 _until_over(
                     server.ReattachExecute(
                         proto.ReattachExecuteRequest(operation_id=operation, **whose), **how

@@ -107,15 +107,15 @@ def followed(spark: SparkSession, note: Callable[[str, str], None]) -> Iterator[
         yield
         return
 
-    def told(stages: Iterable[StageInfo] | None, **_: object) -> None:
-        if known := list(stages or ()):
-            note("stages", f"{sum(stage.done for stage in known)} of {len(known)} done")
+    def report(stages: Iterable[StageInfo] | None, **_: object) -> None:
+        if listed := list(stages or ()):
+            note("stages", f"{sum(stage.done for stage in listed)} of {len(listed)} done")
 
-    spark.registerProgressHandler(told)  # type: ignore[arg-type]
+    spark.registerProgressHandler(report)  # type: ignore[arg-type]
     try:
         yield
     finally:
-        spark.removeProgressHandler(told)  # type: ignore[arg-type]
+        spark.removeProgressHandler(report)  # type: ignore[arg-type]
 
 
 def parallelism(spark: SparkSession) -> int:
@@ -123,8 +123,8 @@ def parallelism(spark: SparkSession) -> int:
     plan = io.StringIO()
     with redirect_stdout(plan):
         spark.range(1).explain()
-    told = re.search(r"splits=(\d+)", plan.getvalue())
-    return int(told[1]) if told else 1
+    splits = re.search(r"splits=(\d+)", plan.getvalue())
+    return int(splits[1]) if splits else 1
 
 
 def _reach(remote: str) -> None:

@@ -143,13 +143,13 @@ def describe(connection: psycopg.Connection[Any], query: str) -> list[Column]:
         result = cursor.pgresult
         if result is None:
             return []
-        asked = [
+        described = [
             (str((result.fname(i) or b"").decode()), result.ftype(i), result.fmod(i))
             for i in range(result.nfields)
         ]
-        kinds = _kinds(connection, {oid for _, oid, _ in asked})
-    _refuse_twins([name for name, _, _ in asked])
-    return [_column(name, *kinds[oid], modifier) for name, oid, modifier in asked]
+        kinds = _kinds(connection, {oid for _, oid, _ in described})
+    _refuse_twins([name for name, _, _ in described])
+    return [_column(name, *kinds[oid], modifier) for name, oid, modifier in described]
 
 
 def reading_query(query: str, columns: Sequence[Column]) -> str:

@@ -135,11 +135,11 @@ class Report:
         table = create(results, batch, self.into, list(columns.items()))
         staging = sql.Identifier(SCHEMA, table)
         computed = self._rows(source, columns, ids, staging, results)
-        asked = self._unnested(columns, ids)
-        self._check_ids(results, staging, asked)
+        id_rows = self._unnested(columns, ids)
+        self._check_ids(results, staging, id_rows)
         results.execute(
             sql.SQL("insert into {} ({}) select {}, true, * from {}").format(
-                staging, _names([ATTEMPT, TOUCHED, *self.key]), WRITER, asked
+                staging, _names([ATTEMPT, TOUCHED, *self.key]), WRITER, id_rows
             )
         )
         return Staged(
@@ -245,7 +245,7 @@ class Report:
         return [[part[place] for part in parts] for place in range(len(self.key))]
 
     def _check_ids(
-        self, results: psycopg.Connection[Any], staging: sql.Identifier, asked: sql.Composed
+        self, results: psycopg.Connection[Any], staging: sql.Identifier, id_rows: sql.Composed
     ) -> None:
         keys = [sql.Identifier("s", name) for name in self.key]
         numbers = [sql.Identifier("a", f"k{place}") for place in range(len(keys))]
@@ -258,7 +258,7 @@ class Report:
             missing=sql.SQL(" or ").join(sql.SQL("{} is null").format(key) for key in keys),
             first=numbers[0],
             staging=staging,
-            asked=asked,
+            asked=id_rows,
             names=_names([f"k{place}" for place in range(len(keys))]),
             same=sql.SQL(" and ").join(
                 sql.SQL("{} = {}").format(key, number) for key, number in zip(keys, numbers, strict=True)

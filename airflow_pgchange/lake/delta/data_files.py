@@ -91,12 +91,12 @@ def rows_of(
     layout: Layout, path: str, partition: Mapping[str, pa.Scalar], columns: Sequence[str] | None = None
 ) -> pa.Table:
     """Return the rows of a file in the columns of the table. Columns that the file lacks are null."""
-    known = [
+    conditions = [
         pyarrow.dataset.field(name) == value if value.is_valid else pyarrow.dataset.field(name).is_null()
         for name, value in partition.items()
     ]
     expression = pyarrow.dataset.scalar(True)
-    for each in known:
+    for each in conditions:
         expression = expression & each
     fragment = PARQUET.make_fragment(
         path, store.files(layout.location, layout.options), partition_expression=expression

@@ -54,8 +54,8 @@ class Write:
         Raises OutcomeUnknown if the log does not show whether there is such a version. Raises SourceRestored if the
         number of the batch belongs to another batch, or is lower than the last number.
         """
-        known, number = table.transaction_version(self.application), self.batch.version
-        if known is not None and known < number and not self.batch.parts_of:
+        last_number, number = table.transaction_version(self.application), self.batch.version
+        if last_number is not None and last_number < number and not self.batch.parts_of:
             return None
         last: dict[str, Any] = {}
         for last in self._commits(table):
@@ -63,13 +63,13 @@ class Write:
                 self.number
             ):
                 return int(last["version"])
-        if known is not None and known >= number:
+        if last_number is not None and last_number >= number:
             raise SourceRestored(
                 f"{self.lake}: batch {self.batch.id} of {self.batch.feed} has the number {number}, and the table has "
-                f"another batch as number {known}. Either this attempt is over, or the database was restored to an "
+                f"another batch as number {last_number}. Either this attempt is over, or the database was restored to an "
                 f"earlier time. After a restore: restore the table, too, or keep its rows, and then {self._repair}"
             )
-        if known is not None and not self._is_before(last):
+        if last_number is not None and not self._is_before(last):
             raise OutcomeUnknown(
                 f"{self.lake}: the log no longer shows whether batch {self.batch.id} of {self.batch.feed} was written. "
                 f"Look for its rows. If they are there: airflow-pgchange skip. If not: {self._repair}"
@@ -118,8 +118,8 @@ def repair(lake: Delta, batch: Batch) -> None:
     """
     table = store.opened(lake)
     applications, write = [], Write(lake, batch)
-    while (known := table.transaction_version(write.application)) is not None:
-        applications.append(Transaction(write.application, min(known, batch.version - 1)))
+    while (last_number := table.transaction_version(write.application)) is not None:
+        applications.append(Transaction(write.application, min(last_number, batch.version - 1)))
         write = Write(lake, batch, write.number + 1)
     properties = CommitProperties({REPAIRED: write.consumer}, 0, applications)
     try:

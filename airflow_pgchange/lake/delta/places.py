@@ -85,8 +85,8 @@ def evolve(
     with refusals(lake):
         table = store.opened(lake)
         # Names that differ only in case are the same column in Spark.
-        known = {field.name.lower() for field in table.schema().fields}
-        added = fitting.columns_for(lake, [field for field in rows if field.name.lower() not in known])
+        lowered = {field.name.lower() for field in table.schema().fields}
+        added = fitting.columns_for(lake, [field for field in rows if field.name.lower() not in lowered])
         if added.fields:
             fitting.check_table(lake, table, mode)
             fitting.check_rows(lake, table, rows, key, mode, added=list(pa.schema(added.to_arrow())))

@@ -18,8 +18,8 @@ from airflow_pgchange.results.modes import Mode
 def lacking(table: Table, rows: pa.Schema) -> list[str]:
     """Return the columns that rows have and the table lacks. Names that differ only in case are the same column in
     Spark."""
-    known = {field.name.lower() for field in table.schema().fields}
-    return [name for name in rows.names if name.lower() not in known]
+    lowered = {field.name.lower() for field in table.schema().fields}
+    return [name for name in rows.names if name.lower() not in lowered]
 
 
 def add_columns(

@@ -64,9 +64,9 @@ class _Comparison(_SchemaCompatibilityVisitor):
 
 def _misfits(table: Schema, rows: pa.Schema, version: TableVersion) -> Iterator[str]:
     """Yield, for each column that does not fit, the reason."""
-    known = {field.name for field in table.fields}
-    if more := [name for name in rows.names if name not in known]:
-        yield no_columns(more, known)
+    names = {field.name for field in table.fields}
+    if more := [name for name in rows.names if name not in names]:
+        yield no_columns(more, names)
         return
     given = pyarrow_to_schema(rows, name_mapping=table.name_mapping, format_version=version)
     comparison = _Comparison(given)

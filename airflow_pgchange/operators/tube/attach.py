@@ -105,8 +105,8 @@ class TubeAttachOperator(CheckedArguments, SqlFromFile, BaseOperator):
                 tubes.ensure(connection, self.tube, self.workers, self.predicate, types)
                 # Tables that are attached already come first. A change of their shard waits for workers, and no other
                 # table must be locked against writes meanwhile. The order is fixed, so that two runs cannot deadlock.
-                known = [table_parts(table) for table in tubes.attached(connection, self.tube)]
-                for table in sorted(self.tables, key=partial(_turn, known)):
+                attached = [table_parts(table) for table in tubes.attached(connection, self.tube)]
+                for table in sorted(self.tables, key=partial(_turn, attached)):
                     tubes.attach(
                         connection, self.tube, table, shard=self.shard, key=self.key, group_by=self.group_by
                     )
@@ -154,7 +154,7 @@ class TubeTouchOperator(CheckedArguments, SqlFromFile, BaseOperator):
             tubes.touch(connection, self.tube, self.query, self.shard, self.op)
 
 
-def _turn(known: Sequence[tuple[str, ...]], table: str) -> tuple[bool, tuple[str, ...]]:
+def _turn(attached: Sequence[tuple[str, ...]], table: str) -> tuple[bool, tuple[str, ...]]:
     """Sort key: attached tables first, then by name and schema. The schema may be missing."""
     parts = table_parts(table)
-    return not any(each[-len(parts) :] == parts for each in known), parts[::-1]
+    return not any(each[-len(parts) :] == parts for each in attached), parts[::-1]
