@@ -93,7 +93,7 @@ def test_maintenance_forgets_what_is_old_and_all_but_so_many_of_a_consumer(
     for _ in range(3):
         work(db, fails=True)
     connection.execute("update pgchange.batch set noted_at = now() - interval '8 days' where attempt = 1")
-    assert "forgot 1 attempts on batches" in maintain(connection).done
+    assert "deleted 1 attempts on batches" in maintain(connection).done
     connection.execute("select pgchange.trim_batches(most => 1)")
     assert [attempt for attempt, *_ in batches(connection)] == [3]
 
@@ -108,8 +108,8 @@ def test_maintenance_goes_on_while_a_transaction_has_forgotten_as_many_attempts_
     """)
     said = maintain(connection).done
     assert [line for line in said if "attempts on batches" in line] == [
-        "forgot 10000 attempts on batches",
-        "forgot 1 attempts on batches",
+        "deleted 10000 attempts on batches",
+        "deleted 1 attempts on batches",
     ]
     assert batches(connection) == []
 
@@ -155,7 +155,7 @@ def test_to_forget_attempts_reads_what_is_forgotten_and_little_else(
         with connection.transaction():
             before = rows_read(connection, "pgchange.batch")
             told = connection.execute(f"select pgchange.trim_batches({given})").fetchall()
-            assert told == ([(f"forgot {gone} attempts on batches",)] if gone else [])
+            assert told == ([(f"deleted {gone} attempts on batches",)] if gone else [])
             assert rows_read(connection, "pgchange.batch") - before <= gone + 20
 
 
