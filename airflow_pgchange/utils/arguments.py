@@ -65,10 +65,8 @@ def is_template(value: Any) -> bool:
     """Whether a value is or contains a template or a result of another task, which is known only when the task runs."""
     if isinstance(value, str):
         return any(mark in value for mark in TEMPLATES)
-    if isinstance(value, Mapping):
-        return any(map(is_template, value.values()))
-    if isinstance(value, list | tuple):
-        return any(map(is_template, value))
+    if isinstance(value, Mapping | list | tuple):
+        return any(map(is_template, value.values() if isinstance(value, Mapping) else value))
     return hasattr(value, "resolve")
 
 
