@@ -15,7 +15,7 @@ DAGS = Path(__file__).parent.parent / "dags"
 
 
 def prepare() -> None:
-    """Point this process, and those that it starts, at a new home; once for each worker of a parallel run."""
+    """Let this process and its children use a new home, once for each worker of a parallel run."""
     worker = os.environ.get("PYTEST_XDIST_WORKER", "alone")
     if os.environ.get(MINE) == worker:
         return

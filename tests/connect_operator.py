@@ -35,7 +35,7 @@ with batch_job() as job:
     pathlib.Path(__file__).with_name("pids").write_text(f"{os.getpid()} {child.pid}")
     job.spark.sql("select java_method('java.lang.Thread', 'sleep', 3600000L)").collect()
 """
-"""Has something run on the server, and in a process beside it, for an hour; their pids are in the file ``pids``."""
+"""Run code on the server and in a child process for an hour. Their pids are in the file ``pids``."""
 
 MakeOperator = Callable[..., SparkBatchOperator]
 

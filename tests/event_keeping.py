@@ -88,7 +88,7 @@ def dispatch(connection: Connection) -> None:
 
 
 def read(connection: Connection, group: str = "g") -> list[str]:
-    """Read what a group has to read, and move its cursor; the ids in their order."""
+    """Read the events of a group, move its cursor, and return the ids in their order."""
     rows = connection.execute(
         "select id, next_cursor from pgmb.read_next_events(%s, chunk_size => 100000)", [group]
     ).fetchall()

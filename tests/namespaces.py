@@ -1,5 +1,5 @@
-"""A network namespace with a link to the current namespace. When the link is down, every byte is lost, and nobody is
-told."""
+"""A network namespace with a link to the current namespace. While the link is down, all bytes are lost without an
+error."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ with DAG("kept"):
 
 
 class Person:
-    """Somebody with a browser: the cookie of a login, and what a browser says of where a request comes from."""
+    """A person with a browser: the cookie of a login, and the browser's headers about the origin of a request."""
 
     def __init__(self, client: TestClient, role: str | None) -> None:
         self._client = client

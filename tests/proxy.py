@@ -34,8 +34,8 @@ class Proxy:
         self._speaks.set()
 
     def fall_silent(self, *, serve_new: bool = False) -> None:
-        """Pass nothing on any more, neither bytes nor the end of a connection. The kernel goes on to acknowledge bytes
-        and keepalives, and accepts connections; ``serve_new``: those work."""
+        """Pass nothing on any more, neither bytes nor the end of a connection. The kernel still acknowledges bytes and
+        keepalives, and accepts connections. ``serve_new``: new connections work."""
         if not serve_new:
             self._serves.clear()
         self._speaks.clear()

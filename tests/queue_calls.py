@@ -95,5 +95,5 @@ FREE = {
     "mbus.stuck_sagas()",
     "mbus.status()",
 }
-"""For everybody: they tell of nothing, or want a name that nobody can guess."""
+"""Functions for all roles: they reveal nothing, or need a name that cannot be guessed."""
 EVERY = FREE | POST | CONSUME | OTHER | LOOK | KEEP | MAKE | OWNER | DMQ

@@ -51,7 +51,7 @@ def _nursery() -> socket.socket:
 
 
 class RelayProcess:
-    """A relay that runs. Its log is read as it is written: ``wait_for`` returns once it says something."""
+    """A relay that runs. Its log is read as it is written. ``wait_for`` returns once a text is in it."""
 
     def __init__(self, conninfo: str, port: int, options: Mapping[str, Any]) -> None:
         self.port = port

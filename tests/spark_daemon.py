@@ -8,7 +8,7 @@ import os
 import sys
 
 PACKAGE = "PGCHANGE_TEST_PACKAGE"
-"""The variable that names the zip of our package, as executors get it; without it they get it later."""
+"""The variable with the path of the zip of our package for executors. Without it they get the package later."""
 NEEDED = ("pyspark.worker", "pyspark.sql.conversion", "pyarrow.compute", "adbc_driver_postgresql", "psycopg")
 OURS = "airflow_pgchange.spark.job"
 

@@ -106,7 +106,7 @@ def connect_server() -> SharedServer:
 
 
 def as_user_of_its_own() -> SharedServer:
-    """The server of this run, for somebody whom nobody else is."""
+    """The server of this run, for a unique user."""
     return replace(connect_server(), user=f"user{uuid4().hex}")
 
 

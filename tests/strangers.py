@@ -1,4 +1,4 @@
-"""Owners of tables whose code others are not to run, and whether somebody did."""
+"""Owners of tables with code that others must not run, and a record of the roles that ran it."""
 
 from __future__ import annotations
 

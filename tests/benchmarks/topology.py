@@ -90,7 +90,7 @@ async def _burst(
 
 
 async def _agreeing(writer: psycopg.Connection[Any], clients: list[_Client]) -> int:
-    """How many clients hear of a burst byte by byte what the log says; this is not timed."""
+    """Count the clients that get the events of a burst byte by byte as the log has them. This is not timed."""
     for client in clients:
         client.sum = 0
     sent = _sent(writer, await _move(writer, clients, "copying"))

@@ -153,7 +153,7 @@ def publishing(source: str, results: str, campaign: Campaign) -> Iterator[list[P
 
 @contextmanager
 def maintaining(source: str) -> Iterator[list[str]]:
-    """Maintenance without a pause, the interval changed between any two, until the block ends; what it told."""
+    """Run maintenance without a pause until the block ends. Change the interval between any two runs. Yield its log."""
     stopping, told = threading.Event(), list[str]()
 
     def maintain() -> None:

@@ -204,7 +204,7 @@ class Faults:
                 self.fired["number of workers changed"] += 1
 
     def end_what_was_prepared(self) -> None:
-        """Do what a person does: commit what killed writers have prepared."""
+        """Do the work of a person: commit the prepared transactions of killed writers."""
         with psycopg.connect(self.source, autocommit=True) as connection:
             self.fired["orphaned prepared transaction"] += commit_prepared(connection)
 

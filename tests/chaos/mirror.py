@@ -1,4 +1,4 @@
-"""Mirrors of tables behind tubes: who is killed, what is changed meanwhile, and what became of the mirrors."""
+"""Mirrors of tables attached to tubes: the kills, the concurrent changes, and the check of the mirrors."""
 
 from __future__ import annotations
 

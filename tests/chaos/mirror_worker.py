@@ -136,7 +136,7 @@ def _wanted(
 
 
 def _store(connection: Connection, tube: str, wanted: Wanted) -> None:
-    """Delete what is gone, upsert what is there."""
+    """Delete rows that are gone, and upsert existing rows."""
     for table, touched in wanted.items():
         gone = [id for id, (_, row) in touched.items() if row is None]
         connection.execute(

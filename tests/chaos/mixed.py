@@ -87,7 +87,8 @@ def end_what_writers_left(source: str) -> None:
 
 
 def what_clients_know(place: Place, client: int, relay: str) -> Any:
-    """Wait until a client, a process, has heard the last change of the catalogue. Return what a new client hears."""
+    """Wait until a client, a process, has heard the last change of the catalogue. Return the events that a new client
+    gets."""
     last = one(
         place.source, "select array[term, index] from topology.log order by term desc, index desc limit 1"
     )

@@ -174,7 +174,8 @@ JUDGES: Mapping[str, Callable[[Place], dict[str, Count]]] = {
 
 
 def judge_clients(place: Place, known: Any) -> dict[str, Count]:
-    """A client hears of each change behind its snapshot once, in order. In the end it knows what a new one hears."""
+    """A client hears of each change behind its snapshot once, in order. In the end it has the same state as a new
+    client."""
     with psycopg.connect(place.source) as connection:
         logged = connection.execute("select term, index from topology.log order by term, index").fetchall()
     total, pictures = Count(0), 0

@@ -42,7 +42,7 @@ create function diary.position(reader text) returns jsonb language sql stable se
         'schema', 1, 'consumer', diary.name_of(r.reader), 'database', diary.here(),
         'letter', pgchange.next_letter('diary', diary.name_of(r.reader)))
     from diary.reader as r where r.reader = "position".reader $$;
-comment on function diary.position(text) is 'How far a reader has come; null for one that has not begun.';
+comment on function diary.position(text) is 'The progress of a reader; null for a reader that has not begun.';
 
 create function diary.register(reader text) returns boolean language sql security definer as $$
     insert into diary.reader (reader) select register.reader where diary.take_lock(register.reader)

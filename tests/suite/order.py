@@ -86,7 +86,7 @@ def last(root: Path) -> tuple[dict[str, float], set[str]]:
 
 
 def note(root: Path, seconds: dict[str, float], failed: set[str]) -> None:
-    """Keep what a run saw; of tests that did not run, what was known of them."""
+    """Store the results of a run. Tests that did not run keep their earlier results."""
     before, failed_before = last(root)
     still = {name for name in failed_before if name not in seconds}
     (root / LAST).parent.mkdir(exist_ok=True)

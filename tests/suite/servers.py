@@ -45,7 +45,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what was asked for on a server that has not what it needs."""
+    """Leave out tests whose chosen server lacks an extension that they need."""
     unable = [item for item in items if _marked(item, "hstore") and not has_hstore(_server_of(item))]
     if unable:
         config.hook.pytest_deselected(items=unable)

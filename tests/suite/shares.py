@@ -68,7 +68,8 @@ def arguments(config: pytest.Config) -> list[str]:
 
 
 def start_of(root: Path) -> Callable[[str], str]:
-    """Return a function that tells what a test file starts once in a process; of another file, its own path."""
+    """Return a function for the resource that a test file starts once in a process. For any other file it returns the
+    path."""
 
     def start(path: str) -> str:
         text = (root / path).read_text()

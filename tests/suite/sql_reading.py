@@ -1,4 +1,4 @@
-"""The files of ``sql/`` as PostgreSQL's own parser reads them: what each makes, and what it names."""
+"""The files of ``sql/`` as PostgreSQL's own parser reads them: the objects that each creates and names."""
 
 from __future__ import annotations
 

@@ -114,7 +114,8 @@ def test_what_postgresql_cannot_store_is_left_out() -> None:
 
 
 def test_a_text_of_half_a_megabyte_is_told_at_once() -> None:
-    """Errors quote what they fail on, such as a payload, and while they are told nothing else goes on.
+    """Errors quote the data on which they fail, such as a payload. While the text of an error is made, the process does
+    nothing else.
 
     Run in a process of its own, because a regular expression that takes for ever cannot be interrupted. The output in
     the error shows the current part.

@@ -1,4 +1,4 @@
-"""The modes of a merge: each states what it does in one table, and no other code tells them apart."""
+"""The modes of a merge: a table states the behaviour of each, and no other code compares them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Helpers for tests of DAGs: what they refuse, and what they record."""
+"""Helpers for tests of DAGs: the input that they refuse, and their records."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from airflow_pgchange.topology.replies import READY, message
 
 
 class Socket:
-    """Remembers what it was told."""
+    """Records its calls."""
 
     def __init__(self):
         self.options = {}
@@ -40,7 +40,7 @@ class Socket:
 
 
 class Transport:
-    """Takes what is written while somebody reads at the other side; as asyncio's it says when it is full."""
+    """Accepts writes while the other side reads. Like asyncio's transport, it reports when it is full."""
 
     def __init__(self):
         self.protocol = None

@@ -1,4 +1,4 @@
-"""Types between PostgreSQL and Spark, as far as no server is needed: what is chosen, and what is refused by name."""
+"""Types between PostgreSQL and Spark, without a server: the chosen types, and the types that are refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The Spark operator around its job: what it hands over, and what it says. A script stands in for spark-submit."""
+"""The Spark operator around its job: the request to the application, and the log lines. A script stands in for
+spark-submit."""
 
 from __future__ import annotations
 

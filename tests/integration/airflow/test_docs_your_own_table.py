@@ -1,4 +1,4 @@
-"""The first tutorial, step by step: what its commands, its statements and its DAG show is what the page says."""
+"""The first tutorial, step by step: its commands, statements and DAG have the output that the page shows."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Reader:
         self._printed = printed
 
     def follow(self, step: int) -> None:
-        """Do what a step says, and compare what is seen."""
+        """Do a step, and compare its output."""
         text = TEXT.split(f"\n## {step}. ")[1].split("\n## ")[0]
         for language, example, shown in examples(text):
             told = getattr(self, f"_{language}")(example)
@@ -131,7 +131,7 @@ def reader(
 ) -> Iterator[Reader]:
     """A reader whose connection ``shop`` leads to this test's database, as a role that owns it and has no other right.
 
-    Airflow's database is new, because ``status`` tells what it knows of a DAG of the same name that another test has run.
+    Airflow's database is new, because ``status`` would also show a DAG of the same name that another test has run.
     """
     take_migrated()
     superuser, owner = connect_to(bare_db), role("shop").name

@@ -1,4 +1,4 @@
-"""The API of the page in Airflow's own: who may what, what it shows, and what its actions do."""
+"""The API of the page within Airflow's: the rights, the answers and the actions."""
 
 from __future__ import annotations
 

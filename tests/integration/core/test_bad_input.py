@@ -277,7 +277,7 @@ def test_a_standby_alone_cannot_take_a_claim(own_database, own_cluster, connect_
 
 @pytest.fixture
 def read_only_db(db, connect):
-    """A database whose sessions write nothing unless they say that they do."""
+    """A database whose sessions are read-only by default."""
     connection = connect()
     name = sql.Identifier(connection.info.dbname)
     connection.execute(sql.SQL("alter database {} set default_transaction_read_only = on").format(name))

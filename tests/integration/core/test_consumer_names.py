@@ -39,7 +39,7 @@ def fail(db: str, feed: Feed) -> None:
 
 
 def named(connection: Connection, kind: str) -> str:
-    """The name of the one consumer of a kind, as status shows it; of a tube its last worker."""
+    """Return the name of the only consumer of a kind in status; for a tube, of its last worker."""
     *_, row = [row for row in consumers.status(connection) if row["kind"] == kind]
     return str(row["consumer"])
 

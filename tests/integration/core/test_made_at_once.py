@@ -1,4 +1,4 @@
-"""Two sessions that make the same thing at once: the second waits for the first, and then finds the thing made."""
+"""Two sessions create the same object at once: the second waits for the first, and then finds the object."""
 
 from __future__ import annotations
 

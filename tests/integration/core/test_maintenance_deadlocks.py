@@ -50,7 +50,8 @@ def rounds(request: pytest.FixtureRequest) -> int:
 
 
 def beside(db: str, rounds: int, maintain: Work, *others: Work) -> None:
-    """So many rounds of maintenance, and the others again and again until they are over; the first error of any."""
+    """Run this number of rounds of maintenance, and repeat the others until the rounds are over. Return the first
+    error."""
     over = threading.Event()
 
     def work(one: Work, rounds: int | None) -> None:

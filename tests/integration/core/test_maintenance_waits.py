@@ -1,4 +1,5 @@
-"""Maintenance that keeps somebody waiting waits for nobody: it says later at once, and nobody is ended for a deadlock."""
+"""If another session waits for maintenance, maintenance waits for nobody. It postpones the work at once, and no session
+is ended by a deadlock."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ OWNED = {
     "pgchange.letter": "consumer",
     "pgchange.lag_limit": "address",
 }
-"""Whose rows concern a table or a tube of somebody, by the column that says of which."""
+"""Our tables with rows about tables or tubes of users, and the column that names them."""
 SHARED = {
     "revision.commit_queue": "the capture writes it with its owner's rights: who tracks is trusted with any commit",
     "pgmb.events": "the capture writes it with its owner's rights: who publishes is trusted with any event",
@@ -74,7 +74,7 @@ LOOKED_AT = {
         "select pgmb.maintain_append_only_table('theirs.item')"
     ),
 }
-"""Functions that run as their owner and are told a table, each with its call for a table of somebody else."""
+"""Functions that run as their owner and take a table, each with a call for a table of another owner."""
 
 
 @pytest.fixture

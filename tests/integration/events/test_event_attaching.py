@@ -1,4 +1,5 @@
-"""Partitions are attached beside those who publish and read: nobody fails, nobody waits long, and it comes to be."""
+"""Partitions are attached during publishing and reading: nothing fails, nobody waits long, and the partition is
+attached in the end."""
 
 from __future__ import annotations
 
@@ -164,7 +165,7 @@ def test_publishers_of_what_is_to_come_keep_no_partition_from_being_attached(con
 
 
 def test_publishers_of_what_is_to_come_keep_no_default_partition_from_giving_back_its_room(connect, db):
-    """Where it stays large no partition is made before somebody says that publishers may be stopped."""
+    """If it stays large, no partition is created until a person permits stopping publishers."""
     connection, stop = connect(), threading.Event()
     fill_default(connection, 3000, "now() + interval '5 hours'")
 

@@ -316,7 +316,7 @@ def test_a_poll_takes_fewer_events_where_very_many_conditions_are_evaluated_for_
         "insert into pgmb.subscriptions (group_id, conditions_sql) "
         "select 'g' || g, 'FALSE' from generate_series(1, 4000) as g"
     )
-    # Those whose conditions look at their params are found by an index.
+    # Subscriptions whose conditions depend on their params are found by an index.
     connection.execute(
         "insert into pgmb.subscriptions (group_id, conditions_sql, params) "
         "select 'h' || g, %s, jsonb_build_object('topic', 'h' || g) from generate_series(1, 4000) as g",

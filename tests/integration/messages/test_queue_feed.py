@@ -266,7 +266,7 @@ def test_taking_waits_for_the_batch_that_has_the_message(db, connection, connect
 
 
 class Worker:
-    """A worker of the feed by hand, whose claim is committed when the test says so."""
+    """A worker of the feed by hand. The test decides when its claim is committed."""
 
     def __init__(self, connect):
         self.own, self.claims = connect(autocommit=False), connect(autocommit=False)

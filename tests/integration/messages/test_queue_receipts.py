@@ -335,7 +335,7 @@ def test_small_batches_go_on_beside_one_another_after_a_large_one_has_ended(q, c
     large, other = connect(autocommit=False), connect(autocommit=False)
     assert len(consumen(large, 100)) == 100
     q.execute("select setseed(0.5)")
-    # More than a small batch looks at wait behind the large one, so a level names the busy parts.
+    # More messages than a small batch reads wait behind the large batch, so a level names the busy parts.
     assert [consumen(q, 64) for _ in range(12)] == [[]] * 12
     assert one(q, "select exists (select from mbus.level where busy <> '{}')")
     getattr(large, end)()

@@ -1,4 +1,4 @@
-"""Many sagas at once, whose steps fail and whose handlers are killed."""
+"""Many concurrent sagas with failing steps and killed handlers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch beside a Spark Connect server: what spark-submit would give, and what is told of it."""
+"""A batch beside a Spark Connect server: the same results as by spark-submit, and its log lines."""
 
 from __future__ import annotations
 

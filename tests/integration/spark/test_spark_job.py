@@ -1,4 +1,4 @@
-"""A Spark job over batches of the commit queue: what it reads, what it stages, and what comes of faults."""
+"""A Spark job over batches of the commit queue: reading, staging and faults."""
 
 from __future__ import annotations
 

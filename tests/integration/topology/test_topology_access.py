@@ -191,7 +191,7 @@ def test_a_wrong_password_is_refused_and_logged_once(db, catalogue, secured, use
 
 
 def salt(relay, user):
-    """The salt that a relay tells whoever says that it is this user."""
+    """Return the salt that a relay sends to a client with this user name."""
     with socket.create_connection(("127.0.0.1", relay.port), 30) as sock:
         sock.sendall(packet({**WORD, "user": user}))
         first = b"n,,n=,r=abc"

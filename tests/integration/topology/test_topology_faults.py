@@ -1,4 +1,5 @@
-"""The relay and its clients when something goes wrong: each harms itself alone, and what is told is the truth again."""
+"""Faults of the relay and its clients: each fault harms only its cause, and afterwards the state of clients is true
+again."""
 
 from __future__ import annotations
 

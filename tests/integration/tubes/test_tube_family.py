@@ -1,4 +1,4 @@
-"""Tables that are partitions, children or parents of others: whose capture is whose."""
+"""Partitions, children and parents: which capture belongs to which table."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def keeper(owner, admin):
 
 
 def looks(connection):
-    """Everything that looks at all tubes; the names of those that it tells of."""
+    """Call each function that reads all tubes, and return the names of the tubes in its answer."""
     lag(connection, connection, AllTubes(), 1000)
     tubes.ready(connection)
     connection.execute("select * from tube.tube_stats(), tube.attachments(), tube.tube_list(), tube.health()")

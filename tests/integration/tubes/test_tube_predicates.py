@@ -131,7 +131,7 @@ def owner(admin, role, connect_to):
 
 
 def ran_for(owner):
-    """Whether the predicate ran for the owner, and for others; even where it was undone."""
+    """Whether the predicate ran for the owner, and for other roles, also in transactions that were rolled back."""
     return owner.execute(
         "select a.is_called, b.is_called from own.for_owner as a, own.for_others as b"
     ).fetchone()

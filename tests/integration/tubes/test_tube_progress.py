@@ -12,7 +12,7 @@ from tests.tubes import make, make_items, one, touched
 
 @pytest.fixture
 def told(connect):
-    """A connection to a tube with a table of 1,000 rows, and what it is told: (who says it, its pairs, the line)."""
+    """A connection to a tube with a table of 1,000 rows, and its notices: (the function, the pairs, the line)."""
     connection = connect()
     make_items(connection)
     lines = []

@@ -82,7 +82,7 @@ def _paths(repo: Path) -> Iterator[str]:
 
 
 def _file_keys(path: str, modules: Mapping[str, Module], named: Set[str]) -> set[str]:
-    """A text names a file; or, where nobody does and nobody imports it, the folder that it lies in."""
+    """A text may name a file. If no text names it and nothing imports it, a text may name its folder."""
     pure = PurePosixPath(path)
     if NUMBERED.match(pure.name) or pure.name == "__init__.py":
         return set()

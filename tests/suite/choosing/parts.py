@@ -16,7 +16,8 @@ PATH_LENGTH = 80
 class Part:
     """A function, a class, a table or what else a file defines, with its first and last line.
 
-    ``keys`` are what others know it by (``sql:tube.claim``, ``py:demo.flights.replay``), ``uses`` what it names itself.
+    ``keys`` are the names by which others use it (``sql:tube.claim``, ``py:demo.flights.replay``). ``uses`` are the
+    names that it uses.
     """
 
     path: str

@@ -25,7 +25,7 @@ IDENTIFIER = re.compile(r'\bIdentifier\(\s*"(\w+)",\s*"(\w+)"')
 
 @dataclass(frozen=True)
 class Module:
-    """A file's parts, which use names as it writes them; ``imported`` says what some of these stand for."""
+    """A file's parts, which use names as the file writes them. ``imported`` has the full names of some of these."""
 
     path: str
     name: str

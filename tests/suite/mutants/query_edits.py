@@ -151,7 +151,7 @@ def _lock_calls(query: Query) -> Iterator[Edit]:
 
 
 def _coalesces(query: Query) -> Iterator[Edit]:
-    """Leave out what stands in for a null."""
+    """Leave out the replacement for a null."""
     for node in query.nodes("CoalesceExpr"):
         first = query.at(node["location"])
         if first is None:

@@ -51,7 +51,7 @@ def _name(statement: Any) -> str:
 def _statement_edits(piece: str, statement: Any) -> Iterator[Edit]:
     kind, node = next(iter(statement.items()))
     if kind == "IndexStmt" and not node.get("unique"):
-        # Such an index changes what a query costs, and not what it says.
+        # Such an index changes the cost of a query, but not its result.
         return
     yield from query_edits(piece)
     if kind not in _FUNCTION:
