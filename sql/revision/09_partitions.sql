@@ -67,13 +67,15 @@ $$;
 create function revision.last_upper() returns bigint
 language sql stable as $$
     with named as materialized (
-        select c.oid, c.relpartbound, (substring(c.relname from '^commit_queue_(\d{1,18})$'))::bigint as lower
+        select c.oid, case when c.relname like 'commit\_queue\__%' and length(c.relname) < 32 and ltrim(substr(c.relname, 14), '0123456789') = ''
+                           then substr(c.relname, 14)::bigint end as lower
         from pg_inherits as i join pg_class as c on c.oid = i.inhrelid
         where i.inhparent = 'revision.commit_queue'::regclass
     )
-    select max((substring(pg_get_expr(n.relpartbound, n.oid) from $re$TO \('(\d+)'\)$re$))::bigint)
-    from named as n
-    where n.lower is null or n.lower = (select max(x.lower) from named as x)
+    select max((substring(pg_get_expr(c.relpartbound, c.oid) from $re$TO \('(\d+)'\)$re$))::bigint)
+    from pg_class as c
+    where c.oid = any (array(
+        select n.oid from named as n where n.lower is null or n.lower = (select max(x.lower) from named as x)))
 $$;
 
 -- Return a text that says when partitions run out, if that is soon; null if enough are there.
