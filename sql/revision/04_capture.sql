@@ -110,7 +110,7 @@ $$;
 
 -- The body of the trigger function of one table, written for its columns so that PostgreSQL keeps its plans. Each session keeps them, and
 -- the function itself, for every table that it writes to. So both are short: one query has all checks, and if it fails, the rows are
--- taken one by one. "return new", which is null here, needs no plan; "return null" would.
+-- taken one by one. "return old", which is null here, needs no plan; "return null" would.
 create function revision.capture_body(tbl regclass, key name[], key_types regtype[], branch_id bigint, expression text) returns text
 language sql stable as $$
     select format($body$
@@ -118,17 +118,15 @@ language sql stable as $$
 %1$s
     begin
         %2$s
-            raise 'each row is to be looked at';
-        end if;
     exception when others or assert_failure then
         -- If the schema was dropped with all that it held, nobody waits for commits.
         if pg_catalog.to_regnamespace('revision') is not null then
             execute revision.capture_query(tg_relid, %3$s);
         end if;
-        return new;
+        return old;
     end;
     insert into revision.commit_queue (%4$s;
-    return new;
+    return old;
 end
 $body$,
         case when expression is null then 'begin' else $declared$declare
@@ -140,15 +138,16 @@ begin$declared$ end,
         into pgchange_commits, pgchange_branches, pgchange_fits
         from (select %I, pg_catalog.int8up((%s)) from added as %I) as e(commit_id, branch_id)
         where e.branch_id is not null;
-        if not pgchange_fits or pg_catalog.array_position(pgchange_commits, null) is not null then$checked$,
+        if not pgchange_fits or pg_catalog.array_position(pgchange_commits, null) is not null then
+            raise 'each row is to be looked at';
+        end if;$checked$,
                  k.fits, key[1], expression, c.relname)
-             when key_types = '{bigint}' then format($checked$if exists (select from added where pg_catalog.int8up(%I) is null)
-            or not %s
-        then$checked$, key[1], k.fits)
+             when key_types = '{bigint}' then format($checked$select 1 into strict new
+        where not exists (select from added where pg_catalog.int8up(%I) is null) and %s;$checked$, key[1], k.fits)
              -- The text of the key is named so that a column whose type does not fit any more fails in this block. It is not evaluated.
-             else format($checked$if exists (select from added as pgchange_added where %s or pgchange_added.%I is null and %s is null)
-            or not %s
-        then$checked$, k.is_null, key[1], k.text, k.fits) end,
+             else format($checked$select 1 into strict new
+        where not exists (select from added as pgchange_added where %s or pgchange_added.%I is null and %s is null)
+            and %s;$checked$, k.is_null, key[1], k.text, k.fits) end,
         concat_ws(', ', tbl::oid, (key_types = '{bigint}')::text, coalesce(branch_id::text, 'null'),
                   case when expression is not null then format('%L, %L', expression, c.relname) end),
         case when expression is not null then 'commit_id, branch_id) select * from unnest(pgchange_commits, pgchange_branches)'

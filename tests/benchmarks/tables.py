@@ -80,8 +80,9 @@ def a_table(server: psycopg.Connection, conninfo: str, count: int) -> dict[str, 
             "a change of the predicate": all_tables(
                 "select tube.tube_ensure_exists('tables', predicate => 'v > 0')"
             ),
-            "uninstalling": cpu_of(connection, lambda: schema.uninstall(connection)) / count * 1000,
         }
+    with psycopg.connect(make_conninfo(conninfo, dbname=name), autocommit=True) as connection:
+        costs["uninstalling"] = cpu_of(connection, lambda: schema.uninstall(connection)) / count * 1000
     server.execute(f"drop database {name}")
     return costs
 
