@@ -96,6 +96,20 @@ def test_events_of_a_time_before_which_the_clock_was_set_back_wait_for_it(connec
     assert found + read(connection) == [later]
 
 
+def test_an_event_whose_time_a_poll_had_passed_before_it_saw_the_event_comes_with_what_is_published_next(connect):
+    connection = connect()
+    subscribe(connection)
+    publish(connection)
+    dispatch(connection)
+    (later,) = publish(connection, at="clock_timestamp() + interval '20 ms'")
+    over(connection, [later])
+    # As if the poll had looked at the clock only now, long after its snapshot.
+    connection.execute("update pgmb.dispatcher set scheduled_upto = pgmb.due_before()")
+    (published,) = publish(connection)
+    dispatch(connection)
+    assert read(connection)[1:] == [later, published]
+
+
 def test_a_poll_with_nothing_to_do_costs_no_more_after_many_were_due_although_an_old_snapshot_is_held(
     connect,
 ):
