@@ -43,6 +43,7 @@ begin
     at.scheduled_upto := '';
     perform pgmb.move_dispatcher(at);
     perform pgchange.note_origin('pgmb.origin');
-    update pgmb.subscription_groups as g set source = pgmb.here() where pgchange.came_along(g.source, old);
+    -- Also groups without a source, as their first batch may be claimed already.
+    update pgmb.subscription_groups as g set source = pgmb.here() where coalesce(pgchange.came_along(g.source, old), true);
 end
 $$;

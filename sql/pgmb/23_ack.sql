@@ -8,7 +8,9 @@ create function pgmb.put(
 language plpgsql as $$
 begin
     update pgmb.subscription_groups as g set
-        version = put.version, last_read_event_id = nullif(at #>> '{}', ''), source = put.source, updated_at = now()
+        version = put.version, last_read_event_id = nullif(at #>> '{}', ''), updated_at = now(),
+        -- If the first dispatch after a restore has given the group its new place since the batch was claimed, that place stays.
+        source = case when g.source <> put.source and g.source = pgmb.here() then g.source else put.source end
     where g.id = put.gid
       and (was is null or g.version = was)
       and (before is null or coalesce(g.last_read_event_id, '') = before #>> '{}');

@@ -96,7 +96,9 @@ def test_events_of_a_time_before_which_the_clock_was_set_back_wait_for_it(connec
     assert found + read(connection) == [later]
 
 
-def test_an_event_whose_time_a_poll_had_passed_before_it_saw_the_event_comes_with_what_is_published_next(connect):
+def test_an_event_whose_time_a_poll_had_passed_before_it_saw_the_event_comes_with_what_is_published_next(
+    connect,
+):
     connection = connect()
     subscribe(connection)
     publish(connection)

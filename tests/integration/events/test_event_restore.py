@@ -123,6 +123,26 @@ def test_a_restored_group_works_on_under_its_feed(connect, restored, own_cluster
     assert found == ids[1:]
 
 
+@pytest.mark.parametrize("acked", [0, 1])
+def test_a_group_that_claimed_before_a_restored_log_was_dispatched_goes_on(connect, db, acked):
+    connection = connect()
+    subscribe(connection)
+    ids = publish(connection, "a", "b", "c")
+    poll_all(connection)
+    found = []
+    for n in range(3):
+        if n == acked:
+            connection.execute("update pgmb.origin set written_in = '3'")
+        with ConsumerTransaction(EventFeed("g"), db) as consumer:
+            consumer.claim(1)
+            found += [change.id for change in consumer.changes()]
+            if n == acked:
+                poll(connection)
+                assert one(connection, "select restored from pgmb.dispatching()") is not None
+            consumer.ack()
+    assert found == ids
+
+
 @pytest.fixture(scope="module")
 def restored_tables(shared_db, shared, cluster):
     """The name of where a database was restored whose tables publish their mutations, each serialised in its own way.
