@@ -125,7 +125,10 @@ begin
             -- A level keeps its busy parts until it is replaced. Once one of them is free, go on where they were left.
             exit when not exists (
                 select from unnest(start.busy) as b(part) where pg_try_advisory_xact_lock_shared(mbus.part_key(%2$s, b.part)));
-            start.done := least(start.done, (select min(b.done) from unnest(start.froms) as b(done)));
+            -- Not below the position of all parts, because a fold has deleted the receipts up to there. It excepts late transactions, of which
+            -- the level may know nothing in a part that was busy.
+            start.done := least(start.done, greatest(start.whole, (select min(b.done) from unnest(start.froms) as b(done))));
+            start.late_xids := array(select unnest(start.late_xids) union select unnest(start.whole_xids));
             start.busy := '{}';
         end if;
         if start.has_apart then

@@ -344,6 +344,19 @@ def test_small_batches_go_on_beside_one_another_after_a_large_one_has_ended(q, c
     assert found == [str(n) for n in range(first, first + 192)]
 
 
+def test_a_level_that_was_raised_beside_a_fold_brings_back_nothing_that_was_folded(q, connect):
+    fill(q, range(40))
+    assert [consume(q) for _ in range(22)] == [str(n) for n in range(22)]
+    other = connect(autocommit=False)
+    # As if a claim that has written nothing held the part of the next message. A fold is not seen yet.
+    other.execute(RAISE.replace("'{}'", "'{3}'"))
+    fold(q)
+    other.commit()
+    assert one(q, POSITIONS) == [[-1, 22]]
+    assert one(q, "select l.froms from mbus.level as l order by l.done desc limit 1") == [0]
+    assert consumen(q, 4) + drain(q, most=1) == [str(n) for n in range(22, 40)]
+
+
 def test_a_level_below_a_part_that_was_busy_keeps_the_messages_of_the_others(q, connect):
     fill(q, range(40))
     assert consume(q) == "0"
