@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import psycopg
 
@@ -99,13 +100,12 @@ def notes(connection: psycopg.Connection, conninfo: str, report: Report) -> None
         "watchers()": "select * from pgchange.watchers() where %s <> ''",
     }
 
+    def asked(query: str) -> None:
+        for _ in range(20):
+            connection.execute(query, [seen])
+
     def noted() -> dict[str, float]:
-        return {
-            name: cost_of(
-                connection, lambda query=query: [connection.execute(query, [seen]) for _ in range(20)]
-            ).cpu  # type: ignore[misc]
-            for name, query in queries.items()
-        }
+        return {name: cost_of(connection, partial(asked, query)).cpu for name, query in queries.items()}
 
     noted()
     first = noted()
