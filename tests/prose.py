@@ -23,7 +23,7 @@ from tests.suite.parsing import syntax
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ("airflow_pgchange", "dags", "demo", "scripts", "sql", "tests")
-CLEAN = ("airflow_pgchange", "dags", "demo", "sql/topology", "tests")
+CLEAN = ("airflow_pgchange", "dags", "demo", "sql", "tests")
 """Folders that ``make lint`` holds to the limits. A folder that has been rewritten is added here, until all are."""
 LIMIT = 0.005
 """Largest share of texts without a noun for a subject, and of texts with two marks: five times the share in psycopg."""

@@ -22,8 +22,8 @@ comment on table pgchange.consumer is
     'consumer for that of the old.';
 
 -- Return the version that follows a consumer's version at. It is higher than any version that this source has given to the
--- consumer. A version at far above these is refused, as the numbers would soon be used up. The commit is synchronous, whatever the
--- session's synchronous_commit says.
+-- consumer. A version at far above these is refused, because the numbers would soon be used up. The commit is synchronous,
+-- whatever the session's synchronous_commit.
 create function pgchange.next_version(kind text, name text, at bigint) returns bigint
 language plpgsql as $$
 declare
@@ -33,7 +33,7 @@ begin
     if current_setting('synchronous_commit') in ('off', 'local') then
         perform set_config('synchronous_commit', 'on', true);
     end if;
-    -- A new consumer that is far above 0 gets a row with the version 0, which the error below takes back.
+    -- If at is far above 0 and the consumer is new, this inserts a row with the version 0, which the error below rolls back.
     insert into pgchange.consumer as c (kind, name, version)
     values (next_version.kind, next_version.name, case when next_version.at <= 2147483647 then next_version.at + 1 else 0 end)
     on conflict on constraint consumer_pkey do update
@@ -44,14 +44,15 @@ begin
         given := (select c.version from pgchange.consumer as c where c.kind = next_version.kind and c.name = next_version.name);
         raise invalid_parameter_value using
             message = format('consumer %s cannot be at batch %s: this source has given numbers up to %s', name, at, given),
-            hint = 'give its position as it is recorded; where it comes from another source, drop the consumer and let it begin anew';
+            hint = 'pass the position of the consumer as it is recorded; if it was recorded for another source, drop the consumer '
+                   'and let it begin anew';
     end if;
     return given;
 end
 $$;
 
--- Refuse a batch whose version is not the claimed one: a consumer with a version that was never claimed could not go on. claimed is
--- null if the claim is recorded in another database.
+-- Refuse a batch whose version differs from the claimed version. A consumer with a version that was never claimed could not go
+-- on. claimed is null if the claim is recorded in another database.
 create function pgchange.check_version(batch jsonb, claimed bigint) returns void
 language plpgsql immutable as $$
 declare
@@ -62,7 +63,7 @@ begin
     if coalesce(version = claimed, version > began_at and version - began_at <= 2147483647) is not true then
         raise exception using errcode = 'PC006',
             message = pg_catalog.format('batch %s was not claimed as version %s', batch ->> 'id', coalesce(version::text, 'null')),
-            hint = 'ack a batch as its claim returned it; roll back and claim again';
+            hint = 'roll back, claim again, and ack the batch as the claim returned it';
     end if;
 end
 $$;
@@ -73,7 +74,7 @@ language plpgsql immutable as $$
 begin
     raise exception using errcode = 'PC006',
         message = pg_catalog.format('%s is not where batch %s began', consumer, batch ->> 'id'),
-        hint = 'somebody moved the consumer; roll back and claim again';
+        hint = 'the consumer was moved since: roll back and claim again';
 end
 $$;
 
@@ -87,7 +88,7 @@ begin
     if not pgchange.fits("position", here) then
         raise exception using errcode = 'PC004',
             message = pg_catalog.format('%s belongs to another database than this source', consumer),
-            hint = 'if the source was restored or upgraded: airflow-pgchange repair; else check the source''s connection';
+            hint = 'if the source was restored or upgraded, run airflow-pgchange repair; else check the source''s connection';
     end if;
     -- On a standby a higher version is no loss: the standby may only be late.
     if at > coalesce(known, 0) and not pg_catalog.pg_is_in_recovery() then
@@ -95,7 +96,8 @@ begin
             message = pg_catalog.format('%s is at batch %s, but this source knows only %s: it lost its latest transactions',
                                         consumer, at, coalesce(known, 0)),
             hint = pg_catalog.format(
-                'airflow-pgchange repair %s starts again from what survived; changes then come at least once',
+                'airflow-pgchange repair %s starts again from the changes that the source still has; the consumer then gets '
+                'changes at least once',
                 pgchange.shell_quoted(consumer));
     end if;
 end
@@ -106,8 +108,8 @@ create function pgchange.check_point(point jsonb, schema name) returns void
 language plpgsql immutable as $$
 begin
     if point is not null and point ->> 'source' is null then
-        raise invalid_parameter_value using message = 'the point does not say where it was taken',
-            hint = format('give what %I.point() returned, whole, or null for the beginning', schema);
+        raise invalid_parameter_value using message = 'consumers cannot be moved to this point: it does not say where it was taken',
+            hint = format('pass the whole value that %I.point() returned, or null for the beginning', schema);
     end if;
 end
 $$;
@@ -118,13 +120,15 @@ language plpgsql immutable as $$
 begin
     if point ->> 'source' <> here or point is null and not pgchange.fits("position", here) then
         raise exception using errcode = 'PC004',
-            message = format('consumer %s is moved to a point of another database than this one', consumer),
-            hint = format('the database of the changes notes a move first: %1$I.note_move() there gives the version for '
-                          '%1$I.move_consumer()', schema);
+            message = format('consumer %s cannot be moved to a point of another database than this', consumer),
+            hint = format(
+                'the database of the changes records a move first: %1$I.note_move() there returns the version for '
+                '%1$I.move_consumer()', schema);
     end if;
     if not is_past then
-        raise invalid_parameter_value using message = format('the point %s lies in the future', point - 'source'),
-            hint = format('%I.point() gives the point of now', schema);
+        raise invalid_parameter_value using message = format(
+            'consumers cannot be moved to the point %s: it lies in the future', point - 'source'),
+            hint = format('%I.point() returns the present point', schema);
     end if;
 end
 $$;
@@ -143,7 +147,8 @@ declare
 begin
     if not unacked and at < known then
         raise exception using errcode = 'PC009',
-            message = format('consumer %s is at batch %s, before the last claim that the source knows', consumer, at),
+            message = format(
+                'consumer %s cannot be repaired: it is at batch %s, before the last claim that the source knows', consumer, at),
             hint = format('choose a point: airflow-pgchange move %s --to beginning, or --to now', pgchange.shell_quoted(consumer));
     end if;
     version := case when unacked then began_at else known end;

@@ -1,6 +1,7 @@
--- For people: what became of batches, and what watchers of feeds see.
+-- Attempts on batches and watchers of feeds, for people.
 
--- Whether a role owns this schema, or looks after all consumers of a kind, as a role that may repair them does.
+-- Whether a role has the rights of the owner of this schema, or administers all consumers of a kind. Such a role may repair
+-- consumers of that kind.
 create function pgchange.keeps(caller name, kind text) returns boolean
 language sql stable as $$
     select pg_has_role(caller, home.nspowner, 'usage')
@@ -10,7 +11,7 @@ language sql stable as $$
             join pg_proc as f on f.pronamespace = n.oid and f.proname = 'adopt_mark'
             join pg_roles as o on o.oid = f.proowner
             where r.kind = keeps.kind and has_function_privilege(caller, f.oid, 'execute')
-              -- Not one that somebody else has made there since.
+              -- Not a function that another role has created in that schema since.
               and (o.oid = home.nspowner or o.rolsuper))
     from pg_namespace as home where home.nspname = 'pgchange'
 $$;
@@ -24,7 +25,8 @@ begin
         return query
             select b.* from pgchange.batch as b where b.kind = any (kept) order by b.noted_at desc limit most;
     else
-        -- By its key: one that has not worked for long is far behind what others noted since.
+        -- By the primary key. A consumer that has not worked for long has old rows only. In the index on noted_at they are far
+        -- behind those of other consumers.
         return query
             with of_one as materialized (
                 select b from pgchange.batch as b where b.kind = any (kept) and b.consumer = of_consumer
@@ -34,7 +36,8 @@ begin
 end
 $$;
 comment on function pgchange_sealed.batches(pgchange.caller, text, integer) is
-    'The latest attempts on batches, of one consumer or of all, the last first; of the feeds that the caller looks after.';
+    'The latest attempts on batches, of a consumer or of all consumers, the latest first, of the feeds that the caller '
+    'administers.';
 
 create table pgchange.watcher (
     feed text,
@@ -51,13 +54,13 @@ create table pgchange.watcher (
     primary key (kind, feed, watched_by, version)
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
 comment on table pgchange.watcher is
-    'What watchers of feeds see, by the kind and the name of what they watch and the role that they watch as: since when they can look, or cannot '
-    'and why; when they looked last; how much was ready then; and when they woke anybody last. max_lag and max_backlog: the age of the '
-    'oldest ready change and the number of changes from which on pgchange.health() reports the consumer, as its DAG says; null if it does '
-    'not. Each note puts a row with the next version in the place of the last, so that the newest is found at once, however many dead rows '
-    'an old snapshot keeps.';
+    'The state of watchers of feeds, by kind, feed and the role that watches. since: since when they can look, or cannot, with '
+    'the error. looked_at: when they looked last. ready: how much was ready then. woke_at: when they last started work. max_lag '
+    'and max_backlog: the limits that its DAG sets, or null. pgchange.health() reports the consumer if its oldest ready change is '
+    'older, or if it has more changes. Each report replaces the row by a row with the next version. So the newest row is found at '
+    'once, however many dead rows an old snapshot keeps.';
 
--- The newest note of each watcher: one step of an index for each.
+-- The newest row of each watcher. Each takes a single step of an index.
 create function pgchange.newest_watchers() returns setof pgchange.watcher
 language plpgsql stable
 set jit = off
@@ -94,7 +97,7 @@ as $$
 begin
     perform pgchange.check_face(caller, 'pgchange.note_watchers(jsonb)');
     with noted as materialized (
-        -- A key must fit into an index. Several watchers may look at one feed: an error is what a person should see.
+        -- A key must fit into an index. If several watchers look at one feed, keep an error, because it needs attention.
         select distinct on (x.kind, left(x.feed, 600)) x.kind, left(x.feed, 600) as feed, left(x.error, 4000) as error, x.ready,
                clock_timestamp() - make_interval(secs => x.woke) as woke_at, x.limits,
                make_interval(secs => (x.limits ->> 'max_lag')::double precision) as max_lag, (x.limits ->> 'max_backlog')::bigint as max_backlog
@@ -118,16 +121,16 @@ begin
            case when n.limits is null then (n.last).max_lag else n.max_lag end,
            case when n.limits is null then (n.last).max_backlog else n.max_backlog end
     from newest as n
-    -- Another process of the same role may note the same feed now.
+    -- Another process of the same role may report on the same feed at the same time.
     on conflict on constraint watcher_pkey do update set
         looked_at = excluded.looked_at, error = excluded.error, max_lag = excluded.max_lag, max_backlog = excluded.max_backlog,
         ready = coalesce(excluded.ready, w.ready), woke_at = greatest(excluded.woke_at, w.woke_at);
 end
 $$;
 comment on function pgchange_sealed.note_watchers(pgchange.caller, jsonb) is
-    'Note what the watchers of the caller have seen: [{feed, kind, error or null, ready or null, woke: seconds since they woke '
-    'somebody, if they did since they last said so, limits: {max_lag: seconds or null, max_backlog or null} of the consumer''s lag, or '
-    'null to leave them as they are}, ...].';
+    'Record the observations of the watchers of the caller: [{feed, kind, error or null, ready or null, woke, limits}, ...]. '
+    'woke: seconds since they started work, if they did since their last report. limits: {max_lag: seconds or null, max_backlog '
+    'or null} of the consumer''s lag, or null to leave the limits as they are.';
 
 create function pgchange_sealed.watchers(caller pgchange.caller) returns setof pgchange.watcher
 language sql stable security definer
@@ -140,11 +143,12 @@ as $$
     order by w.feed, w.kind, w.watched_by
 $$;
 comment on function pgchange_sealed.watchers(pgchange.caller) is
-    'The watchers of the caller, and those of the feeds that the caller looks after.';
+    'The watchers of the caller, and those of the feeds that the caller administers.';
 
 select pgchange.show_sealed('pgchange');
 
--- Forget watchers that have not looked for so long, at most a thousand at a time; says which, and whether more may be left.
+-- Delete watchers that have not looked for longer than keep, at most a thousand. Returns which were deleted, and whether more may
+-- be left.
 create function pgchange.trim_watchers(keep interval default '7 days') returns setof text
 language sql security definer
 set jit = off
@@ -160,7 +164,7 @@ as $$
             for update of o skip locked))
         returning w.feed
     )
-    select format('forgot the watcher of %s', g.feed) from gone as g
+    select format('deleted the watcher of %s', g.feed) from gone as g
     union all
-    select 'left watchers to the next time' where (select count(*) from gone) = 1000
+    select 'left more watchers for the next run' where (select count(*) from gone) = 1000
 $$;

@@ -1,4 +1,4 @@
--- What is handed out of the parts that a consumer has locked, and how far that brings it.
+-- Handing out the messages of parts that a consumer has locked, and the positions behind them.
 
 -- Refuse a queue whose transaction ids are not those of this cluster.
 create function mbus.check_origin(known mbus.queue) returns void
@@ -6,9 +6,9 @@ language plpgsql stable as $$
 begin
     if not mbus.is_native() then
         raise exception using errcode = 'PC004',
-            message = format('queue %s was restored from a dump, or upgraded: its transaction ids mean something else here',
+            message = format('queue %s was restored from a dump, or upgraded: its transaction ids are not valid here',
                              known.qname),
-            hint = 'select mbus.rebase_after_restore()';
+            hint = 'run select mbus.rebase_after_restore()';
     end if;
 end
 $$;
@@ -23,7 +23,7 @@ begin
 end
 $$;
 
--- What a consumer comes upon next. Its query is planned with the settings of the functions that receive.
+-- The messages that a consumer reaches next. Its query is planned with the settings of the functions that receive.
 create function mbus.look(known mbus.queue, c integer, stands mbus.standing, horizon bigint, most integer) returns mbus.seen
 language plpgsql as $$
 declare
@@ -35,7 +35,7 @@ begin
 end
 $$;
 
--- What a consumer would come upon next, up to an id, for who does not receive it.
+-- The messages that a consumer would reach next, up to an id, for a caller that does not receive them.
 create function mbus.look_ahead(known mbus.queue, c integer, upto bigint, most integer) returns mbus.seen
 language plpgsql
 set enable_seqscan = off
@@ -53,11 +53,12 @@ begin
 end
 $$;
 
--- The next messages of the log for a consumer that holds the locks of these parts, in order, and its positions behind them.
+-- The next messages of the log for a consumer that holds the locks of these parts, in order. Moves its positions behind them.
 create function mbus.from_log(known mbus.queue, c integer, parts integer[], amt integer) returns bigint[]
 language plpgsql as $$
 declare
-    -- In this order: an id at most the horizon was drawn by a transaction below the bound, and is seen or among the open ones.
+    -- In this order: a transaction below the bound drew each id up to the horizon. So the message is visible, or the transaction
+    -- is among the open transactions.
     horizon bigint := coalesce(pg_sequence_last_value(known.seq), 0);
     bound bigint := mbus.bound_now();
     stands mbus.standing;
@@ -88,10 +89,10 @@ begin
         if is_cut then
             found := found[1 : amt];
         end if;
-        -- Up to which message this look counts: the last handed out where there were more, else the last that was seen.
+        -- The last message that this look counts: the last that is handed out if there were more, else the last that was seen.
         last_id := case when is_cut then found[amt] else abs(seen.ids[cardinality(seen.ids)]) end;
         if seen.special <> '{}' then
-            -- Those behind it are met again: noted now, they could be had and be done with before that.
+            -- Messages behind it will be reached again. If they were set apart now, they could be received before that.
             last_seen := case when is_cut then coalesce(array_position(seen.ids, last_id), array_position(seen.ids, -last_id)) end;
             perform mbus.set_apart(
                 known, c,
@@ -105,7 +106,8 @@ begin
         perform mbus.keep(
             c, stands, case when is_cut or is_full then last_id else horizon end, mbus.open_in(seen.now, bound), ends_late,
             seen.finished, last_id);
-        -- Another look would take what this one has found for received, and hand out what waits for it in the same answer.
+        -- Do not look again. A second look would take the messages of the first for received. It would hand out messages that
+        -- wait for them in the same answer.
         if found <> '{}' or not is_full then
             return found;
         end if;
@@ -114,8 +116,8 @@ begin
 end
 $$;
 
--- Messages apart that a consumer which holds the locks of these parts can have now, in order: also of those that mbus.set_free()
--- found. They stay there until mbus.receive_apart().
+-- The messages apart that a consumer with the locks of these parts can receive now, in order, also of those that mbus.set_free()
+-- found. They stay apart until mbus.receive_apart().
 create function mbus.from_apart(known mbus.queue, c integer, parts integer[], amt integer, free bigint[]) returns bigint[]
 language plpgsql as $$
 declare
@@ -125,7 +127,7 @@ begin
     if free is null then
         return '{}';
     elsif free <> '{}' then
-        -- What is being taken, or deleted by maintenance, is passed over here too, and not waited for.
+        -- Here, too, skip rows that are being taken, or deleted by maintenance, instead of waiting for them.
         perform mbus.reconsider(c, array(
             select a.id
             from (select distinct f.id from unnest(free) as f(id)) as f
@@ -144,7 +146,7 @@ begin
             limit amt
             for update skip locked);
         exit when ready = '{}';
-        -- Whoever deleted a message could not see what was noted of it by a transaction that was open.
+        -- A session that deleted a message could not see rows about it from a transaction that was open.
         execute format($query$
             delete from mbus.apart as a
             where a.ctid = any (array(select x.place from mbus.apart_at($1, $2) as x))
@@ -156,7 +158,7 @@ begin
             $query$, 'log$' || known.qname)
         using c, ready, known.id;
         get diagnostics dropped = row_count;
-        -- Those that were dropped leave room.
+        -- If some were dropped, there is room for more.
         exit when dropped = 0;
     end loop;
     if known.ordered_by is not null and ready <> '{}' and cardinality(ready) < amt then
@@ -166,7 +168,7 @@ begin
 end
 $$;
 
--- Receive messages apart, and have those looked at again that wait for them.
+-- Receive messages apart, and wake the messages that wait for them.
 create function mbus.receive_apart(known mbus.queue, c integer, ids bigint[]) returns void
 language plpgsql as $$
 begin

@@ -1,6 +1,6 @@
--- Which parts to lock, and for how much: what another transaction holds is skipped, never waited for.
+-- The parts that a claim locks, and how. Locks of other transactions are skipped, never waited for.
 --
--- Who holds what of a consumer's messages until its transaction ends, from left to right in the order in which it locks:
+-- The locks of a consumer's messages, held until the transaction ends. Each row takes them from left to right:
 --
 --                          part              turn        message            slot             rows of mbus.apart
 --   a claim of many        exclusive                                                         for update, skips
@@ -12,13 +12,13 @@
 --   a worker of a feed                                                      exclusive        deletes them at its ack
 --   drop_consumer          exclusive, waits                                                  deletes them
 --
--- But for a claim of one, which has the row of a message apart before it asks for the message: it waits for neither.
+-- There is an exception: a claim of one locks the row of a message apart before the message. It waits for neither.
 --
--- A message that is received by a receipt keeps no single message and no batch of up to 64 from the other messages of its part: its
--- transaction moves no position. A claim of one that moves a position has the turn of the part, so the next one goes to another part. A fold
--- moves all positions.
+-- The transaction of a receipt moves no position. So other transactions can receive the other messages of its part, one at a time
+-- or in batches of up to 64. A claim of one message that moves a position has the turn of the part, so the next claim goes to
+-- another part. A fold moves all positions.
 
--- Lock a part for a consumer, whole or for a single message of it, unless another transaction holds it. Nobody is waited for.
+-- Lock a part for a consumer, whole or for a single message of it, unless another transaction holds it. Never waits.
 create function mbus.take_part(c integer, part integer, whole boolean) returns boolean
 language plpgsql as $$
 begin
@@ -29,9 +29,9 @@ begin
 end
 $$;
 
--- Put one position, up to the given id, in the place of the positions of all parts and of the receipts up to that id. The id and the
--- open transactions are those of a level, which was found by the snapshot. Nothing changes while another transaction moves a position.
--- The locks are kept until this transaction ends: meanwhile nobody else can move a position.
+-- Replace the positions of all parts, and the receipts up to an id, by a single position at this id. The id and the open
+-- transactions are those of a level, which was found in the snapshot. Nothing changes if another transaction is moving a
+-- position. The locks are kept until this transaction ends, so that no other transaction can move a position meanwhile.
 create function mbus.fold(c integer, reached bigint, open xid8[], now pg_snapshot) returns void
 language plpgsql as $$
 declare
@@ -43,8 +43,8 @@ begin
             raise lock_not_available;
         end if;
         stands := mbus.stand(c, known.consumers_cnt, known.parts);
-        -- The level says nothing about messages above it that a position excepts. And mbus.got_now() could not tell what this transaction
-        -- received by a position from what others did.
+        -- The level does not consider messages above it that a position excludes. And mbus.got_now() could not distinguish the
+        -- messages that this transaction received by a position from those of others.
         if reached < stands.high or exists (
             select from (
                 select distinct case when g.version = stands.whole then -1 else g.part end as part, g.version
@@ -58,12 +58,12 @@ begin
             raise lock_not_available;
         end if;
     exception when lock_not_available then
-        -- The locks that were taken until then went with this block.
+        -- The rollback of this block has released the locks that were taken.
         return;
     end;
     perform mbus.keep_joined(c, stands, reached, open, reached);
-    -- A receipt stays if the snapshot did not see it, because its message may be of an open transaction; if this transaction wrote it,
-    -- because that can put the message back; and if the message is apart, because it would be handed out again.
+    -- Some receipts stay. The snapshot did not see them, so their messages may belong to an open transaction. This transaction
+    -- wrote them, so it can put these messages back. Or their messages are apart, and would be handed out again.
     delete from mbus.receipt as r
     where r.queue = known.id and coalesce(r.consumer, 0) = c and r.id > stands.low and r.id <= reached
       and r.txid <> pg_current_xact_id() and pg_visible_in_snapshot(r.txid, now)
@@ -71,8 +71,8 @@ begin
 end
 $$;
 
--- Of some parts those in which there may be something for a consumer, the oldest message first, and what mbus.set_free() found where
--- it was asked.
+-- The parts that may have something for a consumer, the part with the oldest message first, and the result of mbus.set_free() if
+-- it was called.
 create function mbus.parts_at(
     known mbus.queue, c integer, among integer[], amt integer, most integer, thorough boolean,
     out parts integer[], out free bigint[]
@@ -83,7 +83,7 @@ declare
     seen mbus.seen;
     upto bigint := coalesce(pg_sequence_last_value(known.seq), 0);
 begin
-    -- With a backlog there is something everywhere.
+    -- With a backlog, every part has something.
     if amt > 1 and upto >= 4 * known.consumers_cnt
         + (select p.done from mbus.position as p where p.consumer = c order by p.version desc limit 1)
     then
@@ -105,14 +105,14 @@ begin
             select (a.message).part, (a.message).id from mbus.apart_at(c, free) as a
         ) as h
         group by h.part order by min(h.id));
-    -- Nothing for this consumer in a long stretch: what was looked at once need not be again.
+    -- There is nothing for this consumer in a long stretch. Move the positions, so that it is not read again.
     if parts = '{}' and upto > stands.low + 1000 then
         parts := among;
     end if;
 end
 $$;
 
--- Whether somebody else took a message for a consumer: what this transaction receives for it counts not.
+-- Whether another session took a message for a consumer. Receipts of this transaction do not count.
 create function mbus.was_taken(queue integer, c integer, id bigint) returns boolean
 language plpgsql stable as $$
 begin
@@ -123,7 +123,8 @@ begin
 end
 $$;
 
--- The next single message of parts that a consumer has locked, locked by itself unless they are locked whole; null for none.
+-- The next single message of parts that a consumer has locked; null if there is none. It is locked separately, unless its part is
+-- locked as a whole.
 create function mbus.claim_from(known mbus.queue, c integer, parts integer[], free bigint[], has_whole boolean) returns bigint
 language plpgsql as $$
 declare
@@ -139,9 +140,9 @@ begin
         if ids = '{}' or has_whole then
             return ids[1];
         end if;
-        -- Each by a statement of its own: who took it may have ended since it was looked for.
+        -- In a statement of its own for each message: the session that took it may have ended since it was found.
         if not pg_try_advisory_xact_lock(mbus.message_key(known.id, ids[1])) then
-            -- Who is taking it may roll back.
+            -- The session that is taking it may roll back.
             execute format(
                 'insert into mbus.apart (consumer, id, part, due, expires, key) '
                 'select $1, l.id, $2, clock_timestamp() + interval ''20 ms'', l.expires, %s from mbus.%I as l where l.id = $3 '
@@ -150,14 +151,14 @@ begin
         elsif not mbus.was_taken(known.id, c, ids[1]) then
             return ids[1];
         end if;
-        -- The receipt of who took it stays.
+        -- The receipt of the session that took it stays.
         delete from mbus.receipt as r
         where r.queue = known.id and r.consumer = c and r.id = ids[1] and r.txid = pg_current_xact_id();
     end loop;
 end
 $$;
 
--- Receive up to amt messages for a consumer: their places in the log, in order.
+-- Receive up to amt messages for a consumer. Returns their ids, in order.
 create function mbus.claim_ids(known mbus.queue, c integer, amt integer) returns bigint[]
 language plpgsql as $$
 declare
@@ -168,7 +169,8 @@ declare
     aside bigint[];
 begin
     if amt is null or amt < 1 then
-        raise invalid_parameter_value using message = format('%s messages cannot be consumed', amt), hint = 'at least one';
+        raise invalid_parameter_value using message = format('%s messages cannot be consumed', amt),
+            hint = 'give a number of at least 1';
     end if;
     perform pgchange.check_isolation();
     perform mbus.check_origin(known);
@@ -179,7 +181,8 @@ begin
         remaining := array(select p from unnest(remaining) as p where p <> all (prospect.parts));
     end loop;
     if parts = '{}' then
-        -- Other transactions hold messages of every part, and may do so for as long as messages come. So this batch is of one message.
+        -- Other transactions hold messages of every part, and may do so as long as messages come. So this batch has a single
+        -- message.
         execute format('select array_remove(array[mbus.%I()], null)', 'single$' || c) into ids;
     else
         aside := mbus.from_apart(
@@ -189,7 +192,7 @@ begin
         elsif cardinality(aside) < amt then
             ids := mbus.from_log(known, c, parts, amt - cardinality(aside));
         end if;
-        -- Only now: what waits for one of these is not in the same answer.
+        -- Only now, so that no message that waits for one of these is in the same answer.
         perform mbus.receive_apart(known, c, aside);
         ids := array(select unnest(aside) union select unnest(ids) order by 1);
     end if;

@@ -1,4 +1,5 @@
--- Single messages and small batches: found along one index in the order of all parts, and received by receipts, or from their part.
+-- Single messages and small batches. They are found by one index in the order of all parts, and received by receipts, or from
+-- their part.
 --
 -- A level says from where on to look, so that neither what was received nor the number of parts is paid for at every message. It only
 -- repeats what follows from the positions: whoever raises one looks at what is between the last and the first message that is not
@@ -6,26 +7,26 @@
 -- the place of lower ones, and without busy parts also the place of those with busy parts. Nobody waits for another, and what a claim that is
 -- rolled back had found out goes with it.
 --
--- What is found is received under the lock of its part, where the part still stands as the same snapshot saw it. What has to wait, or
--- comes from apart, goes the way of batches.
+-- A message is received under the lock of its part, if the part is still at the position that the snapshot saw. Messages that
+-- have to wait, or that are apart, are received in the same way as batches.
 
 create type mbus.start as (
     version bigint, whole bigint, whole_xids xid8[], whole_ids bigint[],
     done bigint, late_xids xid8[], busy integer[], froms bigint[], has_apart boolean
 );
 comment on type mbus.start is
-    'From where on a single message is looked for: the position of all parts that have no younger one, the level, and whether '
+    'Where the search for a single message begins: the position of all parts without a younger position, the level, and whether '
     'there are messages apart.';
 
 create type mbus.head as (id bigint, part integer, version bigint, is_plain boolean);
 comment on type mbus.head is
-    'A message that a consumer may have next, and the version of the position of its part by which that was seen; what is not plain is '
-    'received as by a batch.';
+    'A message that a consumer may receive next, and the version of the position of its part in which it was seen. If is_plain is '
+    'false, it is received in the same way as a batch.';
 
 create type mbus.found as (now pg_snapshot, heads mbus.head[]);
-comment on type mbus.found is 'The messages that a consumer may have next, in order, and the snapshot by which they were seen.';
+comment on type mbus.found is 'The messages that a consumer may receive next, in order, and the snapshot in which they were seen.';
 
--- From where on the next single message of a consumer is looked for.
+-- Where the search for the next single message of a consumer begins.
 create function mbus.starts_at(c integer) returns setof mbus.start
 language sql stable rows 1 as $$
     select coalesce(w.version, 0), w.done, w.late_xids, w.late_ids, greatest(l.done, w.done),
@@ -42,12 +43,13 @@ language sql stable rows 1 as $$
     order by l.done desc limit 1
 $$;
 
--- Write a consumer's own query for single messages, in which its selector stands. Where that fails, every message is received as by a
--- batch, which knows what to do.
+-- Create a consumer's query for single messages, which contains its selector. If the selector fails, every message is received in
+-- the same way as a batch, which handles the failure.
 create function mbus.make_find_function(known mbus.queue, c mbus.consumer) returns void
 language plpgsql as $$
 declare
-    -- %%1$s are the rows, %%2$s is which of them, %%3$s which are wanted, %%4$s in which order: one that only the right index has.
+    -- %%1$s is the FROM clause, %%2$s its condition, %%3$s the condition of the consumer, and %%4$s an order that only the right
+    -- index has.
     seek text := $sql$
             select row(t.id, mod(t.id, %1$s)::integer, coalesce(p.version, start.version), %2$s)::mbus.head as head
             from %%1$s as t
@@ -57,7 +59,7 @@ declare
                 order by p.part desc, p.version desc limit 1
             ) as p on true
             where %%2$s and mod(t.id, %1$s)::integer <> all (busy) and %%3$s
-              -- Each by itself: most have been received, and are not asked about.
+              -- Each by itself: most messages have been received by position, and need no lookup.
               and case when coalesce(
                       mbus.passed(t.id, t.pgchange_txid, p.done, p.late_xids, p.late_ids),
                       mbus.passed(t.id, t.pgchange_txid, start.whole, start.whole_xids, start.whole_ids)) then false
@@ -121,12 +123,12 @@ exception when others or assert_failure then
         raise;
     end if;
     found.heads := '{}';%s$body$, texts[2]) end),
-        format('The messages that consumer %s of queue %s may have next, one at a time.', c.name, known.qname),
+        format('The messages that consumer %s of queue %s may receive next, one at a time.', c.name, known.qname),
         pinned => false);
 end
 $$;
 
--- The messages apart that a consumer may have next, also of those that mbus.set_free() found, one a part.
+-- The messages apart that a consumer may receive next, a single message for each part. Also those that mbus.set_free() found.
 create function mbus.heads_apart(c integer, parts integer[], free bigint[], most integer) returns mbus.head[]
 language plpgsql stable as $$
 begin

@@ -1,6 +1,7 @@
--- Receiving single messages: what was found is received, and the level raised behind it.
+-- Receiving single messages that were found, and raising the level behind them.
 
--- Move a part on to a message that was found in it by a snapshot; false where another has moved it since, or taken that message.
+-- Move the position of a part to a message that was found in it in a snapshot. False if another session has moved it since, or
+-- taken the message.
 create function mbus.settle(queue integer, c integer, start mbus.start, h mbus.head, now pg_snapshot, bound bigint) returns boolean
 language plpgsql as $$
 declare
@@ -9,7 +10,7 @@ declare
     open xid8[] := mbus.open_in(now, bound);
 begin
     if open = '{}' then
-        -- Mostly no other transaction is open: then one statement moves the position.
+        -- Mostly no other transaction is open. Then a single statement moves the position.
         update mbus.position as p set
             version = p.version + 1, done = h.id, began = case when p.txid = mine then p.began else p.done end,
             began_xids = case when p.txid = mine then p.began_xids else '{}' end,
@@ -50,7 +51,7 @@ declare
     froms bigint[] := '{}';
     late xid8[];
 begin
-    -- The next message is late, or in a part that was busy: it has to be received before the level can rise.
+    -- The next message is late, or in a part that was busy. It has to be received before the level can rise.
     if reached < start.done or cardinality(busy) > 64 then
         return;
     end if;
@@ -66,7 +67,7 @@ begin
             select unnest(late)
             union select x from unnest(busy) as b(part) cross join mbus.stands_at(c, b.part) as p cross join unnest(p.late_xids) as x);
     end if;
-    -- A level of the same height takes the place of the last if it has less to ask for: transactions or claims have ended since.
+    -- A level at the same place replaces the last if it has less to check, because transactions or claims have ended since.
     if reached = start.done and cardinality(late) + cardinality(busy) >= cardinality(start.late_xids) + cardinality(start.busy) then
         return;
     end if;
@@ -75,8 +76,8 @@ begin
         select x.ctid from mbus.level as x
         where x.consumer = c and (x.done <= reached or raise_level.busy = '{}' and x.busy <> '{}') for update skip locked));
     insert into mbus.level (consumer, done, late_xids, busy, froms) values (c, reached, late, busy, froms);
-    -- The more receipts there are, the more often. A transaction with a message may last long, and holds the locks of a fold as long: so
-    -- before 500 receipts a transaction without one does it.
+    -- The more receipts there are, the more often. A transaction with a message may last long, and holds the locks of a fold as
+    -- long. So before 500 receipts only a transaction without a message folds.
     if busy = '{}' and random() * 5000 < reached - coalesce(start.whole, 0) - 500 * has_received::integer then
         perform mbus.fold(c, reached, late, next.now);
     end if;
@@ -94,8 +95,8 @@ declare
     has_receipt text := format($sql$exists (
                     select from mbus.receipt as r
                     where r.queue = %1$s and coalesce(r.consumer, 0) = any (array[0, %2$s]) and r.id = i.id offset 0)$sql$, known.id, c.id);
-    -- Whether l, a message of the log, is for this consumer and free. A message that is passed over is not locked, and at most its part is,
-    -- which its holder has too. The part comes before the positions, because asking these costs more.
+    -- Whether l, a message of the log, is for this consumer and free. A skipped message is not locked; at most its part is, which
+    -- its holder has locked, too. The lock of the part comes before the positions, because reading these costs more.
     is_free text := format($sql$
                 (l.expires is null or l.expires > clock_timestamp()) and (l.not_for is null or %2$s <> all (l.not_for))
                 and case
@@ -111,13 +112,14 @@ begin
         return null;
     end if;
     return format($body$
-    -- Other transactions may receive the messages between the statement that finds them and the statement that inserts the receipts.
-    -- Mostly all parts stand together. If they do not, the first attempt inserts nothing, and the second asks the position of each part.
+    -- Other transactions may receive the messages between the statement that finds them and the statement that inserts the
+    -- receipts. Mostly all parts have the same position. If they do not, the first attempt inserts nothing, and the second reads
+    -- the position of each part.
     for attempt in 1..4 loop
         exit when (amt between 1 and 64 and current_setting('transaction_isolation') = 'read committed') is not true;
         horizon := coalesce(pg_sequence_last_value(%3$L), 0);
         select s.* into start from mbus.starts_at(%2$s) as s;
-        -- Mostly nobody has posted anything since.
+        -- Mostly nothing has been posted since.
         if horizon <= start.done and start.late_xids = '{}' and start.busy = '{}' and not start.has_apart then
             return;
         end if;
@@ -145,7 +147,7 @@ begin
             held := coalesce(nullif(current_setting('mbus.held', true), ''), '0');
             exit when held + amt > 64;
         end if;
-        -- The id of a message that has to be looked at by itself is negative.
+        -- The id of a message that must be checked by itself is negative.
         ids := '{}';
         if start.late_xids <> '{}' then
             ids := array(
@@ -160,8 +162,8 @@ begin
                 where pg_visible_in_snapshot(e.xid, pg_current_snapshot()) or e.xid = pg_current_xact_id_if_assigned()
                 limit amt);
         end if;
-        -- The messages, whether mbus.is_native() says so, and whether messages of any consumer wait for this one. An aggregate would cost more
-        -- than the rest of the query.
+        -- The messages, whether mbus.is_native() is true, and whether messages of any consumer wait for this consumer. An
+        -- aggregate would cost more than the rest of the query.
         select ids || array(
                    select case when l.special then -l.id else l.id end
                    from mbus.%4$I as l
@@ -172,7 +174,7 @@ begin
                exists (select from mbus.apart as a where a.wait_consumer = %2$s)
         into ids, is_native, is_awaited;
         if ids <> '{}' and (attempt > 1 or start.late_xids <> '{}') then
-            -- Ask the positions once more now that the messages are locked.
+            -- Read the positions once more now that the messages are locked.
             ids := array(
                 select i.id from unnest(ids) as i(id) cross join lateral (select x.* from mbus.%4$I as x where x.id = abs(i.id) offset 0) as l
                 where not %9$s);
@@ -180,8 +182,8 @@ begin
         end if;
         exit when not is_native or ids[1] < 0;
         if ids = '{}' and horizon > start.done + 256 * attempt then
-            -- A claim of many would lock whole parts, and keep others from their messages. So first look further, and raise the level, in
-            -- case these messages were received.
+            -- A claim of many would lock whole parts, and keep others from their messages. So first look further, and raise the
+            -- level, in case these messages were received.
             exit when amt = 1 or attempt = 4;
             if attempt = 1 then
                 bound := mbus.bound_now();
@@ -190,7 +192,7 @@ begin
             continue;
         end if;
         if amt > 1 and 0 > any (ids) then
-            -- The next call begins with the first message that has to be looked at by itself.
+            -- The next call begins with the first message that must be checked by itself.
             ids := array(select i from unnest(ids) as i where i > 0);
         end if;
         -- A higher level spares the next calls the messages that this one passed over. To raise it costs as much as to pass over some hundred
@@ -199,7 +201,7 @@ begin
             or ids = '{}' and (horizon > start.done or not start.late_xids <@ mbus.open_in(pg_current_snapshot(), 0)))
             and random() < 0.25;
         if is_raised then
-            -- Before the receipts: the id of this transaction is such a bound if it is new.
+            -- Before the receipts, because the id of this transaction is such a bound if it is new.
             bound := mbus.bound_now();
         end if;
         if ids <> '{}' then
@@ -240,7 +242,8 @@ begin
 end
 $function$;
 
--- Write the function by which a consumer receives a single message. Claims of other messages of the same part do not wait for it.
+-- Create the function by which a consumer receives a single message. Claims of other messages of the same part do not wait for
+-- it.
 create function mbus.make_single_function(known mbus.queue, c mbus.consumer) returns void
 language plpgsql as $$
 begin
@@ -258,7 +261,7 @@ declare
     h mbus.head;
     busy integer[] := '{}';
     others integer[];
-    -- Of the first few, one is free mostly.
+    -- Mostly one of the first few messages is free.
     few integer := 4;
     has_whole boolean;
     is_vain boolean;
@@ -272,11 +275,11 @@ begin
         bound := null;
         horizon := coalesce(pg_sequence_last_value(%3$L), 0);
         select s.* into start from mbus.starts_at(%2$s) as s;
-        -- Mostly nobody has posted anything since.
+        -- Mostly nothing has been posted since.
         if horizon <= start.done and start.late_xids = '{}' and start.busy = '{}' and not start.has_apart then
             return null;
         end if;
-        -- The query of mbus.is_native(): a call for each message would cost more than the query.
+        -- The query of mbus.is_native(), because a call for each message would cost more than the query.
         if (
             select bool_and(pgchange.is_native(o.cluster, o.written_in, o.xmin, o.written_as, o.tableoid)) from mbus.origin as o
         ) is not true
@@ -293,7 +296,7 @@ begin
         end if;
         foreach h in array heads loop
             continue when h.part = any (busy);
-            -- Past so many messages a transaction locks whole parts: locks are few.
+            -- After this many messages, a transaction locks whole parts, because the number of locks is limited.
             has_whole := held >= 64 and mbus.take_part(%2$s, h.part, true);
             if not has_whole and not mbus.take_part(%2$s, h.part, false) then
                 busy := busy || h.part;
@@ -315,15 +318,16 @@ begin
     if number is not null and not has_whole then
         perform set_config('mbus.held', (held + 1)::text, true);
     end if;
-    -- If a long stretch has no message for this consumer, its positions are moved on now and then, so that the log can be trimmed.
+    -- If a long stretch has no message for this consumer, its positions are moved on now and then, so that the log can be
+    -- trimmed.
     if number is null and random() * 1000 < horizon - start.done then
         number := mbus.claim_from(
             mbus.queue_named(%1$L), %2$s, array(select p from unnest(%4$L::integer[]) as p where mbus.take_part(%2$s, p, false)), '{}', false);
     end if;
-    -- More calls in vain may follow. A higher level spares them these messages, and the transactions that have ended.
+    -- More calls without a message may follow. A higher level spares them these messages, and the transactions that have ended.
     is_vain := number is null and busy = '{}'
         and (horizon > start.done or start.busy <> '{}' or not start.late_xids <@ mbus.open_in(found.now, 0));
-    -- A higher level spares the next calls the messages that this one passed over.
+    -- A higher level spares the next calls the messages that this call skipped.
     if (is_vain or coalesce(number, horizon) > start.done + 8) and random() < 0.25 then
         bound := coalesce(bound, mbus.bound_now());
         perform mbus.raise_level(%2$s, start, horizon, bound, mbus.find$%2$s(start, horizon, busy, 1), busy, number is not null);
@@ -331,7 +335,9 @@ begin
     return number;
 end
 $body$, known.qname, c.id, format('mbus.%I', 'seq$' || known.qname), known.parts, known.id, known.consumers_cnt),
-        format('Receive a single message of queue %s for consumer %s: the oldest that nobody holds, locked by itself; its place in the log.',
+        format(
+            'Receive a single message of queue %s for consumer %s: the oldest that no session holds, locked by itself. Returns '
+            'its number in the log.',
             known.qname, c.name),
         pinned => false);
 end

@@ -1,11 +1,11 @@
--- What is written anew with each consumer that a queue gets or loses.
+-- Functions and views that are created again when a queue gets or loses a consumer.
 
--- Write the question whether any message is in a queue: the view of its messages is asked only where that may depend on one which no
--- consumer would come upon.
+-- Create the function that checks whether any message is in a queue. It reads the view of the messages only if the answer may
+-- depend on a message that no consumer would reach.
 create function mbus.make_any_function(known mbus.queue) returns void
 language plpgsql as $$
 declare
-    -- Where no consumer receives everything, what nobody wants stays.
+    -- If no consumer receives everything, messages that nobody wants stay.
     looks text := case when exists (select from mbus.consumer as c where c.qname = known.qname and c.selector is null) then ''
                        else format($body$
     is_sure := not exists (select from mbus.%I);$body$, 'log$' || known.qname) end;
@@ -28,11 +28,11 @@ begin
         if %4$s then
             return true;
         end if;
-        -- What expired and was not passed over yet is there still.
+        -- A message that has expired and was not passed yet is still there.
         is_sure := is_sure and found.heads = '{}'
             and not exists (select from mbus.%2$I as l where l.id > start.done and l.expires <= clock_timestamp());
     end if;$body$, c.id, 'log$' || known.qname, known.id,
-            -- Where its selector fails, others are among what is found that it does not match.
+            -- If the selector fails, the messages found may include some that it does not match.
             case when c.selector is null then 'found.heads <> ''{}''' else 'found.heads[1].is_plain' end);
     end loop;
     perform mbus.place('any$' || known.id, '', 'boolean', 'language plpgsql stable',
@@ -46,12 +46,12 @@ begin%2$s
     return not is_sure and exists (select from mbus.%3$I);
 end
 $body$, format('mbus.%I', 'seq$' || known.qname), looks, 'qt$' || known.qname),
-        format('Whether any message is in queue %s. Mostly a look at where its consumers are tells.', known.qname),
+        format('Whether any message is in queue %s. Mostly the positions of its consumers show this.', known.qname),
         pinned => false);
 end
 $$;
 
--- Write the views of a queue, and the query of single messages, as its consumers are now.
+-- Create the views of a queue, and the function for single messages, for its present consumers.
 create function mbus.make_views(known mbus.queue) returns void
 language plpgsql as $$
 declare
@@ -87,8 +87,9 @@ begin
         perform pgchange.keep_to_owner(format('mbus.%I', 'all$' || known.qname)::regclass);
     end if;
     execute format('comment on view mbus.%I is %L', 'all$' || known.qname,
-        'Every message in the log of queue ' || known.qname || ': by which consumers it is wanted and received, and whether it is gone.');
-    -- Made once: who reads it locks it before the other, so that who replaced both could wait for a reader that waits for them.
+        'Every message in the log of queue ' || known.qname || ', with the consumers that want it and those that received it, and '
+                                                               'whether it is gone.');
+    -- Created once. A reader locks this view before the other, so a session that replaced both could deadlock with a reader.
     if to_regclass(format('mbus.%I', 'qt$' || known.qname)) is null then
         execute format($view$
             create view mbus.%1$I as

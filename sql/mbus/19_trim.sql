@@ -1,6 +1,6 @@
--- Deleting what every consumer has received. Nobody steps over the dead rows: positions are beyond them.
+-- Deleting messages that every consumer has received. The dead rows cost readers nothing, because positions are beyond them.
 
--- Delete messages among the next so many that every consumer has gone past; returns how many there were.
+-- Delete messages that every consumer has passed, of the next most messages. Returns how many were deleted.
 create function mbus.trim(known mbus.queue, most integer) returns bigint
 language plpgsql
 set enable_seqscan = off
@@ -17,7 +17,7 @@ declare
     kept bigint[];
     trimmed bigint := 0;
 begin
-    -- Only where somebody receives every message is one that all went past received.
+    -- Only if a consumer receives every message, a message that all have passed was received.
     if not exists (select from mbus.consumer as c where c.qname = known.qname and c.selector is null)
        or not pg_try_advisory_xact_lock(hashtextextended('mbus trim', known.id))
     then
@@ -25,7 +25,7 @@ begin
     end if;
     begun := coalesce((
         select p.done from mbus.position as p where p.consumer = -known.id and p.part = 0 order by p.version desc limit 1), known.began);
-    -- What this transaction has received can still be put back by it.
+    -- Messages that this transaction has received can still be put back by it.
     with stands as (
         select case when m.mine then p.began else p.done end as done,
                case when m.mine then p.began_xids || p.late_xids else p.late_xids end as late
@@ -35,7 +35,7 @@ begin
         cross join lateral (select coalesce(p.txid = pg_current_xact_id_if_assigned(), false) as mine) as m
     )
     select min(s.done), coalesce((select array_agg(distinct x) from stands as e, unnest(e.late) as x), '{}') into low, late from stands as s;
-    -- Nor does it go past what a feed has claimed: it would come back to that only by a sweep.
+    -- Nor beyond messages that a feed has claimed: only a sweep would delete these later.
     low := least(low, begun + most, (select min(b.lowest) - 1 from mbus.batch as b where b.consumer = any (consumers)));
     if low <= begun then
         return 0;
@@ -45,7 +45,7 @@ begin
         union
         select r.id from mbus.receipt as r
         where r.queue = known.id and r.id > begun and r.id <= low and r.txid = pg_current_xact_id());
-    -- Mostly all or nothing of a stretch waits for something.
+    -- Mostly all messages of a stretch wait for something, or none.
     if cardinality(kept) < low - begun then
         execute format($query$
             with trimmed as (
@@ -72,7 +72,7 @@ begin
 end
 $$;
 
--- Trim a queue, if it falls to this one of its consumers, each of which does its share.
+-- Trim a queue, with a probability of 1 divided by the number of its consumers, so that each does its share.
 create function mbus.trim_sometimes(known mbus.queue, received integer) returns void
 language plpgsql as $$
 begin
@@ -82,8 +82,8 @@ begin
 end
 $$;
 
--- Return the id up to which a message can be gone although nobody noted that: a consumer without a selector wants every message, so it
--- must have gone past. Above this id only a message with a receipt, or one that was put back, can be gone.
+-- The id up to which a message can be gone although no receipt shows it. A consumer without a selector takes every message, so it
+-- must have passed the message. Above this id, only a message with a receipt, or a message that was put back, can be gone.
 create function mbus.passed_upto(known mbus.queue) returns bigint
 language sql stable as $$
     select coalesce(min(p.done) filter (where c.selector is null), max(p.done), 0)
@@ -92,7 +92,8 @@ language sql stable as $$
     where c.qname = known.qname
 $$;
 
--- Return the next ids, in order, of messages that can be gone. A backlog that no consumer has received costs nothing here.
+-- The next ids, in order, of messages that can be gone. Messages that no consumer has received cost nothing here, however many
+-- wait.
 create function mbus.to_sweep(known mbus.queue, above bigint, upto bigint, most integer) returns bigint[]
 language plpgsql stable
 set enable_seqscan = off
@@ -120,7 +121,7 @@ begin
 end
 $$;
 
--- Return the ids of messages that have expired and that no consumer's feed has claimed.
+-- The ids of messages that have expired and that no consumer's feed has claimed.
 create function mbus.expired(known mbus.queue, most integer) returns bigint[]
 language plpgsql stable
 set enable_seqscan = off
@@ -145,7 +146,8 @@ begin
 end
 $$;
 
--- Delete those of some messages that are gone or expired; with clear also those that no selector matches. Returns how many.
+-- Delete those of some messages that are gone or expired; with clear, also those that no selector matches. Returns how many were
+-- deleted.
 create function mbus.sweep_ids(known mbus.queue, ids bigint[], clear boolean) returns bigint
 language plpgsql
 set enable_seqscan = off
@@ -166,7 +168,7 @@ begin
           and not exists (select from mbus.apart as x where x.consumer = any ($3) and x.id = a.id and x.batch is not null offset 0)
         $query$, 'all$' || known.qname)
     into ids using clear, known.id, consumers, ids;
-    -- Nobody is waited for: what a consumer deletes, or received before it expired, goes another time.
+    -- Skip locked rows: messages that a consumer is deleting, or received before they expired, are deleted another time.
     execute format($query$
         select array(
             select l.id from unnest($1) as i(id)
@@ -198,7 +200,7 @@ begin
 end
 $$;
 
--- Delete every message that is gone or expired; with clear also those that no selector matches. Returns how many.
+-- Delete every message that is gone or expired; with clear, also those that no selector matches. Returns how many were deleted.
 create function mbus.sweep(known mbus.queue, clear boolean) returns bigint
 language plpgsql as $$
 declare
@@ -215,15 +217,16 @@ begin
 end
 $$;
 
--- Delete some messages that everybody has received, or that are gone or expired, in a fraction of a second at any backlog. Returns how
--- many: while there are many, call it again in another transaction. Each call looks at the messages behind those of the last call.
+-- Delete some messages that all consumers have received, or that are gone or expired. A call takes a fraction of a second,
+-- however many messages wait. Returns how many were deleted. If there are many, call it again in another transaction. Each call
+-- begins behind the messages of the last call.
 create function mbus.sweep_some(known mbus.queue) returns bigint
 language plpgsql as $$
 declare
-    -- Each consumer is asked about each message: 1,000 messages of 20 consumers take about 0.3 seconds.
+    -- Each consumer is checked for each message: 1,000 messages of 20 consumers take about 0.3 seconds.
     most constant integer := greatest(
         50, 30000 / (10 + (select count(*) from mbus.consumer as c where c.qname = known.qname)));
-    -- Part 0 of this position is where trimming has come, part 1 where sweeping has.
+    -- Part 0 of this position is how far trimming has come; part 1 how far sweeping has come.
     at mbus.position;
     ids bigint[];
     deleted bigint := mbus.trim(known, 20000);
@@ -242,7 +245,7 @@ begin
 end
 $$;
 
--- Write clear_queue_<queue>.
+-- Create the function clear_queue_<queue>.
 create function mbus.make_clear_function(known mbus.queue) returns void
 language plpgsql as $$
 begin
@@ -259,6 +262,8 @@ end
 $body$, known.qname, case when known.is_roles_security_model
             then format('if not mbus.is_admin(caller) and not mbus.has_role(caller, ''admin'', %1$L) then perform mbus.deny(%1$L); end if;', known.qname)
             else '' end),
-        format('Delete from queue %s what expired, what no selector matches, and what everybody has received.', known.qname));
+        format(
+            'Delete messages from queue %s that have expired, that no selector matches, or that all consumers have received.',
+            known.qname));
 end
 $$;

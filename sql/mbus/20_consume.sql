@@ -1,17 +1,18 @@
 -- Receiving messages.
 
--- Wait until nobody holds these messages for these consumers, and keep others from receiving them until this transaction ends.
+-- Wait until no session holds these messages for these consumers, and keep others from receiving them until this transaction
+-- ends.
 create function mbus.held_back(known mbus.queue, ids bigint[], consumers integer[]) returns void
 language plpgsql as $$
 begin
-    -- In one order for all, so that those who take the same messages do not lock each other out.
+    -- In the same order for all sessions, so that takes of the same messages do not deadlock.
     perform pg_advisory_xact_lock_shared(k)
     from (
         select distinct mbus.part_key(c, mod(i, known.consumers_cnt)::integer) as k from unnest(ids) as i, unnest(consumers) as c
         order by k
     ) as keys;
     perform pg_advisory_xact_lock(k) from (select mbus.message_key(known.id, i) as k from unnest(ids) as i order by k) as keys;
-    -- Only now: who held it for a claim may have committed that, and be at work on the batch.
+    -- Only now: a session that held it for a claim may have committed the claim, and be at work on the batch.
     perform pg_advisory_xact_lock_shared(k)
     from (
         select distinct mbus.lock_key(known.qname, c.name, b.slot) as k
@@ -21,9 +22,10 @@ begin
         where a.consumer = any (consumers) and a.id = any (ids)
         order by k
     ) as keys;
-    -- Where another worker adopted the batch of that slot meanwhile, its ack waits for this.
+    -- If another worker has adopted the batch of that slot meanwhile, its ack waits for this lock.
     perform from mbus.apart as a where a.consumer = any (consumers) and a.id = any (ids) order by a.consumer, a.id for update;
-    -- Nobody holds the slot of a leased batch, but a transaction that acks it. The lease may last for hours, so refuse instead of waiting.
+    -- No session holds the slot of a leased batch, except a transaction that acks it. The lease may last for hours, so refuse
+    -- instead of waiting.
     perform pgchange.check_lease(mbus.name_of(c.qname, c.name), b.batch ->> 'id', b.leased_by, b.leased_until)
     from mbus.apart as a
     join mbus.batch as b on b.number = a.batch
@@ -36,7 +38,7 @@ begin
 end
 $$;
 
--- Remove messages that were taken from those apart, and count them for the batches of this session that had them.
+-- Delete messages that were taken from those apart, and count them for the batches of this session that had them.
 create function mbus.take_apart(ids bigint[], consumers integer[]) returns void
 language plpgsql as $$
 begin
@@ -45,7 +47,7 @@ begin
     ), taken as (
         select g.batch, count(*) as counted from gone as g where g.batch is not null group by g.batch
     )
-    -- A worker that takes messages of its own batch acks the others: to refuse that would refuse every retry, too.
+    -- A worker that takes messages of its own batch acks the others. Refusing that would refuse every retry, too.
     update mbus.batch as b set
         taken = t.counted + case when b.taken_by = pg_current_xact_id() then b.taken else 0 end, taken_by = pg_current_xact_id()
     from taken as t
@@ -55,7 +57,7 @@ begin
 end
 $$;
 
--- Receive a message by its id for one consumer, or remove it for all (c is null); waits for who holds it.
+-- Receive a message by its id for a consumer, or remove it for all if c is null. Waits for sessions that hold it.
 create function mbus.take_for(known mbus.queue, msgiid text, c integer) returns mbus.qt_model
 language plpgsql as $$
 declare
@@ -91,16 +93,16 @@ begin
 end
 $$;
 
--- Write consume_, consumen_ and take_from_<queue>_by_<consumer>.
+-- Create the functions consume_, consumen_ and take_from_<queue>_by_<consumer>.
 create function mbus.make_consume_functions(known mbus.queue, c mbus.consumer) returns void
 language plpgsql as $$
 declare
-    -- The right to call a temporary consumer's function may be older than those that it was made by.
+    -- The grant on a temporary consumer's function may outlive the rights by which the consumer was made.
     asks boolean := known.is_roles_security_model or c.temporary;
     guard text := case when asks
                        then mbus.guard('consume', known.qname, c.name) else '' end;
     options text := mbus.as_receiver('language plpgsql security definer');
-    -- What is read of l, a message of the log.
+    -- The columns of l, a message of the log.
     columns text := format($sql$l.id, l.added::timestamp, coalesce(l.iid, %1$L || l.id), l.delayed_until::timestamp, l.expires::timestamp,
                null::integer[], l.headers || %2$L::hstore, l.properties, l.data$sql$, known.qname || '.', hstore('destination', known.qname)::text);
     message text := format($sql$
@@ -163,7 +165,7 @@ begin
     perform mbus.place_asking(asks, mbus.function_name('consume', known.qname, c.name), '', 'setof mbus.qt_model', options, single,
         format('Receive a message of queue %s for consumer %s.', known.qname, c.name));
     perform mbus.place('receive$' || c.id, '', 'setof mbus.qt_model', options, case when guard = '' then single else replace(single, guard, '') end,
-        format('Receive a message of queue %s for consumer %s, for whom a view lets.', known.qname, c.name));
+        format('Receive a message of queue %s for consumer %s, for a caller that a view admits.', known.qname, c.name));
 
     perform mbus.place_asking(asks, mbus.function_name('take_from', known.qname, c.name), 'msgid text', 'mbus.qt_model',
         'language plpgsql security definer',
@@ -173,7 +175,7 @@ begin
     return mbus.take_for(mbus.queue_named(%2$L), msgid, %3$s);
 end
 $body$, guard, known.qname, c.id),
-        format('Receive a message of queue %s by its iid for consumer %s; waits for who holds it.', known.qname, c.name));
+        format('Receive a message of queue %s by its iid for consumer %s. Waits for sessions that hold it.', known.qname, c.name));
 end
 $$;
 
@@ -184,7 +186,7 @@ declare
     received record;
 begin
     if pg_catalog.to_regproc(function) is not null then
-        -- A call in the select list is planned faster than one in the from clause.
+        -- A call in the select list is planned faster than in the from clause.
         execute pg_catalog.format('select %s() as message', function) into received;
         if (received.message).id is not null then
             return next received.message;
@@ -193,14 +195,14 @@ begin
         return query select * from mbus.consume_temp(qname);
     elsif pg_catalog.to_regprocedure(pg_catalog.format('mbus.%I(text)', pg_catalog.concat('peek_', qname))) is null then
         raise undefined_object using
-            message = pg_catalog.format('Queue %s does not exists', qname), hint = 'mbus.create_queue() makes one';
+            message = pg_catalog.format('Queue %s does not exists', qname), hint = 'mbus.create_queue() makes a queue';
     else
         raise undefined_object using
-            message = pg_catalog.format('unknown consumer:%s', cname), hint = 'mbus.create_consumer() makes one';
+            message = pg_catalog.format('unknown consumer:%s', cname), hint = 'mbus.create_consumer() makes a consumer';
     end if;
 end
 $$;
-comment on function mbus.consume(text, text) is 'Receive a message of a queue, also a temporary one, for a consumer.';
+comment on function mbus.consume(text, text) is 'Receive a message of a queue, also of a temporary queue, for a consumer.';
 
 create function mbus_sealed.take(caller pgchange.caller, msgiid text) returns mbus.qt_model
 language plpgsql security definer as $$
@@ -224,8 +226,8 @@ begin
 end
 $$;
 comment on function mbus_sealed.take(pgchange.caller, text) is
-    'Remove a message by its id for every consumer, and return it; null where there is none. Delay and expiry do not matter. Waits for '
-    'who holds it.';
+    'Remove a message by its id for every consumer, and return it; null if there is none. Its delay and expiry do not matter. '
+    'Waits for sessions that hold it.';
 
 create function mbus_sealed.retry_faults(caller pgchange.caller, qname text, cname text default 'default') returns bigint
 language plpgsql security definer
@@ -251,7 +253,7 @@ begin
     perform mbus.reconsider(c.id, matching);
     delete from mbus.apart as a where a.consumer = c.id and a.id = any (others);
     perform mbus.wake_up(array[c.id], others);
-    -- Others may have been taken, or have expired.
+    -- Other messages may have been taken, or have expired.
     delete from mbus.fault as f
     where f.qname = known.qname and f.consumer = c.name
       and not exists (select from mbus.apart as a where a.consumer = c.id and a.id = f.message_id and a.failed);
@@ -259,4 +261,4 @@ begin
 end
 $$;
 comment on function mbus_sealed.retry_faults(pgchange.caller, text, text) is
-    'Evaluate a consumer''s selector again on the messages on which it failed; returns how many match now, and can be received.';
+    'Evaluate a consumer''s selector again for the messages on which it failed. Returns how many match now, and can be received.';

@@ -1,11 +1,10 @@
--- The feed of a consumer: batches that are claimed, kept with their attempts, read in parts, and received at the ack.
+-- The feed of a consumer: batches that are claimed, stored with their attempts, read in parts, and received by the ack.
 --
--- A claim is committed before its batch is processed: its messages stay apart for the consumer, so no other hands them out, and
--- they count as received only when the batch is acked. Each worker of a consumer holds one lock, its slot; a batch belongs to
--- the slot of its worker. A batch whose slot nobody holds is the next that is claimed, whoever claims.
+-- A claim is committed before its batch is processed. Its messages stay apart for the consumer, so no other claim hands them out,
+-- and they count as received only after the ack. Each worker of a consumer holds a lock, its slot, and a batch belongs to the
+-- slot of its worker. If no session holds the slot of a batch, the next claim of any worker gets this batch.
 
--- Take one of the 64 places that workers of a consumer's feed have, until the transaction ends. It reads no table, so that nothing
--- but the lock is held.
+-- Take a free slot of the 64 of a consumer's feed, until the transaction ends. Reads no table, so that it holds no other lock.
 create function mbus.take_lock(qname text, cname text) returns boolean
 language plpgsql security definer as $$
 begin
@@ -24,7 +23,7 @@ language sql stable security definer as $$
     select exists (select from mbus.held_slots(qname, cname))
 $$;
 
--- The consumer of a feed, by whom the caller may consume; any other is refused.
+-- The consumer of a feed, if the caller may consume by it; else raises an error.
 create function mbus.feed_consumer(caller name, qname text, cname text) returns mbus.consumer
 language plpgsql stable as $$
 declare
@@ -41,7 +40,7 @@ begin
 end
 $$;
 
--- Take a lock of a consumer's feed by which the caller may consume, unless this session holds one.
+-- Take a slot of a consumer's feed by which the caller may consume, unless this session already has a slot.
 create function mbus.take_idle(caller pgchange.caller, qname text, cname text) returns void
 language plpgsql as $$
 begin
@@ -52,7 +51,7 @@ begin
 end
 $$;
 
--- A consumer, the slot that this session holds, and version, which is another after each claim of new messages; null where there is
+-- The consumer, the slot that this session holds, and a version, which changes with each claim of new messages. Null if there is
 -- no consumer of this name.
 create function mbus.position(qname text, cname text) returns jsonb
 language plpgsql stable security definer as $$
@@ -72,7 +71,7 @@ language sql volatile as $$
     select coalesce(mark.leased_until > pg_catalog.clock_timestamp(), false)
 $$;
 
--- The batches of a consumer that were claimed and are not at work, that of a slot first.
+-- The batches of a consumer that were claimed and are not at work, the batch of the given slot first.
 create function mbus.pending(qname text, c mbus.consumer, slot integer) returns setof mbus.batch
 language plpgsql stable as $$
 begin
@@ -85,7 +84,7 @@ begin
 end
 $$;
 
--- Hand the messages of a batch back to its consumer: some of them were taken from it, or deleted, so it is no longer the same.
+-- Return the messages of a batch to its consumer. Some of them were taken or deleted, so the batch is not the same any more.
 create function mbus.dissolve(known mbus.queue, mark mbus.batch) returns void
 language plpgsql as $$
 declare

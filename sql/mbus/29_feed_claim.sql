@@ -1,11 +1,11 @@
--- The batch of a feed: claimed in a transaction of its own, read, acked with the results.
+-- The batch of a feed: claimed in a transaction of its own, read, and acked with the results.
 
--- A claim finds messages by indexes, whatever the statistics say: the hooks below run under these settings.
+-- A claim finds messages by indexes, whatever the statistics say. The hooks below run under these settings.
 alter function mbus_sealed.claim(pgchange.caller, text, text, jsonb, integer, integer, text)
     set enable_seqscan = off set enable_bitmapscan = off set enable_mergejoin = off set enable_hashjoin = off set enable_sort = off
     set jit = off set max_parallel_workers_per_gather = 0 set plan_cache_mode = force_generic_plan;
 
--- The record of a batch in the form of a claim of the core, so that pgchange.halves() can judge its attempts.
+-- The record of a batch in the form of a claim of the core, for pgchange.halves().
 create function mbus.mark_of(qname text, cname text, mark mbus.batch) returns pgchange.claim
 language plpgsql stable as $$
 begin
@@ -16,7 +16,7 @@ begin
 end
 $$;
 
--- The batch of a consumer that has some messages of the record with a number, or all of them.
+-- A batch with some messages of the record with a number, or all of them.
 create function mbus.batch_of(known mbus.queue, c integer, number bigint, version bigint, ids bigint[]) returns jsonb
 language plpgsql stable as $$
 declare
@@ -35,14 +35,14 @@ begin
     into slices, lowest, highest from sliced as s;
     execute format('select l.added from mbus.%I as l where l.id = $1', 'log$' || known.qname) into oldest using lowest;
     return jsonb_build_object(
-        -- Not made of numbers: a restored database gives them again, to other messages.
+        -- Not made of numbers, because a restored database assigns them again to other messages.
         'id', gen_random_uuid(),
         'version', version, 'first_claimed_at', clock_timestamp(), 'count', cardinality(ids), 'slices', slices, 'oldest', oldest,
         'bounds', jsonb_build_object('number', number, 'consumer', c, 'lowest', lowest, 'highest', highest));
 end
 $$;
 
--- The next of the parts of a split batch, as pgchange.halves() or pgchange.parts_behind() returns them: the first of the messages that
+-- The next part of a split batch, from the result of pgchange.halves() or pgchange.parts_behind(): the first of the messages that
 -- the record still has.
 create function mbus.part(known mbus.queue, mark mbus.batch, split jsonb) returns jsonb
 language plpgsql as $$
@@ -56,8 +56,8 @@ begin
 end
 $$;
 
--- The next batch that was claimed and is not at work; null for none. Refuse a consumer by whom the caller may not consume, and a position
--- without a lock of its feed. Batches that are no longer whole are dissolved.
+-- The next batch that was claimed and is not at work; null if there is none. Refuse a consumer by which the caller may not
+-- consume, and a position without a slot of its feed. Batches that are not whole any more are dissolved.
 create function mbus.claimed(caller pgchange.caller, qname text, cname text, "position" jsonb, max_changes integer) returns pgchange.claim
 language plpgsql as $$
 declare
@@ -68,14 +68,14 @@ declare
 begin
     perform pgchange.check_claim(max_changes);
     if my_slot is null or ("position" ->> 'consumer')::integer is distinct from c.id then
-        raise exception using errcode = 'PC006', message = format('queue:%s/%s is claimed without its lock', qname, cname),
-            hint = 'take mbus.take_lock() first, and give the mbus.position() of the transaction that has it';
+        raise exception using errcode = 'PC006', message = format('queue:%s/%s cannot be claimed without its lock', qname, cname),
+            hint = 'first call mbus.take_lock(), and pass the mbus.position() of the transaction that has it';
     end if;
     if current_setting('synchronous_commit') in ('off', 'local') then
         perform set_config('synchronous_commit', 'on', true);
     end if;
     loop
-        -- What another worker adopts meanwhile is locked, or at work when this comes to it.
+        -- A batch that another worker adopts meanwhile is locked, or at work when this reaches it.
         select b.* into mark from mbus.batch as b
         where b.consumer = c.id
           and (b.slot = my_slot or b.slot not in (select h.slot from mbus.held_slots(claimed.qname, claimed.cname) as h))
@@ -98,7 +98,7 @@ begin
 end
 $$;
 
--- A batch once more, as that of this slot, with the attempt counted, or the first of its parts.
+-- Claim a batch again for this slot, with the attempt counted, or the first of its parts.
 create function mbus.claim_again(caller pgchange.caller, qname text, cname text, "position" jsonb, batch jsonb, split jsonb)
 returns jsonb
 language plpgsql as $$
@@ -122,7 +122,7 @@ begin
 end
 $$;
 
--- Claim messages as a batch: nobody else has them, and they are not received yet. Null if nothing is ready.
+-- Claim messages as a batch. Other claims skip them, and they are not received yet. Null if nothing is ready.
 create function mbus.claim_next(caller pgchange.caller, qname text, cname text, "position" jsonb, max_changes integer) returns jsonb
 language plpgsql as $$
 declare
@@ -134,7 +134,7 @@ begin
     if ids = '{}' then
         return null;
     end if;
-    -- What was claimed is not received before the ack.
+    -- Claimed messages are not received before the ack.
     delete from mbus.receipt as r
     where r.queue = known.id and r.consumer = c and r.id = any (ids) and r.txid = pg_current_xact_id();
     insert into mbus.batch (consumer, slot, batch, count, lowest, highest)
@@ -171,7 +171,7 @@ begin
         select coalesce(l.iid, %2$L || l.id), l.id, hstore_to_jsonb(l.data), hstore_to_jsonb(l.properties),
                hstore_to_jsonb(l.headers || hstore('destination', %3$L)), l.added
         from mbus.apart as a
-        -- One look for each, however few rows the planner expects.
+        -- A single lookup for each, however few rows the planner expects.
         cross join lateral (select x.* from mbus.%1$I as x where x.id = a.id offset 0) as l
         where a.consumer = $1 and a.batch = $2 and a.id > $3 and a.id <= $4
         order by a.id
@@ -180,10 +180,10 @@ begin
 end
 $$;
 comment on function mbus_sealed.changes(pgchange.caller, text, text, jsonb, bigint, bigint) is
-    'The messages of a batch, by the bounds that it was claimed with, behind one number in the log up to another, in that order.';
+    'The messages of a batch between two numbers in the log, in order, by the bounds of its claim.';
 
--- Put the next part of a split batch in the place of the one that has ended, without an attempt. If the worker that acked took messages
--- of the parts by their ids, the others go back to the consumer, so that the split is over.
+-- Replace the part of a split batch that has ended by the next part, without an attempt. If the worker that acked took messages
+-- of the parts by their ids, the others go back to the consumer, which ends the split.
 create function mbus.keep_parts(known mbus.queue, mark mbus.batch, parts jsonb, left_over bigint) returns void
 language plpgsql as $$
 begin
@@ -198,8 +198,9 @@ begin
 end
 $$;
 
--- Receive the messages of a batch, and put the next part in its place if it is one; the version of the batch. The transaction that holds
--- the lock of its worker may have taken some of them by their ids; a batch of which another transaction took one is refused.
+-- Receive the messages of a batch; a next part of a split batch takes its place. Returns the version of the batch. The
+-- transaction with the slot of its worker may have taken some messages by their ids. If another transaction took some, the ack is
+-- refused.
 create function mbus.advance(caller pgchange.caller, qname text, cname text, batch jsonb) returns bigint
 language plpgsql
 set enable_seqscan = off
@@ -240,7 +241,7 @@ begin
     if mark.number is null or cardinality(ids) + left_over + mark.taken <> mark.count then
         raise exception using errcode = 'PC006',
             message = format('batch %s of queue:%s/%s is no longer as it was claimed', batch ->> 'id', qname, cname),
-            hint = 'somebody else has it, or took messages of it; roll back and claim again';
+            hint = 'another session has it, or took messages of it; roll back and claim again';
     end if;
     if exists (
         select from mbus.apart as a where a.wait_consumer = c.id and a.wait_id between mark.lowest and mark.highest)
@@ -265,8 +266,8 @@ language sql stable security definer as $$
     limit 1
 $$;
 comment on function mbus_sealed.in_work(pgchange.caller, text, text, jsonb) is
-    'The batch that was claimed, is not acked and not at work, with its attempts and the error of the last one; null for none, and for a '
-    'part of a split batch that is not claimed yet.';
+    'The batch that was claimed, is not acked and not at work, with its attempts and its last error. Null if there is none, or if '
+    'it is a part of a split batch that is not claimed yet.';
 
 create function mbus_sealed.outcome(caller pgchange.caller, qname text, cname text, batch jsonb) returns text
 language plpgsql stable security definer as $$
@@ -276,9 +277,9 @@ begin
 end
 $$;
 comment on function mbus_sealed.outcome(pgchange.caller, text, text, jsonb) is
-    'What became of an attempt on a batch: acked, skipped, split, failed or claimed; null if that is not known or forgotten.';
+    'The outcome of an attempt on a batch: acked, skipped, split, failed or claimed; null if it was not recorded or is deleted.';
 
--- Keep the error of an attempt with its batch, and count it; true if it is the last attempt.
+-- Store the error of an attempt with its batch, and count the attempt; false if the attempt is not the last.
 create function mbus.set_error(caller pgchange.caller, qname text, cname text, batch jsonb, error text, of_batch boolean) returns boolean
 language plpgsql as $$
 declare
@@ -286,7 +287,7 @@ declare
 begin
     update mbus.batch as b set
         error = set_error.error,
-        -- An attempt that is noted twice fails once.
+        -- Count an attempt once, even if its error is recorded twice.
         failures = b.failures + (of_batch is true and b.failures + b.outages < b.attempt)::integer,
         outages = b.outages + (of_batch is false and b.failures + b.outages < b.attempt)::integer
     where b.number = (set_error.batch -> 'bounds' ->> 'number')::bigint and b.consumer = c.id
@@ -295,7 +296,7 @@ begin
 end
 $$;
 
--- Give the last attempt on a batch a lease, or end it; false if the attempt is not the last.
+-- Give the last attempt on a batch a lease, or end its lease if ends_at is null. False if the attempt is not the last.
 create function mbus.set_lease(caller pgchange.caller, qname text, cname text, batch jsonb, owner text, ends_at timestamptz)
 returns boolean
 language plpgsql as $$
@@ -309,7 +310,7 @@ begin
 end
 $$;
 
--- The batch with this id, as a claim, put into the slot of the worker; null if there is none.
+-- The batch with this id, as a claim, moved to the slot of the worker; null if there is none.
 create function mbus.resumed(caller pgchange.caller, qname text, cname text, "position" jsonb, batch jsonb) returns pgchange.claim
 language plpgsql as $$
 declare
@@ -323,7 +324,7 @@ begin
 end
 $$;
 
--- End the leases of a consumer, or those that an owner has; how many there were.
+-- End the leases of a consumer, or only those of an owner. Returns how many there were.
 create function mbus.forget_leases(caller pgchange.caller, qname text, cname text, owner text) returns bigint
 language plpgsql as $$
 declare

@@ -1,13 +1,13 @@
--- How far a consumer is behind, looked at without claiming.
+-- The lag of a consumer, read without claiming.
 
--- Whether a message that has a delay or predecessors can be received now.
+-- Whether a message with a delay or predecessors can be received now.
 create function mbus.can_be_had(s mbus.picked) returns boolean
 language sql stable as $$
     select s.ok and coalesce(s.due <= clock_timestamp(), true) and (s.after is null or mbus.obstacle(s.after::text[]) is null)
 $$;
 
--- The messages that a consumer would come upon first, at most upto and one: those that it can have and those that it cannot yet, of
--- which so many are delayed, and the others wait for another. highest: the last of them.
+-- The messages that a consumer would reach first, at most upto + 1: those that it can receive and those that have to wait.
+-- delayed: how many of the latter have a delay; the others wait for another message. highest: the last of them.
 create function mbus.ahead_in_log(
     known mbus.queue, c integer, upto integer, out ready bigint[], out waiting bigint[], out delayed integer, out more boolean,
     out highest bigint
@@ -19,7 +19,7 @@ begin
     select coalesce(array_agg(s.id), '{}'), count(*) filter (where s.due > clock_timestamp()) into waiting, delayed
     from unnest(seen.special) as s
     where not mbus.can_be_had(s)
-       -- Behind one of its key that is apart, a claim would put it aside too.
+       -- A claim would set it aside, too, behind a message apart with the same key.
        or s.key is not null and exists (select from mbus.apart as a where a.consumer = c and a.key = s.key and not a.failed);
     ready := array(select abs(i) from unnest(seen.ids) as i where abs(i) <> all (waiting));
     more := cardinality(seen.ids) > upto;
@@ -27,8 +27,8 @@ begin
 end
 $$;
 
--- About how many messages of the log behind an id are for a consumer. So many samples of 64 ids each, at even distances, are asked what
--- the consumer wants of them: its selector may want few, or those of one time alone.
+-- The approximate number of messages of the log behind an id that are for a consumer. It counts them in samples of 64 ids each,
+-- at equal distances. The selector may match few messages, or only messages of a certain time.
 create function mbus.estimate_behind(known mbus.queue, c integer, id bigint, samples integer) returns bigint
 language plpgsql as $$
 declare
@@ -44,7 +44,7 @@ begin
     if horizon <= id then
         return 0;
     end if;
-    -- What is late lies before the id.
+    -- Late messages are before the id.
     stands.late_xids := '{}';
     for n in 0..many - 1 loop
         stands.low := id + n * distance;
@@ -56,8 +56,8 @@ begin
 end
 $$;
 
--- Of a consumer's messages that are apart, at most upto and one of each kind, those that it can have and those that it cannot yet, of
--- which so many are delayed.
+-- The messages apart of a consumer, at most upto and one of each kind: those that it can receive and those that have to wait.
+-- delayed: how many of the latter have a delay.
 create function mbus.ahead_apart(
     known mbus.queue, c integer, upto integer, out ready bigint[], out waiting bigint[], out delayed integer
 )
@@ -89,7 +89,8 @@ begin
 end
 $$;
 
--- What mbus.lag() tells of a consumer, and how many of those that wait are delayed; the others wait for another message.
+-- The result of mbus.lag() for a consumer, with the number of waiting messages that have a delay. The others wait for another
+-- message.
 create function mbus.lag_of(c mbus.consumer, upto integer) returns jsonb
 language plpgsql volatile
 set enable_seqscan = off
@@ -109,16 +110,17 @@ declare
     ages timestamptz[];
 begin
     if coalesce(upto < 0, true) then
-        raise invalid_parameter_value using message = 'upto must not be negative';
+        raise invalid_parameter_value using message =
+            'the lag cannot be computed: upto must not be negative or null; give the number up to which messages are counted';
     end if;
-    -- A few more than asked for: among the first there may be such as have to wait.
+    -- A few more than requested, because some of the first may have to wait.
     log := mbus.ahead_in_log(known, c.id, least(greatest(upto, 1000), 1000000));
     apart := mbus.ahead_apart(known, c.id, upto);
     select coalesce(sum(b.count), 0) as counted, min((b.batch ->> 'oldest')::timestamptz) as oldest into left_over
     from mbus.pending(c.qname, c, null) as b;
     ready := cardinality(log.ready) + cardinality(apart.ready) + left_over.counted;
     waiting := cardinality(log.waiting) + cardinality(apart.waiting);
-    -- Behind a thousand that wait there may be one that does not: only a claim puts them out of the way.
+    -- Behind a thousand messages that wait, there may be a message that does not. Only a claim sets them apart.
     if log.more then
         ready := greatest(1, upto + 1, ready + mbus.estimate_behind(known, c.id, log.highest, least(upto, 16)));
     end if;
@@ -144,8 +146,8 @@ begin
 end
 $$;
 comment on function mbus_sealed.lag(pgchange.caller, text, text, integer) is
-    'How many messages a claim of this consumer would find now, and how many wait: for their time or for another message. Batches at '
-    'work count as neither.';
+    'How many messages a claim of this consumer would find now, and how many wait for their time or for another message. Batches '
+    'at work count as neither.';
 
 create function mbus_sealed.point(caller pgchange.caller, qname text) returns jsonb
 language plpgsql stable security definer as $$
@@ -181,4 +183,5 @@ begin
     return jsonb_build_object('goal', goal, 'passed', not found_one);
 end
 $$;
-comment on function mbus_sealed.passed(pgchange.caller, text, text, jsonb) is 'Whether a consumer has received all that was in its queue at some point.';
+comment on function mbus_sealed.passed(pgchange.caller, text, text, jsonb) is
+    'Whether a consumer has received all messages of a goal that mbus.point() returned.';

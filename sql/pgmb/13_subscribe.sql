@@ -1,13 +1,13 @@
 -- Subscriptions and their conditions. A condition runs in every poll with the rights of the owner of this schema.
 
--- Why a query does not compile, or is not a single one; null where it is good. It is not run.
+-- Return why a text does not compile as a single query, or null if it does. The query is not run.
 create function pgmb.compiles(statement text) returns text
 language plpgsql stable as $$
 declare
     planned refcursor;
 begin
-    -- A cursor has one statement only: what a text smuggles in after a semicolon is refused, and never run. So is what locks,
-    -- as this function is stable.
+    -- A cursor takes a single statement only. So a text with a second statement after a semicolon is refused, and never run. A
+    -- query that locks rows is refused too, because this function is stable.
     open planned for execute statement;
     close planned;
     return null;
@@ -25,7 +25,8 @@ declare
     tables constant text := '(select x.* from pgmb.events as x offset 0) as e, pgmb.subscriptions as s';
 begin
     if sql_statements is null then
-        perform pgchange.refuse('null is not a list of conditions', 'give an array of them, as in array[''e.topic = ''''t'''''']');
+        perform pgchange.refuse('null is not a list of conditions', 'give an array of conditions, as in array[''e.topic = '
+                                                                    '''''t'''''']');
     end if;
     foreach condition in array sql_statements loop
         -- A text that closes a bracket which it has not opened fails inside the other kind of bracket.
@@ -37,7 +38,7 @@ begin
         if reason is not null then
             perform pgchange.refuse(
                 format('the condition %L cannot be used: %s', condition, reason),
-                'write an expression over e, the event, and s, the subscription, that is true or false');
+                'write an expression over e (the event) and s (the subscription) that is true or false');
         end if;
     end loop;
 end
@@ -45,13 +46,13 @@ $$;
 comment on function pgmb.prepare_poll_for_events_fn(text[]) is
     'Refuse a condition that does not compile, with its text and the reason. Polls need no other preparation.';
 
--- Whether a condition that looks at the topic alone can give a different answer each time, as random() does.
+-- Whether a condition that reads only the topic can give a different answer each time, as with random().
 create function pgmb.is_volatile(topical text) returns boolean
 language plpgsql as $$
 declare
     plan text;
 begin
-    -- PostgreSQL plans a query of a "with" by itself only where it must not be evaluated less often than it says.
+    -- PostgreSQL plans a query of "with" separately only where it must not evaluate the query less often than the text says.
     execute format(
         'explain (format json) with pgchange_whole as (select (%s' || chr(10) || ') as held from '
         '(select null::varchar as topic) as e, pgmb.subscriptions as s) select held from pgchange_whole', topical) into plan;
@@ -62,14 +63,14 @@ $$;
 -- As in a poll.
 select pgchange.pin_settings('pgmb.compiles(text)', 'pgmb.is_volatile(text)');
 
--- Refuse a condition that does not compile, and note what it looks at.
+-- Refuse a condition that does not compile, and record what the condition reads.
 create function pgmb.condition_added() returns trigger
 language plpgsql security definer as $$
 begin
     perform pgmb.prepare_poll_for_events_fn(array[new.conditions_sql]);
     new.by_params := new.conditions_sql ~ '[[:<:]]s[.]params[[:space:]]*@>';
     new.of_event := new.conditions_sql !~* '^true$';
-    -- A mention of e other than as e.topic, even in a text, makes it one that looks at more than the topic.
+    -- If a condition has e elsewhere than in e.topic, even in a text, it counts as a condition that reads more than the topic.
     new.by_topic := new.conditions_sql ~ '[[:<:]]e[.]topic[[:>:]]'
         and regexp_replace(new.conditions_sql, '[[:<:]]e[.]topic[[:>:]]', '', 'g') !~* '[[:<:]]e[[:>:]]'
         and pgmb.compiles(format(
@@ -85,20 +86,20 @@ $$;
 create trigger added before insert on pgmb.condition for each row execute function pgmb.condition_added();
 insert into pgmb.condition (conditions_sql) values
     ('TRUE'), ('s.params @> jsonb_build_object(''topic'', e.topic)'),
-    -- Those of airflow_pgchange.events.topical().
+    -- The conditions of airflow_pgchange.events.topical().
     ('s.params @> jsonb_build_object(''topics'', jsonb_build_array(e.topic))'),
     ('s.params @> jsonb_build_object(''topics'', jsonb_build_array(e.topic)) and pgmb.event_partition('
      'coalesce(e.payload ->> (s.params ->> ''by''), e.id), (s.params ->> ''partitions'')::integer) '
      '= (s.params ->> ''partition'')::integer');
 
--- The number of a condition that is known; null for another.
+-- The number of a condition that is in pgmb.condition, or null if it is not there.
 create function pgmb.condition_known(conditions text) returns integer
 language sql stable security definer as $$
     select c.id from pgmb.condition as c
     where md5(c.conditions_sql) = md5(conditions) and c.conditions_sql = conditions
 $$;
 
--- Make a group if it is not there yet, with nothing to read, and keep it from expiring until this transaction ends.
+-- Make a group if it does not exist, with nothing to read, and keep it from expiring until this transaction ends.
 create function pgmb.make_group(gid pgmb.group_id) returns void
 language plpgsql security definer
 set plan_cache_mode = force_generic_plan
@@ -108,23 +109,24 @@ as $$
 begin
     if strpos(gid, '/') > 0 then
         perform pgchange.refuse(
-            format('the name of a group has no slash, as %L has: it would look like a handler of another group', gid),
-            'name the group otherwise');
+            format('the name of a group must have no slash, but %L has: it would look like a handler of another group', gid),
+            'choose a name without a slash');
     end if;
     loop
         insert into pgmb.subscription_groups (id) values (gid) on conflict do nothing;
         if found then
-            -- What was dispatched to an earlier group of this name is not for this one, and its events can be gone.
+            -- Events that were dispatched to an earlier group of this name are not for this group, and may have been deleted.
             delete from pgmb.dispatched as d where d.group_id = gid;
         end if;
-        -- A group that was just expiring is gone then: make it again.
+        -- If the group has expired meanwhile, make it again.
         perform from pgmb.subscription_groups as g where g.id = gid for key share;
         exit when found;
     end loop;
 end
 $$;
 
--- Let a subscription have a condition that is known, or a new one if the role may add it; make its group.
+-- Give a subscription its condition, adding the condition if it is new and the role may add it. Make the group of the
+-- subscription.
 create function pgmb.subscribing() returns trigger
 language plpgsql as $$
 begin
@@ -132,9 +134,11 @@ begin
     if new.condition_id is null then
         if not has_column_privilege('pgmb.condition', 'conditions_sql', 'insert') then
             raise insufficient_privilege using
-                message = format('the condition %L is not known, and %I may not add one', new.conditions_sql, current_user),
-                hint = 'conditions run with the rights of the owner of schema pgmb: ask that owner to insert it into '
-                       'pgmb.condition (conditions_sql), or use a known one with params of your own';
+                message = format(
+                    'the subscription cannot have the condition %L: it is not in pgmb.condition, and role %I may not add a '
+                    'condition', new.conditions_sql, current_user),
+                hint = 'use a known condition with other params, or ask the owner of schema pgmb, whose rights conditions have, '
+                       'to insert it into pgmb.condition (conditions_sql)';
         end if;
         insert into pgmb.condition (conditions_sql) values (new.conditions_sql) on conflict do nothing;
         new.condition_id := pgmb.condition_known(new.conditions_sql);
@@ -156,13 +160,14 @@ begin
         select from pgmb.subscriptions as s
         where s.group_id = gid and s.expiry_interval is not null and s.last_active_at + s.expiry_interval / 10 < now())
     then
-        -- Almost every call ends here. The statement below costs twice as much, even if it finds nothing.
+        -- Almost every call returns here. The statement below costs twice as much, even if it finds nothing.
         return 0;
     end if;
-    -- A reader does not wait for a transaction that changes or removes a subscription: the next call says that it is in use.
+    -- So that a reader does not wait for a transaction that changes or removes a subscription. The next call records such a
+    -- subscription as in use.
     with idle as (
         select s.id from pgmb.subscriptions as s
-        -- A list of thousands is made a hash once, whatever the plan.
+        -- As a subquery, because PostgreSQL hashes a list of thousands only once, in any plan.
         where s.group_id = gid and (sids is null or s.id in (select i.id from unnest(sids) as i(id)))
           and s.expiry_interval is not null
           and s.last_active_at + s.expiry_interval / 10 < now()
@@ -174,5 +179,5 @@ begin
 end
 $$;
 comment on function pgmb.keep_alive(pgmb.group_id, text[]) is
-    'Say that the subscriptions of a group, or some of them, are in use: those that expire get their whole interval again. It '
-    'writes at most once in a tenth of the interval, so it can be called with every batch.';
+    'Record that the subscriptions of a group, or some of them, are in use: subscriptions that expire get their whole interval '
+    'again. It writes at most once in a tenth of the interval, so it can be called with every batch.';

@@ -1,31 +1,32 @@
--- Which subscriptions get which events. Conditions are evaluated inside exception blocks that write nothing, and by stable
--- functions: all of them see the subscriptions as they were at one moment. One that is changed meanwhile, or replaced by
--- another, would otherwise have its events twice, or not at all.
+-- Which subscriptions get which events. Conditions are evaluated by stable functions, inside exception blocks that write nothing.
+-- So all conditions see the subscriptions as they were at one moment. Otherwise a subscription that is changed or replaced
+-- meanwhile would get its events twice, or not at all.
 
 create type pgmb.match as (group_id text, subscription_id text, ids text[]);
 comment on type pgmb.match is 'Events that a subscription gets, in the order of their ids.';
 
--- The SQL of the events whose ids $1 lists, the lowest of them $2, the highest $3; skip_addressed leaves out those that are for one
--- subscription alone.
+-- The SQL of the events whose ids $1 lists; $2 is the lowest id, $3 the highest. skip_addressed leaves out the events that are
+-- for a single subscription.
 create function pgmb.chunk_sql(skip_addressed boolean) returns text
 language sql immutable as $$
-    -- One look into the index for each id, whatever the statistics say; $2 and $3 leave out partitions.
+    -- A lookup in the index for each id, whatever the statistics say. $2 and $3 leave out partitions.
     select 'unnest($1) as o(id) cross join lateral (select x.* from pgmb.events as x '
            'where x.id = o.id and x.id >= $2 and x.id <= $3 offset 0) as e'
            || case when skip_addressed then ' where e.subscription_id is null' else '' end
 $$;
 
--- The SQL of the matches of a condition; addressed: some events are for one subscription alone. $4 are the subscriptions to ask, null
--- for all.
+-- The SQL of the matches of a condition. addressed: some events are for a single subscription. $4 lists the subscriptions to
+-- check, null for all.
 create function pgmb.match_sql(condition pgmb.condition, addressed boolean) returns text
 language plpgsql immutable as $$
 declare
-    -- The planner takes one index for the other where a table has no statistics yet: we say which.
+    -- Where a table has no statistics yet, the planner confuses the two indexes, so this query determines which to use.
     subscribed constant text := format(
         'cross join lateral (select s.id, s.group_id from pgmb.subscriptions as s where s.condition_id %s = %s '
         'and ($4 is null or s.id = any ($4)) and (%s' || chr(10) || ')%s offset 0) as s',
         case when condition.by_params then '+ 0' else '' end, condition.id, condition.conditions_sql,
-        -- PostgreSQL evaluates a condition without e once for all events, even random(). So e is named in each condition.
+        -- PostgreSQL evaluates a condition without e only once for all events, even if it calls random(). So each condition names
+        -- e.
         case when condition.of_event and condition.conditions_sql !~* '[[:<:]]e[[:>:]]' then ' and e.id <> '''' ' end);
 begin
     return case when condition.by_topic then format(
@@ -40,7 +41,8 @@ begin
 end
 $$;
 
--- Say at which condition dispatching was cancelled, by a statement_timeout or by a person, and up to five groups that have it.
+-- Raise an error that names the condition at which a statement_timeout or a person cancelled dispatching, and up to five groups
+-- that have it.
 create function pgmb.name_condition(condition pgmb.condition, reason text) returns void
 language plpgsql as $$
 declare
@@ -51,12 +53,12 @@ declare
 begin
     raise exception using errcode = 'PC013',
         message = format('dispatching was cancelled at the condition %L of %s: %s', condition.conditions_sql, groups, reason),
-        hint = 'if the condition is too slow, or never ends, no group gets events until the subscriptions that have it are '
-               'changed or deleted: they are in pgmb.subscriptions';
+        hint = 'if the condition is too slow or never ends, no group gets events: change or delete the subscriptions with this '
+               'condition in pgmb.subscriptions';
 end
 $$;
 
--- Say that there are more matches than were asked for at once.
+-- Raise an error because there are more matches than the caller asked for at once.
 create function pgmb.too_many() returns boolean
 language plpgsql as $$
 begin
@@ -64,9 +66,9 @@ begin
 end
 $$;
 
--- The matches of a condition. Where it fails, the pairs of event and subscription for which it does are left out as faults; after
--- budget of them, a subscription that fails has all the events as one fault, without a search for which. Of more than most_pairs that
--- match nothing is returned: pgmb.too_many() is raised. budget and most_pairs come back less what was found.
+-- The matches of a condition. The pairs of event and subscription for which the condition fails are left out as faults. After
+-- budget faults, a subscription that fails has all the events as a single fault, without a search for the failing events. If
+-- there are more than most_pairs matches, pgmb.too_many() is raised. budget and most_pairs are returned less the number found.
 create function pgmb.evaluate(
     condition pgmb.condition, query text, ids text[], subscriptions text[], inout budget integer default 1000,
     inout most_pairs bigint default null, out matches pgmb.match[], out faults pgmb.fault[]
@@ -75,7 +77,7 @@ language plpgsql stable
 set enable_hashjoin = off
 set enable_mergejoin = off
 set enable_seqscan = off
--- Sorted by subscription, ids would not stay in the order that they come in.
+-- If the rows were sorted by subscription, ids would lose their order.
 set enable_sort = off
 set enable_hashagg = on
 set max_parallel_workers_per_gather = 0
@@ -101,8 +103,8 @@ begin
         when others or assert_failure then
             reason := sqlerrm;
     end;
-    -- What fails is found by halving: first the event, then the subscription. Where very much fails it is the subscription
-    -- alone: the others get their events in any case.
+    -- Failures are found by halving, first by event and then by subscription. If very many fail, only by subscription: the other
+    -- subscriptions get their events in any case.
     if subscriptions is null and by_subscription then
         subscriptions := array(select s.id::text from pgmb.subscriptions as s where s.condition_id = condition.id order by 1);
     end if;
@@ -132,15 +134,15 @@ $$;
 -- A condition means the same in every session that polls.
 select pgchange.pin_settings('pgmb.evaluate(pgmb.condition, text, text[], text[], integer, bigint)');
 
--- Note events that were not dispatched to a subscription.
+-- Record events that were not dispatched to a subscription.
 create function pgmb.note_faults(faults pgmb.fault[]) returns void
 language sql as $$
     insert into pgmb.fault (group_id, subscription_id, event_ids, message)
     select f.group_id, f.subscription_id, f.event_ids, f.message from unnest(faults) as f
 $$;
 
--- The matches of the condition TRUE: each of its subscriptions gets all events. The query is the same in each poll, so the session keeps
--- its plan.
+-- The matches of the condition TRUE, under which each subscription gets all events. The query is the same in each poll, so the
+-- session keeps its plan.
 create function pgmb.match_all(condition pgmb.condition, ids text[], most_pairs bigint) returns pgmb.match[]
 language plpgsql stable
 set plan_cache_mode = force_generic_plan
@@ -152,7 +154,7 @@ declare
 begin
     select array_agg(row(s.group_id, s.id, ids)::pgmb.match) into matches
     from (
-        -- One more than fit, if there are so many: the array would hold the ids once for each.
+        -- At most one subscription more than fits, because the array would have the ids once for each.
         select x.group_id, x.id from pgmb.subscriptions as x where x.condition_id = condition.id limit most_pairs / cardinality(ids) + 1
     ) as s;
     if cardinality(matches)::bigint * cardinality(ids) > most_pairs then
@@ -162,7 +164,7 @@ begin
 end
 $$;
 
--- The conditions that a subscription has, in the order of their numbers.
+-- The conditions of which some subscription makes use, in the order of their numbers.
 create function pgmb.used_conditions() returns pgmb.condition[]
 language plpgsql stable
 set enable_hashjoin = off
@@ -170,7 +172,7 @@ set enable_mergejoin = off
 set enable_seqscan = off
 as $$
 begin
-    -- From one to the next: those that are known and not used, however many, are not looked at.
+    -- From each condition to the next, so that conditions without a subscription are not read, however many there are.
     return array(
         with recursive used(id) as (
             select min(s.condition_id) from pgmb.subscriptions as s
@@ -182,9 +184,9 @@ begin
 end
 $$;
 
--- Which subscriptions get which of the events, whose ids are given in order, and for which that cannot be said. addressed: some are
--- for one subscription alone. A subscription can be listed several times, each time with other events. Of more than most_pairs, if
--- not null, nothing is returned: pgmb.too_many() is raised.
+-- Which subscriptions get which of the events, and the faults where a condition fails. ids must be in order. addressed: some
+-- events are for a single subscription. A subscription can be listed several times, each time with other events. If there are
+-- more than most_pairs matches, unless null, pgmb.too_many() is raised.
 create function pgmb.matches(
     ids text[], addressed boolean, most_pairs bigint, out matches pgmb.match[], out faults pgmb.fault[]
 )
@@ -219,8 +221,9 @@ begin
                 'left join pgmb.subscriptions as s on s.id = e.subscription_id group by s.group_id, e.subscription_id) as m'
         into more using ids, ids[1], ids[cardinality(ids)];
         faults := faults || array(
-            select (null, null, m.subscription_id, m.ids, 'they are for this subscription alone, which is gone: as long as the '
-                    'log keeps them, pgmb.read_events(event_ids) returns them', null)::pgmb.fault
+            select (null, null, m.subscription_id, m.ids, 'they are only for this subscription, which was deleted: '
+                                                          'pgmb.read_events(event_ids) returns them as long as the log keeps them',
+                null)::pgmb.fault
             from unnest(more) as m where m.group_id is null);
         matches := matches || array(select m from unnest(more) as m where m.group_id is not null);
     end if;

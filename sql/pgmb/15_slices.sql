@@ -1,6 +1,7 @@
--- What was matched, written in slices of a subscription's events, from which its group reads.
+-- The matches, written in slices of the events of a subscription. The group of the subscription reads its slices.
 
--- The matches of the groups of which one subscription matched, one match for each group; and whether there are other groups.
+-- The matches of the groups of which only a single subscription matched, one match for each group. Also whether there are other
+-- groups.
 create function pgmb.alone(matches pgmb.match[], out whole pgmb.match[], out has_shared boolean)
 language plpgsql
 set plan_cache_mode = force_generic_plan
@@ -27,14 +28,14 @@ begin
 end
 $$;
 
--- Where events, whose ids are given in order, are cut into dispatches of a thousand: the first id of each but the first one.
+-- Where events are cut into dispatches of a thousand: the first id of each dispatch but the first. ids must be in order.
 create function pgmb.cuts(ids text[]) returns text[]
 language sql immutable as $$
     select array(select ids[g] collate "C" from generate_series(1001, cardinality(ids), 1000) as g)
 $$;
 
--- Write the slices of the groups of which several subscriptions matched. Their readers read a dispatch whole, so the events between
--- two cuts are a dispatch of their own; returns how many pairs of event and subscription were dispatched.
+-- Write the slices of the groups of which several subscriptions matched. Readers read a whole dispatch, so the events between two
+-- cuts are a dispatch of their own. Returns how many pairs of event and subscription were dispatched.
 create function pgmb.write_shared(matches pgmb.match[], base bigint, total bigint, cuts text[]) returns bigint
 language plpgsql
 set plan_cache_mode = force_generic_plan
@@ -71,9 +72,10 @@ begin
 end
 $$;
 
--- Put a new row, with the next version, in the place of the one that at was read from, and write the slices of groups, one match for
--- each, with base as the time of their first dispatch; one statement, as each costs more than its rows. total is the number of events
--- before these. Returns how many events were dispatched to these groups. For the holder of pgmb.dispatch_key().
+-- Replace the row that at was read from by a row with the next version. Also write the slices of groups, with one match for each
+-- group, and with base as the time of their first dispatch. Both in a single statement, because a statement costs more than its
+-- rows. total is the number of events before these. Returns how many events were dispatched to these groups. The caller holds the
+-- lock of pgmb.dispatch_key().
 create function pgmb.move_dispatcher(
     inout at pgmb.dispatcher, matches pgmb.match[] default null, base bigint default null, total bigint default null, out written bigint
 )
@@ -102,8 +104,9 @@ begin
 end
 $$;
 
--- Write the slices of the matches of events, whose ids are given in order, as the next dispatches, and move the dispatcher past them;
--- returns how many pairs of event and subscription that were. counted: how many of the events the log counts, which counts each once.
+-- Write the slices of the matches of events as the next dispatches, and move the dispatcher past them. ids must be in order.
+-- counted: the number of the events, by which the total of the log grows. Returns how many pairs of event and subscription there
+-- are.
 create function pgmb.write_matches(inout at pgmb.dispatcher, ids text[], matches pgmb.match[], counted bigint, out pairs bigint)
 language plpgsql as $$
 declare

@@ -1,24 +1,25 @@
--- Where the transaction ids of the log come from, and what is done when that is another cluster than this one.
+-- Which cluster the transaction ids of the log come from, and how the log changes in another cluster.
 
--- Whether this is a copy in another cluster that has not dispatched yet: until then it cannot be told what was dispatched.
+-- Whether this is a copy in another cluster that has not dispatched yet. Until it dispatches, which events were dispatched is not
+-- known.
 create function pgmb.restored() returns boolean
 language sql stable security definer as $$
     select not pgmb.is_native()
 $$;
 
--- In a restored or upgraded cluster, whose transaction ids mean something else: give all that waits the id of this transaction, so
--- that the next poll dispatches it.
+-- Give all undispatched events the id of this transaction, so that the next poll dispatches them. For a restored or upgraded
+-- cluster, in which the old transaction ids have no meaning.
 create function pgmb.restamp_undispatched() returns void
 language plpgsql as $$
 declare
     at pgmb.dispatcher := pgmb.dispatcher_now();
     old text := pgmb.here();
-    -- What an open transaction publishes meanwhile it does not see: that comes with the next poll.
+    -- This transaction does not see the events that an open transaction publishes meanwhile. The next poll takes them.
     upto pg_snapshot := pgmb.visible_now();
     restored_at xid8 := (select pgchange.full_xid(d.xmin) from pgmb.dispatcher as d where d.version = at.version);
     waiting bigint;
 begin
-    -- What the old cluster's snapshot saw is dispatched, unless it was published here since.
+    -- Events that the old cluster's snapshot saw are dispatched, except those that were published here since.
     with gone as (
         delete from pgmb.published as p
         returning p.txid, p.seq, p.addressed, p.ids,

@@ -1,7 +1,8 @@
--- What a poll takes: the events whose time has come, and the next slices of those that were published.
+-- The events that a poll takes: scheduled events whose time has come, and the next slices of published events.
 
--- Take the scheduled events whose time has come, at most so many, and first those that were committed too late. late: more of these
--- can be left, so the dispatcher's snapshot must not move, nor does it move past those that are in time.
+-- Take at most the given number of scheduled events whose time has come, beginning with events that were committed too late.
+-- late: more of the late events may be left. Then the dispatcher's snapshot must not move, and the dispatcher does not move past
+-- events that are in time.
 create function pgmb.take_due(
     inout at pgmb.dispatcher, most integer, out ids text[], out late boolean, out more boolean
 )
@@ -20,19 +21,19 @@ declare
     on_time text[];
     last_id text;
 begin
-    -- By their places: one look for each, however few rows the planner expects.
+    -- By place, so that each event takes a single lookup, however few rows the planner expects.
     with next as (
         select l.place from pgmb.late(at.snapshot, at.scheduled_upto, now_id) as l limit most
     ), gone as (
         delete from pgmb.scheduled as s where s.ctid = any (array(select n.place from next as n)) returning s.txid, s.event_id
     )
-    -- Counted by those that were found: maintenance can have set some of them aside before they were taken.
+    -- Counted by the rows that were found, because maintenance may have set some of them aside before they were taken.
     select coalesce((select array_agg(g.event_id::text order by g.txid, g.event_id) from gone as g), '{}'), count(*) into ids, n
     from next as x;
     late := n >= most;
     more := late;
     if late then
-        -- What tells the rest from what was taken stays as it is.
+        -- The fields of at that separate the remaining events from those taken stay as they are.
         return;
     end if;
     most := most - n;
@@ -50,9 +51,10 @@ begin
 end
 $$;
 
--- Take all that is published, if these are a few slices of transactions behind the dispatcher's snapshot and nothing else is to be
--- done; the ids come in order, and are null if nothing is there. Almost every poll of a log that is read at once finds this, and a query
--- of so few tables costs half of that of take_published(). is_all: it was so; otherwise nothing is taken.
+-- Take all published events, if they are in a few slices of transactions behind the dispatcher's snapshot, and no other events
+-- are due. The ids are returned in order, and are null if there are none. If the log is read at once, almost every poll needs
+-- only this query. It costs half of that of take_published(), because it reads fewer tables. is_all: all were taken; otherwise
+-- none.
 create function pgmb.take_few(inout at pgmb.dispatcher, upto pg_snapshot, out ids text[], out addressed boolean, out is_all boolean)
 language plpgsql
 set plan_cache_mode = force_generic_plan
@@ -66,7 +68,7 @@ declare
 begin
     is_all := false;
     if at.partial_txid is null and pg_snapshot_xmin(at.snapshot) = after then
-        -- No transaction was open at the last poll, so late ones can neither have published nor scheduled events.
+        -- No transaction was open at the last poll, so no late transaction can have published or scheduled events.
         select p.ids, p.addressed,
                p.slices <= 10 and at.scheduled_upto <= d.now_id
                    and not exists (select from pgmb.scheduled as s where s.txid >= after)
@@ -87,11 +89,12 @@ begin
 end
 $$;
 
--- Take the next slices, about so many events, and move the dispatcher past them; the ids come in order. If no slice waits, the
--- dispatcher moves to upto. upto must see a transaction that was dispatched in part. Nothing is written.
--- has_due: scheduled events are due, too. After the clock was set back it is true as well, because take_due() must set back
--- scheduled_upto before the dispatcher sees more transactions. has_work: there is anything to do. If transactions published only for
--- later, the dispatcher has to move past them, so that no poll looks there for late events again.
+-- Take the next slices, about the given number of events, and move the dispatcher past them. The ids are returned in order. If no
+-- slice waits, the dispatcher moves to upto. upto must see a transaction that was dispatched in part. Nothing is written.
+--
+-- has_due: scheduled events are due. After the clock was set back it is true as well, because take_due() must set back
+-- scheduled_upto before the dispatcher sees more transactions. has_work: there is any work. If transactions published only for
+-- later, the dispatcher has to move past them, so that no poll searches them for late events again.
 create function pgmb.take_published(
     inout at pgmb.dispatcher, upto pg_snapshot, most integer, out ids text[], out addressed boolean, out more boolean,
     out has_due boolean, out has_work boolean
@@ -104,13 +107,14 @@ set enable_seqscan = off
 set enable_bitmapscan = off
 as $$
 declare
-    -- The transaction that was dispatched in part is finished first.
+    -- A transaction that was dispatched in part is finished first.
     only_txid xid8 := at.partial_txid;
     last bigint[];
     next_txid xid8;
 begin
-    -- A slice is taken if there are fewer events before it. Of those that are left, the first event of the first one is looked at: a
-    -- slice has up to 280. All in one query, as each query of a poll costs more than what it reads.
+    -- A slice is taken if there are fewer than most events before it. Of the remaining slices, the first event of the first slice
+    -- is read. So the limit is 280 higher, because a slice has up to 280 events. All in a single query, because each query of a
+    -- poll costs more than the rows that it reads.
     select p.ids, p.addressed, p.last, p.next_txid,
            at.scheduled_upto > d.now_id
                or exists (select from pgmb.scheduled as s where s.event_id > at.scheduled_upto and s.event_id < d.now_id)

@@ -1,13 +1,13 @@
 -- Dispatching: a poll takes the next chunk of published events, finds the subscriptions that get them, and writes their slices.
 
--- About how many pairs of event and subscription a poll dispatches at most: it has them in memory, 28 bytes each, several times over.
+-- About how many pairs of event and subscription a poll dispatches at most. A pair takes 28 bytes of memory, several times over.
 create function pgmb.most_pairs() returns bigint
 language sql immutable as $$
     select 1000000::bigint
 $$;
 
--- How many events a poll takes: poll_chunk_size, and fewer where there are more than a thousand subscriptions whose conditions do not
--- look at their params.
+-- How many events a poll takes: poll_chunk_size, or fewer if more than a thousand subscriptions have conditions that do not read
+-- their params.
 create function pgmb.chunk_size() returns integer
 language plpgsql stable
 set enable_seqscan = off
@@ -21,7 +21,7 @@ begin
     where c.id = 'poll_chunk_size'
     group by c.value;
     if wide > 1000 then
-        -- Each is evaluated for every event.
+        -- Each such condition is evaluated for every event.
         wide := (
             select count(*) from (
                 select from unnest(pgmb.used_conditions()) as c join pgmb.subscriptions as s on s.condition_id = c.id
@@ -31,15 +31,15 @@ begin
 end
 $$;
 
--- How many events can be matched at once, should every subscription get them all.
+-- How many events can be matched at once if every subscription gets all of them.
 create function pgmb.piece_size() returns integer
 language sql stable as $$
     select greatest(10, pgmb.most_pairs() / greatest(1, (
         select count(*) from (select from pgmb.subscriptions limit 1000000) as found_subscriptions)))
 $$;
 
--- Write which groups get events that were taken, whose ids come in order, and move the dispatcher past them; returns how many pairs of
--- event and subscription that were. Of more than most_pairs, if not null, pgmb.too_many() is raised.
+-- Write which groups get the taken events, and move the dispatcher past them. ids must be in order. Returns how many pairs of
+-- event and subscription there are. If there are more than most_pairs matches, unless null, pgmb.too_many() is raised.
 create function pgmb.dispatch_taken(
     inout at pgmb.dispatcher, ids text[], addressed boolean, most_pairs bigint, out pairs bigint
 )
@@ -56,14 +56,14 @@ begin
         end if;
         found_matches := part.matches;
     end if;
-    -- Without a match too: the dispatcher is to know the time that it has come to.
+    -- Also if nothing matches, so that the dispatcher records the time that it has come to.
     written := pgmb.write_matches(at, ids, found_matches, coalesce(cardinality(ids), 0));
     at := written.at;
     pairs := written.pairs;
 end
 $$;
 
--- Dispatch a chunk of what is due and a chunk of what was published.
+-- Dispatch a chunk of due events and a chunk of published events.
 create function pgmb.dispatch_some(
     inout at pgmb.dispatcher, upto pg_snapshot, chunk integer, most_pairs bigint, out events bigint, out pairs bigint, out more boolean
 )
@@ -82,11 +82,11 @@ begin
     if taken.has_due then
         due := pgmb.take_due(at, chunk);
         if due.late then
-            -- While events are left that were committed too late, the published ones wait: the snapshot tells which these are.
+            -- While late events are left, published events wait, because the snapshot identifies the late events.
             taken.at := at;
             taken.ids := null;
         end if;
-        -- Otherwise both are dispatched, also while more events are due: the dispatcher knows those by their ids.
+        -- Otherwise both are dispatched, also while more events are due, because the dispatcher knows due events by their ids.
         taken.ids := array(select i.id from unnest(due.ids || taken.ids) as i(id) order by i.id collate "C");
         taken.addressed := taken.addressed or cardinality(due.ids) > 0;
         taken.more := taken.more or due.more;
@@ -103,7 +103,8 @@ begin
 end
 $$;
 
--- Dispatch up to so many events, or chunk_size(), a piece after the other, until there are enough pairs of event and subscription.
+-- Dispatch up to the given number of events, by default chunk_size(), one piece after another, until there are enough pairs of
+-- event and subscription.
 create function pgmb.dispatch_pieces(
     at pgmb.dispatcher, upto pg_snapshot, most integer, piece integer, most_pairs bigint, out events bigint, out pairs bigint,
     out more boolean
@@ -116,7 +117,7 @@ begin
     events := coalesce(cardinality(few.ids), 0);
     pairs := 0;
     more := false;
-    -- A chunk has at least ten events, so its size need not be known for fewer.
+    -- A chunk has at least ten events, so its size matters only above ten.
     if few.is_all and events <= least(piece, coalesce(most, case when events <= 10 then 10 else pgmb.chunk_size() end)) then
         if events > 0 then
             part := pgmb.dispatch_taken(few.at, few.ids, few.addressed, most_pairs);
@@ -137,8 +138,8 @@ begin
 end
 $$;
 
--- Dispatch the next chunk: how many events it took, how many pairs of event and subscription it wrote, and whether more is there.
--- Nothing while another transaction dispatches.
+-- Dispatch the next chunk. Returns how many events it took, how many pairs of event and subscription it wrote, and whether there
+-- are more. Does nothing while another transaction dispatches.
 create function pgmb.dispatch(most integer default null, out events bigint, out pairs bigint, out more boolean)
 language plpgsql volatile security definer as $$
 declare
@@ -160,19 +161,22 @@ begin
     end if;
     at := pgmb.dispatcher_now();
     if not pgmb.is_native() then
-        -- Another snapshot for another cluster: this transaction has an id now, and the next one dispatches.
+        -- The next transaction dispatches, because this transaction now has an id, and dispatching needs a snapshot from another
+        -- transaction.
         perform pgmb.restamp_undispatched();
         more := true;
         return;
     end if;
     if pgmb.aside(now_id) and pgmb.publish_later(now_id, 10000) > 0 then
-        -- The log was not maintained for long. This transaction publishes now, and the next one dispatches it.
+        -- The log was not maintained for a long time. This transaction publishes the events, and the next transaction dispatches
+        -- them.
         more := true;
         return;
     end if;
     upto := pgmb.visible_now();
     if not pg_visible_in_snapshot(at.partial_txid, upto) then
-        -- This transaction has an older id, so it cannot finish a younger one that was dispatched in part. Another poll does.
+        -- This transaction has an older id, so it cannot finish a younger transaction that was dispatched in part. Another poll
+        -- does.
         return;
     end if;
     begin
@@ -197,7 +201,7 @@ language plpgsql volatile as $$
 declare
     part record;
 begin
-    -- Perhaps nobody wants any event of a chunk: that alone must not return 0, which says that nothing is left.
+    -- If no subscription gets any event of a chunk, take the next chunk: 0 would mean that nothing is left.
     for i in 1..10 loop
         part := pgmb.dispatch();
         exit when part.pairs > 0 or not part.more;
@@ -206,7 +210,7 @@ begin
 end
 $$;
 comment on function pgmb.poll_for_events() is
-    'Dispatch the next chunk of events to the subscriptions whose conditions they fulfil; returns how many pairs of event and '
-    'subscription that were. 0 where nothing is left, where no subscription wants any event of the next ten chunks, and while '
-    'another poll runs: a poll holds its lock until its transaction ends, so give each poll a transaction of its own. '
-    'pgmb.dispatch() says whether there is more.';
+    'Dispatch the next chunk of events to the subscriptions whose conditions they fulfil. Returns how many pairs of event and '
+    'subscription there were. Returns 0 if nothing is left, if no subscription gets any event of the next ten chunks, or while '
+    'another poll runs. A poll holds its lock until its transaction ends, so give each poll a transaction of its own. '
+    'pgmb.dispatch() also returns whether there are more events.';

@@ -1,7 +1,7 @@
 -- How far a group has read, and where its next events end.
 
--- Make a group's row, with nothing read, if it is not there yet and nobody reads it. For the database of its results, where that is
--- not the one of its subscriptions.
+-- Make the row of a group, with nothing read, unless the row exists or the group is being read. For the database of the group's
+-- results, if its subscriptions are in another database.
 create function pgmb.register(gid text) returns boolean
 language sql security definer as $$
     insert into pgmb.subscription_groups (id)
@@ -11,7 +11,7 @@ language sql security definer as $$
     returning true
 $$;
 
--- How far a group has read, as a position; null where the group is not in this database.
+-- How far a group has read, as a position; null if the group is not in this database.
 create function pgmb.position(gid text) returns jsonb
 language plpgsql stable security definer as $$
 begin
@@ -24,8 +24,8 @@ begin
 end
 $$;
 
--- Refuse a position that belongs to another database, that is ahead of what this source knows, or after which retention has deleted
--- events; else return the place of this database.
+-- Return the place of this database. Refuse a position that belongs to another database, that is ahead of the last recorded
+-- claim, or after which retention has deleted events.
 create function pgmb.check_position(gid text, "position" jsonb) returns text
 language plpgsql stable security definer as $$
 declare
@@ -46,20 +46,21 @@ begin
         return here;
     end if;
     perform pgchange.check_position(consumer_name, "position", here, known.version);
-    -- Retention kept only what comes after a later position: where the dispatch that was read last is gone, some after it are
-    -- gone too. A cursor that was moved to a time need not follow any dispatch.
+    -- Retention kept only what comes after a later position. If the dispatch that was read last has been deleted, so have been
+    -- some dispatches after it. A cursor that was moved to a time need not follow any dispatch.
     if at < known.from_version and pgmb.rank_of(cursor) between 1 and 68719476734 then
-        -- Only then, because a query costs much more than the comparison.
+        -- Nested, because the query costs much more than the comparison.
         if not exists (
             select from pgmb.dispatched as d
             where d.group_id = gid and d.id >= cursor and d.id < left(cursor, 15) || 'g')
         then
             raise exception using errcode = 'PC005',
                 message = format(
-                    'group %I is at batch %s, but had come to %s already, and the events in between are gone: its results are from '
-                    'an earlier time', gid, at, known.from_version),
+                    'group %I cannot go on from batch %s: it had come to %s already, and the events in between were deleted; its '
+                    'results are older', gid, at, known.from_version),
                 hint = format(
-                    'airflow-pgchange move %s --to beginning goes on with what the log still has', pgchange.shell_quoted(consumer_name));
+                    'airflow-pgchange move %s --to beginning goes on with the events that the log still has',
+                        pgchange.shell_quoted(consumer_name));
         end if;
     end if;
     return here;
@@ -77,8 +78,8 @@ begin
 end
 $$;
 
--- The next events of a group, at most so many of them: how many there are, the cursor behind them, whether every slice is alone, the
--- lowest and highest id; and their runs of about step events, as a batch has them.
+-- The next events of a group, at most the given number. Returns the number of events, the cursor behind them, whether every slice
+-- is alone, and the lowest and highest id. runs: the events in runs of about step events, in the form of a batch.
 create function pgmb.next_events(
     gid text, after text, most bigint, step bigint default null, out count bigint, out upto text, out alone boolean, out lowest text,
     out highest text, out runs jsonb
@@ -106,11 +107,11 @@ begin
         select d.id, d.alone, d.event_ids[1] as lowest, d.event_ids[cardinality(d.event_ids)] as highest
         from pgmb.dispatched as d
         where d.group_id = gid and d.id > after
-          -- Partitions of the future, however many, are not looked into.
+          -- So that partitions of the future, however many, are not read.
           and d.id < (select left(l.last_id, 15) || 'g' from pgmb.dispatcher as l order by l.version desc limit 1)
         order by d.group_id, d.id
     loop
-        -- The slices of several subscriptions have one id.
+        -- The slices of several subscriptions have the same id.
         if slice.id is distinct from seen then
             exit when count = most;
             if run_count >= step then

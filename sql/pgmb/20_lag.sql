@@ -1,6 +1,6 @@
--- What is ready for a group, and whether it has come to a point.
+-- How many events are ready for a group, and whether the group has come to a point.
 
--- Events for which a condition of a group failed, up to a thousand.
+-- The number of events for which a condition of a group failed, up to a thousand.
 create function pgmb.faults(gid text) returns bigint
 language plpgsql stable security definer as $$
 begin
@@ -11,7 +11,7 @@ begin
 end
 $$;
 
--- How many events are not dispatched yet, or lie in the future, counted up to about so many.
+-- The number of events that are not dispatched yet or that lie in the future, counted up to about the given number.
 create function pgmb.waiting(upto integer, out counted bigint, out age double precision)
 language plpgsql volatile
 set plan_cache_mode = force_generic_plan
@@ -50,9 +50,9 @@ begin
 end
 $$;
 
--- About how many dispatched events a group has not read. It goes through so many dispatches, of which the rank of the last slice tells
--- how many events of the dispatch are for the group. The rest of the way to the group's latest dispatch is taken to be as thick with its
--- events as the way so far: total counts the events of all groups.
+-- About how many dispatched events a group has not read. It reads the given number of dispatches; the rank of the last slice of a
+-- dispatch is the number of the group's events in it. For the rest, up to the group's latest dispatch, it assumes the same share
+-- of the group's events: total counts the events of all groups.
 create function pgmb.estimate_unread(gid text, after text, dispatches integer) returns bigint
 language plpgsql stable
 set plan_cache_mode = force_generic_plan
@@ -63,7 +63,7 @@ set jit = off
 as $$
 declare
     at constant pgmb.dispatcher := pgmb.dispatcher_now();
-    -- Partitions of the future are not looked into.
+    -- So that partitions of the future are not read.
     before constant text := left(at.last_id, 15) || 'g';
     reached text := after;
     slice record;
@@ -92,15 +92,17 @@ begin
     from pgmb.dispatched as d
     where d.group_id = gid and d.id > reached and d.id < before
     order by d.group_id desc, d.id desc limit 1;
-    -- The dispatches of one poll have the same total: there are never more events than all groups have had since.
+    -- The dispatches of a single poll have the same total. The group never has more events than all groups together have had
+    -- since.
     return greatest(counted, least(
         at.total - started,
         counted + (counted::double precision * (latest.total - slice.total) / greatest(slice.total - started, 1))::bigint));
 end
 $$;
 
--- How many events are dispatched to a group and unread, and how many wait to be dispatched, for any group. On a primary it dispatches
--- a chunk first where too little is ready. What an open transaction has published is not counted.
+-- How many events are dispatched to a group and unread, and how many wait to be dispatched to any group. On a primary it
+-- dispatches a chunk first if fewer events are ready than it counts up to. Events that an open transaction has published are not
+-- counted.
 create function pgmb.lag(gid text, "position" jsonb, upto integer) returns jsonb
 language plpgsql volatile security definer as $$
 declare
@@ -133,12 +135,12 @@ begin
 end
 $$;
 
--- A point to wait for: all that is published now, and due.
+-- A point to wait for: all that is published and due now.
 create function pgmb.point() returns jsonb
 language plpgsql volatile security definer as $$
 declare
     due text := pgmb.create_event_id(clock_timestamp(), 0);
-    -- Before the snapshot, so that this sees the transaction which has published what was set aside.
+    -- Before the snapshot, so that the snapshot sees the transaction that has published the events set aside.
     aside boolean := pgmb.aside(due);
 begin
     return jsonb_build_object(
@@ -147,7 +149,7 @@ begin
 end
 $$;
 
--- Whether a position has come to a point, and the goal to pass the next time.
+-- Whether a position has come to a point, and the goal for the next call.
 create function pgmb.passed(gid text, "position" jsonb, goal jsonb) returns jsonb
 language plpgsql volatile security definer as $$
 declare
@@ -158,10 +160,10 @@ begin
     perform pgmb.check_position(gid, "position");
     if goal ->> 'source' <> pgmb.here() then
         raise exception using errcode = 'PC004', message = 'the point was taken in another database than this source',
-            hint = 'the source has been restored, upgraded or replaced since: take a new point';
+            hint = 'the source was restored, upgraded or replaced since: take a new point';
     end if;
     if (goal ->> 'aside')::boolean and not aside then
-        -- It was published after the goal's snapshot was taken.
+        -- The events set aside were published after the goal's snapshot was taken.
         goal := goal || jsonb_build_object('aside', false, 'snapshot', pgmb.visible_now());
     end if;
     if upto is null then
@@ -169,8 +171,8 @@ begin
             perform pgmb.dispatch();
         end if;
         at := pgmb.dispatcher_now();
-        -- All of it is dispatched when the dispatcher has left none of it: from then on only the cursor counts. What the
-        -- dispatcher of another cluster has left cannot be told.
+        -- All events of the point are dispatched if the dispatcher has left none of them. From then on only the cursor counts.
+        -- Which events the dispatcher of another cluster has left is not known.
         if pgmb.is_native() and not exists (
             select from pgmb.undispatched(
                 at.snapshot, at.partial_txid, at.partial_seq, (goal ->> 'snapshot')::pg_snapshot))

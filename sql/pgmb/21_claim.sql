@@ -1,24 +1,24 @@
 -- A group's next batch. The lock, the cursor and the ack are where the results are; the claim is where the events are.
 
--- What a group's claim and its dead letters are known by.
+-- The address of a group, as its claim and its dead letters record it.
 create function pgmb.address(gid text) returns jsonb
 language sql stable as $$
     select pg_catalog.jsonb_build_object('group', gid)
 $$;
 
--- The cursor of a position, as a claim has it.
+-- The cursor of a position, in the form that a claim records.
 create function pgmb.at("position" jsonb) returns jsonb
 language sql stable as $$
     select pg_catalog.to_jsonb(coalesce("position" ->> 'cursor', ''))
 $$;
 
--- Whether a group at one cursor has read all before another.
+-- Whether a group at one cursor has read all events before another.
 create function pgmb.covers(at jsonb, upto jsonb) returns boolean
 language sql immutable as $$
     select (at #>> '{}') collate "C" >= (upto #>> '{}') collate "C"
 $$;
 
--- The next dispatched events of a group, at most so many, as a batch; null if there are none.
+-- The next dispatched events of a group, at most the given number, as a batch; null if there are none.
 create function pgmb.dispatched_batch(gid text, after text, max_changes integer) returns jsonb
 language plpgsql volatile as $$
 declare
@@ -34,8 +34,8 @@ begin
 end
 $$;
 
--- The next batch of a group, or null if nothing is ready. Where too little is ready it dispatches first.
--- Without a search_path of its own: a claim waits for this.
+-- The next batch of a group, or null if nothing is ready. If fewer events are ready than the batch may have, it dispatches first.
+-- Without a search_path of its own, because a claim waits for this function.
 create function pgmb.choose(gid text, "position" jsonb, max_changes integer) returns jsonb
 language plpgsql volatile as $$
 declare
@@ -50,7 +50,7 @@ begin
             choice := pgmb.dispatched_batch(gid, after, max_changes);
         end if;
         exit when not polled.more;
-        -- The dispatch of a restored log, after which there is more to do, gives the log a new place.
+        -- The dispatch of a restored log gives the log a new place. After it there is more to do, so the loop comes here.
         source := jsonb_build_object('source', pgmb.here());
     end loop;
     -- After the dispatch: removing a subscription whose condition does not end must not wait for that condition.
@@ -64,7 +64,7 @@ create function pgmb.again(gid text, batch jsonb) returns jsonb
 language plpgsql volatile as $$
 begin
     perform pgmb.keep_alive(gid);
-    -- What the first attempt dispatched was committed after the point that it noted.
+    -- The first attempt's dispatch was committed after the lsn that the attempt recorded.
     return batch || jsonb_build_object('lsn', pg_current_wal_insert_lsn());
 end
 $$;

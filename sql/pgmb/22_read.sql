@@ -4,9 +4,10 @@ create view pgmb.subscription_events as
 select d.id, d.group_id, i.id::pgmb.event_id as event_id, d.subscription_id
 from pgmb.dispatched as d cross join lateral unnest(d.event_ids) as i(id);
 comment on view pgmb.subscription_events is
-    'What was dispatched, a row for each event and subscription; id is the cursor of its slice.';
+    'The dispatched events, a row for each event and subscription; id is the cursor of the slice of the event.';
 
--- The slices of a group after a cursor up to another: before is the rank before the first event of each, low and high cut it.
+-- The slices of a group after a cursor up to another. before is the rank before the first event of each slice; low and high cut
+-- the slice.
 create function pgmb.slices(gid text, after text, upto text)
 returns table (
     id text, dispatch text, subscription_ids text[], alone boolean, event_ids text[], before bigint, low bigint, high bigint
@@ -27,14 +28,14 @@ language sql stable as $$
     offset 0
 $$;
 
--- The events of a group after a cursor up to another, in order, where all slices between them are alone. Their ids lie between lowest
--- and highest: partitions outside are not looked into.
+-- The events of a group after a cursor up to another, in order, if all slices between them are alone. The ids are between lowest
+-- and highest, so that other partitions are not read.
 create function pgmb.events_alone(gid text, after text, upto text, lowest text, highest text)
 returns table (
     id text, topic varchar, payload jsonb, metadata jsonb, subscription_ids text[], dispatch text, rank bigint
 )
 language sql stable as $$
-    -- In order without a sort: slices come in order, and each lists its ids in theirs.
+    -- In order without a sort: slices come in order, and each lists its ids in order.
     select e.id::text, e.topic, e.payload, e.metadata, d.subscription_ids, d.dispatch,
            d.before + d.low + e.n
     from pgmb.slices(events_alone.gid, events_alone.after, events_alone.upto) as d
@@ -42,7 +43,7 @@ language sql stable as $$
         select x.*, pg_catalog.row_number() over (order by x.id) as n
         from pgmb.events as x
         where x.id = any (d.event_ids[d.low + 1:d.high]) and x.id >= events_alone.lowest and x.id <= events_alone.highest
-          -- An array leaves out no partition: its ends do.
+          -- PostgreSQL prunes no partitions by an array, but it does by the ends of the array.
           and x.id >= d.event_ids[1] and x.id <= d.event_ids[pg_catalog.cardinality(d.event_ids)]
         order by x.id
         offset 0
@@ -76,8 +77,8 @@ language sql stable as $$
         where x.id = r.id and x.id >= events_shared.lowest and x.id <= events_shared.highest offset 0) as e
 $$;
 
--- The events of a group after a cursor up to another, in order, if they are few: they are collected first, by a plan that a session
--- keeps.
+-- The events of a group after a cursor up to another, in order. For few events: they are collected first, by a plan that a
+-- session keeps.
 create function pgmb.some_events(gid text, after text, upto text, lowest text, highest text, alone boolean)
 returns table (
     id text, topic varchar, payload jsonb, metadata jsonb, subscription_ids text[], dispatch text, rank bigint

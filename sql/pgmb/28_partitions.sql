@@ -1,18 +1,20 @@
--- Partitions of events and dispatched: made ahead of time, of the length that the settings say now.
+-- The partitions of events and dispatched. They are made ahead of time, with the length that the settings have now.
 --
 -- The default partition stays, so that no publisher fails, whatever the id of its event. A new partition is made beside the table
--- and attached; the default one must then hold none of its rows. Rows of the future, which nobody reads yet, are set aside
--- before, in pgmb.later. Rows of the present stay: a running query would look for them where they were. So new partitions begin
--- after them, and what is written until then goes into the default one, where retention deletes it.
+-- and then attached. At that moment the default partition must have none of its rows. Rows of the future, which no query reads
+-- yet, are set aside in pgmb.later first. Rows of the present stay, because a running query would look for them where they were.
+-- So new partitions begin after these rows. Rows written until then go into the default partition, where retention deletes them.
 --
--- A publisher that was sent to the default partition meanwhile would fail, as its row no longer belongs there: so at the moment
--- of attaching there is none at work. The table is locked first, as everybody does, and then the default partition. What is done
--- under these locks has a bound: the default partition is read, once and up to 16 MB, and rows that have just come are set aside.
+-- A publisher that was sent to the default partition meanwhile would fail, because its row no longer belongs there. So no
+-- publisher may be at work at the moment of attaching. The table is locked first, as every session does, and then the default
+-- partition. The work under these locks is limited. The default partition is read once, up to 16 MB, and rows that have just come
+-- are set aside.
 --
--- A query planned before does not miss what a new partition gets: it reads the default one too, which is locked for the
--- attaching. So either the query has locked it already, and nothing is attached, or it must lock it, and is planned again.
+-- A query that was planned before still finds the rows that a new partition gets. The query reads the default partition too,
+-- which attaching locks. So if the query has the lock already, nothing is attached. Otherwise the query must wait for the lock,
+-- and is planned again.
 
--- The partition that takes what no other one takes.
+-- The partition that takes the rows that no other partition takes.
 create function pgmb.default_partition(tbl regclass) returns regclass
 language sql stable
 set search_path = pg_catalog, pg_temp
@@ -28,13 +30,13 @@ language sql stable as $$
     join pg_class as c on c.oid = i.inhrelid
     cross join lateral regexp_match(
         pg_get_expr(c.relpartbound, c.oid), $re$FROM \('(\w+)'\) TO \('(\w+)'\)$re$) as b(bound)
-    -- The bounds of one that is locked are waited for: not those of the default partition, which has none.
+    -- The default partition has no bounds, so it is left out. Otherwise this would wait for its lock.
     where i.inhparent = table_id and i.inhrelid is distinct from pgmb.default_partition(table_id) and b.bound is not null
     order by 2
 $$;
 comment on function pgmb.get_partitions_and_bounds(oid) is
-    'The partitions of a table, without the default one, with the ids that they take, from the lower bound to below the upper '
-    'one; in order.';
+    'The partitions of a table, in order, without the default partition. Each takes the ids from its lower bound to below its '
+    'upper bound.';
 
 create function pgmb.get_current_partition(table_id oid, current_ts timestamptz default now()) returns regclass
 language sql stable as $$
@@ -43,7 +45,7 @@ language sql stable as $$
     where pgmb.create_event_id(current_ts, 0) >= p.lower_bound and pgmb.create_event_id(current_ts, 0) < p.upper_bound
 $$;
 comment on function pgmb.get_current_partition(oid, timestamptz) is
-    'The partition that takes the ids of a time; null where that is the default one.';
+    'The partition that takes the ids of a time; null if that is the default partition.';
 
 -- Where a partition that begins at a time ends: the next whole multiple of width since 1970, in UTC.
 create function pgmb.end_of_partition(lower timestamptz, width interval) returns timestamptz
@@ -54,7 +56,7 @@ as $$
     select date_bin(width, lower, 'epoch') + width
 $$;
 
--- What has been published or dispatched up to now has an id below this one, unless it is to be delivered later.
+-- All events published or dispatched until now have an id below this id, unless they are to be delivered later.
 create function pgmb.present() returns pgmb.event_id
 language plpgsql stable as $$
 begin
@@ -64,11 +66,11 @@ begin
 end
 $$;
 
--- Whether the default partition holds rows with ids from one on to before another. A query can be reading those before
+-- Whether the default partition has rows with ids from lower_id to below upper_id. A query may be reading the rows before
 -- pgmb.present().
 create function pgmb.default_holds(tbl regclass, lower_id pgmb.event_id, upper_id pgmb.event_id) returns boolean
 language plpgsql
--- By the index, also where old statistics promise a row at once.
+-- By the index, even if old statistics make the planner expect a row at once.
 set enable_seqscan = off
 set enable_bitmapscan = off
 as $$
@@ -81,7 +83,7 @@ begin
 end
 $$;
 
--- What the partition of a span of time is called.
+-- The name of the partition of a span of time.
 create function pgmb.partition_name(tbl regclass, span tstzrange) returns text
 language sql stable
 set search_path = pg_catalog, pg_temp
@@ -91,7 +93,7 @@ as $$
     from pg_class as c where c.oid = tbl
 $$;
 
--- Make the table of a partition beside the one that it will belong to: nobody waits for that.
+-- Make the table of a partition beside the table that it will belong to. No session waits for that.
 create function pgmb.prepare_partition(tbl regclass, span tstzrange) returns void
 language plpgsql as $$
 declare
@@ -110,9 +112,9 @@ begin
 end
 $$;
 
--- Attach partitions that were prepared, in order, in the place of some that are empty and too long. Writers of the table wait for the
--- moment that this takes. It gives up where it would have to wait for others, unless it may stop publishers: then it waits for a
--- minute at most.
+-- Attach prepared partitions, in order, and drop misfits, which are empty and too long. Writers of the table wait while it
+-- attaches. It gives up if it would have to wait for other sessions, unless stop_publishers is true. Then it waits for a minute
+-- at most.
 create function pgmb.attach_partitions(
     tbl regclass, spans tstzrange[], misfits regclass[] default '{}', stop_publishers boolean default false
 ) returns setof text
@@ -127,11 +129,11 @@ declare
     span tstzrange;
     part regclass;
 begin
-    -- A transaction that reads first and then publishes would wait for us, and we for it: where we wait long, readers are kept
-    -- out too.
+    -- A transaction that reads first and then publishes would wait for this transaction, and this transaction for the other. So
+    -- during the long wait, readers are kept out too.
     if stop_publishers then
         perform set_config('lock_timeout', '60s', true);
-        -- So that no autovacuum is at the default one once publishers wait.
+        -- So that no autovacuum is at work on the default partition once publishers wait.
         execute format('lock table %s in share update exclusive mode', rest);
         execute format('lock table only %s in access exclusive mode', tbl);
     else
@@ -142,7 +144,7 @@ begin
             '50 ms');
     end if;
     perform set_config('lock_timeout', pgchange.patience('50 ms'), true);
-    -- Also to drop others of its partitions.
+    -- Also because dropping a partition locks the default partition.
     perform pgchange.lock_briefly(format('lock table %s in access exclusive mode', rest), '50 ms');
     foreach part in array misfits loop
         perform pgchange.lock_briefly(format('lock table %s in access exclusive mode', part), '50 ms');
@@ -155,14 +157,15 @@ begin
     if spans = '{}' then
         return;
     end if;
-    -- What has come since that was done without the locks.
+    -- Rows that have come since the last such call, which had no locks.
     perform pgmb.set_aside(tbl, lower_id, upper_id, case when stop_publishers then null else 1000 end);
     if pgmb.default_holds(tbl, lower_id, upper_id) then
-        raise object_in_use using message = format('the default partition of %s holds rows from %s on', tbl, lower(spans[1])),
-            hint = 'rows of the present stay there, and pgmb.make_partitions() makes partitions that begin after them; for rows '
-                'of the future pgmb.place_scheduled() makes room';
+        raise object_in_use using message = format(
+            'no partition can be attached to %s from %s on: its default partition has rows of that time', tbl, lower(spans[1])),
+            hint = 'rows of the present stay there, and pgmb.make_partitions() makes partitions that begin after them; '
+                   'pgmb.place_scheduled() moves rows of the future out of the way';
     end if;
-    -- This reads the default partition now, once for all of them. What lies between two of them has a partition already.
+    -- This reads the default partition now, once for all new partitions. Times between two of them have a partition already.
     execute format('alter table %s add constraint pgchange_free check (id < %L or id >= %L)', rest, lower_id, upper_id);
     foreach span in array spans loop
         name := pgmb.partition_name(tbl, span);
@@ -176,7 +179,7 @@ begin
 end
 $$;
 
--- The partitions that were made ahead when the interval was longer than it is now, and that are still empty.
+-- The partitions that were made ahead when the interval was longer than now, and that are still empty.
 create function pgmb.misfits(tbl regclass, current_ts timestamptz) returns regclass[]
 language plpgsql stable as $$
 declare
@@ -190,8 +193,9 @@ begin
 end
 $$;
 
--- The spans of time, in order and up to future_intervals_to_create from now, that still need a partition. Where rows of the present
--- are in the default one, they begin at a whole multiple of partition_interval that is some seconds ahead, and there is at least one.
+-- The spans of time that still need a partition, in order and up to future_intervals_to_create from now. If the default partition
+-- has rows of the present, the spans begin at a whole multiple of partition_interval that is some seconds ahead. Then there is at
+-- least one span.
 create function pgmb.missing_partitions(tbl regclass, current_ts timestamptz) returns setof tstzrange
 language plpgsql stable as $$
 declare
@@ -206,7 +210,7 @@ begin
     from pgmb.get_partitions_and_bounds(tbl) as p
     where p.lower_bound <= pgmb.create_event_id(current_ts, 0);
     if pgmb.default_holds(tbl, pgmb.create_event_id(lower, 0), pgmb.present()) then
-        -- Not the very next one: attaching it can take some seconds.
+        -- Not the very next multiple, because attaching can take some seconds.
         lower := pgmb.end_of_partition(pgmb.extract_date_from_event_id(pgmb.present()) + interval '5 seconds', width);
         upto := greatest(upto, lower + width);
     end if;
@@ -214,14 +218,14 @@ begin
         select pgmb.extract_date_from_event_id(p.lower_bound) as begins, pgmb.extract_date_from_event_id(p.upper_bound) as ends
         from pgmb.get_partitions_and_bounds(tbl) as p
         where p.upper_bound > pgmb.create_event_id(lower, 0)
-          -- Asked once, and not for each of them.
+          -- As a subquery, so that it runs only once, and not for each partition.
           and p.partition_id <> all ((select pgmb.misfits(tbl, current_ts))::regclass[])
         union all
         select 'infinity', 'infinity'
         order by 1
     loop
         while lower < least(part.begins, upto) loop
-            -- Where nobody made any, one partition for all of the time.
+            -- If no partitions were made for some time, one partition takes that whole time.
             upper := least(part.begins, pgmb.end_of_partition(greatest(lower, current_ts), width));
             return next tstzrange(lower, upper);
             lower := upper;
@@ -231,7 +235,7 @@ begin
 end
 $$;
 
--- From this id on, events of the future are set aside: there is no partition for them.
+-- Events of the future are set aside from this id on, because there is no partition for them.
 create function pgmb.placed_from(current_ts timestamptz) returns pgmb.event_id
 language plpgsql stable as $$
 begin

@@ -1,16 +1,16 @@
--- Which groups still need which events: an event is kept until every group has read it, whatever its age.
+-- Which groups still need which events. An event is kept until every group has read it, whatever its age.
 
--- How far each group has certainly read, and when it last moved; an empty cursor is the beginning.
+-- How far each group has certainly read, and when it last moved. An empty cursor is the beginning.
 create function pgmb.cursors() returns table (group_id pgmb.group_id, cursor pgmb.event_id, since timestamptz)
 language sql stable as $$
-    -- For a group whose cursor is in another database, the last claim says where it was, or was moved back to.
+    -- For a group whose cursor is in another database, the last claim shows where the cursor was, or where it was moved back to.
     select g.id, coalesce(case when c.elsewhere then least(c.after, case when c.batch is null then c.upto end) else g.last_read_event_id end, ''),
            case when c.elsewhere then c.claimed_at else g.updated_at end
     from pgmb.subscription_groups as g
     left join pgmb.claims as c on c.group_id = g.id
 $$;
 
--- The retries that name events in a range of ids, read or not: such events are needed until the retry is read.
+-- The retries that name events in a range of ids, read or not. Such events are needed until the retry is read.
 create function pgmb.retries(lower pgmb.event_id, upper pgmb.event_id)
 returns table (id pgmb.event_id, group_id pgmb.group_id, event_id text)
 language sql stable as $$
@@ -37,7 +37,7 @@ language sql stable as $$
     cross join lateral pg_catalog.unnest(f.event_ids) as i(id)
     where i.id >= lower and i.id < upper
     union all
-    -- What a group with retries has not read is gone through once, and not for each retry: it can be much.
+    -- A group with retries may have many unread events. They are read once, not for each retry.
     select 'retry', g.group_id, r.event_id, pgmb.extract_date_from_event_id(r.id)
     from (
         select x.group_id, pg_catalog.min(x.id) as lowest, pg_catalog.max(x.id) as highest
@@ -124,8 +124,8 @@ begin
     elsif all_read then
         select n.* into need from pgmb.needs_after_read(lower, upper) as n limit 1;
     else
-        -- Events are mostly dispatched when they are published, so a group that has not read some of the range is mostly found by
-        -- the dispatches of that time, and not only after all else that it has not read.
+        -- Most events are dispatched when they are published. So a group that has not read some events of the range is mostly
+        -- found by the dispatches of that time. Otherwise the search would first read all older unread events of the group.
         select n.* into need from pgmb.unread_dispatches(lower, upper) as n
         where n.event_id >= lower and n.event_id < upper limit 1;
         if need.kind is null and not all_dispatched then
@@ -143,8 +143,8 @@ begin
 end
 $$;
 
--- The default partition, divided into the spans of ids below upto (by default all) from which it holds rows: each as long as a
--- partition would be, and none with ids that another partition takes.
+-- The default partition, divided into the spans of ids below upto (by default all) from which it has rows. Each span is as long
+-- as a partition would be, and has no ids that another partition takes.
 create function pgmb.default_spans(tbl regclass, upto pgmb.event_id default 'pn')
 returns table (partition_id regclass, lower_bound pgmb.event_id, upper_bound pgmb.event_id)
 language plpgsql stable as $$
@@ -162,7 +162,7 @@ begin
             upto,
             (select min(o.bound collate "C") from unnest(others) as o(bound)
              where o.bound collate "C" > default_spans.lower_bound),
-            -- The last time that an id can express is not an end: there are ids of that time after it.
+            -- The last time that an id can express is not an end, because further ids of that time come after it.
             nullif(
                 pgmb.create_event_id(pgmb.end_of_partition(pgmb.extract_date_from_event_id(lower_bound), width), 0),
                 pgmb.create_event_id('infinity', 0)));
@@ -191,9 +191,9 @@ as $$
     order by 1, 2, 3
 $$;
 comment on function pgmb.holders() is
-    'What keeps each partition of the events, the default one too, from being emptied: undispatched events, groups that have not '
-    'read theirs (unread), failed conditions (fault), retries to come (retry); how many events, the oldest of them, and since '
-    'when. It counts every event: not for a sensor.';
+    'Why each partition of the events, the default partition too, cannot be emptied. Reasons are undispatched events, groups that '
+    'have not read their events (unread), failed conditions (fault), and pending retries (retry). Also how many events, the '
+    'oldest of them, and since when. It counts every event, so do not call it from a sensor.';
 
 -- The id below which rows are older than partition_retention_period.
 create function pgmb.retained_from(current_ts timestamptz) returns pgmb.event_id
@@ -224,8 +224,8 @@ language sql stable as $$
     where p.upper_bound <= cut
 $$;
 
--- Which of some ranges of events, in order, have events that a group has not read; lows and ends are their bounds. A dispatch whose
--- first and last event are in one range is not taken apart.
+-- The ranges of events that have events which a group has not read, with the group. lows and ends are the bounds of the ranges, in
+-- order. If the first and the last event of a dispatch are in the same range, its other events are not checked.
 create function pgmb.unread_places(lows text[], ends text[]) returns table (place integer, group_id pgmb.group_id)
 language plpgsql stable
 set enable_hashjoin = off
@@ -273,14 +273,14 @@ begin
     from pgmb.past_retention(tbl, cut) as p
     where pgmb.empty_ones(array[p.partition_id]) = '{}';
     if tbl = 'pgmb.events'::regclass and parts is not null then
-        -- What is not dispatched can be very much: it is gone through once, and not for each partition.
+        -- Undispatched events can be very many, so they are read once, and not for each partition.
         waiting := array(
             select distinct u.place from (
                 select x.event_id, width_bucket(x.event_id::text collate "C", lowest) as place from pgmb.unread_events as x
                 where x.event_id >= lowest[1] and x.event_id < ends[cardinality(ends)] offset 0
             ) as u
             where u.event_id < ends[u.place]);
-        -- So can what a group has not read: its dispatches are gone through once, too, and not for each partition.
+        -- The unread events of a group can be very many, too, so its dispatches are also read once.
         unread := (
             select coalesce(jsonb_object_agg(h.place, h.group_id), '{}')
             from (
@@ -299,8 +299,8 @@ begin
 end
 $$;
 
--- The partitions of events that are kept although they are older than partition_retention_period, each with one reason, and the
--- default one with the first reason for old rows in it; pgmb.holders() gives all reasons.
+-- The partitions of events that are kept although they are older than partition_retention_period, each with one reason. The
+-- default partition has the first reason for old rows in it. pgmb.holders() returns all reasons.
 create function pgmb.overdue(current_ts timestamptz default now()) returns table (partition regclass, reason text)
 language sql stable security definer as $$
     select p.partition_id, p.holder from pgmb.old_partitions('pgmb.events', pgmb.retained_from(current_ts)) as p where p.holder is not null

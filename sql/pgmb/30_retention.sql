@@ -1,11 +1,12 @@
--- What is older than partition_retention_period is deleted, a partition at a time, when no group needs anything in it.
+-- Deletion of rows that are older than partition_retention_period, one partition at a time, when no group needs any of them.
 --
--- What is still needed is looked for without a lock. Then a few partitions are emptied, under locks that nobody waits for long,
--- after a second look: an insert can have come before the lock. As locks are kept to the end of the transaction, the other
--- partitions are left to the next one. Those that were emptied are dropped later, several at once.
+-- The search for rows that are still needed takes no lock. Then a few partitions are emptied under locks for which no session
+-- waits long. Under the locks the search is repeated, because an insert may have come before the lock. Locks are kept to the end
+-- of the transaction, so the other partitions are left to the next transaction. Emptied partitions are dropped later, several at
+-- once.
 
--- Give back the space of a default partition from which all was deleted or, from an id on, set aside, unless it is in use: making the
--- next partition reads all of it.
+-- Free the space of a default partition from which all rows were deleted or, from an id on, set aside. Do nothing if it is in
+-- use. Making the next partition reads all of that space.
 create function pgmb.shrink_default(tbl regclass, edge pgmb.event_id) returns void
 language plpgsql
 set lock_timeout = '50ms'
@@ -15,7 +16,8 @@ declare
 begin
     perform set_config('lock_timeout', pgchange.patience('50 ms'), true);
     if pg_table_size(part) > 1024 * 1024 and not pgmb.default_holds(tbl, '', edge) then
-        -- Where events for later are published all the time, some have come again: as few as possible are moved under the lock.
+        -- If events for later are published all the time, some have come again. As few of them as possible are moved under the
+        -- lock.
         perform pgmb.set_most_aside(tbl, edge, 'pmg');
         perform pgchange.lock_briefly(format('lock table only %s in access exclusive mode', part), '50 ms');
         perform pgmb.set_aside(tbl, edge, 'pmg', 1000);
@@ -28,8 +30,8 @@ exception when lock_not_available or deadlock_detected then
 end
 $$;
 
--- Delete what is old in the default partition: rows that came while there was no partition for their id. They are deleted by spans as
--- long as partitions are, each when no group needs anything in it.
+-- Delete the old rows of the default partition, which came while there was no partition for their id. They are deleted by spans
+-- as long as partitions are, each when no group needs any row in it.
 create function pgmb.trim_default(tbl regclass, cut pgmb.event_id) returns setof text
 language plpgsql
 set lock_timeout = '50ms'
@@ -44,12 +46,12 @@ begin
     for span in select * from pgmb.default_spans(tbl, cut) loop
         begin
             perform set_config('lock_timeout', pgchange.patience('50 ms'), true);
-            -- One statement sees the rows, and whether they are needed, at one moment.
+            -- A single statement sees the rows, and whether they are needed, at one moment.
             execute format('delete from %s where id >= $2 and id < $3 and (select pgmb.holder_of($1, $2, $3)) is null', part)
             using tbl, span.lower_bound, span.upper_bound;
             get diagnostics deleted = row_count;
         exception when lock_not_available or deadlock_detected then
-            -- Another transaction has taken some of them away and not committed that.
+            -- Another transaction has deleted some of them and has not committed.
             return next format('postponed the old rows of %s: some are in use', part);
             exit;
         end;
@@ -65,13 +67,14 @@ begin
 end
 $$;
 
--- Empty the partitions of published whose quarter of an hour is over and that are dispatched; a line for each.
+-- Empty the partitions of pgmb.published whose quarter of an hour is over and whose events are dispatched. Returns a line for
+-- each.
 create function pgmb.trim_published() returns setof text
 language plpgsql security definer
 set lock_timeout = '200ms'
 as $$
 declare
-    -- The partitions of this quarter of an hour, and of the last one.
+    -- The partitions of this quarter of an hour and of the last.
     turn integer := extract(epoch from statement_timestamp())::bigint / 900 % 4;
     part text;
     filled boolean;
@@ -107,8 +110,8 @@ begin
 end
 $$;
 
--- As pgmb.holder_of, for a range that nobody can write into now, and in which all that the snapshot sees is dispatched. For the
--- holder of pgmb.upkeep_key().
+-- As pgmb.holder_of, for a range that no session can write into now, in which all events that the snapshot sees are dispatched.
+-- The caller has the lock pgmb.upkeep_key().
 create function pgmb.holder_since(tbl regclass, lower pgmb.event_id, upper pgmb.event_id, seen pg_snapshot) returns text
 language plpgsql
 set plan_cache_mode = force_generic_plan
@@ -117,7 +120,7 @@ set enable_bitmapscan = off
 set jit = off
 as $$
 begin
-    -- Only maintenance adds rows to pgmb.later, and the upkeep lock keeps other maintenance away. So the earlier look for
+    -- Only maintenance adds rows to pgmb.later, and the upkeep lock keeps other maintenance away. So the earlier search for
     -- holders has seen all rows of it.
     if tbl = 'pgmb.events'::regclass and (
         exists (
@@ -135,8 +138,8 @@ begin
 end
 $$;
 
--- Empty the first of some partitions that no group needed when the snapshot was taken, as many as a fraction of a second allows. A
--- line for each, and one for those that are left.
+-- Empty the first of some partitions that no group needed when the snapshot was taken, as many as a fraction of a second allows.
+-- Returns a line for each, and a line for those that are left.
 create function pgmb.trim_some(tbl regclass, parts regclass[], seen pg_snapshot) returns setof text
 language plpgsql
 set lock_timeout = '50ms'
@@ -151,7 +154,7 @@ begin
     perform set_config('lock_timeout', pgchange.patience('50 ms'), true);
     for part in
         select p.* from pgmb.get_partitions_and_bounds(tbl) as p where p.partition_id = any (parts)
-        -- While we wait for others nobody may have to wait for us: partitions in use come last.
+        -- While this transaction waits for other sessions, none should have to wait for it. So partitions in use come last.
         order by exists (
                 select from pg_locks as l where l.relation = p.partition_id and l.pid is distinct from pg_backend_pid()),
             p.lower_bound
@@ -171,7 +174,7 @@ begin
             return next format('postponed %s: it is in use', part.partition_id);
         end;
     end loop;
-    -- After all have been looked at: for each one that is emptied, every query is planned again.
+    -- After all have been checked, because truncating a partition makes PostgreSQL plan every query again.
     for part in select f.id from unnest(free) as f(id) loop
         execute format('truncate %s', part.id);
         return next format('emptied %s', part.id);
@@ -207,7 +210,7 @@ begin
         return;
     end if;
     if exists (select from pgmb.published as p where p.txid = pg_current_xact_id_if_assigned()) then
-        -- No snapshot that this transaction takes shows them as waiting: they would be taken for dispatched.
+        -- No snapshot that this transaction takes shows these events as waiting, so they would be taken for dispatched.
         return next format('kept all of %s: this transaction has published events; maintain it in another transaction', tbl);
         return;
     end if;
@@ -231,8 +234,8 @@ begin
 end
 $$;
 
--- Drop those of some partitions that are empty. For a moment that locks the whole table, so it is done rarely, and not at all where
--- others would have to wait long.
+-- Drop those of some partitions that are empty. This locks the whole table for a moment, so it is done rarely. It is postponed if
+-- other sessions would have to wait long.
 create function pgmb.drop_partitions(tbl regclass, unwanted regclass[]) returns setof text
 language plpgsql
 set lock_timeout = '50ms'
@@ -242,7 +245,7 @@ declare
     done text[] := '{}';
 begin
     perform set_config('lock_timeout', pgchange.patience('50 ms'), true);
-    -- The parent first, as every reader and writer does; and the default one, which a drop locks too.
+    -- The parent first, as every reader and writer does, and then the default partition, which a drop locks too.
     perform pgchange.lock_briefly(format('lock table only %s in access exclusive mode', t), '50 ms')
     from unnest(array[tbl, pgmb.default_partition(tbl)]) as t;
     foreach part in array unwanted loop

@@ -1,7 +1,7 @@
--- Subscriptions that were not used for longer than their expiry_interval expire, and a group that has none left is deleted; later
--- so are the faults of subscriptions that are gone.
+-- Expiry of subscriptions that were not used for longer than their expiry_interval. A group that has no subscription left is
+-- deleted. The faults of deleted subscriptions are deleted later.
 
--- Remove some subscriptions of a group, and the group if it has none left.
+-- Delete some subscriptions of a group, and the group if it has none left.
 create function pgmb.expire(gid pgmb.group_id, sids text[], current_ts timestamptz) returns text
 language plpgsql
 set lock_timeout = '200ms'
@@ -10,7 +10,7 @@ declare
     gone bigint;
     left_without boolean;
 begin
-    -- A transaction that makes another subscription of the group holds this row until it ends.
+    -- A transaction that makes another subscription of the group locks this row until it ends.
     perform pgchange.lock_briefly(format('select from pgmb.subscription_groups as g where g.id = %L for update', gid), '200 ms');
     perform set_config('lock_timeout', pgchange.patience('200 ms'), true);
     delete from pgmb.subscriptions as s
@@ -18,7 +18,7 @@ begin
     get diagnostics gone = row_count;
     left_without := not exists (select from pgmb.subscriptions as s where s.group_id = gid);
     if left_without then
-        -- What a poll under way dispatches to this group would be there for the next one of its name.
+        -- Otherwise a group made later with the same name would get the events that a running poll dispatches to this group.
         perform pgchange.lock_briefly(pgmb.dispatch_key(), '200 ms');
         delete from pgmb.subscription_groups as g where g.id = gid;
         perform pgchange.forget_claim('event', pgmb.name_of(gid));
@@ -30,8 +30,9 @@ exception when lock_not_available or deadlock_detected then
 end
 $$;
 
--- Remove the subscriptions whose last_active_at is longer ago than their expiry_interval, and each group that this leaves without
--- one, unless it is being read; a line for each group. What they had not read is no longer kept for them.
+-- Delete the subscriptions whose last_active_at is longer ago than their expiry_interval. Also delete each group that has no
+-- subscription left, unless the group is being read. Returns a line for each group. Events that these subscriptions had not read
+-- are no longer kept for them.
 create function pgmb.expire_subscriptions(current_ts timestamptz default now()) returns setof text
 language plpgsql security definer as $$
 declare
@@ -54,8 +55,8 @@ begin
 end
 $$;
 
--- Remove faults that can no longer be mended, as their subscription is gone, when they are older than partition_retention_period, for
--- which their events were kept.
+-- Delete faults of deleted subscriptions, which cannot be repaired, when they are older than partition_retention_period. Until
+-- then their events are kept.
 create function pgmb.forget_faults(current_ts timestamptz default now()) returns setof text
 language plpgsql security definer as $$
 declare
@@ -66,7 +67,7 @@ begin
       and not exists (select from pgmb.subscriptions as s where s.id = f.subscription_id);
     get diagnostics gone = row_count;
     if gone > 0 then
-        return next format('forgot %s faults of subscriptions that are gone', gone);
+        return next format('deleted %s faults of deleted subscriptions', gone);
     end if;
 end
 $$;

@@ -1,8 +1,8 @@
--- What a scheduler calls every few minutes.
+-- The maintenance that a scheduler calls every few minutes.
 
--- Set aside the events of the default partition for which there is no other one yet, and publish those for which there is one now: at
--- most so many of each; returns how many. Nobody waits for it: call it until nothing is left to do, each time in a transaction of its
--- own.
+-- Set aside the events of the default partition for which there is no other partition yet, and publish those for which there is
+-- one now. At most the given number of each; returns how many. No session waits for it. Call it until nothing is left to do, each
+-- time in a transaction of its own.
 create function pgmb.place_scheduled(current_ts timestamptz default now(), most bigint default 10000) returns bigint
 language plpgsql security definer as $$
 declare
@@ -12,7 +12,8 @@ begin
     perform pgmb.check_time(current_ts);
     perform pgchange.check_isolation();
     if most not between 1 and 1000000 then
-        raise invalid_parameter_value using message = format('1 to 1000000 events are placed at once, not %s', most);
+        raise invalid_parameter_value using message = format(
+            'pgmb.place_scheduled() places 1 to 1000000 events at once, not %s', most);
     end if;
     if not pg_try_advisory_xact_lock(pgmb.upkeep_key()) then
         return 0;
@@ -24,24 +25,24 @@ begin
 end
 $$;
 
--- Why partitions that a table needs are made only with stop_publishers; null where they are made without it.
+-- Why partitions that a table needs are made only with stop_publishers; null if they are made without it.
 create function pgmb.crowded_default(tbl regclass, current_ts timestamptz default now()) returns text
 language plpgsql stable security definer as $$
 begin
     perform pgmb.check_append_only(tbl, current_ts);
     return (
         select format(
-            'publishers would wait while the %s of the default partition are read; when they can: '
-            'select pgmb.make_partitions(%L, stop_publishers => true)', pg_size_pretty(d.bytes), 'pgmb.' || tbl)
+            'publishers would wait while the %s of the default partition are read; when they can: select pgmb.make_partitions(%L, '
+            'stop_publishers => true)', pg_size_pretty(d.bytes), 'pgmb.' || tbl)
         from pg_relation_size(pgmb.default_partition(tbl)) as d(bytes)
         where d.bytes > 16 * 1024 * 1024 and exists (select from pgmb.missing_partitions(tbl, current_ts)));
 end
 $$;
 
--- Why no partition can be attached to a table now: which processes have locked it, or its default partition.
+-- Why no partition can be attached to a table now: the processes that have locked it or its default partition.
 create function pgmb.in_use(tbl regclass) returns text
 language sql stable as $$
-    -- A dump, or a transaction that has read the default partition and does not end, is in the way just as a publisher is.
+    -- Not only publishers are in the way: so is a dump, or a transaction that has read the default partition and does not end.
     select 'it is in use' || coalesce(', just now by ' || string_agg(distinct coalesce(
         'process ' || l.pid, 'the prepared transaction ' || quote_literal(p.gid), 'a prepared transaction'), ', '), '')
     from pg_locks as l
@@ -57,12 +58,12 @@ create function pgmb.make_partitions(
 ) returns setof text
 language plpgsql security definer as $$
 declare
-    -- A transaction keeps what it has locked to its end: others would wait while this one sleeps.
+    -- Locks last to the end of the transaction, so other sessions would wait while this one sleeps.
     tries integer := case when stop_publishers or pg_current_xact_id_if_assigned() is not null then 1 else 8 end;
     misfits regclass[];
     missing tstzrange[];
     crowded text;
-    -- Publishers wait while some are attached, and that is to be a moment.
+    -- Publishers wait while partitions are attached, so this must take only a moment.
     lot constant integer := 50;
     left_over integer;
 begin
@@ -90,7 +91,7 @@ begin
               and p.lower_bound < pgmb.create_event_id(coalesce(upper(missing[lot]), 'infinity'), 0)
             limit lot);
     end if;
-    -- All of them before the first is attached: from then on publishers wait.
+    -- All partitions before the first is attached, because publishers wait from then on.
     perform pgmb.prepare_partition(tbl, m) from unnest(missing) as m;
     loop
         perform pgmb.set_most_aside(
@@ -106,7 +107,7 @@ begin
             tries := tries - 1;
         end;
         exit when tries = 0;
-        -- Others wait while a try waits: between two tries they get much more time than that.
+        -- Other sessions wait while an attempt waits, so between two attempts they get much more time than that.
         perform pg_sleep(0.5);
     end loop;
     if missing <> '{}' then
@@ -116,26 +117,26 @@ begin
 end
 $$;
 comment on function pgmb.make_partitions(regclass, timestamptz, boolean) is
-    'Keep partitions of partition_interval ready for future_intervals_to_create from now, one at least; a line for each thing '
-    'done. It makes the next 50: where some are left it says so, and is to be called again in another transaction. Where '
-    'publishers are in the way it tries again for a few seconds, unless its transaction has written before. Empty partitions '
-    'that were made ahead with a longer interval are replaced. Where the default partition has grown, it must be told that it '
-    'may stop publishers while that is read: then it waits, up to a minute, for those at work.';
+    'Keep partitions of partition_interval ready for future_intervals_to_create from now, at least one. Returns a line for each '
+    'change. It makes the next 50 partitions; if some are left, a line says so: then call it again in another transaction. If '
+    'publishers are in the way it tries again for a few seconds, unless its transaction has written before. Empty partitions that '
+    'were made ahead with a longer interval are replaced. If the default partition has grown, pass stop_publishers => true. Then '
+    'publishers wait while it is read, and this function waits up to a minute for publishers at work.';
 
 create function pgmb.maintain_append_only_table(tbl regclass, current_ts timestamptz default now()) returns setof text
 language plpgsql security definer as $$
 begin
-    -- What locks the whole table comes last, as locks are kept to the end.
+    -- The steps that lock the whole table come last, because locks are kept to the end.
     return query select * from pgmb.trim_partitions(tbl, current_ts);
     return query select * from pgmb.make_partitions(tbl, current_ts);
     return query select * from pgmb.drop_emptied(tbl, current_ts);
 end
 $$;
 comment on function pgmb.maintain_append_only_table(regclass, timestamptz) is
-    'Make the partitions of pgmb.events or pgmb.dispatched ahead, and delete what is old and no longer needed; a line for each '
-    'thing done, postponed or kept.';
+    'Make the partitions of pgmb.events or pgmb.dispatched ahead, and delete rows that are old and no longer needed. Returns a '
+    'line for each thing done, postponed or kept.';
 
--- Look after the log as of a time, in one transaction; a line for each thing that was done, postponed, kept or left.
+-- Maintain the log as of a time, in one transaction. Returns a line for each thing done, postponed, kept or left.
 create function pgmb.maintain_log(current_ts timestamptz) returns setof text
 language plpgsql as $$
 begin
@@ -145,7 +146,7 @@ begin
     return query select * from pgmb.forget_dropped();
     return query select * from pgmb.trim_published();
     perform pgmb.place_scheduled(current_ts);
-    -- What locks a whole table comes last for both, as locks are kept to the end.
+    -- The steps that lock a whole table come last for both, because locks are kept to the end.
     return query select * from pgmb.trim_partitions('pgmb.dispatched', current_ts);
     return query select * from pgmb.trim_partitions('pgmb.events', current_ts);
     return query select * from pgmb.make_partitions('pgmb.dispatched', current_ts);
@@ -160,10 +161,10 @@ language sql volatile security definer as $$
     select * from pgmb.maintain_log(now())
 $$;
 comment on function pgmb.maintain_events_table() is
-    'Look after the log, in one transaction: select pgmb.maintain_events_table(). Subscriptions expire, partitions are made '
-    'ahead, what is old and no longer needed is deleted. A line for each thing that was done, postponed, kept (and for which '
-    'group), or left to the next time, as no more is locked at once than takes a moment. What is locked stays so to the end of '
-    'the transaction: so it tries once what its steps, each in a transaction of its own, try for some seconds.';
+    'Maintain the log, in one transaction: select pgmb.maintain_events_table(). Subscriptions expire, partitions are made ahead, '
+    'and rows that are old and no longer needed are deleted. Returns a line for each thing done, postponed, kept (and for which '
+    'group) or left to the next time. A call locks only as much as takes a moment. Locks last to the end of the transaction. So '
+    'it tries once where its steps, each in a transaction of its own, try for some seconds.';
 
 create procedure pgmb.maintain_events_table(current_ts timestamptz)
 language plpgsql security definer as $$
@@ -176,10 +177,10 @@ begin
 end
 $$;
 comment on procedure pgmb.maintain_events_table(timestamptz) is
-    'Look after the log as of a time, as the function without arguments does as of now: call pgmb.maintain_events_table(now()). '
-    'A notice for each thing that was done, postponed, kept or left to the next time.';
+    'Maintain the log as of a time, as the function without arguments does as of now: call pgmb.maintain_events_table(now()). '
+    'Raises a notice for each thing done, postponed, kept or left to the next time.';
 
--- The first partitions, before anybody publishes.
+-- The first partitions, before any event is published.
 do $$
 begin
     perform pgmb.make_partitions('pgmb.dispatched');

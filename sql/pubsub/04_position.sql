@@ -1,35 +1,38 @@
--- A consumer and how far it has come: its lock, its position, and whether that means anything here. The lock and the position are
--- where the results are; what is claimed is where the commits are.
+-- A consumer and its progress: its lock, its position, and whether the position is valid here. The lock and the position are in
+-- the database of the results; claims are in the database of the commits.
 
--- What is its own has a reason. check_point() and check_move(): points of commits are snapshots. check_position(), mark() and
--- check_readable(): transaction ids mean nothing in a restored copy until they are rebased. earlier(): neither of two snapshots
--- need cover the other. status(): the lags of all consumers are counted by one query.
+-- Functions that pubsub writes itself.
+-- - check_point() and check_move(): points of commits are snapshots.
+-- - check_position(), mark() and check_readable(): transaction ids are not valid in a restored copy until they are rebased.
+-- - earlier(): of two snapshots, neither need cover the other.
+-- - status(): the lags of all consumers are counted by one query.
 select pgchange.offer(
     'commit', 'pubsub', 'consumer_id text, branch_id bigint', 'commits:%s/%s', traits => '{position,recorded letters}',
     own => '{check_move,check_point,check_position,check_readable,earlier,mark,status}', origin => 'revision',
     options => 'in_order boolean default false, accept_trimmed boolean default false, choice jsonb default null');
 
--- Refuse a database whose transaction ids are not those of its cluster; else the place where they are.
+-- The place of the transaction ids in this database. Raises an error if they are not those of its cluster.
 create function pubsub.check_origin() returns text
 language plpgsql stable security definer as $$
 begin
     if not revision.is_native() then
         raise exception using errcode = 'PC004',
-            message = 'this database was restored from a dump or upgraded: its transaction ids mean something else here',
-            hint = 'select pubsub.rebase_after_restore(), or after pg_upgrade pubsub.rebase_after_restore(txids_kept => true)';
+            message = 'this database was restored from a dump or upgraded: its transaction ids are not valid here',
+            hint = 'run select pubsub.rebase_after_restore(), or after pg_upgrade pubsub.rebase_after_restore(txids_kept => true)';
     end if;
     return revision.here();
 end
 $$;
 
--- What to do where the progress of a consumer came without its commits.
+-- The hint if the progress of a consumer was restored without its commits.
 create function pubsub.restored_in_part(consumer text) returns text
 language sql immutable as $$
     select 'restore the whole dump, then select pubsub.rebase_after_restore(); or choose a point: airflow-pgchange move '
         || pgchange.shell_quoted(consumer)
 $$;
 
--- Refuse a claim of another place, or of transactions that this cluster has not reached; else its version.
+-- The version of a claim. Raises an error if the claim belongs to another place, or to transactions that this cluster has not
+-- reached.
 create function pubsub.check_mark(mark pgchange.claim, here text) returns bigint
 language plpgsql stable as $$
 begin
@@ -38,14 +41,15 @@ begin
           and pg_snapshot_xmax((mark.upto ->> 'snapshot')::pg_snapshot) > pg_snapshot_xmax(pg_current_snapshot())
     then
         raise exception using errcode = 'PC004',
-            message = format('what this database knows of %s was restored from another one, without its place', mark.consumer),
+            message = format(
+                'the record of %s in this database was restored from another database, without its place', mark.consumer),
             hint = pubsub.restored_in_part(mark.consumer);
     end if;
     return mark.version;
 end
 $$;
 
--- Refuse a position that means nothing in the place here, or that is ahead of the claim that this source knows; else the place.
+-- The place, if a position is valid here and not ahead of the claim that this source knows; else raises an error.
 create function pubsub.check_known("position" jsonb, consumer text, here text, mark pgchange.claim) returns text
 language plpgsql stable as $$
 begin
@@ -58,15 +62,15 @@ begin
     then
         raise exception using errcode = 'PC004',
             message = pg_catalog.format(
-                'the watermark of %s is beyond the transactions of this cluster: it was restored from another one', consumer),
+                'the watermark of %s is beyond the transactions of this cluster: it was restored from another cluster', consumer),
             hint = pubsub.restored_in_part(consumer);
     end if;
     return here;
 end
 $$;
 
--- Refuse a position whose transaction ids mean something else at this source, or that is ahead of what the source knows. Everything
--- that would otherwise take new commits for processed ones asks it; returns the place.
+-- The place of a position. Raises an error if its transaction ids are not valid at this source, or if the position is ahead of
+-- the source's record. Every function calls it that could otherwise take new commits for processed commits.
 create function pubsub.check_position(consumer_id text, branch_id bigint, "position" jsonb) returns text
 language plpgsql stable security definer as $$
 declare
@@ -77,7 +81,7 @@ begin
 end
 $$;
 
--- check_position() of many: [{branch_id, position}, ...].
+-- check_position() for many positions: [{branch_id, position}, ...].
 create function pubsub.check_positions(asked jsonb) returns void
 language plpgsql stable security definer as $$
 declare
@@ -90,7 +94,7 @@ begin
 end
 $$;
 
--- Make a consumer's watermark, at zero, if it is not there yet and nobody else is at work on it.
+-- Create the watermark of a consumer at the beginning, if it does not exist and no other session is at work on it.
 create function pubsub.register(consumer_id text, branch_id bigint, in_order boolean default false) returns boolean
 language sql security definer as $$
     insert into pubsub.watermark (consumer_id, branch_id, in_order)
@@ -100,8 +104,9 @@ language sql security definer as $$
     returning true
 $$;
 
--- A watermark of this database as a position: by the latest version of the schema, the place, and the consumer's name.
--- Without settings of its own, so that it costs who calls it nothing.
+-- A watermark of this database as a position. schema: the latest version of the schema; here: the place; consumer: the consumer's
+-- name.
+-- Without settings of its own, so that it adds no cost to its callers.
 create function pubsub.position_of(w pubsub.watermark, schema integer, here text, consumer text) returns jsonb
 language sql stable as $$
     select pg_catalog.jsonb_build_object(
@@ -116,7 +121,8 @@ language sql stable as $$
         'letter', pgchange.next_letter('commit', consumer))
 $$;
 
--- A watermark as a position, with the dead letter that was sent again first and is not done; null for a consumer that has not begun.
+-- A watermark as a position, or null if the consumer has not begun. It has the first dead letter that was sent again and is not
+-- processed yet.
 create function pubsub.position(consumer_id text, branch_id bigint) returns jsonb
 language plpgsql stable security definer as $$
 begin
@@ -128,14 +134,14 @@ begin
 end
 $$;
 
--- Where a position is, or the bounds of a batch end: {snapshot, partial: [txid, id] or null}.
+-- The place of a position, or of the end of a batch's bounds: {snapshot, partial: [txid, id] or null}.
 create function pubsub.at("position" jsonb) returns jsonb
 language sql stable as $$
     select pg_catalog.jsonb_build_object(
         'snapshot', coalesce("position" ->> 'snapshot', '1:1:'), 'partial', nullif("position" -> 'partial', 'null'))
 $$;
 
--- Whether a consumer at one place has processed all that lies before another.
+-- Whether a consumer at the place at has processed everything before upto.
 create function pubsub.covers(at jsonb, upto jsonb) returns boolean
 language sql immutable as $$
     select pgchange.snapshot_union(s.seen, s.wanted)::text = pgchange.snapshot_union(s.seen, s.seen)::text
@@ -147,7 +153,7 @@ language sql immutable as $$
     from (select (at ->> 'snapshot')::pg_snapshot, (upto ->> 'snapshot')::pg_snapshot) as s(seen, wanted)
 $$;
 
--- The place before which lies what lies before both of two.
+-- A place before both of two places.
 create function pubsub.earlier(one jsonb, other jsonb) returns jsonb
 language sql immutable as $$
     select jsonb_build_object(
@@ -155,9 +161,9 @@ language sql immutable as $$
         'partial', null)
 $$;
 
--- Put a watermark at a place, if it is at version was and at place before, each unless null. The place behind a batch also has the id
--- of its last commit, and whether it was read in order.
--- Without a search_path of its own: an ack waits for this.
+-- Put a watermark at a place, if it is at version was and at place before; null means any. The place behind a batch also has the
+-- id of its last commit, and whether it was read in order.
+-- Without a search_path of its own, because acks call it.
 create function pubsub.put(
     consumer_id text, branch_id bigint, at jsonb, version bigint, source text, was bigint, before jsonb
 ) returns boolean
@@ -179,7 +185,7 @@ begin
 end
 $$;
 
--- Delete a watermark; whether it was here.
+-- Delete a watermark. Returns whether it was here.
 create function pubsub.forget(consumer_id text, branch_id bigint) returns boolean
 language plpgsql as $$
 begin

@@ -1,15 +1,15 @@
--- What waits for a position, and whether it has come to a point. Nothing here writes; all of it works on a standby.
+-- The lag of a position, and whether it has passed a point. Nothing here writes, so all of it works on a standby.
 
 create type pubsub.unread_range as (
     n bigint, branch_id bigint, after pg_snapshot, partial_txid xid8, partial_id bigint, upto pg_snapshot, max_changes integer,
     is_behind boolean
 );
 comment on type pubsub.unread_range is
-    'The commits of a branch that a position has not processed and upto sees, to be counted up to max_changes; n is the place of the '
-    'position in the question. is_behind: see pubsub.over_gap().';
+    'The commits of a branch that a position has not processed and upto sees, to be counted up to max_changes. n: the number of '
+    'the position in the question; is_behind: see pubsub.over_gap().';
 
--- How many commits are unread in a range that is behind, exact up to max_changes; else an estimate. It reads a part of the range, and a
--- larger part if that has too few commits. So the plans have no more partitions than are needed.
+-- How many commits are unread in a range that is behind, exact up to max_changes; else an estimate. It reads a part of the range,
+-- and a larger part if that has too few commits. So the plans have no more partitions than are needed.
 create function pubsub.count_behind(r pubsub.unread_range) returns table (counted bigint, exact boolean, age double precision)
 language plpgsql volatile
 set plan_cache_mode = force_custom_plan
@@ -27,7 +27,7 @@ declare
     seen record;
 begin
     foreach part in array array[64, 8, 1] loop
-        -- To plan all partitions each time takes longer than to keep such a plan.
+        -- Planning all partitions each time takes longer than keeping such a plan.
         perform set_config('plan_cache_mode', 'force_generic_plan', true) where part = 1;
         select count(*) as commits, min(u.id) as first_id, max(u.id) as last_id, min(u.created_at) as oldest into seen
         from (
@@ -54,9 +54,10 @@ begin
 end
 $$;
 
--- How many commits are unread in each range, exact up to max_changes. Beyond that it is an estimate: the numbers of the queue count the
--- commits of all branches, so the rest of the way to the branch's latest commit is taken to be as thick with its commits as the way so
--- far. low_txid: count no commits before it. lowest, late: as for pubsub.unread(), for the ranges that are not behind.
+-- How many commits are unread in each range, exact up to max_changes. Beyond that it is an estimate. The numbers of the queue
+-- count the commits of all branches. So the estimate assumes the same share of this branch in the rest of the range up to its
+-- latest commit. low_txid: commits before it are not counted. lowest, late: as for pubsub.unread(), for the ranges that are not
+-- behind.
 create function pubsub.count_unread(ranges pubsub.unread_range[], low_txid xid8, lowest xid8, late xid8[])
 returns table (n bigint, counted bigint, exact boolean, age double precision)
 language plpgsql volatile
@@ -96,8 +97,9 @@ begin
 end
 $$;
 
--- How many faults may belong to each of these branches, up to a thousand: those of its tables, and those of tables whose branch an
--- expression gives. The cost grows with the number of tables that have faults, and not with the number of their faults.
+-- How many faults may belong to each of these branches, up to a thousand. These are the faults of its tables, and of tables whose
+-- branch comes from an expression. The cost grows with the number of tables that have faults, and not with the number of their
+-- faults.
 create function pubsub.faults(branch_ids bigint[]) returns table (branch_id bigint, faults bigint)
 language plpgsql stable security definer as $$
 begin
@@ -118,8 +120,8 @@ begin
 end
 $$;
 
--- What lag() says of a position: with the dead letter that it is to process again. Null waits where nothing can.
--- Volatile and without settings of its own, so that the plan of a look takes it in.
+-- The result of lag() for a position, with the dead letter that it is to process again. waiting is null if nothing can wait.
+-- Volatile and without settings of its own, so that the planner inlines it.
 create function pubsub.lag_of(
     "position" jsonb, ready bigint, ready_exact boolean, ready_age double precision,
     waiting bigint, waiting_exact boolean, waiting_age double precision, faults bigint
@@ -133,9 +135,9 @@ language sql volatile as $$
         'faults', faults)
 $$;
 
--- pubsub.lag() of many at once, for less than one by one: of [{branch_id, position, upto, in_order}, ...] an array in their order.
--- Raises an error if lag() would raise one for any of them. are_checked: the positions were checked, in an earlier snapshot, so that a
--- consumer that was dropped meanwhile still has a lag.
+-- pubsub.lag() of many positions at once, at a lower cost than one by one: for [{branch_id, position, upto, in_order}, ...] an
+-- array in their order. Raises an error if lag() would raise an error for any of them. are_checked: the positions were checked in
+-- an earlier snapshot, so a consumer that was dropped meanwhile still has a lag.
 create function pubsub.lags(asked jsonb, are_checked boolean default false) returns jsonb
 language plpgsql volatile
 set plan_cache_mode = force_generic_plan
@@ -154,7 +156,8 @@ begin
         from (select distinct a.branch_id from jsonb_to_recordset(asked) as a(branch_id bigint)) as b(id);
         perform pubsub.check_positions(asked);
         if exists (select from jsonb_to_recordset(asked) as a(upto integer) where coalesce(a.upto < 0, true)) then
-            raise invalid_parameter_value using message = 'upto must not be negative';
+            raise invalid_parameter_value using message =
+                'the lag cannot be computed: upto must not be negative or null; give the number up to which commits are counted';
         end if;
     end if;
     select array_agg(row(a.n, a.branch_id, o.after, c.partial_txid, c.partial_id, case when a.in_order then settled else visible end,
@@ -185,16 +188,16 @@ begin
 end
 $$;
 
--- How many commits are ready for a position, with those of the dead letter that it is to process again, and how many an in-order
--- consumer has to wait for because an older transaction is open. What an open transaction has written itself nobody can see.
+-- How many commits are ready for a position, with those of the dead letter that it is to process again. waiting: how many an
+-- in-order consumer has to wait for because an older transaction is open. Rows of open transactions are invisible.
 create function pubsub.lag(branch_id bigint, "position" jsonb, upto integer, in_order boolean) returns jsonb
 language sql volatile as $$
     select pubsub.lags(jsonb_build_array(jsonb_build_object(
         'branch_id', branch_id, 'position', "position", 'upto', upto, 'in_order', in_order))) -> 0
 $$;
 
--- A point in the queue to wait for or to move a consumer to: all that is committed now, or all before the first commit that was
--- written at or after a time.
+-- A point in the queue to wait for, or to which a consumer can be moved. It is behind everything that is committed now, or before
+-- the first commit that was written at or after a time.
 create function pubsub.point(branch_id bigint, at timestamptz default null) returns jsonb
 language plpgsql volatile as $$
 declare
@@ -203,8 +206,8 @@ declare
 begin
     perform pubsub.check_branch(branch_id);
     if at > clock_timestamp() then
-        raise invalid_parameter_value using message = format('the time %s lies in the future', at),
-            hint = 'give a time of before, or none for now';
+        raise invalid_parameter_value using message = format('the time %s is in the future', at),
+            hint = 'give a time in the past, or leave it out for now';
     end if;
     if at is not null then
         select q.txid into first_txid
@@ -219,7 +222,7 @@ begin
 end
 $$;
 
--- Whether a position has processed every commit up to a point; and the point, for the next time.
+-- Whether a position has processed every commit up to a point; and the point, for the next call.
 create function pubsub.passed(branch_id bigint, "position" jsonb, goal jsonb) returns jsonb
 language plpgsql volatile
 set plan_cache_mode = force_generic_plan
@@ -238,7 +241,7 @@ begin
     at := pubsub.cursor_of("position");
     if goal ->> 'source' <> revision.here() then
         raise exception using errcode = 'PC004', message = 'the point was taken in another database than this source',
-            hint = 'the source was restored, upgraded or exchanged since: take a new point';
+            hint = 'the source was restored, upgraded or replaced since: take a new point';
     end if;
     seen := (select o.after from pubsub.over_gap(branch_id, at.after) as o);
     late := '{0}' || array(select pg_snapshot_xip(seen));

@@ -1,6 +1,6 @@
 -- The batch of a consumer, claimed at the source of the commits.
 
--- Refuse a branch of which history was trimmed.
+-- Refuse a branch whose history was trimmed.
 create function pubsub.check_history(branch_id bigint) returns void
 language plpgsql stable security definer as $$
 declare
@@ -12,12 +12,13 @@ begin
         raise exception using errcode = 'PC005',
             message = format('%s commits of branch %s below transaction %s were trimmed: a new consumer will not get them',
                              gone.commits, branch_id, gone.upto),
-            hint = 'say that it does without them: accept_trimmed => true';
+            hint = 'accept that: accept_trimmed => true';
     end if;
 end
 $$;
 
--- Refuse a position behind which history was trimmed: of a new consumer, of results from an earlier time, of a move to one.
+-- Refuse a position before trimmed history: that of a new consumer, of results from an earlier time, or of a move to an earlier
+-- time.
 create function pubsub.check_history(consumer_id text, branch_id bigint, "position" jsonb) returns void
 language plpgsql stable security definer as $$
 declare
@@ -30,7 +31,8 @@ begin
         perform pubsub.check_history(branch_id);
         return;
     end if;
-    -- Trimming waits for where a consumer is, not for where it was before. The beginning that one was moved to is what is left.
+    -- Trimming keeps everything from the present position of a consumer on, not from an earlier position. After a move to the
+    -- beginning, that is the oldest commit that is left.
     if not exists (
         select from pgchange.claim as c
         where c.kind = 'commit' and c.consumer = name
@@ -44,14 +46,16 @@ begin
         raise exception using errcode = 'PC005',
             message = format('%s commits of branch %s below transaction %s were trimmed, and %s is at an earlier time',
                              gone.commits, branch_id, gone.upto, name),
-            hint = format('airflow-pgchange move %s --to beginning goes on with what is left', pgchange.shell_quoted(name));
+            hint = format(
+                'continue with the oldest commits that are left: airflow-pgchange move %s --to beginning',
+                pgchange.shell_quoted(name));
     end if;
 end
 $$;
 
--- The next batch for a consumer, or the one that another server has chosen for it; refused behind history that was trimmed. A part of a
--- batch in work is always chosen here: the other server does not know the batch.
--- Without a search_path of its own: a claim waits for this.
+-- The next batch for a consumer, or the batch that another server has chosen for it. Refused behind trimmed history. A part of a
+-- batch in work is always chosen here, because the other server does not know the batch.
+-- Without a search_path of its own, because claims call it.
 create function pubsub.choose(
     consumer_id text, branch_id bigint, "position" jsonb, max_changes integer, in_order boolean, accept_trimmed boolean, choice jsonb
 ) returns jsonb

@@ -1,14 +1,15 @@
--- History that every consumer has processed may go. By default it stays: a new consumer gets every commit there ever was.
+-- Trimming history that every consumer has processed. By default history is kept: a new consumer gets all commits.
 
--- A consumer that has not processed everything in a partition, or null. A consumer whose watermark is elsewhere counts by its last
--- claim, and by where it was moved to since; so does a dead letter that is on its way to a consumer whose watermark is here.
+-- A consumer that has not processed everything in a partition, or null. A consumer whose watermark is in another database counts
+-- by its last claim, and by the point to which it was moved since. A dead letter that is on its way to a consumer with its
+-- watermark here counts, too.
 create function pubsub.needed_by(partition regclass) returns text
 language plpgsql stable security definer as $$
 declare
     holder record;
     needed boolean;
 begin
-    -- A letter at rest holds nothing back; one that is on its way is to arrive.
+    -- A stored letter keeps nothing; a letter that is on its way needs its commits.
     for holder in
         select pubsub.name_of(w.consumer_id, w.branch_id) as name, w.branch_id, w.snapshot, w.partial_txid, w.partial_id,
                '18446744073709551615'::xid8 as upto
@@ -20,7 +21,7 @@ begin
             select from pubsub.watermark as w
             where w.consumer_id = c.address ->> 'consumer_id' and w.branch_id = (c.address -> 'branch_id')::bigint)
         union all
-        -- One that was moved is at either end, until it has claimed from there.
+        -- A consumer that was moved needs both ends, until it has claimed from the new position.
         select c.consumer, (c.address -> 'branch_id')::bigint, at.*, '18446744073709551615'
         from pgchange.claim as c cross join lateral pubsub.cursor_of(c.upto) as at
         where c.kind = 'commit' and c.batch is null
@@ -45,7 +46,7 @@ begin
 end
 $$;
 
--- Empty one partition that no consumer needs; says what it did, or why not.
+-- Empty a partition that no consumer needs. Returns a text with the result, or with the reason against it.
 create function pubsub.trim_partition(partition regclass, keep interval) returns text
 language plpgsql security definer
 set lock_timeout = '1s'
@@ -75,7 +76,7 @@ exception when lock_not_available or deadlock_detected then
 end
 $$;
 
--- Whether a partition has a commit that was written after a time. It ends at the first one.
+-- Whether a partition has a commit that was written after a time. The scan ends at the first such commit.
 create function pubsub.has_commits(partition regclass, after timestamptz) returns boolean
 language plpgsql stable security definer as $$
 declare
@@ -86,7 +87,7 @@ begin
 end
 $$;
 
--- When the commit of a partition was written that lies first in it, mostly the oldest; null where it is empty.
+-- The time of the first commit of a partition in physical order, which mostly is the oldest; null if it is empty.
 create function pubsub.first_commit_at(partition regclass) returns timestamptz
 language plpgsql stable security definer as $$
 declare
@@ -97,16 +98,16 @@ begin
 end
 $$;
 
--- Whether the default partition holds commits, and no transaction that is open or to come writes there.
+-- Whether the default partition has commits, and no open or future transaction writes there.
 create function pubsub.default_at_rest(settled bigint) returns boolean
 language sql stable as $$
     select exists (select from revision.partitions() as p where p.lower <= settled and p.upper > settled)
        and revision.last_of_default() < settled
 $$;
 
--- How much of the queue each of these consumers keeps from being trimmed: the partitions that are not written any more, from the first
--- commit on that the consumer has not processed. An estimate, by the sizes that PostgreSQL knew at the last vacuum. The progress of a
--- consumer whose watermark is elsewhere is known by its last claim.
+-- How much of the queue each of these consumers keeps from being trimmed. That is the size of the complete partitions, from the
+-- first commit that the consumer has not processed. An estimate by the sizes of the last vacuum. If the watermark of a consumer
+-- is in another database, its last claim counts.
 create function pubsub.kept(consumers text[]) returns table (consumer text, bytes bigint, store text)
 language sql stable security definer
 set enable_seqscan = off

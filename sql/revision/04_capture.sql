@@ -1,10 +1,10 @@
--- Capture: what a tracked table's trigger does with the rows that are inserted, each of which is a commit.
+-- Capture: the trigger of a tracked table puts each inserted row in the queue as a commit.
 --
--- The trigger function belongs to the owner of the table and runs with that owner's rights, so that a plain writer needs
--- none of ours and an expression can do no more than its owner. It evaluates inside an exception block and writes outside
--- it: a write inside would cost every statement a second transaction id.
+-- The trigger function belongs to the owner of the table and runs with that owner's rights. So a writer needs no rights on the
+-- queue, and an expression can do no more than the owner. It evaluates inside an exception block and writes outside it, because a
+-- write inside would cost every statement a second transaction id.
 
--- Whether a table is, or is a partition of, the table for which the capture was written whose number was root.
+-- Whether a table is the table with the oid root, for which the capture was written, or a partition of it.
 create function revision.is_captured(rel oid, root oid) returns boolean
 language sql stable security definer as $$
     with recursive line(relid) as (
@@ -13,22 +13,22 @@ language sql stable security definer as $$
         select i.inhparent from line join pg_inherits as i on i.inhrelid = line.relid
     )
     select exists (select from line where line.relid = root)
-        -- In a restored database no table has the number that it had.
+        -- In a restored database, tables have other oids.
         or not exists (select from revision.tracked as t where t.tbl = root)
            and exists (select from line join revision.tracked as t on t.tbl = line.relid)
 $$;
 
--- Note a row that could not be placed in the queue, with its key if that is known.
+-- Record a row that could not be put in the queue, with its key if it is known.
 create function revision.note_fault(rel oid, commit_id bigint, message text, key text default null) returns void
 language sql
--- Asked by captures, whatever a writer has set.
+-- Capture triggers call it, with any setting of the writer.
 set row_security = on
 as $$
     insert into revision.fault (tbl, commit_id, message, key)
     values (rel, note_fault.commit_id, note_fault.message, note_fault.key)
 $$;
 
--- Note that a partition was written after it had left its table: if it comes back, its rows are in no commit.
+-- Record that a partition was written after it was detached. If it is attached again, these rows are in no commit.
 create function revision.note_departed(rel oid) returns void
 language sql
 set row_security = on

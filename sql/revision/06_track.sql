@@ -1,6 +1,6 @@
--- Tracking a table: its capture is put in place under a lock that waits for the table's writers.
+-- Tracking a table. Its capture is placed under a lock that waits for the writers of the table.
 
--- Refuse an expression that gives the rows of a table no branch.
+-- Refuse an expression that does not return a branch for the rows of a table.
 create function revision.check_expression(tbl regclass, key name[], expression text) returns void
 language plpgsql as $$
 begin
@@ -9,12 +9,13 @@ begin
         (select c.relname from pg_class as c where c.oid = tbl));
 exception when others then
     perform pgchange.refuse(
-        format('the expression %L gives no branch: %s', expression, sqlerrm),
-        'write an SQL expression over the columns of one row that gives a bigint; name functions with their schema');
+        format('the expression %L does not return a branch: %s', expression, sqlerrm),
+        'write an SQL expression over the columns of a row that returns a bigint; name functions with their schema');
 end
 $$;
 
--- Refuse, with the reason, a table that cannot be tracked by a key; else return the key, which is the primary key unless it is given.
+-- Return the key by which a table can be tracked: the given key, or the primary key. Raises an error with the reason if it cannot
+-- be tracked.
 create function revision.check_trackable(tbl regclass, key name[]) returns name[]
 language plpgsql stable as $$
 declare
@@ -58,8 +59,9 @@ begin
     elsif expression is not null then
         if key_types <> '{bigint}' then
             perform pgchange.refuse(
-                format('an expression cannot give the branch of the rows of %s: their keys are %s, and all commits of a branch have keys '
-                       'of the same types', tbl, array_to_string(key_types, ', ')),
+                format(
+                    'the branch of the rows of %s cannot come from an expression: their keys are %s, but a branch has keys of one '
+                    'type', tbl, array_to_string(key_types, ', ')),
                 'leave branch_id out for a branch of the table''s own, or give the number of a branch');
         end if;
         perform revision.check_expression(tbl, key, expression);
@@ -69,7 +71,7 @@ begin
         or branch is not null and branch <> known.branch_id
     ) then
         perform pgchange.refuse(
-            format('%s is already tracked with another branch', tbl), 'revision.untrack(tbl) first');
+            format('%s is already tracked with another branch', tbl), 'first run revision.untrack(tbl)');
     end if;
     if expression is null then
         branch := coalesce(branch, known.branch_id, revision.own_branch(tbl, key_types));
@@ -80,11 +82,12 @@ begin
     function := revision.function_for(tbl);
     perform revision.place_function(tbl, key, branch, expression, function);
     perform revision.place_triggers(tbl, function);
-    -- Keys that are no numbers need not grow: they have no ceiling, and the queue tells of each young row whether it was captured.
+    -- Keys that are not integers need not grow, so they have no ceiling. The queue shows for each young row whether it was
+    -- captured.
     if key_types = '{bigint}' then
         execute format('select coalesce(max(%I)::bigint, -9223372036854775808) from %s', key[1], tbl) into ceiling;
     end if;
-    -- A transaction with a snapshot from before the lock does not see all that was written before it.
+    -- A transaction whose snapshot is older than the lock does not see everything that was written before the lock.
     if current_setting('transaction_isolation') in ('repeatable read', 'serializable') then
         ceiling := case when key_types = '{bigint}' then 9223372036854775807 end;
     elsif key_types <> '{bigint}' and known is null and not row_security_active(tbl) then
@@ -98,22 +101,22 @@ begin
 end
 $$;
 comment on function revision.track(regclass, name[], text) is
-    'Make each row inserted into tbl a commit, named by its key. The key is the primary key, unless it is given: the columns of a unique '
-    'index that are not null, such as {tenant,no}. The branch is one of the table''s own, which is returned; or the one whose number '
-    'branch_id is; or, if keys are numbers, the one that branch_id, an SQL expression over the row, gives (then null is returned, and '
-    'a row for which it is null goes nowhere). The expression runs with the rights of the table''s owner. '
-    'Calling it again mends the capture: new partitions, a renamed key.';
+    'Make each row that is inserted into tbl a commit, named by its key. The key is the primary key, or the given columns of a '
+    'unique index that are not null, such as {tenant,no}. By default the table gets a branch of its own, which is returned. '
+    'branch_id can be the number of a branch. If keys are integers, it can also be an SQL expression over the row that returns '
+    'the branch. Then null is returned, and a row for which the expression is null becomes no commit. The expression runs with '
+    'the rights of the table''s owner. Calling it again repairs the capture, for example after new partitions or a renamed key.';
 
--- The expression is checked as it will be evaluated.
+-- Check the expression with the settings with which it will be evaluated.
 select pgchange.pin_settings('revision.track(regclass, name[], text)', 'revision.check_expression(regclass, name[], text)');
 
--- Take a capture off every table that it is on. The function of a former owner stays, and does nothing.
+-- Drop a capture from every table that has it. The function of a former owner stays, and does nothing.
 create function revision.drop_capture(function text) returns void
 language plpgsql as $$
 declare
     placed record;
 begin
-    -- Also on what was a partition once.
+    -- Also from former partitions.
     for placed in
         select t.tgname as name, t.tgrelid::regclass as relid
         from pgchange.triggers_of(to_regprocedure(function || '()')) as t
@@ -135,7 +138,7 @@ declare
     part regclass;
 begin
     if known is null then
-        perform pgchange.refuse(format('%s is not tracked', tbl), 'select tbl from revision.tracked');
+        perform pgchange.refuse(format('%s is not tracked', tbl), 'list the tracked tables: select tbl from revision.tracked');
     end if;
     perform pgchange.lock_family(tbl, 'share row exclusive');
     for part in select d.relid from pgchange.descendants(tbl) as d(relid) loop
@@ -147,4 +150,4 @@ begin
 end
 $$;
 comment on function revision.untrack(regclass) is
-    'Stop capturing a table. Its branch and what is in the queue stay; tracked again it has the same branch.';
+    'Stop capturing a table. Its branch and its rows in the queue stay; if it is tracked again, it has the same branch.';

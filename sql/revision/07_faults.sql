@@ -1,7 +1,8 @@
--- Rows that capture could not place: which tables have some, and how they are tried again.
+-- Rows that the capture could not put in the queue: the tables that have such rows, and trying them again.
 
--- The tables that have faults, with the branch of their commits: null if an expression gives it, or if the table is not tracked any
--- more. The first part goes from table to table by the index, so the number of faults does not count.
+-- The tables that have faults, with the branch of their commits. The branch is null if an expression returns it, or if the table
+-- is not tracked any more. The first part goes from table to table by the index, so the cost does not depend on the number of
+-- faults.
 create function revision.faulty_tables() returns table (tbl regclass, branch_id bigint)
 language sql stable as $$
     with recursive faulty(tbl) as (
@@ -20,7 +21,7 @@ language sql stable as $$
     group by line.tbl
 $$;
 
--- How many rows of a table and its partitions could not be placed, up to 1000: those with a key, or those without.
+-- How many rows of a table and its partitions could not be put in the queue, up to 1000, either with a key or without.
 create function revision.count_faults(parts regclass[], without_key boolean) returns bigint
 language plpgsql stable
 set plan_cache_mode = force_generic_plan
@@ -41,7 +42,7 @@ begin
 end
 $$;
 
--- Refuse to run what the owner of a table wrote for anybody else: it could do whatever its caller may.
+-- Refuse to run code of the owner of a table as another role, because it would run with the rights of the caller.
 create function revision.check_reads_no_code(known revision.tracked) returns void
 language plpgsql as $$
 declare
@@ -51,27 +52,30 @@ begin
         return;
     end if;
     execute format('lock table %s in access share mode', known.tbl);
-    -- A key of another type than then may have casts, a view of PostgreSQL 15 may be in the place of the table, a policy may call
-    -- anything.
+    -- A key whose type has changed may have casts. In PostgreSQL 15, a view may have replaced the table. A policy may call any
+    -- function.
     if known.expression is not null or row_security_active(known.tbl) or not exists (
         select from pg_class as c
         where c.oid = known.tbl and c.relkind in ('r', 'p') and pgchange.key_types(c.oid, revision.key_columns(c.oid)) = known.key_types
     ) then
         raise insufficient_privilege using
-            message = format('what reads %s runs with the rights of its owner, %I, and no others', known.tbl, owner_name),
-            hint = format('connect as %I, whose code it may be: an expression, a policy, casts of the key', owner_name);
+            message = format('%s is read with the rights of its owner, %I, and no others', known.tbl, owner_name),
+            hint = format(
+                'connect as %I, because reading it may run that owner''s code: an expression, a policy, casts of the key',
+                owner_name);
     end if;
     perform pgchange.check_code(known.tbl);
 end
 $$;
 
--- The name of the column of the queue, and of the faults, that holds keys of these types.
+-- The column of the queue, and of the faults, for keys of these types.
 create function revision.queue_column(key_types regtype[]) returns text
 language sql immutable as $$
     select case when key_types = '{bigint}' then 'commit_id' else 'key' end
 $$;
 
--- Put one row of a tracked table in the queue; false, and a fault, where its branch cannot be told. A row that is gone goes nowhere.
+-- Put a row of a tracked table in the queue. If its branch cannot be determined, record a fault and return false. A row that does
+-- not exist any more becomes no commit.
 create function revision.enqueue_row(tbl regclass, key text) returns boolean
 language plpgsql as $$
 declare
@@ -108,7 +112,7 @@ declare
     replayed bigint := 0;
 begin
     if revision.key_columns(tbl) is null then
-        perform pgchange.refuse(format('%s is not tracked, or its key column is gone', tbl), 'call revision.track first');
+        perform pgchange.refuse(format('%s is not tracked, or its key column was dropped', tbl), 'call revision.track first');
     end if;
     perform revision.check_owner(tbl, 'have its faults tried again');
     for fault in
@@ -126,7 +130,8 @@ begin
 end
 $$;
 comment on function revision.replay_faults(regclass) is
-    'Try the faults of a table again, when what caused them is mended; returns how many went through. The rest stay faults. '
-    'Only the owner of the table may where what reads it could be code of his: an expression, a policy, a key of another type.';
+    'Try the faults of a table again, once their cause is fixed. Returns how many rows were put in the queue; the others stay '
+    'faults. If reading the table could run code of its owner (an expression, a policy, a key of another type), only that owner '
+    'may call this.';
 
 select pgchange.pin_settings('revision.enqueue_row(regclass, text)');

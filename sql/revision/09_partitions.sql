@@ -1,10 +1,11 @@
--- Partitions of the queue, made ahead, as many as the rate of the cluster's transactions asks for.
+-- The partitions of the queue. They are created ahead, as many as the rate of the cluster's transactions requires.
 --
--- The default partition stays, so that no write fails. PostgreSQL reads all of it when a partition is attached, and writers of the default
--- partition wait meanwhile. So only a default partition of up to 16 MB is read like that. A larger one is emptied first. Its rows move to
--- partitions of their own, which end below the oldest open transaction, so that nobody writes there. Two transactions move a range of
--- ids: the first adds a constraint that keeps new rows of this range out, and the second moves the rows, checks the constraint while
--- writers go on, and attaches the partition under locks that are held for a moment.
+-- The default partition stays, so that no write fails. When a partition is attached, PostgreSQL reads the whole default
+-- partition, and its writers wait meanwhile. So only a default partition of up to 16 MB is read in this way. A larger default
+-- partition is emptied first. Its rows move to partitions of their own, which end below the oldest open transaction, so that no
+-- session writes there. Two transactions move a range of ids. The first adds a constraint that keeps new rows of this range out.
+-- The second moves the rows, checks the constraint while writers go on, and attaches the partition under locks that are held for
+-- a moment.
 
 create table revision.pace (
     at timestamptz primary key default clock_timestamp(),
@@ -13,10 +14,11 @@ create table revision.pace (
     per_second double precision
 );
 comment on table revision.pace is
-    'The next transaction id of the cluster at the runs of maintenance of the last day; the seconds since the run before, at most an hour, '
-    'and how many ids a second all databases of the cluster drew in them. Null for the first run.';
+    'The next transaction id of the cluster at each run of maintenance of the last day. seconds: the time since the run before, '
+    'at most an hour. per_second: how many ids a second all databases of the cluster assigned in that time. Both are null for the '
+    'first run.';
 
--- The partitions of the queue with their range of transaction ids, the default one excepted.
+-- The partitions of the queue with their range of transaction ids, without the default partition.
 create function revision.partitions() returns table (relid regclass, lower bigint, upper bigint)
 language sql stable
 set search_path = pg_catalog, pg_temp
@@ -30,13 +32,14 @@ as $$
     order by 2
 $$;
 
--- The advisory lock of who makes, trims and drops partitions: one at a time, and who comes meanwhile steps aside.
+-- The key of the advisory lock for creating, trimming and dropping partitions. If another session holds it, a run does nothing.
 create function revision.upkeep_key() returns bigint
 language sql immutable as $$
     select pg_catalog.hashtextextended('pgchange upkeep revision', 0)
 $$;
 
--- Note where the cluster is, unless that was noted in the last 30 seconds: a shorter time says little of the rate.
+-- Record the next transaction id of the cluster, unless it was recorded in the last 30 seconds: a shorter time would give no
+-- useful rate.
 create function revision.note_pace() returns void
 language plpgsql as $$
 declare
@@ -44,26 +47,26 @@ declare
     last revision.pace;
     seconds double precision;
 begin
-    -- After a restore into another cluster, the ids of the old cluster say nothing.
+    -- After a restore into another cluster, the ids of the old cluster have no meaning.
     delete from revision.pace as p where p.txid > now_at or p.at < clock_timestamp() - interval '1 day';
     select p.* into last from revision.pace as p order by p.at desc limit 1;
     seconds := extract(epoch from clock_timestamp() - last.at);
     if last.at is null or seconds > 30 then
-        -- A longer time than an hour between two runs was an outage of maintenance.
+        -- If more than an hour passed between two runs, maintenance was not running.
         insert into revision.pace (txid, seconds, per_second) values (now_at, case when seconds > 3600 then 3600 else seconds end, (now_at - last.txid) / seconds);
     end if;
 end
 $$;
 
--- Return for how many transaction ids partitions are needed: at the highest rate of the last day, for ten times the longest time between
--- two runs.
+-- The number of transaction ids for which partitions are needed. They last for ten times the longest time between two runs, at
+-- the highest rate of the last day.
 create function revision.needed_ahead() returns bigint
 language sql stable as $$
     select coalesce(ceil(10 * max(p.seconds) * max(p.per_second)), 0)::bigint from revision.pace as p
 $$;
 
--- Return the transaction id behind the last partition; null if there is none. PostgreSQL writes out the bounds of a partition slowly, so
--- of those that revision.add_partitions() has named after their first id, only the bounds of the last are read.
+-- The transaction id behind the last partition; null if there is no partition. PostgreSQL writes out the bounds of a partition
+-- slowly. revision.add_partitions() names partitions after their first id, so of these only the bounds of the last are read.
 create function revision.last_upper() returns bigint
 language sql stable as $$
     with named as materialized (
@@ -78,7 +81,7 @@ language sql stable as $$
         select n.oid from named as n where n.lower is null or n.lower = (select max(x.lower) from named as x)))
 $$;
 
--- Return a text that says when partitions run out, if that is soon; null if enough are there.
+-- A text about when the partitions run out, if that is soon; null if there are enough.
 create function revision.running_out() returns text
 language plpgsql stable security definer as $$
 declare
@@ -87,14 +90,14 @@ declare
     per_second double precision;
 begin
     if left_ids is null or left_ids <= 0 then
-        return 'what is written now goes to the default partition, which is trimmed only as a whole';
+        return 'new rows go to the default partition, which is trimmed only as a whole';
     end if;
     select p.* into last from revision.pace as p order by p.at desc limit 1;
-    -- In the first seconds after a run its own transactions would count for much.
+    -- In the first seconds after a run, the run's own transactions would distort the rate.
     per_second := case when last.at > clock_timestamp() - interval '30 seconds' then last.per_second
                        else (pg_snapshot_xmax(pg_current_snapshot())::text::bigint - last.txid)
                             / extract(epoch from clock_timestamp() - last.at) end;
-    -- Maintenance is to run three times before that.
+    -- Maintenance must have time for three more runs.
     if left_ids < per_second * coalesce(3 * last.seconds, 600) then
         return format(
             'the partitions that are ready last for %s at %s transactions a second',
@@ -104,8 +107,8 @@ begin
 end
 $$;
 
--- Add the partitions of the transaction ids from each bound to below the next, none of which the default partition may hold. Writers
--- are held up, while that is read, only where the ids are those of today.
+-- Add the partitions of the transaction ids from each bound to below the next. The default partition must have no rows of them.
+-- Writers wait while this is read only if the ids are in use now.
 create function revision.add_partitions(bounds bigint[]) returns setof text
 language plpgsql security definer
 set lock_timeout = '200ms'
@@ -117,15 +120,16 @@ begin
     for i in 2..n loop
         if bounds[i - 1] < 0 or bounds[i] <= bounds[i - 1] then
             raise invalid_parameter_value using
-                message = format('no range of transaction ids: %s to %s', bounds[i - 1], bounds[i]);
+                message = format(
+                    'partitions cannot be added: %s to %s is not a range of transaction ids', bounds[i - 1], bounds[i]);
         end if;
         execute format(
             'create table revision.%I (like revision.commit_queue including defaults including indexes)',
             'commit_queue_' || bounds[i - 1]);
         perform pgchange.keep_to_owner(format('revision.%I', 'commit_queue_' || bounds[i - 1])::regclass);
     end loop;
-    -- The parent first, as every reader and writer does. Of today's ids writers may be on their way to the default partition,
-    -- where their row will not belong any more.
+    -- The parent first, as every reader and writer does. If the ids are in use now, writers may be on their way to the default
+    -- partition, where their rows will not belong any more.
     perform pgchange.lock_briefly(
         format('lock table only revision.commit_queue in %s mode', case
             when bounds[1] < pg_snapshot_xmax(pg_current_snapshot())::text::bigint + (bounds[2] - bounds[1]) / 2
@@ -133,14 +137,15 @@ begin
         '200 ms');
     perform pgchange.lock_briefly('lock table revision.commit_queue_default in access exclusive mode', '200 ms');
     begin
-        -- This reads the default partition, once for all of them.
+        -- This reads the default partition, once for all new partitions.
         execute format(
             'alter table revision.commit_queue_default add constraint pgchange_free check (txid < %L or txid >= %L)',
             bounds[1], bounds[n]);
     exception when check_violation then
         raise object_in_use using
-            message = format('the default partition holds commits of transactions %s to %s', bounds[1], bounds[n] - 1),
-            hint = 'they stay there, where readers look for them: select revision.maintain_partitions() begins behind them';
+            message = format(
+                'partitions cannot be added: the default partition has commits of transactions %s to %s', bounds[1], bounds[n] - 1),
+            hint = 'they stay there, where readers find them: select revision.maintain_partitions() begins behind them';
     end;
     for i in 2..n loop
         execute format(
@@ -152,13 +157,13 @@ begin
 end
 $$;
 
--- Add one partition, as revision.add_partitions does.
+-- Add a partition, like revision.add_partitions.
 create function revision.add_partition(lower bigint, upper bigint) returns text
 language sql security definer as $$
     select * from revision.add_partitions(array[lower, upper])
 $$;
 
--- The earliest transaction id of which the default partition has rows; null where it is empty.
+-- The earliest transaction id of which the default partition has rows; null if it is empty.
 create function revision.first_of_default() returns bigint
 language plpgsql stable
 set enable_seqscan = off
@@ -184,7 +189,7 @@ begin
 end
 $$;
 
--- The latest transaction id of which the default partition has rows; null where it is empty.
+-- The latest transaction id in the default partition; null if it is empty.
 create function revision.last_of_default() returns bigint
 language plpgsql stable
 set enable_seqscan = off
@@ -192,7 +197,7 @@ set enable_bitmapscan = off
 set jit = off
 as $$
 begin
-    -- From one branch to the next by the index: one look for each, whatever the default partition holds.
+    -- From branch to branch by the index: a single lookup for each, however many rows the default partition has.
     return (
         with recursive b(id) as (
             (select q.branch_id from revision.commit_queue_default as q order by q.branch_id limit 1)
@@ -211,8 +216,8 @@ begin
 end
 $$;
 
--- Return the range of transaction ids that new rows of the default partition are kept out of, because its rows are to move; null if
--- there is none.
+-- The range of transaction ids of which the default partition gets no new rows, because its rows are to move; null if there is
+-- none.
 create function revision.moving(out lower bigint, out upper bigint)
 language sql stable as $$
     select b.bound[1]::bigint, b.bound[2]::bigint
@@ -221,33 +226,33 @@ language sql stable as $$
     where c.conrelid = 'revision.commit_queue_default'::regclass and b.bound is not null
 $$;
 
--- Return whether writers would wait long while PostgreSQL reads the default partition.
+-- Whether writers would wait long while PostgreSQL reads the default partition.
 create function revision.default_is_large() returns boolean
 language sql stable as $$
     select pg_relation_size('revision.commit_queue_default') > 16 * 1024 * 1024
 $$;
 
--- The first transaction id, from one on, that the default partition has no rows of and gets none until this transaction ends.
+-- The first transaction id from lower on of which the default partition has no rows, and gets none until this transaction ends.
 create function revision.end_of_default(lower bigint) returns bigint
 language plpgsql
 set lock_timeout = '200ms'
 as $$
 declare
-    -- What comes before the lock is of a transaction that has begun.
+    -- Rows that arrive before the lock belong to transactions that have begun.
     last bigint := revision.last_of_default();
 begin
     perform set_config('lock_timeout', pgchange.patience('200 ms'), true);
     if last is null or last < lower then
         return lower;
     end if;
-    -- No more of them until the partition is there.
+    -- Lock out further rows until the partition exists.
     perform pgchange.lock_briefly('lock table only revision.commit_queue in share row exclusive mode', '200 ms');
     return greatest(pg_snapshot_xmax(pg_current_snapshot())::text::bigint, last + 1);
 end
 $$;
 
--- Drop the partitions that trimming emptied, when there are more than spare of them: for a moment it locks the whole queue, so it is
--- done rarely, and not at all where somebody would have to wait long.
+-- Drop emptied partitions if there are more than spare of them. This locks the whole queue for a moment, so it is rare, and it
+-- gives up if sessions would have to wait long.
 create function revision.drop_empty_partitions(spare integer default 8) returns setof text
 language plpgsql security definer
 set lock_timeout = '200ms'
@@ -273,7 +278,7 @@ begin
     if cardinality(empty) <= spare then
         return;
     end if;
-    -- The parent first, as every reader and writer does; and the default one, which a drop locks too.
+    -- The parent first, as every reader and writer does. The default partition is locked by a drop, too.
     perform pgchange.lock_briefly(format('lock table only %s in access exclusive mode', relid::regclass), '200 ms')
     from unnest(array['revision.commit_queue', 'revision.commit_queue_default']) as relid;
     for part in select unnest(empty) as relid loop
@@ -290,8 +295,8 @@ exception when lock_not_available or deadlock_detected then
 end
 $$;
 
--- For each branch the transaction of its latest commit from its entry of lows on and below a transaction; null if there is none. lowest:
--- the lowest of lows, a constant of the plan, which so has the partitions from there on.
+-- The transaction of the latest commit of each branch, from its entry of lows to below a transaction; null if there is none.
+-- lowest: the lowest of lows. As a constant of the plan, it leaves only the partitions from there on.
 create function revision.latest_commits(ids bigint[], lows xid8[], lowest xid8, below xid8) returns xid8[]
 language plpgsql stable
 set plan_cache_mode = force_custom_plan
@@ -311,8 +316,8 @@ begin
 end
 $$;
 
--- Extend the last gap of each branch to the beginning of the current partition; or begin its next gap behind its last commit. It writes
--- once for each branch and partition. For the holder of revision.upkeep_key().
+-- Extend the last gap of each branch to the beginning of the current partition, or begin its next gap after its last commit.
+-- Writes once for each branch and partition. The caller holds the lock of revision.upkeep_key().
 create function revision.note_gaps() returns void
 language plpgsql as $$
 declare
@@ -334,7 +339,7 @@ begin
     update revision.gap as g set high = edge
     from unnest(ids, highs, latest) as l(id, high, txid)
     where g.branch_id = l.id and g.high = l.high and l.txid is null;
-    -- A gap within one partition saves no reader anything.
+    -- A gap within a single partition saves readers nothing.
     delete from revision.gap as g
     using unnest(ids, highs, latest) as l(id, high, txid)
     where g.branch_id = l.id and g.high = l.high and not exists (
@@ -345,7 +350,7 @@ begin
     from unnest(ids, highs, latest) as l(id, high, txid)
     where l.txid is not null or l.high = '0'
     union all
-    -- A branch that is noted the first time has a gap before its first commit, too: a new consumer begins there.
+    -- A branch that has no gap yet also gets a gap before its first commit, because a new consumer begins there.
     select l.id, '0', first.txid
     from unnest(ids, highs, latest) as l(id, high, txid)
     cross join lateral (
@@ -355,13 +360,13 @@ begin
 end
 $$;
 
--- Return the bounds of the partitions to make: from lower on, for so many transaction ids from now. For a high rate they are wider than
--- width, as each partition costs the planner of every query.
+-- The bounds of the partitions to create, from lower on. If the rate is high, the partitions are wider than width, because each
+-- partition makes the planning of every query slower.
 create function revision.bounds_from(lower bigint, now_at bigint, width bigint, ahead integer) returns bigint[]
 language plpgsql stable as $$
 declare
     needed bigint := greatest(revision.needed_ahead(), ahead * width);
-    -- At most 16 partitions more than asked for.
+    -- At most 16 partitions more than ahead.
     step bigint := width * greatest(1, ceil(needed::numeric / width / (ahead + 16))::bigint);
     bounds bigint[] := array[lower];
     upper bigint;
@@ -378,8 +383,8 @@ begin
 end
 $$;
 
--- Return the next range of the default partition's transaction ids that can move: all are settled, and no partition has any of them. It
--- is a quarter of them, as each step reads the whole default partition, and at least width.
+-- The next range of the default partition's transaction ids that can move: all of them are settled, and no partition takes any of
+-- them. It has a quarter of these ids, because each step reads the whole default partition, but at least width ids.
 create function revision.next_to_move(width bigint, out lower bigint, out upper bigint)
 language plpgsql stable as $$
 declare
@@ -392,8 +397,8 @@ begin
 end
 $$;
 
--- Move the rows of the default partition with these transaction ids to a partition of their own. The constraint is there that keeps
--- others out.
+-- Move the rows of a range of transaction ids from the default partition to a partition of their own. The constraint that keeps
+-- new rows out must exist.
 create function revision.move_from_default(lower bigint, upper bigint) returns text
 language plpgsql
 set lock_timeout = '200ms'
@@ -422,7 +427,7 @@ begin
 end
 $$;
 
--- Take a step that empties a large default partition, and say which.
+-- Take a step that empties a large default partition, and return a line about it.
 create function revision.empty_default(width bigint) returns setof text
 language plpgsql
 set lock_timeout = '200ms'
@@ -433,7 +438,7 @@ begin
     select * into span from revision.moving();
     if span.lower is not null then
         return next revision.move_from_default(span.lower, span.upper);
-        -- What came meanwhile is left to the next run: each step makes a partition.
+        -- Rows that have come meanwhile are left to the next run, because each step creates a partition.
         if pg_snapshot_xmin(pg_current_snapshot())::text::bigint - span.upper > span.upper - span.lower then
             return next 'left rows of the default partition to the next transaction';
         end if;
@@ -448,7 +453,8 @@ begin
             format('pgchange_moving_%s_%s', span.lower, span.upper), span.lower, span.upper);
         return next 'left rows of the default partition to the next transaction';
     else
-        return next 'postponed partitions: all rows that can move have left the default partition; a vacuum is to give back its space';
+        return next 'postponed partitions: all rows that can move have left the default partition; a vacuum must free its space '
+                    'first';
     end if;
 end
 $$;
@@ -461,7 +467,7 @@ declare
     bounds bigint[];
 begin
     if width < 1 or ahead < 1 then
-        raise invalid_parameter_value using message = 'width and ahead must be at least 1';
+        raise invalid_parameter_value using message = 'partitions cannot be maintained: width and ahead must be at least 1';
     end if;
     if not pg_try_advisory_xact_lock(revision.upkeep_key()) then
         return next 'postponed partitions: another maintenance is at work';
@@ -487,9 +493,9 @@ begin
 end
 $$;
 comment on function revision.maintain_partitions(bigint, integer) is
-    'Keep partitions of the queue in front of today''s transaction ids: ahead of width ids each, and more and wider ones if the cluster '
-    'draws more ids in ten times the time between two runs. Returns a line for each thing done. A line that begins with "left" asks for '
-    'another call in a transaction of its own. If much was written without a partition, it moves to partitions first, while writers go '
-    'on. Of emptied partitions a few are kept.';
+    'Keep partitions of the queue ahead of the current transaction ids: the given number of partitions of width ids each. If the '
+    'cluster assigns more ids in ten times the time between two runs, more and wider partitions. Returns a line for each change. '
+    'If a line begins with "left", call it again in a transaction of its own. If many rows were written without a partition, they '
+    'first move to partitions, while writers go on. A few emptied partitions are kept.';
 
 do $$ begin perform revision.maintain_partitions(); end $$;

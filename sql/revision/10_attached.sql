@@ -1,6 +1,6 @@
--- The capture on partitions that came later, and what was in them.
+-- The capture on partitions that were attached later, and the rows that they had.
 
--- The tables that have the trigger of a tracked table and are no partitions of it any more.
+-- Former partitions of a tracked table that still have its trigger.
 create function revision.departed(known revision.tracked) returns setof regclass
 language plpgsql stable
 set plan_cache_mode = force_generic_plan
@@ -54,12 +54,13 @@ language sql stable security definer as $$
     where exists (select from pg_class as c where c.oid = t.tbl)
 $$;
 comment on function revision.tracking() is
-    'Every tracked table, with what is not captured as it should be: partitions without its trigger, disabled ones, a capture that '
-    'reads the key by a former name or, in a restored database, by a former number, faults (up to 1000), partitions that had rows before '
-    'they were captured, tables that were partitions once and still have the trigger, what revision.track() would refuse about the key '
-    'today, and how many rows without a key are in no commit (up to 1000). revision.recapture() mends the first, the third and the sixth.';
+    'Every tracked table, with the problems of its capture. untriggered: partitions without its trigger; disabled: disabled '
+    'triggers. key_renamed: the capture uses a former name or, in a restored database, a former number of the key column. faults: '
+    'counted up to 1000. missed: partitions that had rows before they were captured. departed: former partitions that still have '
+    'the trigger. key_trouble: why revision.track() would refuse the present key. without_key: rows without a key, which are in '
+    'no commit, up to 1000. revision.recapture() repairs untriggered, key_renamed and departed.';
 
--- Write the capture of a table anew for its present owner and the column that holds its key now, and say so.
+-- Create the capture of a table again for its present owner and its present key column, and return a line about it.
 create function revision.mend_key(known revision.tracked) returns text
 language plpgsql as $$
 declare
@@ -67,7 +68,7 @@ declare
     function text := revision.function_for(known.tbl);
 begin
     if key is null then
-        perform pgchange.refuse('its key column is gone', 'call revision.untrack, then revision.track with another key');
+        perform pgchange.refuse('its key column was dropped', 'call revision.untrack, then revision.track with another key');
     end if;
     if known.branch_id is not null then
         perform revision.check_branch(known.branch_id, known.tbl, pgchange.key_types(known.tbl, key));
@@ -80,12 +81,13 @@ begin
         perform revision.place_triggers(known.tbl, function);
     end if;
     perform revision.register(known.tbl, key, known.branch_id, known.expression, known.key_ceiling);
-    return case when function <> known.function then format('%s: its capture is that of its present owner now', known.tbl)
+    return case when function <> known.function then format('%s: its capture belongs to its present owner now', known.tbl)
         else format('%s: its key is captured as %s', known.tbl, array_to_string(key, ', ')) end;
 end
 $$;
 
--- Take the capture off the former partitions of a table, and say so; what is written there makes no commits in any case.
+-- Remove the capture from the former partitions of a table, and return lines about it. Rows that are written there make no
+-- commits in any case.
 create function revision.drop_departed(known revision.tracked) returns setof text
 language plpgsql as $$
 declare
@@ -96,12 +98,12 @@ begin
             perform pgchange.lock_family(former, 'access exclusive');
             execute format('drop trigger pgchange_capture on %s', former);
             delete from revision.fault as f where f.tbl = former and f.kind = 'missed';
-            return next format('%s: it is no partition of %s any more, and its capture was taken off', former, known.tbl);
+            return next format('%s: it is no partition of %s any more, so its capture was removed', former, known.tbl);
         exception
             when lock_not_available then
                 return next format('%s: postponed, it is being written', former);
             when others then
-                return next format('%s: the capture of %s cannot be taken off it: %s', former, known.tbl, sqlerrm);
+                return next format('%s: the capture of %s cannot be removed from it: %s', former, known.tbl, sqlerrm);
         end;
     end loop;
 end
@@ -117,7 +119,7 @@ begin
     for known in
         select t.* from revision.tracked as t join pg_class as c on c.oid = t.tbl where pg_has_role(current_user, c.relowner, 'usage')
     loop
-        -- By the trigger of the table they are found, before that becomes another.
+        -- First, because they are found by the trigger of the table, which changes below.
         return query select d from revision.drop_departed(known) as d;
         select s.untriggered <> '{}' as lacks_triggers, s.key_renamed, p.proowner <> c.relowner as handed_on into broken
         from revision.tracking() as s
@@ -135,7 +137,7 @@ begin
                 placed := cardinality((select s.untriggered from revision.tracking() as s where s.tbl = known.tbl));
                 perform revision.place_triggers(known.tbl, (select t.function from revision.tracked as t where t.tbl = known.tbl));
                 if placed > 0 then
-                    return next format('%s: capture put on %s partitions', known.tbl, placed);
+                    return next format('%s: the capture was placed on %s partitions', known.tbl, placed);
                 end if;
                 return query
                     select format('%s; %s', pgchange.told_missed(t.tbl, m, 'commit'), pgchange.bring_missed(m, 'revision', 'enqueue_attached'))
@@ -146,16 +148,17 @@ begin
                 return next format('%s: postponed, it is being written', known.tbl);
             when others then
                 return next format(
-                    case when broken.lacks_triggers then '%s: capture cannot be put on its partitions: %s'
+                    case when broken.lacks_triggers then '%s: the capture cannot be placed on its partitions: %s'
                          else '%s: its capture cannot be repaired: %s' end, known.tbl, sqlerrm);
         end;
     end loop;
 end
 $$;
 comment on function revision.recapture() is
-    'Mend the capture of the tables that the caller owns: put it on partitions that were attached since, take it off those that '
-    'were detached, follow a key column that was renamed or replaced, and make it the present owner''s. Returns a line for each, with the reason where it cannot '
-    'be, and for each partition that has rows that may be in no commit.';
+    'Repair the capture of the tables of the caller. Places it on partitions that were attached since, and removes it from those '
+    'that were detached. Uses the present name of a key column that was renamed or replaced, and makes the present owner the '
+    'owner of the capture. Returns a line for each action, with the reason if it failed. Also a line for each partition that has '
+    'rows that may be in no commit.';
 
 create function revision.enqueue_attached(part regclass) returns bigint
 language plpgsql as $$
@@ -167,7 +170,7 @@ declare
     held text := revision.queue_column(known.key_types);
     row_alias name := (select c.relname from pg_class as c where c.oid = root);
     since pg_snapshot := case when revision.is_native() then known.since else '1:1:' end;
-    -- What came before the ids were made this cluster's own came at a time that nothing tells.
+    -- The time of an attachment is unknown if it is older than the present transaction ids.
     came_in bigint := (
         select coalesce(max(revision.full_xid(i.xmin)), 1) from pg_inherits as i
         where i.inhrelid = part and revision.full_xid(i.xmin) > revision.native_from());
@@ -177,7 +180,8 @@ declare
 begin
     if root is null or columns is null then
         perform pgchange.refuse(
-            format('%s is no part of a tracked table, or its key column is gone', part), 'call revision.track on the table first');
+            format(
+                '%s is no part of a tracked table, or its key column was dropped', part), 'call revision.track on the table first');
     end if;
     perform revision.check_owner(part, 'put its rows in the queue');
     if not exists (select from revision.fault as f where f.tbl = part and f.kind = 'missed') then
@@ -185,7 +189,7 @@ begin
     end if;
     known.tbl := part;
     perform revision.check_reads_no_code(known);
-    -- The key of a row without a value in one of its columns is null.
+    -- The key of a row with a null in one of its columns is null.
     rows_of := format(
         'select case when %1$s then %2$s end as key, pg_catalog.int8up((%3$s)) as branch from %4$s as %5$I',
         (select string_agg(format('%I.%I is not null', row_alias, u.name), ' and ') from unnest(columns) as u(name)),
@@ -199,14 +203,14 @@ begin
         into found_row;
         if found_row then
             perform pgchange.refuse(
-                format('rows of %s may still be put in the queue with those of %s that were there before', part, root),
+                format('rows of %s may still be put in the queue with the existing rows of %s', part, root),
                 format('call revision.enqueue_existing(%L) first', root));
         end if;
     end if;
     if revision.trimmed_since(known.branch_id, format('%s:%s:', came_in, came_in)::pg_snapshot) then
         perform pgchange.refuse(
-            format('rows of %s may have been captured already, and the history that would tell was trimmed', part),
-            format('put those that consumers have not had into revision.commit_queue (%s, branch_id) yourself', held));
+            format('rows of %s may have been captured already, but the history that would show this was trimmed', part),
+            format('insert the rows that consumers have not had into revision.commit_queue (%s, branch_id) yourself', held));
     end if;
     if not exists (select from revision.branch as b where b.tbl = root and b.id = known.branch_id) then
         execute format(
@@ -215,12 +219,13 @@ begin
         using since into found_row;
         if found_row then
             perform pgchange.refuse(
-                format('rows of %s may be in the queue, and its branch may hold other tables'' commits, so captured ones cannot be '
-                       'told from the rest', part),
+                format(
+                    'rows of %s may be in the queue, but captured rows cannot be distinguished: its branch may also have commits '
+                    'of other tables', part),
                 'track the table with a branch of its own');
         end if;
     end if;
-    -- What was written through the table since it came is in the queue, or among the faults.
+    -- Rows that were written through the table since the partition was attached are in the queue, or among the faults.
     execute format($rows$
         insert into revision.commit_queue (%2$I, branch_id)
         select r.key, r.branch from (%1$s) as r
@@ -243,7 +248,7 @@ begin
 end
 $$;
 comment on function revision.enqueue_attached(regclass) is
-    'Put the rows that came with a partition in the queue, but for those that are in it; returns how many. Refused where history '
-    'that is younger than the partition was trimmed: what is gone would come again.';
+    'Put the rows that came with a partition in the queue, without those that are in it already. Returns how many. Refused if '
+    'history that is younger than the partition was trimmed, because trimmed commits would come again.';
 
 select pgchange.pin_settings('revision.enqueue_attached(regclass)');

@@ -1,4 +1,4 @@
--- What a person should look at.
+-- Findings about commits.
 
 do $$
 begin
@@ -6,8 +6,9 @@ begin
 end
 $$;
 
--- Tables whose rows are not all captured, whose key is no key any more or whose commits could not be placed, partitions that came
--- with rows or left, and partitions of the queue that run out.
+-- Findings about tables whose rows are not all captured, and about keys that do not identify rows any more. Also about commits
+-- that could not be put in the queue, and about partitions that came with rows or were detached. Also when the partitions of the
+-- queue run out.
 create function revision.health() returns setof pgchange.finding
 language sql volatile as $$
     with tracking as materialized (select * from revision.tracking())
@@ -19,10 +20,12 @@ language sql volatile as $$
          format('%s: not captured on %s', t.tbl, array_to_string(t.untriggered, ', ')),
          'as its owner: select revision.recapture()'),
         (t.disabled <> '{}', 'error', format('%s: the capture is disabled on %s', t.tbl, array_to_string(t.disabled, ', ')), null),
-        (t.key_renamed, 'error', format('%s: its key column was renamed or replaced', t.tbl), 'as its owner: select revision.recapture()'),
+        (t.key_renamed, 'error', format(
+            '%s: its key column was renamed or replaced', t.tbl), 'as its owner: select revision.recapture()'),
         (t.key_trouble is not null, 'error', format('%s: %s', t.tbl, t.key_trouble), null),
         (t.departed <> '{}', 'warning',
-         format('%s: %s left it and still has its trigger, which does nothing there', t.tbl, array_to_string(t.departed, ', ')),
+         format(
+             '%s: %s was detached and still has its trigger, which does nothing there', t.tbl, array_to_string(t.departed, ', ')),
          'as its owner: select revision.recapture()'),
         (t.without_key > 0, 'error',
          format('%s: %s without a key, in no commit, see revision.fault', t.tbl, pgchange.many(t.without_key, 'row')),
@@ -30,8 +33,8 @@ language sql volatile as $$
                 'delete from revision.fault where tbl in (select pgchange.descendants(%L)) and commit_id is null and key is null '
                 'and kind = ''capture''', revision.queue_column(k.key_types), t.tbl)),
         (t.faults > 0, 'error',
-         format('%s: %s could not be placed, see revision.fault', t.tbl, pgchange.many(t.faults, 'commit')),
-         format('when mended, as its owner: select revision.replay_faults(%L)', t.tbl))
+         format('%s: %s could not be put in the queue, see revision.fault', t.tbl, pgchange.many(t.faults, 'commit')),
+         format('when the cause is fixed, as its owner: select revision.replay_faults(%L)', t.tbl))
     ) as line(holds, severity, told, call)
     where line.holds
     union all

@@ -1,6 +1,6 @@
--- The parts of the capture of a table: how it finds ids and puts them into pods, and how it takes each row by itself.
+-- Parts of the capture of a table: finding ids, putting them into pods, and handling rows one by one.
 
--- The expression of the ids in a transition table, without those that are null: up to ten million, as an array may not pass a
+-- The expression of the ids in a transition table, without nulls. At most 10,000,001, because an array must be smaller than a
 -- gigabyte.
 create function tube.ids_of(rows text, attached tube.attachment) returns text
 language plpgsql stable as $$
@@ -53,19 +53,19 @@ $$;
 -- was dropped.
 create function tube.pods_named(tube text) returns text
 language sql stable
--- Asked by captures too, whatever a writer has set.
+-- Capture triggers call it, too, with any setting of the writer.
 set row_security = on
 as $$
     select tube.full_name(t.pods) from tube.tube as t where t.name = pods_named.tube and tube.are_pods(t.pods, t.name)
 $$;
 
--- Whether the caller may write these columns of a table of pods.
+-- Whether the caller may insert into these columns of a table of pods.
 create function tube.may_put(pods text, columns text[]) returns boolean
 language sql stable as $$
     select has_table_privilege(pods, 'insert') or (select bool_and(has_column_privilege(pods, c, 'insert')) from unnest(columns) as c)
 $$;
 
--- Note rows for which a capture failed, whatever a writer has set.
+-- Record rows for which a capture failed, with any setting of the writer.
 create function tube.note_fault(tube text, tbl oid, ids bigint, message text) returns void
 language sql
 set row_security = on
@@ -73,11 +73,11 @@ as $$
     insert into tube.fault (tube, tbl, ids, message) values (tube, tbl, ids, message)
 $$;
 
--- The query of the text of the id of a row that is given as jsonb, by today's names of the columns of the ids; null of a row without an
--- id. Null if one of these columns is gone.
+-- The query of the text of the id of a row that is given as jsonb, from the current names of the id columns. Its result is null
+-- for a row without an id. Null if such a column was dropped.
 create function tube.key_query(rel oid, tube text) returns text
 language sql stable
--- Asked by captures too, whatever a writer has set.
+-- Capture triggers call it, too, with any setting of the writer.
 set row_security = on
 as $$
     select format(

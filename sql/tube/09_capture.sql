@@ -1,11 +1,11 @@
--- The capture of a table: each statement that inserts, updates or deletes rows, or truncates, touches the tube.
+-- The capture of a table: each statement that inserts, updates or deletes rows, or truncates the table, touches the tube.
 --
--- The trigger functions are written for the columns of one table, so that PostgreSQL keeps their plans. They belong to the
--- owner of the table and run with that owner's rights, so that a plain writer needs none of ours and a predicate can do no
--- more than its owner. They evaluate inside an exception block and write outside it: a write inside would cost every
--- statement a second transaction id.
+-- The trigger functions are written for the columns of one table, so that PostgreSQL keeps their plans. They belong to the owner
+-- of the table and run with that owner's rights. So a writer needs no rights on the tube, and a predicate can do no more than the
+-- owner. They evaluate inside an exception block and write outside it, because a write inside would cost every statement a second
+-- transaction id.
 
--- The body of the trigger function for TRUNCATE: one control pod a transaction, that names the table.
+-- The body of the trigger function for TRUNCATE: a control pod for each transaction, with the name of the table.
 create function tube.truncate_body(attached tube.attachment) returns text
 language plpgsql stable as $$
 begin
@@ -22,7 +22,7 @@ begin
         pods := tube.pods_named(%2$L);
         open := tube.may_put(pods, '{op, shard, ids, payload}') and has_sequence_privilege('tube.seq', 'usage');
         name := coalesce(tube.attached_name(tg_relid, %2$L), name);
-        -- Every partition of a truncated table fires: one pod will do, where it can be seen.
+        -- The trigger fires for every partition of a truncated table. One pod is enough, if the role may see it.
         if has_table_privilege(pods, 'select') then
             execute format(
                 'select exists (
@@ -36,16 +36,16 @@ begin
         when others or assert_failure then
             attached := true;
     end;
-    -- Left over from a tube, or a schema, that was dropped.
+    -- The trigger is left over from a tube, or a schema, that was dropped.
     if attached is not true then
         return null;
     end if;
     if open is not true then
-        raise warning 'the truncation of %% is not captured: tube %% cannot be written', tg_relid::regclass, %2$L;
+        raise warning 'the truncation of %% was not captured: tube %% cannot be written', tg_relid::regclass, %2$L;
         begin
-            perform tube.note_fault(%2$L, tg_relid, 0, 'a truncation is lost: the owner of the table may not write the pods');
+            perform tube.note_fault(%2$L, tg_relid, 0, 'a truncation is lost: the owner of the table may not insert pods');
         exception when others or assert_failure then
-            null; -- Who may not note it either has warned already.
+            null; -- A role that may not record it either has already raised a warning.
         end;
     elsif noted is not true then
         execute format('insert into %%s (op, shard, ids, payload) values (''T'', $1, ''{}'', $2)', pods)
@@ -113,7 +113,7 @@ language plpgsql stable
 set quote_all_identifiers = off
 as $$
 declare
-    -- Nothing of the pods is read, so whatever is on them runs nothing.
+    -- The function reads no pods, so it runs no code of their owner.
     pods regclass := (select t.pods from tube.tube as t where t.name = attached.tube);
     added text := case when op in ('insert', 'update') then tube.ids_of('pgchange_added', attached) end;
     removed text := case when op in ('update', 'delete') then tube.ids_of('pgchange_removed', attached) end;

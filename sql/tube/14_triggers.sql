@@ -1,4 +1,4 @@
--- The functions and triggers of an attachment: where they are, placed, mended and dropped.
+-- The functions and triggers of an attachment: finding, placing, repairing and dropping them.
 
 -- The functions of an attachment: of each kind the name with its schema, where it is or where it will be made, with its owner if it is
 -- there. Never a function that another role gave that name in another schema.
@@ -29,7 +29,7 @@ begin
 end
 $$;
 
--- Whether the functions of an attachment belong to a former owner of the table, so that the present one may not replace them.
+-- Whether functions of an attachment belong to a former owner of the table. The present owner may not replace these.
 create function tube.is_anothers(attached tube.attachment) returns boolean
 language sql stable as $$
     select exists (
@@ -42,8 +42,8 @@ language plpgsql as $$
 declare
     owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = attached.tbl);
 begin
-    -- Without a predicate every name in the body has its schema, types and operators too, or a writer's own would run with
-    -- the owner's rights. Pinning the path instead would be the dearest part of it.
+    -- Without a predicate, the body names everything with its schema, also types and operators. Otherwise objects of the writer
+    -- could run with the owner's rights. A pinned search_path would cost more than the rest of the function.
     perform pgchange.place_function(
         function || '()',
         format(
@@ -97,7 +97,7 @@ $body$, attached.token)), format('Reads %s for backfills into tube %s.', attache
 end
 $$;
 
--- Write the functions of an attachment as it is now, in place of those that are there.
+-- Create or replace all functions of an attachment.
 create function tube.place_functions(attached tube.attachment) returns void
 language plpgsql as $$
 declare
@@ -113,7 +113,7 @@ begin
 end
 $$;
 
--- Of a table and its partitions those that are not captured, or only in part.
+-- The table and its partitions that lack a trigger of the capture.
 create function tube.uncaptured(attached tube.attachment) returns regclass[]
 language plpgsql stable
 set plan_cache_mode = force_generic_plan
@@ -130,7 +130,8 @@ begin
 end
 $$;
 
--- Put the capture of a table on it and on every partition that lacks it, and take off that of a table that it has left.
+-- Place the triggers on a table and on every partition without them. Remove the triggers of another table of which it was a
+-- partition.
 create function tube.place_triggers(attached tube.attachment) returns void
 language plpgsql as $$
 declare
@@ -177,19 +178,19 @@ begin
             missing.function, attached.tube);
     end loop;
 exception when duplicate_object then
-    perform pgchange.refuse(format('%s has a trigger %I already', missing.relid, wanted),
-        'drop it, for it captures the same changes if another system made it; rename it if it is for something else');
+    perform pgchange.refuse(format('%s already has a trigger %I', missing.relid, wanted),
+        'if another system captures the same changes by it, drop it; otherwise rename it');
 end
 $$;
 
--- Drop the triggers of an attachment, once nobody uses their tables; returns how many there were.
+-- Drop the triggers of an attachment. The caller has locked the tables. Returns how many there were.
 create function tube.drop_triggers(attached tube.attachment) returns bigint
 language plpgsql as $$
 declare
     captured record;
     dropped bigint := 0;
 begin
-    -- With the guard and the bar of a partitioned table go those of its partitions.
+    -- Dropping the guard and the bar of a partitioned table drops those of its partitions.
     for captured in
         select c.* from tube.captures(attached.tbl, attached.tube) as c where c.op not in ('guard', 'bar') or c.relid = attached.tbl
     loop
@@ -200,8 +201,8 @@ begin
 end
 $$;
 
--- Take the capture off a table that stays attached; false where there was none. With a foreign table as a child PostgreSQL would
--- refuse what is updated and deleted through the table.
+-- Remove the capture from a table that stays attached; false if it has none. If the table has a foreign table as a child,
+-- PostgreSQL would refuse updates and deletes through the captured table.
 create function tube.take_off(attached tube.attachment) returns boolean
 language plpgsql as $$
 begin
@@ -212,14 +213,14 @@ begin
 end
 $$;
 
--- Drop the triggers and the functions of an attachment, once nobody uses their tables.
+-- Drop the triggers and the functions of an attachment. The caller has locked the tables.
 create function tube.drop_capture(attached tube.attachment) returns void
 language plpgsql as $$
 declare
     function regprocedure;
 begin
     perform tube.drop_triggers(attached);
-    -- Those of a former owner stay: they do nothing without their triggers.
+    -- Functions of a former owner stay; without their triggers they do nothing.
     for function in
         select p.oid from unnest(array['insert', 'update', 'delete', 'truncate', 'judge']) as k(kind)
         join pg_proc as p on p.proname = tube.function_name(attached.token, k.kind)

@@ -1,13 +1,13 @@
--- What a capture failed on or came too late for: noted, told, counted and forgotten.
+-- Failures of a capture, and rows that it missed: recording, reporting, counting and deleting them.
 
--- What brings the rows of a table that are in no pod.
+-- The call that adds the missing rows of a table to the tube.
 create function tube.backfill_call(attached tube.attachment) returns text
 language sql stable as $$
     select format('backfill %1$s: select tube.tube_backfill_schedule(%2$L, %3$L, %4$s, %4$s), or the DAG tube_backfill',
                   tube.full_name(attached.tbl), attached.tube, quote_ident(tube.default_order(attached)), attached.shard)
 $$;
 
--- Note which of the partitions that a capture came to late have rows that may be in no pod, and say so.
+-- Record partitions that were attached with rows that may be in no pod, and raise a notice for each.
 create function tube.note_missed(attached tube.attachment, came regclass[]) returns void
 language plpgsql as $$
 declare
@@ -24,7 +24,7 @@ begin
 end
 $$;
 
--- The rows that came with a partition and may be in no pod, and what brings them.
+-- The partitions that were attached with rows that may be in no pod, each with the call that adds these rows.
 create function tube.missed() returns table (tube text, tbl regclass, told text, call text)
 language sql stable as $$
     select a.tube, a.tbl, format('%s: %s', tube.full_name(a.tbl), f.message), tube.backfill_call(a)
@@ -34,14 +34,14 @@ language sql stable as $$
     order by f.id
 $$;
 
--- Tell no more of the rows that came with partitions before a backfill began that brings them.
+-- Delete the records of missed rows from before the begin of a backfill, because it adds these rows.
 create function tube.clear_missed(tube text, tbl regclass, before timestamptz) returns void
 language sql as $$
     delete from tube.fault as f
     where f.tube = clear_missed.tube and f.tbl = clear_missed.tbl and f.kind = 'missed' and f.occurred_at < before
 $$;
 
--- The faults of the capture of a tube's tables, and what it missed, up to 1000.
+-- The number of faults of the capture of a tube's tables, with missed rows, up to 1000.
 create function tube.count_faults(tube text) returns bigint
 language plpgsql stable as $$
 begin
@@ -56,4 +56,4 @@ language sql as $$
     with gone as (delete from tube.fault as f where f.tube = clear_faults.tube returning 1) select count(*) from gone
 $$;
 comment on function tube.clear_faults(text) is
-    'Forget the faults of a tube, when what caused them is mended; returns how many there were.';
+    'Delete the faults of a tube, once their cause is fixed. Returns how many were deleted.';

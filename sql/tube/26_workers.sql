@@ -1,11 +1,11 @@
 -- The workers of a tube, and which of their shards wait for another worker.
 
--- Refuse a worker that cannot be.
+-- Refuse a number of a worker that is out of range.
 create function tube.check_worker_number(workers integer, worker integer) returns void
 language plpgsql immutable as $$
 begin
     if coalesce(workers not between 1 and 999 or worker not between 0 and workers - 1, true) then
-        perform pgchange.refuse(format('there is no worker %s of %s', worker, workers), 'there are 1 to 999, numbered from 0');
+        perform pgchange.refuse(format('worker %s of %s does not exist', worker, workers), 'use 1 to 999 workers, numbered from 0');
     end if;
 end
 $$;
@@ -16,14 +16,14 @@ language plpgsql stable as $$
 begin
     if workers is distinct from known.partitions then
         raise exception using errcode = 'PC006',
-            message = format('tube %I is shared by %s workers now, and this is one of %s', known.name, known.partitions, workers),
+            message = format('tube %I has %s workers now, but this worker counts %s', known.name, known.partitions, workers),
             hint = format('make the feeds again: TubeFeed(%L, worker, workers=%s)', known.name, known.partitions);
     end if;
     perform tube.check_worker_number(workers, worker);
 end
 $$;
 
--- Make a worker's position, at zero, if it is not there yet.
+-- Create the position of a worker at the beginning, if it does not exist.
 create function tube.register(tube text, workers integer, worker integer) returns void
 language plpgsql as $$
 begin
@@ -34,14 +34,14 @@ begin
 end
 $$;
 
--- How many batches each worker of each tube has done.
+-- The number of batches that each worker of each tube has done.
 create function tube.positions() returns jsonb
 language sql stable as $$
     select coalesce(jsonb_object_agg(w.tube || '/' || w.worker, w.version), '{}')
     from (select x.tube, x.worker, max(x.version) as version from tube.worker as x group by 1, 2) as w
 $$;
 
--- Whether pods are left of the shard that a table moved from. While a table moves it may step over the backlog before them.
+-- Whether pods are left of the shard that a table moved from. While a table moves, this may read over the backlog before them.
 create function tube.is_left(known tube.tube, move tube.moved) returns boolean
 language plpgsql volatile as $$
 declare
@@ -54,8 +54,8 @@ begin
 end
 $$;
 
--- Which shards of a worker wait from which seq on, as [[shard, seq], ...]: a table came to them from another worker, and pods of its
--- old shard are left.
+-- The shards of a worker that wait, and from which seq on, as [[shard, seq], ...]. A table came to such a shard from another
+-- worker, and pods of its old shard are left.
 create function tube.held_back(known tube.tube, worker integer) returns jsonb
 language plpgsql volatile as $$
 begin

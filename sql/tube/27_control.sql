@@ -1,9 +1,9 @@
--- A worker's duties besides ids: control pods, when their turn has come.
+-- Control pods of a worker, which it handles in their turn.
 --
--- backfill_end and truncate make the downstream give up what it holds: it names the ids, and they are touched, so that they
--- take the path of a deletion. One that is still in the table is then only written again.
+-- After backfill_end and truncate, the downstream gives up rows: it names their ids, and they are touched. So they are handled
+-- like deleted rows. A row that is still in the table is merely written again.
 
--- Whether there is any control pod for a worker.
+-- Whether a worker has any control pod.
 create function tube.has_controls(known tube.tube, worker integer) returns boolean
 language plpgsql volatile
 set enable_seqscan = off
@@ -20,8 +20,8 @@ begin
 end
 $$;
 
--- The first 1000 control pods of a worker, each with whether its turn has come: when the worker's pods before it are done, for one of
--- op B those of backfills too; and not while a person has paused the backfill that it asks for.
+-- The first 1000 control pods of a worker, and whether their turn has come. It has when the worker's earlier pods are done; for
+-- op B, those of backfills, too. It has not while a person has paused the backfill that the pod asks for.
 create function tube.due(known tube.tube, worker integer, "position" jsonb)
 returns table (seq bigint, op character(1), shard integer, payload jsonb, ts timestamptz, is_due boolean)
 language plpgsql volatile
@@ -71,9 +71,9 @@ begin
 end
 $$;
 comment on function tube.control_pods(text, integer, integer) is
-    'The control pods of a worker whose turn has come, for its pods before them are done: at most 1000, in the order of seq.';
+    'The control pods of a worker whose turn has come because its earlier pods are done: at most 1000, in the order of seq.';
 
--- A control pod by its seq; refused where it is gone.
+-- A control pod by its seq. Raises an error if it does not exist.
 create function tube.control_pod(known tube.tube, workers integer, worker integer, seq bigint) returns record
 language plpgsql volatile
 set enable_seqscan = off
@@ -89,15 +89,15 @@ begin
     into found_pod using worker, seq;
     if found_pod.op is null then
         raise exception using errcode = 'PC009', message = format('worker %s of tube %I has no control pod %s', worker, known.name, seq),
-            hint = 'tube.control_pods() lists those whose turn has come; this one is done';
+            hint = 'this pod was handled already; tube.control_pods() lists the pods whose turn has come';
     end if;
     return found_pod;
 end
 $$;
 
--- Touch ids that the downstream holds and a control pod asks it to give up: for backfill_end those of its tbl and shard that it has
--- not written since start_seq, for truncate all of its tbl. They follow as pods of the control pod's kind. Call it as often as
--- needed, then tube.control_done() in the same transaction.
+-- Touch ids that the downstream has and that a control pod asks it to give up. For backfill_end, these are the ids of its tbl and
+-- shard that were not written since start_seq; for truncate, all ids of its tbl. The touches get the op of the control pod. Call
+-- it as often as needed, then tube.control_done() in the same transaction.
 create function tube.collect_ids(tube text, workers integer, worker integer, seq bigint, ids anyarray) returns bigint
 language plpgsql volatile as $$
 declare
@@ -106,26 +106,26 @@ declare
     relation regclass := tube.table_named(control.payload ->> 'tbl');
     given ids%type := array(select i from unnest(ids) as i where i is not null);
 begin
-    -- Under the shard that the table has now: under its old one the ids could be in work twice.
+    -- Under the present shard of the table: under its old shard an id could be in work twice.
     perform tube.hold_shard(relation);
     perform tube.put_pods(known.pods, control.op, coalesce(tube.shard_of(known.name, relation), control.shard), given);
     return cardinality(given);
 end
 $$;
 
--- The same for ids that are numbers.
+-- The same for ids that are integers.
 create function tube.collect(tube text, workers integer, worker integer, seq bigint, ids bigint[]) returns bigint
 language sql volatile as $$
     select tube.collect_ids(tube, workers, worker, seq, ids)
 $$;
 
--- As tube.collect(), for a tube whose ids are texts.
+-- Like tube.collect(), for a tube whose ids are texts.
 create function tube.collect_keys(tube text, workers integer, worker integer, seq bigint, keys text[]) returns bigint
 language sql volatile as $$
     select tube.collect_ids(tube, workers, worker, seq, tube.canonical_keys((tube.named(tube)).key, keys))
 $$;
 
--- Take away a control pod that is worked off, in the transaction that holds the worker's lock.
+-- Delete a control pod that was handled, in the transaction that holds the worker's lock.
 create function tube.control_done(tube text, workers integer, worker integer, seq bigint) returns void
 language plpgsql volatile
 set enable_seqscan = off
@@ -141,7 +141,7 @@ begin
 end
 $$;
 
--- Take away a control pod that can never be worked off, and note it in tube.fault; in the transaction that holds the worker's lock.
+-- Delete a control pod that can never be handled, and record it in tube.fault, in the transaction that holds the worker's lock.
 create function tube.give_up(tube text, workers integer, worker integer, seq bigint, reason text) returns void
 language plpgsql volatile as $$
 declare
@@ -155,7 +155,7 @@ begin
 end
 $$;
 
--- Note whether any of a worker's control pods failed for now; in the transaction that holds its lock.
+-- Record whether control pods of a worker failed for now, in the transaction that holds its lock.
 create function tube.note_controls(tube text, worker integer, failed boolean) returns void
 language sql as $$
     update tube.worker as w set
@@ -164,9 +164,9 @@ language sql as $$
     where w.tube = note_controls.tube and w.worker = note_controls.worker and (failed or w.control_attempt > 0)
 $$;
 
--- The backfill that a backfill_schedule pod asks for: begun now, or the one of that table that is not finished, whoever began it;
--- refused where one was cancelled since the pod is there. Null where one has ended and is not worked off. In a transaction of its
--- own.
+-- The backfill that a backfill_schedule pod asks for. It begins now, unless the table has an unfinished backfill, no matter which
+-- role began it. Raises an error if a backfill was cancelled after the pod was written. Null if a backfill has ended and is not
+-- replayed. Call it in a transaction of its own.
 create function tube.backfill_scheduled(tube text, workers integer, worker integer, seq bigint) returns bigint
 language plpgsql volatile as $$
 declare
@@ -178,11 +178,13 @@ declare
     cancelled bigint;
 begin
     if relation is null then
-        perform pgchange.refuse('it names no existing table', 'ask for a backfill of the table under its present name');
+        perform pgchange.refuse('the table of the control pod does not exist',
+            'ask for a backfill of the table under its present name');
     end if;
     attached := tube.require_attachment(tube, relation, null);
     if tube.is_gone(attached) then
-        perform pgchange.refuse(format('%s is not attached to tube %I', relation, tube), 'attach it first');
+        perform pgchange.refuse(format(
+            '%s cannot be backfilled: it is not attached to tube %I', relation, tube), 'attach it first');
     end if;
     if tube.has_control(known, relation, attached.shard, array['backfill_end']) then
         return null;
@@ -195,7 +197,8 @@ begin
     from tube.backfill as b
     where b.tube = known.name and b.tbl = relation and b.state = 'cancelled' and b.finished_at > control.ts;
     if cancelled is not null then
-        perform pgchange.refuse(format('backfill %s was cancelled', cancelled), 'ask for another');
+        perform pgchange.refuse(format(
+            'no backfill was begun: backfill %s was cancelled after the request', cancelled), 'ask for another backfill');
     end if;
     return tube.backfill_begin(tube, relation, coalesce(control.payload ->> 'order_col', quote_ident(tube.default_order(attached))));
 end

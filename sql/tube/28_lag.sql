@@ -1,7 +1,7 @@
--- What waits for a worker, and what is in the tubes: at a cost that knows no backlog.
+-- The lag of workers and the content of tubes, at a cost that does not depend on the backlog.
 
--- How many ids there are for a worker under a condition, each once: exact as long as no kind of pods has more than upto touches. Of
--- each kind that has more it is an estimate: as many on the way to the latest pod of the worker as on the way so far.
+-- The number of different ids for a worker under a condition. It is exact if no kind of pods has more than upto touches. For a
+-- kind with more it is an estimate. It assumes as many ids per seq up to the worker's latest pod as in the part that was read.
 create function tube.count_unread(
     known tube.tube, worker integer, "position" jsonb, condition text, upto integer,
     out counted bigint, out exact boolean, out oldest timestamptz
@@ -45,8 +45,8 @@ begin
 end
 $$;
 
--- The workers of a tube that have anything to do, and perhaps some more: asked in one query for all of them, because planning the
--- queries of tube.lag() is what a look at a worker without pods costs.
+-- The workers of a tube that have something to do, and perhaps some more. One query for all of them, because planning the queries
+-- of tube.lag() is the main cost for a worker without pods.
 create function tube.workers_with_pods(known tube.tube) returns setof integer
 language plpgsql volatile
 set jit = off
@@ -78,9 +78,9 @@ begin
 end
 $$;
 
--- How many ids are ready for a worker, with the control pods whose turn has come; and how many wait: of a table that came from
--- another worker's shard, whose pods are not done, and control pods with pods before them. Exact up to upto, its cost grows with upto
--- and with nothing else. What an open transaction has touched nobody can see.
+-- The number of ids that are ready for a worker, with the control pods whose turn has come, and the number that waits. Ids wait
+-- if their table came from another worker's shard whose pods are not done. Control pods wait for earlier pods. Exact up to upto;
+-- the cost grows with upto only. Touches of open transactions are invisible.
 create function tube.lag(tube text, workers integer, worker integer, "position" jsonb, upto integer default 1000) returns jsonb
 language plpgsql volatile as $$
 declare
@@ -93,7 +93,8 @@ declare
 begin
     perform tube.check_still_shared_by(known, workers, worker);
     if coalesce(upto < 0, true) then
-        raise invalid_parameter_value using message = 'upto must not be negative';
+        raise invalid_parameter_value using message =
+            'the lag cannot be computed: upto must not be negative or null; give the number up to which ids are counted';
     end if;
     held := tube.held_back(known, worker);
     ready := tube.count_unread(known, worker, at, tube.held_sql(held, false), upto);
@@ -113,15 +114,15 @@ begin
 end
 $$;
 
--- Whether what has failed did so a short time ago: half a minute after the first attempt, longer and longer after others, at most 5
+-- Whether a failed attempt is recent: half a minute after the first attempt, longer after each further attempt, at most 5
 -- minutes.
 create function tube.is_backing_off(attempt integer, since timestamptz) returns boolean
 language sql stable as $$
     select attempt > 0 and clock_timestamp() < since + least(30 * 2 ^ least(attempt - 1, 9), 300) * interval '1 s'
 $$;
 
--- What is ready for the workers, of all tubes that the caller may empty, that are not at work and do not rest after their batch
--- failed, nor, where they have nothing else to do, after their control pods did; it stops counting at upto.
+-- The lag of the idle workers of all tubes that the caller may empty. Workers at work are left out, and workers that rest after
+-- their batch failed. A worker whose control pods failed rests only if it has nothing else to do. Counting stops at upto.
 create function tube.lag_of_idle(upto integer) returns jsonb
 language plpgsql volatile as $$
 declare
@@ -156,7 +157,7 @@ begin
 end
 $$;
 
--- How many pods of one kind a worker has, and from when to when.
+-- The number of pods of a kind for a worker, with their first and last seq and time.
 create function tube.stats_of(known tube.tube, worker integer, kind text)
 returns table (pods text, min_seq bigint, max_seq bigint, min_ts timestamptz, max_ts timestamptz)
 language plpgsql volatile
@@ -186,8 +187,8 @@ begin
 end
 $$;
 
--- How many control pods of each type a worker has, as in backfill_end:1 backfill_start:1; among its first 1000, beyond which each
--- number has a plus. Null where it has none.
+-- The number of control pods of each type of a worker, as in backfill_end:1 backfill_start:1. Of its first 1000; if there are
+-- more, each number has a plus. Null if it has none.
 create function tube.controls_by_type(known tube.tube, worker integer) returns text
 language sql volatile as $$
     select string_agg(format('%s:%s', t.type, t.counted) || case when t.whole >= 1000 then '+' else '' end, ' ' order by t.type)
@@ -225,15 +226,15 @@ begin
 end
 $$;
 comment on function tube.tube_stats() is
-    'Every tube, a row for each of its workers, with the pods that wait: counted up to 1000 and then said as 1000+, so that '
-    'it costs the same at ten pods and ten million. shards are those of attached tables; the control pods, of both '
-    'kinds, are counted by their type. What the transaction itself has touched counts too.';
+    'Every tube, with a row for each worker and its waiting pods. They are counted up to 1000 and then shown as 1000+, so that '
+    'the cost does not grow with their number. shards: those of attached tables. Control pods of both kinds are counted by type. '
+    'Touches of the own transaction count, too.';
 
--- A point in a tube to wait for: all that was touched by what is committed now.
+-- A point in a tube to wait for: everything that was touched by committed transactions.
 create function tube.point(tube text) returns jsonb
 language plpgsql volatile as $$
 declare
-    -- In this order: whatever the snapshot sees has a lower seq.
+    -- In this order: everything that the snapshot sees has a lower seq.
     s pg_snapshot := pg_current_snapshot();
     seq bigint := (select q.last_value from tube.seq as q);
 begin

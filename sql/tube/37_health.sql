@@ -1,6 +1,6 @@
--- What a person should look at.
+-- Findings about tubes.
 
--- What the dead letters of a worker are known by, given the worker's name that status shows; null if there is no such worker.
+-- The address of a worker in dead letters, by its name in status; null if there is no such worker.
 create function tube.address_of(consumer text) returns jsonb
 language sql stable as $$
     select jsonb_build_object('tube', t.name, 'worker', k.worker)
@@ -8,8 +8,8 @@ language sql stable as $$
     where tube.name_of(t.name, k.worker) = address_of.consumer
 $$;
 
--- Tables that do not touch their tube as they should or were dropped, rows that are in no pod, pods that have code of their keepers,
--- and control pods that were given up or failed so often.
+-- Findings about tables that do not touch their tube completely or were dropped. Also about rows that are in no pod, and pods
+-- whose table has code of its owner. Also about control pods that were given up or failed many times.
 create function tube.health(many_attempts integer default 3) returns setof pgchange.finding
 language sql volatile as $$
     select 'tube', line.severity, null, line.told, line.call
@@ -27,8 +27,8 @@ language sql volatile as $$
          format('%s: tube %s has another predicate than its owner agreed to', a.tbl, a.tube),
          format('as its owner: select tube.tube_table_ensure_attached(%L, %L)', a.tube, a.tbl)),
         (a.faults > 0, 'error',
-         format('%s: %s statements whose ids tube %s could not tell, judge or keep, see tube.fault', a.tbl, a.faults, a.tube),
-         format('when mended: select tube.clear_faults(%L)', a.tube))
+         format('%s: %s statements whose ids tube %s could not determine, judge or store, see tube.fault', a.tbl, a.faults, a.tube),
+         format('when the cause is fixed: select tube.clear_faults(%L)', a.tube))
     ) as line(holds, severity, told, call)
     where line.holds
     union all
@@ -40,13 +40,13 @@ language sql volatile as $$
     from tube.attachment as a where tube.is_gone(a)
     union all
     select 'tube', 'error', null,
-           format('tube %s: the table of its pods is gone, and what its tables change is lost', t.name),
+           format('tube %s: the table of its pods was dropped, so changes of its tables are lost', t.name),
            format('select tube.tube_ensure_absent(%L), or make it again with tube.tube_ensure_exists, attach and backfill', t.name)
     from tube.tube as t where not tube.are_pods(t.pods, t.name)
     union all
     select 'tube', 'error', null,
            format('tube %s: %s control pods were given up, such as: %s', t.name, f.given_up, f.example),
-           format('when mended: select tube.clear_faults(%L)', t.name)
+           format('when the cause is fixed: select tube.clear_faults(%L)', t.name)
     from tube.tube as t
     cross join lateral (
         select count(*), max(b.message)
@@ -55,12 +55,14 @@ language sql volatile as $$
     where f.given_up > 0
     union all
     select 'tube', 'error', null,
-           format('tube %s: its pods, %s, have %s, and are read by nobody else', t.name, t.pods, c.code), tube.code_hint(t)
+           format('tube %s: its pods, %s, have %s, so other roles do not read them', t.name, t.pods, c.code), tube.code_hint(t)
     from tube.tube as t cross join lateral tube.code_on(t.pods) as c(code)
     where c.code is not null and tube.are_pods(t.pods, t.name)
     union all
     select 'tube', 'error', tube.name_of(w.tube, w.worker),
-           format('its control pods have failed %s; the log of the task that works them off says why', pgchange.many(w.control_attempt, 'time')), null
+           format(
+               'its control pods have failed %s; the log of the task that handles them has the reason',
+               pgchange.many(w.control_attempt, 'time')), null
     from tube.worker as w join tube.tube as t on t.name = w.tube
     where w.control_attempt >= many_attempts
       and tube.are_pods(t.pods, t.name)

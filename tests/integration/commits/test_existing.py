@@ -97,7 +97,9 @@ def test_what_was_captured_and_updated_since_comes_once(ledger):
 
 def test_a_fault_that_names_no_row_leaves_no_row_in_doubt_out(ledger):
     ledger.execute("select revision.track('ledger')")
-    ledger.execute("insert into revision.fault (tbl, message) values ('ledger', 'the key column is gone')")
+    ledger.execute(
+        "insert into revision.fault (tbl, message) values ('ledger', 'the key column was dropped')"
+    )
     ledger.execute("update ledger set kind = 'b'")
     assert enqueued(ledger) == [10, 20, 30]
 

@@ -149,7 +149,7 @@ def test_a_key_that_a_repeatable_read_transaction_cannot_tell_is_a_fault(ledger,
     writer.execute("insert into ledger (old_id, id) values (1, 777)")
     writer.commit()
     assert captured(ledger) == []
-    assert one(ledger, "select message from revision.fault") == "the key column is gone"
+    assert one(ledger, "select message from revision.fault") == "the key column was dropped"
 
 
 @EXPRESSIONS
@@ -226,12 +226,12 @@ def test_what_is_written_into_a_detached_partition_is_no_commit_of_its_former_ta
     assert captured(parted) == []
 
 
-TAKEN_OFF = "public.low: it is no partition of public.item any more, and its capture was taken off"
+TAKEN_OFF = "public.low: it is no partition of public.item any more, so its capture was removed"
 
 
 def test_a_detached_partition_is_told_and_loses_the_capture(parted):
     assert found(parted) == [
-        "public.item: public.low left it and still has its trigger, which does nothing there"
+        "public.item: public.low was detached and still has its trigger, which does nothing there"
     ]
     assert refresh(parted) == [TAKEN_OFF]
     assert one(parted, "select count(*) from pg_trigger where tgname = 'pgchange_capture'") == 1

@@ -209,7 +209,7 @@ def test_a_partition_of_ids_that_the_default_one_holds_is_refused(queue):
     for (partition,) in queue.execute("select relid from revision.partitions()").fetchall():
         queue.execute(f"drop table {partition}")
     commits(queue)
-    with pytest.raises(psycopg.errors.ObjectInUse, match="holds commits"):
+    with pytest.raises(psycopg.errors.ObjectInUse, match="has commits"):
         queue.execute("select revision.add_partition(0, 1000000000)")
     assert in_default(queue) == 1
 
@@ -254,7 +254,7 @@ def without_partitions(queue, rows):
 
 def test_a_default_partition_that_has_grown_is_emptied_while_writers_write(queue, db, connect_to):
     without_partitions(queue, MANY)
-    assert "goes to the default partition" in findings(queue, "revision")[0]
+    assert "new rows go to the default partition" in findings(queue, "revision")[0]
     (line,) = queue.execute("select revision.maintain_partitions(50, 2)").fetchone()
     assert line.startswith("left")
     expected = commits(connect_to(db))
@@ -296,7 +296,7 @@ def test_partitions_are_ready_for_ten_times_the_transactions_between_two_runs(qu
     (first,) = queue.execute("select max(upper) from revision.partitions()").fetchone()
     use_up_transactions(queue, 500)
     paced(queue, 100, 5)
-    assert "goes to the default" in findings(queue, "revision")[0]
+    assert "new rows go to the default partition" in findings(queue, "revision")[0]
     lines = queue.execute("select revision.maintain_partitions(50, 2)").fetchall()
     assert len(lines) <= 2 + 16 + 1
     (last,) = queue.execute("select max(upper) from revision.partitions()").fetchone()

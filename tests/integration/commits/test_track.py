@@ -89,9 +89,9 @@ def test_a_branch_that_does_not_exist_is_refused(ledger):
             "'t', '{id}'",
             "column id of public.t is not unique",
         ),
-        ("create table t (id bigint primary key)", "'t', branch_id => 'nonsense'", "gives no branch"),
-        ("create table t (id bigint primary key)", "'t', branch_id => '''x'''", "gives no branch"),
-        ("create table t (id bigint primary key)", "'t', branch_id => 'count(*)'", "gives no branch"),
+        ("create table t (id bigint primary key)", "'t', branch_id => 'nonsense'", "does not return"),
+        ("create table t (id bigint primary key)", "'t', branch_id => '''x'''", "does not return"),
+        ("create table t (id bigint primary key)", "'t', branch_id => 'count(*)'", "does not return"),
         ("select 1", "'revision.commit'", "not a table of your own"),
         ("select 1", "null", "no such table"),
     ],
@@ -157,7 +157,7 @@ def test_a_table_whose_capture_cannot_be_mended_is_told_and_keeps_no_other_from_
     told = {line for (line,) in connection.execute("select revision.recapture()")}
     assert told == {
         "public.a: capture put on 1 partitions",
-        "public.b: capture cannot be put on its partitions: function public.pgchange_capture_b() does not exist",
+        "public.b: the capture cannot be placed on its partitions: function public.pgchange_capture_b() does not exist",
         "public.c: capture put on 1 partitions",
     }
 

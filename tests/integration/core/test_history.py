@@ -248,7 +248,7 @@ def test_a_watcher_that_looks_no_more_is_no_finding_and_is_forgotten(db: str, co
     noted(db, {FEED: Observations(Observation(error="no answer"))})
     connection.execute("update pgchange.watcher set looked_at = now() - interval '8 days'")
     assert findings(connection, pytest.fail) == []
-    assert "forgot the watcher of commits:test/0" in maintain(connection).done
+    assert "deleted the watcher of commits:test/0" in maintain(connection).done
     assert connection.execute("select from pgchange.watchers()").fetchall() == []
 
 

@@ -318,4 +318,4 @@ def test_maintenance_forgets_what_failed_for_a_subscription_that_is_gone(log):
     )
     dispatch(log)
     until_old(log)
-    assert "forgot 1 faults of subscriptions that are gone" in maintain(log).done
+    assert "deleted 1 faults of deleted subscriptions" in maintain(log).done

@@ -84,7 +84,7 @@ def test_faults_that_nobody_can_mend_any_more_go_with_their_events(connect, gone
     poll_all(connection)
     maintain(connection)
     assert len(faults(connection)) == 2
-    assert "forgot 1 faults of subscriptions that are gone" in maintain(connection, "5 hours")
+    assert "deleted 1 faults of deleted subscriptions" in maintain(connection, "5 hours")
     assert [sid for sid, _, _ in faults(connection)] == [failing]
 
 
