@@ -125,14 +125,34 @@ language sql stable as $$
     select pgchange.has_letter_right('keep', l.kind, l.address) from pgchange.letter as l where l.id = letter
 $$;
 
+-- The hint that names the grant by which the caller could keep the letters of an address. A schema whose keepers need more than
+-- its function grant_admin() has a function keeper_grant() of its own.
+create function pgchange.keeper_grant(kind text, address jsonb) returns text
+language plpgsql stable as $$
+declare
+    system name := (select r.schema from pgchange.registered as r where r.kind = keeper_grant.kind);
+    hint text;
+begin
+    if pgchange.ours(system, tell => false) and has_schema_privilege(system, 'usage')
+       and has_function_privilege(to_regprocedure(format('%I.keeper_grant(jsonb)', system)), 'execute') then
+        execute format('select %I.keeper_grant($1)', system) into hint using address;
+        return hint;
+    end if;
+    return format('let the owner of schema %1$I run: select %1$I.grant_admin(%2$L)', system, current_user);
+end
+$$;
+
 -- Refuse a caller that may see a letter but not keep it.
 create function pgchange.check_letter_keeper(letter bigint) returns void
 language plpgsql stable as $$
+declare
+    known pgchange.letter;
 begin
     if not pgchange.keeps_letter(letter) then
+        select l.* into known from pgchange.letter as l where l.id = letter;
         raise insufficient_privilege using
-            message = format('this role may see letter %s, but neither send it again nor drop it', letter),
-            hint = 'a role that may give up batches of its consumer may do both: the guide to roles lists the grants';
+            message = format('role %I may see letter %s, but neither send it again nor drop it', current_user, letter),
+            hint = pgchange.keeper_grant(known.kind, known.address);
     end if;
 end
 $$;

@@ -42,9 +42,10 @@ begin
     where not pgchange.has_letter_right('keep', l.kind, l.address);
     if not_kept is not null then
         raise insufficient_privilege using
-            message = format('nothing was erased: this role may see letter %s, but not change it', not_kept),
-            hint = 'erase as a role that may drop all letters, or those of one consumer by of_consumer: the guide to roles lists '
-                   'the grants';
+            message = format('nothing was erased: role %I may see letter %s, but not change it', current_user, not_kept),
+            hint = (
+                select format('%s; or erase letters of one consumer, by of_consumer', pgchange.keeper_grant(l.kind, l.address))
+                from pgchange.letter as l where l.id = not_kept);
     end if;
     for chosen in
         select l.id, r.schema

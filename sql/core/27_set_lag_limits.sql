@@ -33,8 +33,8 @@ begin
             hint = 'list the consumers: select consumer from pgchange.status()';
     end if;
     if not pgchange.has_letter_right('keep', known.kind, address) then
-        raise insufficient_privilege using message = format('this role may not set a limit for %s', consumer),
-            hint = 'a role that may give up batches of this consumer may: the guide to roles lists the grants';
+        raise insufficient_privilege using message = format('role %I may not set a limit for %s', current_user, consumer),
+            hint = pgchange.keeper_grant(known.kind, address);
     end if;
     insert into pgchange.lag_limit (kind, consumer, address, max_age, max_changes)
     values (known.kind, limit_lag.consumer, address, limit_lag.max_age, limit_lag.max_changes)

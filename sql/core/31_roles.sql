@@ -38,8 +38,8 @@ select pgchange.add_role(
         'select, insert, update on pgchange.lag_limit'
     ],
     functions => $$
-        has_letter_right chosen_letters check_letter_choice letter_gone check_letter check_sendable keeps_letter check_letter_keeper
-        letter_hindrance letters letter_content came_along redrive drop_letters expire_letters erase_letters field_is keep_of_letter
+        has_letter_right chosen_letters check_letter_choice letter_gone check_letter check_sendable keeps_letter keeper_grant
+        check_letter_keeper letter_hindrance letters letter_content came_along redrive drop_letters expire_letters erase_letters field_is keep_of_letter
         names_key write_letter letters_health limit_lag
     $$);
 

@@ -9,6 +9,16 @@ language sql stable as $$
       and (has_table_privilege(t.pods, 'select, delete') or has_any_column_privilege(t.pods, 'insert'))
 $$;
 
+-- The hint that names the grant by which the caller could keep the letters of a tube.
+create function tube.keeper_grant(address jsonb) returns text
+language sql stable as $$
+    select format(
+        'let %I, the owner of the pods of tube %I, run: grant select, delete on %s to %I', pg_get_userbyid(c.relowner), t.name,
+        tube.full_name(t.pods), current_user)
+    from tube.tube as t join pg_class as c on c.oid = t.pods
+    where t.name = address ->> 'tube'
+$$;
+
 -- The batch that a worker claimed and has not acked, with its attempts and last error. Null if there is none, or if it is a part
 -- of a split batch that is not claimed yet.
 create function tube.in_work(tube text, worker integer, "position" jsonb) returns jsonb

@@ -122,9 +122,28 @@ def test_who_may_only_look_changes_nothing(session, admin, does):
     assert touched(admin) == []
 
 
+def test_a_refusal_names_the_role_and_the_grant_with_which_it_may_drop_the_letter(session, admin):
+    looking = session("tube.grant_consumer", on_pods=["select"])
+    with pytest.raises(PermissionDenied) as refused:
+        dead_letters.drop_letters(looking, ids=[2])
+    who = looking.info.user
+    grant = f"grant select, delete on tubes.q to {who}"
+    assert f"role {who} may see letter 2" in str(refused.value)
+    assert grant in str(refused.value)
+    admin.execute(grant)
+    dead_letters.drop_letters(looking, ids=[2])
+    assert kinds(admin) == ["commit"]
+
+
+def test_a_refusal_names_the_grant_function_of_a_schema_without_rights_of_its_own_on_letters(session):
+    looking = session("tube.grant_consumer")
+    told = one(looking, "select pgchange.keeper_grant('commit', '{}')")
+    assert told == f"let the owner of schema pubsub run: select pubsub.grant_admin('{looking.info.user}')"
+
+
 def test_who_may_only_look_erases_nothing_and_no_letter_expires_for_it(session, admin):
     looking = session("tube.grant_consumer", "pubsub.grant_admin", on_pods=["select", "insert"])
-    with pytest.raises(PermissionDenied, match="nothing was erased: this role may see letter 2"):
+    with pytest.raises(PermissionDenied, match="nothing was erased: role .* may see letter 2"):
         dead_letters.erase_letters(looking, "1")
     assert dead_letters.erase_letters(looking, "parsed", consumer="commits:test/0") == [
         dead_letters.ErasedLetter(1, 0)
