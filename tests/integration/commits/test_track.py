@@ -156,9 +156,9 @@ def test_a_table_whose_capture_cannot_be_mended_is_told_and_keeps_no_other_from_
     connection.execute("drop trigger pgchange_capture on b; drop function pgchange_capture_b() cascade")
     told = {line for (line,) in connection.execute("select revision.recapture()")}
     assert told == {
-        "public.a: capture put on 1 partitions",
+        "public.a: the capture was placed on 1 partitions",
         "public.b: the capture cannot be placed on its partitions: function public.pgchange_capture_b() does not exist",
-        "public.c: capture put on 1 partitions",
+        "public.c: the capture was placed on 1 partitions",
     }
 
 

@@ -62,7 +62,7 @@ def test_rows_that_came_with_a_partition_are_told_with_the_call_that_brings_them
 
 def test_who_mends_is_told_and_so_is_maintenance(item):
     come(item)
-    assert refresh(item) == ["public.item: capture put on 1 partitions", CAME]
+    assert refresh(item) == ["public.item: the capture was placed on 1 partitions", CAME]
     assert refresh(item) == []
     report = maintain(item)
     assert report.attention == [CAME]

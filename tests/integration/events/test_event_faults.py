@@ -50,7 +50,7 @@ def test_a_message_to_a_subscription_that_is_gone_is_told_and_holds_up_nobody(co
     assert [row["id"] for row in read(connection, "h")] == [direct]
     [(sid, ids, message)] = faults(connection)
     assert (sid, ids) == (gone, [astray])
-    assert "gone" in message
+    assert "deleted" in message
     assert any("a subscription that does not exist" in line for line in maintenance(connection).attention)
 
 

@@ -168,7 +168,7 @@ def test_who_may_add_no_conditions_may_subscribe_to_topics(connection, role, sel
     connection.execute("select pgmb.grant_subscriber(%s::regrole)", [other.name])
     with psycopg.connect(other.conninfo, autocommit=True) as limited:
         subscribe(limited, "g", selection)
-        with pytest.raises(PermissionDenied, match="not known"):
+        with pytest.raises(PermissionDenied, match="not in pgmb.condition"):
             subscribe(limited, "g", Selection("e.topic = 'a'"))
 
 
