@@ -5,7 +5,7 @@
 create function pgchange.descendants(tbl regclass) returns setof regclass
 language plpgsql stable rows 4
 set plan_cache_mode = force_generic_plan
--- The plan is made while the catalogues are small, and kept while they grow.
+-- PostgreSQL makes the plan while the catalogues are small, and keeps it while they grow.
 set enable_seqscan = off
 as $$
 begin

@@ -4,7 +4,7 @@
 create function pgchange.triggers_of(function oid) returns setof pg_trigger
 language plpgsql stable rows 4
 set plan_cache_mode = force_generic_plan
--- The plan is made while the catalogues are small, and kept while they grow.
+-- PostgreSQL makes the plan while the catalogues are small, and keeps it while they grow.
 set enable_seqscan = off
 as $$
 begin
@@ -121,7 +121,7 @@ language sql stable as $$
         limit 1) end
 $$;
 
--- The same of several columns.
+-- The same for several columns.
 create function pgchange.are_named(rel oid, numbers smallint[], names name[]) returns boolean
 language sql immutable as $$
     select pg_catalog.bool_and(pgchange.is_named(rel, numbers[k.place], names[k.place]))

@@ -207,10 +207,10 @@ create table pgchange.held (
     held_at timestamptz not null default clock_timestamp()
 );
 comment on table pgchange.held is
-    'Feeds whose history is larger than its limits, retention_bytes or retention_count, because a consumer has not processed it: as '
-    'trimming found it last.';
+    'Feeds whose history is larger than its limits, retention_bytes or retention_count, because a consumer has not processed it. '
+    'As of the last trimming.';
 
--- Note who keeps the history of a feed above its limits; forget it if told is null.
+-- Record which consumer keeps the history of a feed above its limits. Deletes the record if told is null.
 create function pgchange.note_held(kind text, consumer text, told text) returns void
 language sql as $$
     delete from pgchange.held as h where h.kind = note_held.kind;
@@ -226,7 +226,7 @@ language sql stable as $$
     order by h.kind
 $$;
 
--- Return how many rows a table has, as PostgreSQL counted them last; rows that were never counted are counted now.
+-- The number of rows of a table, as PostgreSQL last counted them. If they were never counted, count them now.
 create function pgchange.estimated_rows(tbl regclass) returns bigint
 language plpgsql stable as $$
 declare
@@ -239,13 +239,14 @@ begin
 end
 $$;
 
--- Refuse limits of a history of which none says how much stays.
+-- Refuse limits of a history if all of them are null.
 create function pgchange.check_retention(retention interval, retention_bytes bigint, retention_count bigint) returns void
 language plpgsql immutable as $$
 begin
     if num_nonnulls(retention, retention_bytes, retention_count) = 0 or retention < interval '0' or retention_bytes < 0 or retention_count < 0 then
         raise invalid_parameter_value using
-            message = 'how much history stays is retention, such as interval ''30 days'', retention_bytes or retention_count, none of them negative';
+            message = 'the history cannot be trimmed: how much history stays is retention, such as interval ''30 days'', '
+                      'retention_bytes or retention_count, none of them negative';
     end if;
 end
 $$;

@@ -1,11 +1,11 @@
 -- Single messages and small batches. They are found by one index in the order of all parts, and received by receipts, or from
 -- their part.
 --
--- A level says from where on to look, so that neither what was received nor the number of parts is paid for at every message. It only
--- repeats what follows from the positions: whoever raises one looks at what is between the last and the first message that is not
--- received, by a snapshot, and notes what that could not see: transactions that were open, and parts that others were at. A new level takes
--- the place of lower ones, and without busy parts also the place of those with busy parts. Nobody waits for another, and what a claim that is
--- rolled back had found out goes with it.
+-- A level says where the search begins. So the cost of a message depends neither on the number of received messages nor on the
+-- number of parts. A level only repeats what follows from the positions. To raise a level, a session reads the messages from the
+-- last level to the first that is not received, in one snapshot. It also records what the snapshot could not see: open
+-- transactions, and parts in use by others. A new level replaces lower levels. Without busy parts it also replaces levels with
+-- busy parts. No session waits for another, and a claim that is rolled back takes its level with it.
 --
 -- A message is received under the lock of its part, if the part is still at the position that the snapshot saw. Messages that
 -- have to wait, or that are apart, are received in the same way as batches.

@@ -84,10 +84,11 @@ begin
 end
 $$;
 
--- The text of the part of a function that receives the next amt messages by receipts, at most 64, and returns them. columns are those of l, a
--- message of the log, and then_do is what is run after that. The rest of the function is run if a message apart is due or waits, if the next
--- message has to be looked at by itself, if all parts that were busy still are, or if none of the next 256 messages is free. A batch looks at
--- up to 1,024, so 16 transactions can hold 64 each. Null if this consumer has a selector, which may fail, or if its queue is ordered.
+-- The part of a function that receives the next amt messages by receipts, at most 64, and returns them. columns: those of l, a
+-- message of the log; then_do: the code that runs after that. The rest of the function runs if a message apart is due or waits,
+-- or the next message must be checked by itself. It also runs if all parts that were busy still are, or if none of the next 256
+-- messages is free. A batch looks at up to 1,024, so 16 transactions can hold 64 each. Null if this consumer has a selector,
+-- which may fail, or if its queue is ordered.
 create function mbus.quick_text(known mbus.queue, c mbus.consumer, columns text, then_do text) returns text
 language plpgsql immutable as $function$
 declare
@@ -124,11 +125,11 @@ begin
             return;
         end if;
         if start.busy <> '{}' then
-            -- A level keeps its busy parts until it is replaced. Once one of them is free, go on where they were left.
+            -- A level keeps its busy parts until it is replaced. Once one of them is free, continue there.
             exit when not exists (
                 select from unnest(start.busy) as b(part) where pg_try_advisory_xact_lock_shared(mbus.part_key(%2$s, b.part)));
-            -- Not below the position of all parts, because a fold has deleted the receipts up to there. It excepts late transactions, of which
-            -- the level may know nothing in a part that was busy.
+            -- Not below the position of all parts, because a fold has deleted the receipts up to there. The position leaves out
+            -- late transactions, of which the level may know nothing in a part that was busy.
             start.done := least(start.done, greatest(start.whole, (select min(b.done) from unnest(start.froms) as b(done))));
             start.late_xids := array(select unnest(start.late_xids) union select unnest(start.whole_xids));
             start.busy := '{}';
@@ -195,8 +196,8 @@ begin
             -- The next call begins with the first message that must be checked by itself.
             ids := array(select i from unnest(ids) as i where i > 0);
         end if;
-        -- A higher level spares the next calls the messages that this one passed over. To raise it costs as much as to pass over some hundred
-        -- messages. Both together cost least if it is raised about every 20 messages.
+        -- A higher level spares the next calls the messages that this call skipped. Raising it costs as much as skipping some
+        -- hundred messages. The total cost is least if it is raised about every 20 messages.
         is_raised := (ids[1] > start.done + 16
             or ids = '{}' and (horizon > start.done or not start.late_xids <@ mbus.open_in(pg_current_snapshot(), 0)))
             and random() < 0.25;

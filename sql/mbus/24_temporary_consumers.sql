@@ -92,8 +92,9 @@ $$;
 comment on function mbus.clear_tempq() is
     'Remove temporary queues and consumers whose sessions have ended, with their messages. Those in use stay until the next time.';
 
--- Move the positions of a consumer with a selector over the messages before the first that it wants, if there are many. Otherwise nothing
--- steps over them: they wake nobody who would claim, and each look reads them again. Nothing changes while another transaction holds a part.
+-- Move the positions of a consumer with a selector over the messages before the first that it wants, if there are many. Otherwise
+-- the positions stay behind: such messages wake no session that would claim, and each search reads them again. Does nothing while
+-- another transaction holds a part.
 create function mbus.step_over(known mbus.queue, c integer) returns void
 language plpgsql
 set plan_cache_mode = force_generic_plan
@@ -106,7 +107,7 @@ declare
     stands mbus.standing := mbus.stand(c, known.consumers_cnt, known.parts);
     seen mbus.seen;
 begin
-    -- At most a million at once, as the parts are locked meanwhile.
+    -- At most a million at once, because the parts are locked meanwhile.
     horizon := least(coalesce(pg_sequence_last_value(known.seq), 0), stands.low + 1000000);
     if current_setting('transaction_isolation') <> 'read committed' or horizon < stands.low + worthwhile then
         return;
@@ -121,10 +122,10 @@ begin
             raise lock_not_available;
         end if;
     exception when lock_not_available then
-        -- The locks that were taken until then went with this block.
+        -- This block has released the locks that it took.
         return;
     end;
-    -- After the horizon, as in mbus.from_log(): an id up to it was drawn by a transaction below the bound.
+    -- After the horizon, as in mbus.from_log(): a transaction below the bound drew each id up to the horizon.
     bound := mbus.bound_now();
     stands := mbus.stand(c, known.consumers_cnt, known.parts);
     seen := mbus.look(known, c, stands, horizon, 1);
@@ -145,7 +146,7 @@ declare
     deleted bigint;
 begin
     perform set_config('lock_timeout', pgchange.patience('1 s'), true);
-    -- Last, because the positions stay locked until this transaction ends.
+    -- The positions come last, because they stay locked until this transaction ends.
     deleted := coalesce((select mbus.sweep_some(q) from mbus.queue as q where q.qname = maintain_queue.qname), 0);
     perform mbus.step_over(q, c.id)
     from mbus.queue as q join mbus.consumer as c using (qname)

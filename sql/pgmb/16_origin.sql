@@ -44,7 +44,7 @@ begin
     at.scheduled_upto := '';
     perform pgmb.move_dispatcher(at);
     perform pgchange.note_origin('pgmb.origin');
-    -- Also groups without a source, as their first batch may be claimed already.
+    -- Also groups without a source, because their first batch may be claimed already.
     update pgmb.subscription_groups as g set source = pgmb.here() where coalesce(pgchange.came_along(g.source, old), true);
 end
 $$;

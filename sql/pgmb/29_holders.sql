@@ -26,8 +26,8 @@ language sql stable as $$
     where i.id >= lower and i.id < upper
 $$;
 
--- Why events in a range of ids must be kept although every group has read them, a row for each event and holder: a condition failed
--- for it (fault), or a retry that is still to be read names it.
+-- Why events in a range of ids must be kept although every group has read them, a row for each event and holder. Reasons: a
+-- condition failed for the event (fault); a retry that is still to be read names it.
 create function pgmb.needs_after_read(lower pgmb.event_id, upper pgmb.event_id)
 returns table (kind text, holder text, event_id text, since timestamptz)
 language sql stable as $$
@@ -59,15 +59,16 @@ language sql stable as $$
     ) as r
 $$;
 
--- Why dispatched events in a range of ids must be kept, a row for each event and holder: a group has not read it, a condition failed
--- for it (fault), or a retry that is still to be read names it.
--- Each branch is a pipeline that ends when its reader has seen enough: pinned paths would keep them from being inlined.
+-- Why dispatched events in a range of ids must be kept, a row for each event and holder. Reasons: the group has not read the
+-- event; a condition failed for it (fault); a retry that is still to be read names it.
+--
+-- Each branch is a pipeline that ends when its reader has seen enough. A search_path of its own would keep it from being inlined.
 create function pgmb.needs_after_dispatch(lower pgmb.event_id, upper pgmb.event_id)
 returns table (kind text, holder text, event_id text, since timestamptz)
 language sql stable as $$
     select 'unread', c.group_id, i.id, c.since
     from pgmb.cursors() as c
-    -- From each cursor on: never through what everybody has read.
+    -- From each cursor on, so that events which all groups have read are not read again.
     cross join lateral (
         select x.event_ids from pgmb.dispatched as x
         where x.group_id = c.group_id and x.id > c.cursor and x.event_ids[1] < upper
@@ -80,7 +81,8 @@ language sql stable as $$
     select n.* from pgmb.needs_after_read(lower, upper) as n
 $$;
 
--- Why events in a range of ids must be kept, a row for each event and holder: it is undispatched, or needed after its dispatch.
+-- Why events in a range of ids must be kept, a row for each event and holder. The event is undispatched, or needed after its
+-- dispatch.
 create function pgmb.needs(lower pgmb.event_id, upper pgmb.event_id)
 returns table (kind text, holder text, event_id text, since timestamptz)
 language sql stable as $$
@@ -104,8 +106,9 @@ language sql stable as $$
     ) as d
 $$;
 
--- One reason why a range of events, or of dispatches, must be kept; null where there is none. all_dispatched: it is known that all in
--- it is dispatched, so what is not, which can be very much, is not gone through. all_read: nor what groups have not read of it.
+-- One reason why a range of events or of dispatches must be kept; null if there is none. all_dispatched: all events in the range
+-- are known to be dispatched, so undispatched events, which can be very many, are not searched. all_read: unread events are not
+-- searched either.
 create function pgmb.holder_of(
     tbl regclass, lower pgmb.event_id, upper pgmb.event_id, all_dispatched boolean default false, all_read boolean default false
 ) returns text
@@ -201,7 +204,8 @@ language sql stable as $$
     select pgmb.create_event_id(current_ts - pgmb.setting_as_interval('partition_retention_period'), 0)
 $$;
 
--- Return the id below which events lie beyond the newest retention_bytes or retention_count of the log; null if it is within these limits.
+-- The id below which events lie beyond the newest retention_bytes or retention_count of the log; null if the log is within these
+-- limits.
 create function pgmb.excess_from(retention_bytes bigint, retention_count bigint) returns pgmb.event_id
 language sql stable as $$
     with summed as (
@@ -215,7 +219,7 @@ language sql stable as $$
     where s.upper_bound collate "C" <= pgmb.create_event_id(now(), 0) and (s.bytes > retention_bytes or s.events > retention_count)
 $$;
 
--- The partitions with events below an id only, with their bounds.
+-- The partitions that have only events below an id, with their bounds.
 create function pgmb.past_retention(tbl regclass, cut pgmb.event_id)
 returns table (partition_id regclass, lower_bound pgmb.event_id, upper_bound pgmb.event_id)
 language sql stable as $$
@@ -254,7 +258,7 @@ begin
 end
 $$;
 
--- The partitions with events below an id only that hold something, each with one reason why it must be kept, null where there is none.
+-- The partitions with rows that have only events below an id. Each has one reason why it must be kept, or null.
 create function pgmb.old_partitions(tbl regclass, cut pgmb.event_id)
 returns table (partition_id regclass, lower_bound pgmb.event_id, upper_bound pgmb.event_id, holder text)
 language plpgsql stable

@@ -185,9 +185,9 @@ begin
 end
 $$;
 
--- Empty some partitions that are older than partition_retention_period, or beyond the newest retention_bytes or retention_count of the
--- log, and that no group needs: where others are left it says so, and
--- is to be called again in another transaction. A line for each thing done or kept, and for which group.
+-- Empty some partitions that are older than partition_retention_period, or beyond the newest retention_bytes or retention_count
+-- of the log, and that no group needs. Returns a line for each partition emptied, kept (and for which group) or postponed. If
+-- partitions are left, a line says so; then call it again in another transaction.
 create function pgmb.trim_partitions(
     tbl regclass, current_ts timestamptz default now(), retention_bytes bigint default null, retention_count bigint default null
 ) returns setof text
@@ -228,7 +228,7 @@ begin
     if tbl = 'pgmb.events'::regclass then
         perform pgchange.note_held('event', null, held);
     end if;
-    -- In any case: it can have been in use when the last of its rows was deleted.
+    -- In any case, because the partition may have been in use when the last of its rows was deleted.
     perform pgmb.shrink_default(tbl, pgmb.placed_from(current_ts));
     return query select * from pgmb.trim_some(tbl, free, seen);
 end

@@ -139,7 +139,7 @@ as $$
     group by b.name
 $$;
 
--- Return the partitions, of those that no transaction writes any more, without which the queue is within its limits: the oldest.
+-- The oldest partitions without which the queue is within its limits, of those that no transaction writes any more.
 create function pubsub.in_excess(settled bigint, retention_bytes bigint, retention_count bigint) returns regclass[]
 language sql stable as $$
     with parts as (
@@ -187,7 +187,7 @@ begin
         select p.relid, p.relid = any (excess) as is_excess from revision.partitions() as p where p.upper <= settled order by p.lower
     loop
         first_at := pubsub.first_commit_at(part.relid);
-        -- The partitions behind one that is too young are younger. All of one is read only where nobody needs it.
+        -- Partitions after a partition that is too young are younger. A whole partition is only read if no consumer needs it.
         exit when not part.is_excess and (
             retention is null or first_at > now() - retention
             or pubsub.needed_by(part.relid) is null and pubsub.has_commits(part.relid, now() - retention));
@@ -203,6 +203,6 @@ begin
 end
 $$;
 comment on function pubsub.trim_commit_queue(interval, bigint, bigint) is
-    'Remove history, partition by partition, oldest first: what is older than retention, and what lies beyond the newest retention_bytes '
-    'or retention_count commits. A partition stays if a consumer has yet to process some of it, or if an open transaction might still '
-    'write it. Returns a line for each thing done or kept, and by whom.';
+    'Remove history, partition by partition, the oldest first: commits that are older than retention, or beyond the newest '
+    'retention_bytes or retention_count commits. Partitions that a consumer has yet to process, or that an open transaction might '
+    'still write, are kept. Returns a line for each partition that was trimmed or kept, with the consumer.';

@@ -38,19 +38,20 @@ as $$
     where not exists (select from revision.fault as f where f.tbl = rel and f.kind = 'missed')
 $$;
 
--- Whether a trigger function fits a table that it is called for: this is, or is a partition of, the table whose number was root, and its
--- key has the names that the function was written for. Inlined, so that its last call is the only one for most statements.
+-- Whether a trigger function fits the table that it is called for. That is the table with the oid root or a partition of it, and
+-- its key has the names for which the function was written. Inlined, so that the last call is the only call for most statements.
 create function revision.still_fits(rel oid, root oid, numbers smallint[], key name[]) returns boolean
 language sql stable as $$
     select (rel operator(pg_catalog.=) root or revision.is_captured(rel, root))
         and (pgchange.are_named(root, numbers, key) or coalesce(revision.key_columns(rel) operator(pg_catalog.=) key, false))
 $$;
 
--- Put one row that was added to a tracked table or a partition of it in the queue; false, and a fault, if it cannot be placed. key_query
--- gives the text of a key that is no number, and branch_query the branch if an expression gives it.
+-- Put a row that was added to a tracked table or a partition of it in the queue. If it cannot be placed, record a fault and
+-- return false. key_query returns the text of a key that is not a number; branch_query returns the branch if it comes from an
+-- expression.
 create function revision.capture_row(added record, rel oid, key name[], key_query text, branch_query text, branch_id bigint) returns boolean
 language plpgsql
--- Called by captures, whatever a writer has set.
+-- Captures call it, with any setting of the writer.
 set row_security = on
 as $$
 declare
@@ -60,7 +61,7 @@ declare
 begin
     begin
         if key is null then
-            raise 'the key column is gone';
+            raise 'the key column was dropped';
         elsif key_query is null then
             number := to_jsonb(added) ->> key[1];
         else
@@ -83,8 +84,9 @@ begin
 end
 $$;
 
--- The query that puts the rows of a statement in the queue one by one. A partition that has left the table makes no commits, which is
--- noted. branch_id is null if an expression, in which the row is called alias, gives the branch.
+-- The query that puts the rows of a statement in the queue one by one. If a partition was detached from the table, its rows make
+-- no commits, and this is recorded. branch_id is null if the branch comes from an expression, in which the row has the name
+-- alias.
 create function revision.capture_query(
     rel oid, root oid, is_number boolean, branch_id bigint, expression text default null, alias name default null
 ) returns text
@@ -108,9 +110,9 @@ begin
 end
 $$;
 
--- The body of the trigger function of one table, written for its columns so that PostgreSQL keeps its plans. Each session keeps them, and
--- the function itself, for every table that it writes to. So both are short: one query has all checks, and if it fails, the rows are
--- taken one by one. "return old", which is null here, needs no plan; "return null" would.
+-- The body of the trigger function of a table, written for its columns so that PostgreSQL keeps its plans. Each session keeps the
+-- plans and the function for every table that it writes to, so both are short. A single query has all checks; if it fails, the
+-- rows are handled one by one. "return old", which is null here, needs no plan; "return null" would.
 create function revision.capture_body(tbl regclass, key name[], key_types regtype[], branch_id bigint, expression text) returns text
 language sql stable as $$
     select format($body$
@@ -119,7 +121,7 @@ language sql stable as $$
     begin
         %2$s
     exception when others or assert_failure then
-        -- If the schema was dropped with all that it held, nobody waits for commits.
+        -- If the schema was dropped, there are no consumers.
         if pg_catalog.to_regnamespace('revision') is not null then
             execute revision.capture_query(tg_relid, %3$s);
         end if;
@@ -139,12 +141,13 @@ begin$declared$ end,
         from (select %I, pg_catalog.int8up((%s)) from added as %I) as e(commit_id, branch_id)
         where e.branch_id is not null;
         if not pgchange_fits or pg_catalog.array_position(pgchange_commits, null) is not null then
-            raise 'each row is to be looked at';
+            raise 'check each row';
         end if;$checked$,
                  k.fits, key[1], expression, c.relname)
              when key_types = '{bigint}' then format($checked$select 1 into strict new
         where not exists (select from added where pg_catalog.int8up(%I) is null) and %s;$checked$, key[1], k.fits)
-             -- The text of the key is named so that a column whose type does not fit any more fails in this block. It is not evaluated.
+             -- The text of the key is in the query but not evaluated. So if the type of a column does not fit any more, this
+             -- block fails.
              else format($checked$select 1 into strict new
         where not exists (select from added as pgchange_added where %s or pgchange_added.%I is null and %s is null)
             and %s;$checked$, k.is_null, key[1], k.text, k.fits) end,

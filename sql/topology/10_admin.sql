@@ -44,7 +44,7 @@ create function topology.trim_log(
 ) returns text
 language plpgsql volatile security definer as $$
 declare
-    -- How many of the newest events stay. An event takes the room of an average one.
+    -- The number of newest events to keep. Each event counts with the average size.
     newest bigint;
     holder text;
     gone record;
@@ -84,7 +84,7 @@ begin
     )
     select count(*) as events, (max(array[g.term, g.index])) as upto into gone from gone_events as g;
     if (select count(*) from topology.log) > newest then
-        -- The events that are left are those that somebody needs.
+        -- The remaining events are those that a consumer needs.
         holder := (select topology.name_of(c.consumer_id) from topology.consumer as c order by c.term, c.index limit 1);
     end if;
     perform pgchange.note_held(
@@ -98,9 +98,9 @@ begin
 end
 $$;
 comment on function topology.trim_log(interval, bigint, bigint) is
-    'Delete events up to the last event older than retention, or beyond the newest retention_bytes or retention_count events, except those '
-    'that a consumer still needs. For a consumer whose progress is in another database, its last claim counts. Returns a text with the '
-    'number of events, null if none was deleted. A new consumer begins with the oldest event that is left.';
+    'Delete events up to the last event older than retention, or beyond the newest retention_bytes or retention_count events, '
+    'except those that a consumer still needs. For a consumer whose progress is in another database, its last claim counts. '
+    'Returns a text with the number of events, null if none was deleted. A new consumer begins with the oldest event that is left.';
 
 -- Findings about transactions, also prepared ones, that changed the catalogue and have been open longer than long_wait. A warning
 -- if this role may not see when such a transaction began.

@@ -63,7 +63,7 @@ begin
         )
         select k.attached
         from line
-        -- Only the attachments of these relations are looked at, and not all of the tube.
+        -- Only the attachments of these relations are read, and not all of the tube.
         cross join lateral (
             select a from tube.attachment as a where a.tbl = line.relid and a.tube = attachment_of.tube offset 0
         ) as k(attached)
@@ -195,7 +195,7 @@ create function tube.captures(tbl regclass, tube text)
 returns table (relid regclass, trigger name, op text, function oid, enabled boolean)
 language plpgsql stable rows 4
 set plan_cache_mode = force_generic_plan
--- The plan is made while the catalogues are small, and kept while they grow.
+-- PostgreSQL makes the plan while the catalogues are small, and keeps it while they grow.
 set enable_seqscan = off
 as $$
 declare

@@ -28,7 +28,7 @@ language plpgsql as $$
 declare
     held boolean;
 begin
-    -- A transaction that changes thousands of tables holds thousands of locks, which are read only if this one is not free.
+    -- A transaction that changes thousands of tables holds thousands of locks. They are read only if this lock is not free.
     if pg_try_advisory_xact_lock(key) then
         return;
     end if;

@@ -18,22 +18,22 @@ begin
 end
 $$;
 
--- Whether there are ids, and few enough for one pod. Inlined, as the next one.
+-- Whether there are ids, and few enough for a single pod. Inlined, like the next function.
 create function tube.fit_into_one(ids bigint[]) returns boolean
 language sql immutable as $$
     select pg_catalog.cardinality(ids) operator(pg_catalog.>) 0 and pg_catalog.cardinality(ids) operator(pg_catalog.<=) 900
 $$;
 
--- The same of texts, which have to be short, too.
+-- The same for texts, which also have to be short.
 create function tube.fit_into_one(ids text[]) returns boolean
 language sql stable as $$
     select pg_catalog.cardinality(ids) operator(pg_catalog.=) 1
         or pg_catalog.cardinality(ids) operator(pg_catalog.>) 0 and pg_catalog.cardinality(ids) operator(pg_catalog.<=) 900
-           and pg_catalog.pg_column_size(ids) operator(pg_catalog.<=) 7000 -- As tube.bytes_a_pod() says.
+           and pg_catalog.pg_column_size(ids) operator(pg_catalog.<=) 7000 -- The reason is at tube.bytes_a_pod().
 $$;
 
--- Put ids that do not fit into one pod into several; nothing if there are none. It has no search path of its own, because many statements
--- touch nothing.
+-- Put ids that do not fit into a single pod into several; nothing if there are no ids. It has no search_path of its own, because
+-- many statements touch nothing.
 create function tube.put_many(pods regclass, op text, shard integer, ids anyarray) returns void
 language plpgsql as $$
 begin
@@ -49,8 +49,8 @@ language sql stable as $$
     select case when pg_catalog.strpos(pg_catalog.current_setting('application_name'), 'backfill') operator(pg_catalog.>) 0 then 'B' else op end
 $$;
 
--- Today's name, with its schema, of the table of a tube's pods: a body that was written before it changed asks for it. Null where it
--- was dropped.
+-- The current name, with its schema, of the table of a tube's pods; null if the table was dropped. Captures written before the
+-- name changed need it.
 create function tube.pods_named(tube text) returns text
 language sql stable
 -- Capture triggers call it, too, with any setting of the writer.
@@ -88,7 +88,7 @@ as $$
     where n.names is not null
 $$;
 
--- Note what the capture of a statement could not do, and never fail the statement for that.
+-- Record the faults of the capture of a statement. Never let the statement fail.
 create function tube.note_failed(tube text, tbl oid, failed bigint, lost bigint, message text) returns void
 language plpgsql as $$
 begin
@@ -96,19 +96,20 @@ begin
         perform tube.note_fault(tube, tbl, failed, message);
     end if;
     if lost > 0 then
-        perform tube.note_fault(tube, tbl, lost, 'ids could not be told: the column of ids is gone or is not a number');
+        perform tube.note_fault(tube, tbl, lost, 'ids are lost: the column of ids was dropped or is not a number');
     end if;
 exception when others or assert_failure then
-    raise warning 'a fault of the capture of % could not be noted: %', tbl::regclass, sqlerrm;
+    raise warning 'a fault of the capture of % could not be recorded: %', tbl::regclass, sqlerrm;
 end
 $$;
 
 create type tube.judged_row as (id text, is_lost boolean, message text);
 comment on type tube.judged_row is
-    'The id of a row, as text, if the row is to be touched; whether it has an id that cannot be told; and the error that it caused.';
+    'The result of judging a row. id: the id of the row as text, if it is to be touched. is_lost: whether its id could not be '
+    'read. message: the error.';
 
--- Judge one row. If the predicate fails, the row is touched all the same. column_or_query is the column of an id that is a number, or
--- the query of any other id.
+-- Judge a row. If the predicate fails with an error, the row is touched all the same. column_or_query is the column of an id that
+-- is a number, or the query of any other id.
 create function tube.judge_row(changed record, column_or_query text, is_number boolean, predicate_query text) returns tube.judged_row
 language plpgsql as $$
 declare
@@ -126,7 +127,7 @@ begin
             execute column_or_query into strict judged.id using content;
             judged.is_lost := false;
         end if;
-        -- A row without an id is nothing to touch.
+        -- A row without an id touches nothing.
         if predicate_query is not null and (judged.id is not null or judged.is_lost) then
             execute predicate_query into strict is_wanted using content;
         end if;
@@ -141,11 +142,11 @@ begin
 end
 $$;
 
--- The query by which a trigger function takes each row by itself, if the capture of all of them failed or if there are more than ten
--- million. It finds the pods whatever they are called now. In the predicate the row is called alias.
+-- The query by which a trigger function handles rows one by one. It runs if the capture of all rows at once failed, or if there
+-- are more than ten million. It finds the pods by their current name. In the predicate the row has the name alias.
 create function tube.row_by_row_query(rel oid, tube text, op text, alias name) returns text
 language plpgsql
--- Called by captures, whatever a writer has set.
+-- Captures call it, with any setting of the writer.
 set row_security = on
 as $$
 declare
@@ -158,7 +159,7 @@ declare
     is_open boolean;
     column_or_query text;
 begin
-    -- Left over from a tube that was dropped.
+    -- The trigger is left over from a tube that was dropped.
     if not tube.is_attached(tube, rel) then
         return 'select';
     end if;
@@ -171,7 +172,7 @@ begin
         is_open := false;
     end;
     if is_open is not true then
-        raise warning 'a change of % is not captured: tube % cannot be written', rel::regclass, tube;
+        raise warning 'a change of % was not captured: tube % cannot be written', rel::regclass, tube;
         return format('select tube.note_lost(%L, %s, pg_catalog.count(*)) from (%s) as r', tube, rel, rows);
     end if;
     return format($query$
@@ -204,12 +205,12 @@ begin
 end
 $$;
 
--- Note that rows are lost, if the owner of the table may do at least that.
+-- Record that rows are lost, if the owner of the table may record it.
 create function tube.note_lost(tube text, tbl oid, rows bigint) returns void
 language plpgsql as $$
 begin
-    perform tube.note_fault(tube, tbl, rows, 'rows are lost: the owner of the table may not write the pods');
+    perform tube.note_fault(tube, tbl, rows, 'rows are lost: the owner of the table may not insert pods');
 exception when others or assert_failure then
-    null; -- The user was warned already.
+    null; -- A role that may not record it either has already raised a warning.
 end
 $$;

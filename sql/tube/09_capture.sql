@@ -57,7 +57,8 @@ $body$, attached.shard, attached.tube, tube.full_name(attached.tbl));
 end
 $$;
 
--- Whether the caller may write those columns of pods that a capture writes. In PL/pgSQL, for each statement of some owners asks.
+-- Whether the caller may insert into the columns of pods that a capture writes. In PL/pgSQL, because it runs for each statement
+-- of some owners.
 create function tube.may_put_ids(pods regclass) returns boolean
 language plpgsql stable as $$
 begin
@@ -66,33 +67,33 @@ begin
 end
 $$;
 
--- Whether ids are so few that they may be in one array. Inlined, as the next two functions.
+-- Whether ids are few enough for a single array. Inlined, like the next two functions.
 create function tube.are_few(ids anyarray) returns boolean
 language sql immutable as $$
     select pg_catalog.cardinality(ids) operator(pg_catalog.<=) 10000000
 $$;
 
--- Whether a trigger function may write the pods, and read the columns that it was written for. numbers has those of the pods, of tube.seq
--- and of the attached table.
+-- Whether a trigger function may write to the pods, and read the columns for which it was written. numbers has the oids of the
+-- pods, of tube.seq and of the attached table.
 create function tube.still_fits(pods regclass, numbers oid[], key_numbers smallint[], key name[]) returns boolean
 language sql stable as $$
-    -- Another table under the name of the pods is not written: its triggers would run with the owner's rights.
+    -- Do not write to another table that has the name of the pods: its triggers would run with the owner's rights.
     select pods operator(pg_catalog.=) numbers[1]
         and (pg_catalog.has_table_privilege(pods, 'insert') or tube.may_put_ids(pods))
-        -- Nor pods of a schema tube that was dropped and installed again: they number themselves no more.
+        -- Nor to pods of a tube schema that was dropped and installed again, because they draw no numbers any more.
         and 'tube.seq'::pg_catalog.regclass operator(pg_catalog.=) numbers[2]
         and pg_catalog.has_sequence_privilege('tube.seq'::pg_catalog.regclass, 'usage')
-        -- Nor are ids read from a column that has got the name of the column of ids.
+        -- Nor read ids from another column that has got the name of the id column.
         and pgchange.are_named(numbers[3], key_numbers, key)
 $$;
 
--- The ids that an update touches: those of the rows after it, and those of the rows before it if these are others.
+-- The ids that an update touches: the ids of the rows after it, and those of the rows before it if they differ.
 create function tube.touched_by_update(ids anyarray, before anyarray) returns anyarray
 language sql immutable as $$
     select case when before operator(pg_catalog.=) ids then ids else tube.united(ids, before) end
 $$;
 
--- The ids that are in either array. In PL/pgSQL, or each update would prepare a hash for nothing.
+-- The ids that are in either array. In PL/pgSQL, because otherwise each update would prepare a hash table for nothing.
 create function tube.united(ids anyarray, before anyarray) returns anyarray
 language plpgsql immutable as $$
 begin
@@ -100,14 +101,15 @@ begin
 end
 $$;
 
--- The body of a trigger function of one table: an update touches the ids before and after it, if the predicate holds for either; a
--- row for which the predicate fails is touched all the same, and counted in tube.fault. The op is B where the application_name of the
--- session has backfill in it.
+-- The body of a trigger function of a table. An update touches the ids before and after it, if the predicate holds for either
+-- row. If the predicate fails with an error, the row is touched all the same, and counted in tube.fault. The op is B if the
+-- application_name of the session contains backfill.
 --
--- Each session keeps the function and its plans for every table that it writes to, so it is short. PL/pgSQL keeps some 2 KB for each
--- variable that is declared, and 50 to 100 bytes for each name. So the ids are a field of "new", which a trigger of a statement does
--- not use otherwise. One query reads the ids and checks whether the function still fits. If it fails, or if there are more than ten
--- million ids, tube.row_by_row_query() takes the rows. "return old", which is null here, needs no plan; "return null" would.
+-- Each session keeps the function and its plans for every table that it writes to, so it is short. PL/pgSQL keeps some 2 KB for
+-- each declared variable, and 50 to 100 bytes for each name. So the ids are a field of "new", which a trigger of a statement does
+-- not use otherwise. A single query reads the ids and checks whether the function still fits. If it fails, or if there are more
+-- than ten million ids, tube.row_by_row_query() handles the rows. "return old", which is null here, needs no plan; "return null"
+-- would.
 create function tube.capture_body(attached tube.attachment, op text) returns text
 language plpgsql stable
 set quote_all_identifiers = off
@@ -121,7 +123,7 @@ begin
     if op = 'truncate' then
         return tube.truncate_body(attached);
     end if;
-    -- "offset 0" keeps PostgreSQL from reading a transition table again for each place that names its array.
+    -- Without "offset 0", PostgreSQL would read a transition table for each use of its array.
     return format($body$
 #variable_conflict use_column
 begin
@@ -131,7 +133,7 @@ begin
         begin
             execute tube.row_by_row_query(tg_relid, %5$s);
         exception
-            -- Left over from a schema that was dropped.
+            -- The trigger is left over from a schema that was dropped.
             when undefined_function or invalid_schema_name then
                 return old;
             when insufficient_privilege then
@@ -158,7 +160,7 @@ $body$,
             order by k.place), attached.key),
         format('%L, %L, %L', attached.tube, op, (select c.relname from pg_class as c where c.oid = attached.tbl)),
         quote_literal(replace(format(
-            'a change of %s is not captured: tube %s cannot be written', tube.full_name(attached.tbl), attached.tube), '%', '%%')),
+            'a change of %s was not captured: tube %s cannot be written', tube.full_name(attached.tbl), attached.tube), '%', '%%')),
         tube.full_name(pods), format('tube.op_of(%L), %s', upper(left(op, 1)), attached.shard));
 end
 $$;

@@ -1,7 +1,7 @@
 -- The functions and triggers of an attachment: finding, placing, repairing and dropping them.
 
--- The functions of an attachment: of each kind the name with its schema, where it is or where it will be made, with its owner if it is
--- there. Never a function that another role gave that name in another schema.
+-- The functions of an attachment. For each kind: its name with the schema in which it is or will be created, and its owner if it
+-- exists. A function to which another role gave this name in another schema does not count.
 create function tube.placed(attached tube.attachment) returns table (kind text, name text, owner oid)
 language plpgsql stable
 set plan_cache_mode = force_generic_plan
@@ -36,7 +36,7 @@ language sql stable as $$
         select from tube.placed(attached) as p join pg_class as t on t.oid = attached.tbl where p.owner <> t.relowner)
 $$;
 
--- Write one of the trigger functions of a table, or replace it.
+-- Create or replace a trigger function of a table.
 create function tube.place_function(attached tube.attachment, op text, function text) returns void
 language plpgsql as $$
 declare
@@ -56,8 +56,8 @@ begin
 end
 $$;
 
--- Write the function that applies the predicate of an attachment outside of its triggers, with the rights of the table's owner as
--- these do; refused where the predicate does not fit the table, or asks for more than its owner may.
+-- Create the function that applies the predicate of an attachment outside of its triggers, with the rights of the table's owner.
+-- Raises an error if the predicate does not fit the table, or needs more rights than its owner has.
 create function tube.place_judge(attached tube.attachment, function text) returns void
 language plpgsql as $$
 declare

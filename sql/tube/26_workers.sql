@@ -5,7 +5,7 @@ create function tube.check_worker_number(workers integer, worker integer) return
 language plpgsql immutable as $$
 begin
     if coalesce(workers not between 1 and 999 or worker not between 0 and workers - 1, true) then
-        perform pgchange.refuse(format('worker %s of %s does not exist', worker, workers), 'use 1 to 999 workers, numbered from 0');
+        perform pgchange.refuse(format('there is no worker %s of %s', worker, workers), 'use 1 to 999 workers, numbered from 0');
     end if;
 end
 $$;
@@ -16,7 +16,7 @@ language plpgsql stable as $$
 begin
     if workers is distinct from known.partitions then
         raise exception using errcode = 'PC006',
-            message = format('tube %I has %s workers now, but this worker counts %s', known.name, known.partitions, workers),
+            message = format('tube %I is shared by %s workers now, but this worker counts %s', known.name, known.partitions, workers),
             hint = format('make the feeds again: TubeFeed(%L, worker, workers=%s)', known.name, known.partitions);
     end if;
     perform tube.check_worker_number(workers, worker);
