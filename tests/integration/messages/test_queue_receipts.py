@@ -357,6 +357,23 @@ def test_a_level_that_was_raised_beside_a_fold_brings_back_nothing_that_was_fold
     assert consumen(q, 4) + drain(q, most=1) == [str(n) for n in range(22, 40)]
 
 
+def test_a_level_that_was_raised_beside_a_fold_loses_no_late_message(q, connect):
+    late, other = connect(autocommit=False), connect(autocommit=False)
+    fill(q, range(2))
+    fill(late, ["late"])
+    fill(q, range(2, 39))
+    assert [consume(q) for _ in range(21)] == [str(n) for n in range(21)]
+    q.execute(RAISE)
+    seen = one(q, "select pg_current_snapshot()")
+    late.commit()
+    # This level sees the late transaction, and passes its message because the part is busy. The fold has not seen the transaction.
+    other.execute(RAISE.replace("'{}'", "'{3}'"))
+    q.execute(FOLD, [seen])
+    other.commit()
+    assert one(q, POSITIONS) == [[-1, 22]]
+    assert sorted(consumen(q, 4) + drain(q, most=1)) == sorted(["late", *(str(n) for n in range(21, 39))])
+
+
 def test_a_level_below_a_part_that_was_busy_keeps_the_messages_of_the_others(q, connect):
     fill(q, range(40))
     assert consume(q) == "0"
