@@ -366,7 +366,7 @@ def test_a_level_that_was_raised_beside_a_fold_loses_no_late_message(q, connect)
     q.execute(RAISE)
     seen = one(q, "select pg_current_snapshot()")
     late.commit()
-    # This level sees the late transaction, and passes its message because the part is busy. The fold has not seen the transaction.
+    # This level sees the late transaction, and passes its message as the part is busy. The fold has not seen it.
     other.execute(RAISE.replace("'{}'", "'{3}'"))
     q.execute(FOLD, [seen])
     other.commit()
