@@ -144,13 +144,24 @@ set lock_timeout = '1s'
 as $$
 declare
     deleted bigint;
+    passing record;
 begin
     perform set_config('lock_timeout', pgchange.patience('1 s'), true);
-    -- The positions come last, because they stay locked until this transaction ends.
     deleted := coalesce((select mbus.sweep_some(q) from mbus.queue as q where q.qname = maintain_queue.qname), 0);
-    perform mbus.step_over(q, c.id)
-    from mbus.queue as q join mbus.consumer as c using (qname)
-    where q.qname = maintain_queue.qname and c.selector is not null;
+    -- The positions come last, because they stay locked until this transaction ends. The number of locks is limited to about a thousand,
+    -- because more may not fit into the lock table of the server. The order is random, so that each consumer gets its turn.
+    for passing in
+        select q as queue, c.id as consumer
+        from mbus.queue as q
+        cross join lateral (
+            select x.id from mbus.consumer as x where x.qname = q.qname and x.selector is not null
+            order by random() limit greatest(1, 1000 / q.consumers_cnt)
+        ) as c
+        where q.qname = maintain_queue.qname
+    loop
+        perform mbus.step_over(passing.queue, passing.consumer);
+        exit when clock_timestamp() > statement_timestamp() + interval '500 ms';
+    end loop;
     return deleted;
 end
 $$;

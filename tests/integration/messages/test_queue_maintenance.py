@@ -207,6 +207,23 @@ def test_what_a_selector_does_not_want_is_stepped_over_and_nothing_else(q, conne
     assert drain(q, "picky") == ["late", "wanted"]
 
 
+def test_a_run_locks_about_a_thousand_parts_and_each_consumer_gets_its_turn(connect):
+    """More locks may not fit into the lock table of the server."""
+    connection = connect()
+    make(connection, "wide", parts=600)
+    for name in ("one", "two"):
+        consumer(connection, name, "false", queue="wide")
+    fill(connection, range(1000), "wide")
+    connection.execute("select setseed(0.5)")
+    with connection.transaction():
+        connection.execute("select mbus.maintain_queue('wide')")
+        assert one(connection, "select count(*) from pg_locks where locktype = 'advisory'") < 1000
+    for _ in range(10):
+        connection.execute("select mbus.maintain_queue('wide')")
+    passed = "select count(distinct consumer) from mbus.position where consumer > 0 and done = 1000"
+    assert one(connection, passed) == 2
+
+
 def test_a_consumer_that_another_transaction_claims_for_is_not_stepped_over(q, connect):
     consumer(q, "picky", "(t.properties -> 'kind') = 'rare'")
     fill(q, range(2000))
