@@ -117,4 +117,4 @@ def test_a_handler_that_returns_what_nobody_runs_has_failed(db, connection):
         "empty"
     )
     assert (handled.given_up, unread(connection)) == (1, [])
-    assert "returned a generator that is never run" in one(connection, "select error from pgchange.letters()")
+    assert "returned a generator that nobody runs" in one(connection, "select error from pgchange.letters()")

@@ -218,7 +218,7 @@ def test_what_is_no_list_of_ids_is_told_and_touches_nothing(db, item):
     item.execute("truncate item")
     for given in ["12", b"12", 12, [2**63], [1.5], [True], [5, "x"], [[1]]]:
         named = given[-1] if isinstance(given, list) else given
-        with pytest.raises(InvalidArgument, match=re.escape(f"{named!r} is no ")):
+        with pytest.raises(InvalidArgument, match=re.escape(f"{named!r} is not a")):
             work_off(FEED, db, lambda control, given=given: given)
         assert touched(item) == [], given
         assert len(controls(item)) == 1, given
