@@ -40,7 +40,8 @@ writes this page. Each step has the date on which it passed or failed, or the re
 Its SQLAlchemy is 1.4, as in Airflow 3.1's own constraints.
 
 Tests of newer features are skipped beside an older Airflow: policies of retries come with 3.3, commands of providers with
-3.2. Assets of PostgreSQL tables come with version 7.0 of Airflow's provider of PostgreSQL. The tutorial shows the output of Airflow 3.3.
+3.2. Assets of PostgreSQL tables come with version 7.0 of Airflow's provider of PostgreSQL. The tutorial shows the
+output of Airflow 3.3.
 
 PyIceberg's `SqlCatalog` needs SQLAlchemy 2. With 1.4, most tests of Iceberg tables use a catalog of their own, and those
 that need `SqlCatalog` itself are skipped: the guide's, and those of other catalogs.
