@@ -90,7 +90,8 @@ begin
 end
 $$;
 
--- Whether a recorded place is this database, or the database from which this database and the record were copied.
+-- Whether place, the source that a record names, is this database. True also if this database is a copy of that source, with the
+-- record in it.
 create function pgchange.came_along(place text, here text) returns boolean
 language plpgsql immutable as $$
 begin

@@ -122,8 +122,8 @@ begin
         raise exception using errcode = 'PC004',
             message = format('consumer %s cannot be moved to a point of another database than this', consumer),
             hint = format(
-                'the database of the changes records a move first: %1$I.note_move() there returns the version for '
-                '%1$I.move_consumer()', schema);
+                'call %1$I.note_move() first, in the database of the changes; then call %1$I.move_consumer() with the version that '
+                'it returns, in the database of the progress', schema);
     end if;
     if not is_past then
         raise invalid_parameter_value using message = format(

@@ -40,7 +40,7 @@ as $$
         union all
         select 'pg_constraint'::regclass, c.oid from tree as t join pg_constraint as c on c.conrelid = t.relid and c.contype = 'c'
     )
-    -- Built-in functions, types and operators have no rows in pg_depend.
+    -- Only code of users is found, because PostgreSQL's own functions, types and operators have no rows in pg_depend.
     select min(format('%s of %I in %s', i.identity, pg_get_userbyid(o.owner), p.identity))
     from part
     join pg_depend as d on (d.classid, d.objid, d.objsubid) = (part.class, part.id, 0)

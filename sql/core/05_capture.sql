@@ -121,7 +121,7 @@ language sql stable as $$
         limit 1) end
 $$;
 
--- The same for several columns.
+-- Whether the columns of a table with these numbers have these names, like pgchange.is_named() for a single column.
 create function pgchange.are_named(rel oid, numbers smallint[], names name[]) returns boolean
 language sql immutable as $$
     select pg_catalog.bool_and(pgchange.is_named(rel, numbers[k.place], names[k.place]))

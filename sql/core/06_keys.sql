@@ -183,7 +183,8 @@ language sql stable as $$
         row_alias, u.name) as e(text)
 $$;
 
--- The SQL expression of the key of a row of a table, by the columns of the key.
+-- The SQL expression that returns the key of a row of this table: a bigint, or a text. columns: those of the key; row_alias: the
+-- name of the row in the query.
 create function pgchange.key_text(tbl regclass, columns name[], row_alias text) returns text
 language sql stable as $$
     select pgchange.key_text(pgchange.key_types(tbl, columns), columns, row_alias)

@@ -43,7 +43,7 @@ begin
 end
 $$;
 
--- The same for an advisory lock, until the transaction ends.
+-- Take an advisory lock until the transaction ends, and wait for it at most this long, like pgchange.lock_briefly() for tables.
 create function pgchange.lock_briefly(key bigint, most interval) returns void
 language plpgsql
 set lock_timeout = '1ms'

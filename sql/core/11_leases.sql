@@ -32,8 +32,8 @@ begin
 end
 $$;
 
--- Refuse to claim the batch of a claim again while it is leased.
--- Without a search_path of its own, because claims call it.
+-- Refuse to claim a batch while it is leased, by the record of the claim that the consumer made last. Without a search_path of its
+-- own, because claims call it.
 create function pgchange.check_lease(mark pgchange.claim) returns void
 language plpgsql volatile as $$
 begin

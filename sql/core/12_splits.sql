@@ -1,8 +1,8 @@
 -- A batch that fails by its own content is split: its halves are claimed one after the other. A half that fails is halved again,
 -- until the bad change is alone. A part is a batch with an id of its own. Its bounds have "split":
 --   - parts_of: the ids of the batches of which it is a part, the whole batch first
---   - rest: the parts of the whole that follow it, as {count, depth}: the number of their changes, and how many of parts_of they
---     belong to
+--   - rest: the parts that follow it, in order, each as {count, depth}. count: its number of changes. depth: how many halvings have
+--     led to it, so it belongs to as many of the batches in parts_of, from the first on
 --   - ends: the place where the whole ends, if it has an end
 --   - attempts: how many attempts were made on the whole and on its earlier parts
 --   - letters: how many changes of the whole became dead letters

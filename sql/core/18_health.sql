@@ -130,7 +130,7 @@ language sql stable as $$
         || coalesce(', the oldest for ' || justify_hours(make_interval(secs => round(s.oldest_seconds::numeric)::double precision)), '')
 $$;
 
--- The same with the limits of a consumer, for a lag that exceeds one of them.
+-- How many changes are ready, as pgchange.told_ready() says it, with the limits that this lag exceeds.
 create function pgchange.told_behind(s pgchange.consumer_status, max_age interval, max_changes bigint) returns text
 language sql stable as $$
     select format('%s (limit: %s)', pgchange.told_ready(s),
@@ -291,7 +291,7 @@ begin
     exception
         when transaction_rollback or lock_not_available then
             raise;
-        -- pgchange.status() has already warned about each kind.
+        -- A role that may not see a kind of consumers has already got a warning about that kind from pgchange.status().
         when insufficient_privilege then
             null;
         when others then

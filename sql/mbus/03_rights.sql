@@ -21,7 +21,7 @@ begin
 end
 $$;
 
--- Whether the caller has the rights of a role of ours. A member without INHERIT needs `set role`.
+-- Whether the caller has the rights of a role that mbus has created. A member without INHERIT needs `set role`.
 create function mbus.has_role(caller name, kind text, qname text default null, cname text default null) returns boolean
 language plpgsql stable as $$
 begin
@@ -177,7 +177,7 @@ begin
 end
 $$;
 
--- Create a NOLOGIN role if it does not exist. Refuse a role of this name that is not ours.
+-- Create a NOLOGIN role if it does not exist. Refuse a role of this name that mbus has not created.
 create function mbus.make_role(kind text, qname text default null, cname text default null) returns name
 language plpgsql as $$
 declare
@@ -215,7 +215,7 @@ begin
 end
 $$;
 
--- Drop a role of ours, if it exists and the owner may.
+-- Drop a role that mbus has created, if it exists and the owner of the schema may drop it.
 create function mbus.drop_role(kind text, qname text default null, cname text default null) returns void
 language plpgsql as $$
 begin

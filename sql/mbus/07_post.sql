@@ -33,7 +33,7 @@ $$;
 create function mbus.check_iid(known mbus.queue, iid text) returns void
 language plpgsql as $$
 begin
-    -- A number that is not drawn yet would later be that of another message, too.
+    -- Refuse a number above the last that the sequence returned: the sequence would later give it to another message, too.
     if iid !~ '[.][0-9]{1,18}$' or substring(iid from '^(.*)[.]') not in (known.qname, 'dmq')
        or iid !~ '^dmq' and substring(iid from '[0-9]+$')::bigint > coalesce(pg_sequence_last_value(known.seq), 0)
     then

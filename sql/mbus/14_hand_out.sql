@@ -57,8 +57,8 @@ $$;
 create function mbus.from_log(known mbus.queue, c integer, parts integer[], amt integer) returns bigint[]
 language plpgsql as $$
 declare
-    -- In this order: a transaction below the bound drew each id up to the horizon. So the message is visible, or the transaction
-    -- is among the open transactions.
+    -- Read the sequence before the bound. Then every id up to the horizon was drawn by a transaction below the bound. Its message
+    -- is visible, or its transaction is among those that are open.
     horizon bigint := coalesce(pg_sequence_last_value(known.seq), 0);
     bound bigint := mbus.bound_now();
     stands mbus.standing;

@@ -192,7 +192,8 @@ begin
         elsif cardinality(aside) < amt then
             ids := mbus.from_log(known, c, parts, amt - cardinality(aside));
         end if;
-        -- Only now, so that no message that waits for one of these is in the same answer.
+        -- Receive these messages only after the log was read. Else a message that waits for one of them would count as ready, and
+        -- be in the same batch.
         perform mbus.receive_apart(known, c, aside);
         ids := array(select unnest(aside) union select unnest(ids) order by 1);
     end if;

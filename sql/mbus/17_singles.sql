@@ -1,7 +1,7 @@
 -- Receiving single messages that were found, and raising the level behind them.
 
--- Move the position of a part to a message that was found in it in a snapshot. False if another session has moved it since, or
--- taken the message.
+-- Receive a message by moving the position of its part to it. The message was found in the snapshot `now`. False if another session
+-- has moved that position since, or has taken the message.
 create function mbus.settle(queue integer, c integer, start mbus.start, h mbus.head, now pg_snapshot, bound bigint) returns boolean
 language plpgsql as $$
 declare

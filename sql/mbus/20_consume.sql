@@ -12,7 +12,8 @@ begin
         order by k
     ) as keys;
     perform pg_advisory_xact_lock(k) from (select mbus.message_key(known.id, i) as k from unnest(ids) as i order by k) as keys;
-    -- Only now: a session that held it for a claim may have committed the claim, and be at work on the batch.
+    -- Look for batches only after waiting for the messages. The session that held a message may have claimed it meanwhile, and be
+    -- at work on the batch.
     perform pg_advisory_xact_lock_shared(k)
     from (
         select distinct mbus.lock_key(known.qname, c.name, b.slot) as k

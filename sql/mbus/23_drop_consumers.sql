@@ -116,7 +116,7 @@ begin
     perform mbus.sweep(known, false);
     delete from mbus.consumer as x where x.id = c.id;
     perform mbus.make_views(known);
-    -- Only now: the views of the queue do not use its selector any more.
+    -- Check this after the views of the queue were made anew, because the old views used its selector.
     perform mbus.refuse_users(
         format('consumer %s of queue %s', c.name, known.qname), array[c], mbus.consumer_functions(known, c), '{}');
     perform mbus.drop_views(c);

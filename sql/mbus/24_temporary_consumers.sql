@@ -125,7 +125,8 @@ begin
         -- This block has released the locks that it took.
         return;
     end;
-    -- After the horizon, as in mbus.from_log(): a transaction below the bound drew each id up to the horizon.
+    -- Read the bound after the horizon, as in mbus.from_log(). Then every id up to the horizon was drawn by a transaction below
+    -- the bound.
     bound := mbus.bound_now();
     stands := mbus.stand(c, known.consumers_cnt, known.parts);
     seen := mbus.look(known, c, stands, horizon, 1);

@@ -120,7 +120,8 @@ begin
     from mbus.pending(c.qname, c, null) as b;
     ready := cardinality(log.ready) + cardinality(apart.ready) + left_over.counted;
     waiting := cardinality(log.waiting) + cardinality(apart.waiting);
-    -- Behind a thousand messages that wait, there may be a message that does not. Only a claim sets them apart.
+    -- Not all messages were looked at, so count at least one message as ready. Behind those that wait, others may be ready. A
+    -- claim finds them, because it sets aside those that wait.
     if log.more then
         ready := greatest(1, upto + 1, ready + mbus.estimate_behind(known, c.id, log.highest, least(upto, 16)));
     end if;

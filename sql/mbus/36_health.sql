@@ -60,7 +60,8 @@ language sql stable security definer as $$
     where mbus.name_of(l.qname, x.name) = address_of.consumer
 $$;
 comment on function mbus_sealed.address_of(pgchange.caller, text) is
-    'The address of a consumer in dead letters, by its name in status; null if the caller may not consume by such a consumer.';
+    'The address of a consumer, as in dead letters, by its name in status. Null if there is no such consumer, or if the caller may '
+    'not consume by it.';
 
 -- The number of messages of a queue in the dmq, counted up to a number and one more.
 create function mbus.dead_in(qname text, upto integer) returns bigint

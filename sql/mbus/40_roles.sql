@@ -1,4 +1,4 @@
--- The roles and their rights. PUBLIC has none until there is a queue under roles.
+-- The roles and their rights. PUBLIC has no rights until a queue is created with is_roles_security_model.
 
 select pgchange.show_sealed('mbus');
 

@@ -97,7 +97,7 @@ comment on function pgmb.publish_attached(regclass) is
     'Publish an event for each row that is now in a partition that came with rows, as for an insert. Returns how many. Rows that '
     'were inserted through the table since the partition came are published again. For the owner of the partition only.';
 
--- The same settings as in the trigger functions.
+-- Publish with the same settings as the trigger functions, so that events have the same text.
 select pgchange.pin_settings('pgmb.replay_push_faults(regclass)', 'pgmb.publish_attached(regclass)');
 
 -- Record partitions that were attached with rows that may be in no event, and raise a notice for each.

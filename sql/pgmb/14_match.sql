@@ -131,7 +131,7 @@ begin
 end
 $$;
 
--- A condition means the same in every session that polls.
+-- Fix settings such as the time zone, so that a condition has the same result in every session that polls.
 select pgchange.pin_settings('pgmb.evaluate(pgmb.condition, text, text[], text[], integer, bigint)');
 
 -- Record events that were not dispatched to a subscription.

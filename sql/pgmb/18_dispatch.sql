@@ -56,7 +56,7 @@ begin
         end if;
         found_matches := part.matches;
     end if;
-    -- Also if nothing matches, so that the dispatcher records the time that it has come to.
+    -- Call this even if nothing matches, because it also records how far the dispatcher has come.
     written := pgmb.write_matches(at, ids, found_matches, coalesce(cardinality(ids), 0));
     at := written.at;
     pairs := written.pairs;
@@ -175,8 +175,8 @@ begin
     end if;
     upto := pgmb.visible_now();
     if not pg_visible_in_snapshot(at.partial_txid, upto) then
-        -- This transaction has an older id, so it cannot finish a younger transaction that was dispatched in part. Another poll
-        -- does.
+        -- Another poll has dispatched a part of a transaction that is younger than this transaction. This poll reads older
+        -- transactions only, so a later poll dispatches the rest.
         return;
     end if;
     begin

@@ -56,8 +56,8 @@ begin
         then
             raise exception using errcode = 'PC005',
                 message = format(
-                    'group %I cannot go on from batch %s: it had come to %s already, and the events in between were deleted; its '
-                    'results are older', gid, at, known.from_version),
+                    'group %I cannot go on from batch %s: it had already processed batches up to %s, and the events in between were '
+                    'deleted. Its results may have been restored from an older state', gid, at, known.from_version),
                 hint = format(
                     'airflow-pgchange move %s --to beginning goes on with the events that the log still has',
                         pgchange.shell_quoted(consumer_name));

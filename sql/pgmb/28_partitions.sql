@@ -144,7 +144,7 @@ begin
             '50 ms');
     end if;
     perform set_config('lock_timeout', pgchange.patience('50 ms'), true);
-    -- Also because dropping a partition locks the default partition.
+    -- Lock the default partition before other partitions, because dropping a partition locks it, too.
     perform pgchange.lock_briefly(format('lock table %s in access exclusive mode', rest), '50 ms');
     foreach part in array misfits loop
         perform pgchange.lock_briefly(format('lock table %s in access exclusive mode', part), '50 ms');

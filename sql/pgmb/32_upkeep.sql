@@ -91,7 +91,8 @@ begin
               and p.lower_bound < pgmb.create_event_id(coalesce(upper(missing[lot]), 'infinity'), 0)
             limit lot);
     end if;
-    -- All partitions before the first is attached, because publishers wait from then on.
+    -- Prepare all partitions before the first is attached, because publishers wait from the first attach until this transaction
+    -- ends.
     perform pgmb.prepare_partition(tbl, m) from unnest(missing) as m;
     loop
         perform pgmb.set_most_aside(

@@ -52,9 +52,9 @@ begin
 end
 $$;
 comment on function pgmb_sealed.status(pgchange.caller, integer) is
-    'The status of every group, as in pgchange.status(). It has the ready events and their age, the faults and the last claimed '
-    'batch if it is not acked. It also has whether the group is being read. waiting counts the events that wait to be dispatched '
-    'for any group. If the cursor of a group is in another database, only its last claim is known. Then a batch that is done can '
+    'The status of every group, as in pgchange.status(). It has the ready events and their age, the faults, and the last claimed '
+    'batch if that is not acked. Also whether a session reads the group now. waiting: events that no poll has dispatched yet, for '
+    'any group. If the cursor of a group is in another database, only its last claim is known here. A batch that is acked may then '
     'be shown as in work.';
 
 -- How much of the log each of these groups keeps from being deleted. That is the size of the complete partitions, from the first

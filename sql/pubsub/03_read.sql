@@ -68,9 +68,9 @@ language sql immutable as $$
            ("position" -> 'partial' ->> 1)::bigint
 $$;
 
--- The snapshot of a position, moved over the gap of the branch in which it ends. The branch has no commits in the gap, so the same
--- commits are unread. is_behind: whether it still ends before the last gap of the branch.
--- Without settings of its own, so that the plan of its caller takes it in.
+-- The snapshot of a position, moved to the end of a gap if it ends inside the gap. A gap is a range of transactions without
+-- commits of the branch (see revision.gap), so the same commits are unread. is_behind: whether the snapshot still ends before the
+-- last gap of the branch. Without settings of its own, so that the plan of its caller takes it in.
 create function pubsub.over_gap(branch_id bigint, "position" pg_snapshot) returns table (after pg_snapshot, is_behind boolean)
 language sql stable as $$
     select moved.after, coalesce((

@@ -31,8 +31,8 @@ language sql immutable as $$
         || pgchange.shell_quoted(consumer)
 $$;
 
--- The version of a claim. Raises an error if the claim belongs to another place, or to transactions that this cluster has not
--- reached.
+-- The version of a claim. Raises an error if the claim was recorded in another database, or names transactions that this cluster
+-- has not reached.
 create function pubsub.check_mark(mark pgchange.claim, here text) returns bigint
 language plpgsql stable as $$
 begin

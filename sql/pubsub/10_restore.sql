@@ -10,8 +10,8 @@ language sql stable security definer as $$
     where c.kind = 'commit' and c.consumer = pubsub.name_of(mark.consumer_id, mark.branch_id)
 $$;
 
--- Whether the xmin of most rows of the queue is the transaction id in them, as after pg_upgrade. After a restore, it is the
--- transaction id of the restore.
+-- Whether the transaction ids in the queue seem valid here, as after pg_upgrade. Then most rows have an xmin that equals their
+-- txid. In a restored dump, the xmin is the transaction id of the restore.
 create function pubsub.txids_look_kept() returns boolean
 language sql stable security definer as $$
     select coalesce(
@@ -58,9 +58,9 @@ begin
 end
 $$;
 
--- Assign new transaction ids to the commits of the queue, in the temporary table moved. Returns the highest. Consecutive commits
--- that were processed by the same positions become one transaction each. They are numbered from 3, in the order of the commits.
--- Commits written since the restore count as processed by no position.
+-- Fill the temporary table moved with the commits of the queue and their new transaction ids, and return the highest of these ids.
+-- The ids count from 3, in the order of the commits. A run of commits that were processed by exactly the same positions gets a
+-- single id. Commits written since the restore count as processed by no position.
 create function pubsub.renumber_commits(restored_at bigint) returns bigint
 language plpgsql as $$
 begin

@@ -13,7 +13,7 @@ language sql stable security definer as $$
         select i.inhparent from line join pg_inherits as i on i.inhrelid = line.relid
     )
     select exists (select from line where line.relid = root)
-        -- In a restored database, tables have other oids.
+        -- In a restored database, the oid in the capture is stale. Then any tracked table above will do.
         or not exists (select from revision.tracked as t where t.tbl = root)
            and exists (select from line join revision.tracked as t on t.tbl = line.relid)
 $$;

@@ -116,7 +116,7 @@ language plpgsql as $$
 declare
     placed record;
 begin
-    -- Also from former partitions.
+    -- Every table with the trigger, because partitions that were detached still have it.
     for placed in
         select t.tgname as name, t.tgrelid::regclass as relid
         from pgchange.triggers_of(to_regprocedure(function || '()')) as t

@@ -10,8 +10,8 @@ $$;
 
 -- The SQL condition that the transaction of a row had not ended when a snapshot was taken. It holds if revision.full_xid() of the
 -- row's xmin is not below the snapshot's xmin. It is written out, because calling the function for each row would cost more than
--- the rest of the query. It takes the present transactions from the snapshot of its statement, because a row of a later
--- transaction would look old.
+-- the rest of the query. The condition reads the current snapshot itself, when its statement runs. With a snapshot from before, a
+-- row of a transaction that began since would seem old by 2^32 transactions.
 create function revision.is_young(since pg_snapshot) returns text
 language sql immutable as $$
     select format(
@@ -105,10 +105,9 @@ begin
         doubted := format('c.key <= %L', known.key_ceiling);
     end if;
     beyond := revision.beside_key(known, columns, row_alias, '>', known.existing_upto);
-    -- Rows that were committed before the capture began were not captured. For rows of transactions that ended later, or of their
-    -- subtransactions, the queue decides: they were inserted since and captured, or only updated since. Everything above the
-    -- highest key of that time was captured; keys that are not integers have no such ceiling. In a restored dump, all rows are in
-    -- doubt.
+    -- Rows of transactions that had ended when the capture began were not captured. Rows of later transactions are in doubt: they
+    -- were inserted since and captured, or only updated since. For these, look up the key in the queue. A key of one integer
+    -- column above the highest key of that time was certainly captured. In a restored dump, all rows are in doubt.
     since := case when revision.is_native() then known.since else '1:1:' end;
     execute format($chunk$
         select count(*), %9$s, count(*) filter (where c.is_young and %4$s)

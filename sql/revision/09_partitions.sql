@@ -128,8 +128,8 @@ begin
             'commit_queue_' || bounds[i - 1]);
         perform pgchange.keep_to_owner(format('revision.%I', 'commit_queue_' || bounds[i - 1])::regclass);
     end loop;
-    -- The parent first, as every reader and writer does. If the ids are in use now, writers may be on their way to the default
-    -- partition, where their rows will not belong any more.
+    -- Lock the parent before its partitions, as every reader and writer does, so that there is no deadlock. If ids of the new
+    -- partitions are in use already, or soon, lock out writers. Else they could put rows of these ids into the default partition.
     perform pgchange.lock_briefly(
         format('lock table only revision.commit_queue in %s mode', case
             when bounds[1] < pg_snapshot_xmax(pg_current_snapshot())::text::bigint + (bounds[2] - bounds[1]) / 2
@@ -232,7 +232,8 @@ language sql stable as $$
     select pg_relation_size('revision.commit_queue_default') > 16 * 1024 * 1024
 $$;
 
--- The first transaction id from lower on of which the default partition has no rows, and gets none until this transaction ends.
+-- The lowest transaction id, at least lower, from which on the default partition has no rows. It gets none until this transaction
+-- ends.
 create function revision.end_of_default(lower bigint) returns bigint
 language plpgsql
 set lock_timeout = '200ms'
@@ -278,7 +279,8 @@ begin
     if cardinality(empty) <= spare then
         return;
     end if;
-    -- The parent first, as every reader and writer does. The default partition is locked by a drop, too.
+    -- Lock the parent before its partitions, as every reader and writer does, so that there is no deadlock. Dropping a partition
+    -- also locks the default partition.
     perform pgchange.lock_briefly(format('lock table only %s in access exclusive mode', relid::regclass), '200 ms')
     from unnest(array['revision.commit_queue', 'revision.commit_queue_default']) as relid;
     for part in select unnest(empty) as relid loop
@@ -366,7 +368,7 @@ create function revision.bounds_from(lower bigint, now_at bigint, width bigint, 
 language plpgsql stable as $$
 declare
     needed bigint := greatest(revision.needed_ahead(), ahead * width);
-    -- At most 16 partitions more than ahead.
+    -- Widen the partitions so that at most ahead + 16 of them are created.
     step bigint := width * greatest(1, ceil(needed::numeric / width / (ahead + 16))::bigint);
     bounds bigint[] := array[lower];
     upper bigint;
@@ -417,7 +419,7 @@ begin
     get diagnostics moved = row_count;
     execute format('alter table revision.commit_queue_default validate constraint %I', constraint_name);
     perform set_config('lock_timeout', pgchange.patience('200 ms'), true);
-    -- The parent first, as every reader and writer does.
+    -- Lock the parent before its partitions, as every reader and writer does, so that there is no deadlock.
     perform pgchange.lock_briefly('lock table only revision.commit_queue in share update exclusive mode', '200 ms');
     perform pgchange.lock_briefly('lock table revision.commit_queue_default in access exclusive mode', '200 ms');
     execute format('alter table revision.commit_queue attach partition %s for values from (%L) to (%L)', part, lower, upper);

@@ -39,7 +39,7 @@ create function topology.add_replicaset(
 language plpgsql volatile security definer as $$
 begin
     if coalesce(name, '') = '' or coalesce(tier, '') = '' or coalesce(uuid, '') = '' then
-        perform pgchange.refuse('a replicaset needs a name, a tier and a uuid', 'give all three');
+        perform pgchange.refuse('a replicaset needs a name, a tier and a uuid', 'give a value for each of them that is not empty');
     end if;
     perform topology.hold();
     if exists (

@@ -2,7 +2,7 @@
 
 select pgchange.add_role(
     'topology', 'reader', told =>
-    'Let a role read the catalogue and its log: the relay''s role.',
+    'Let a role read the catalogue and its log, as the relay does.',
     objects => array[
         'select on topology.installed, topology.term, topology.log, topology._pico_replicaset, topology._pico_instance, topology._pico_peer_address, topology._pico_bucket'
     ],

@@ -33,8 +33,8 @@ begin
         when exists (select from pg_inherits as i where i.inhparent = pods) then 'a child'
         when exists (select from pg_inherits as i where i.inhrelid = pods) then 'a parent'
         when exists (select from pg_constraint as c where c.conrelid = pods and c.contype in ('c', 'x')) then 'a constraint'
-        -- Built-in functions, types and operators have no rows in pg_depend. Merely planning a query evaluates the expressions of
-        -- indexes and statistics.
+        -- Code of other roles in indexes and statistics, because even planning a query of the pods can run it. PostgreSQL's own
+        -- functions, types and operators have no rows in pg_depend.
         when exists (
             select from (
                 select 'pg_class'::regclass, i.indexrelid from pg_index as i where i.indrelid = pods

@@ -114,7 +114,8 @@ begin
     return first_seq;
 end
 $$;
-comment on function tube.first_unread is 'The seq of the first pod of tube.unread_sql(); null if there is none.';
+comment on function tube.first_unread is
+    'The seq of the first pod that the query of tube.unread_sql() returns; null if there is none.';
 
 -- Whether a worker has unread pods. A claim asks first, so that a claim of nothing writes nothing.
 create function tube.has_unread(known tube.tube, worker integer) returns boolean

@@ -24,7 +24,7 @@ language sql immutable as $$
     select pg_catalog.cardinality(ids) operator(pg_catalog.>) 0 and pg_catalog.cardinality(ids) operator(pg_catalog.<=) 900
 $$;
 
--- The same for texts, which also have to be short.
+-- Whether there are ids, and few and short enough for a single pod. Here the ids are texts.
 create function tube.fit_into_one(ids text[]) returns boolean
 language sql stable as $$
     select pg_catalog.cardinality(ids) operator(pg_catalog.=) 1
@@ -73,8 +73,8 @@ as $$
     insert into tube.fault (tube, tbl, ids, message) values (tube, tbl, ids, message)
 $$;
 
--- The query of the text of the id of a row that is given as jsonb, from the current names of the id columns. Its result is null
--- for a row without an id. Null if such a column was dropped.
+-- SQL that returns the id of a row as text. Its parameter $1 is the row as jsonb, with the current names of its columns. The SQL
+-- returns null for a row without an id. This function returns null if an id column was dropped.
 create function tube.key_query(rel oid, tube text) returns text
 language sql stable
 -- Capture triggers call it, too, with any setting of the writer.

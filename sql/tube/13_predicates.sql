@@ -7,8 +7,9 @@ declare
     around text;
     probe refcursor;
 begin
-    -- A predicate that closes the parenthesis around it does not parse between brackets, and vice versa. A cursor accepts one
-    -- statement, or fails before any statement runs.
+    -- Each text is parsed twice, so that it cannot end the expression and begin another. If it closes the parenthesis of the first
+    -- query, it does not parse in the brackets of the second. A cursor takes a single statement. For several statements, opening
+    -- it fails before any of them runs.
     foreach around in array array[E'select where (%s\n) limit 0', E'select array[%s\n] limit 0'] loop
         begin
             open probe for execute format(around, predicate);

@@ -91,8 +91,8 @@ begin
 end
 $$;
 
--- The same with the type of the tube's ids. Under pinned settings, because the position is a text that the next chunk reads in
--- another session.
+-- The next slice of a backfill, with the type of the tube's ids. Under pinned settings, because the position is a text that the
+-- next chunk reads in another session.
 create function tube.backfill_slice(
     known tube.tube, attached tube.attachment, order_col name, at tube.keyset, chunk integer, pod_size integer
 ) returns tube.keyset

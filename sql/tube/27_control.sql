@@ -113,7 +113,7 @@ begin
 end
 $$;
 
--- The same for ids that are integers.
+-- tube.collect_ids() for a tube whose ids are integers.
 create function tube.collect(tube text, workers integer, worker integer, seq bigint, ids bigint[]) returns bigint
 language sql volatile as $$
     select tube.collect_ids(tube, workers, worker, seq, ids)
@@ -198,7 +198,7 @@ begin
     where b.tube = known.name and b.tbl = relation and b.state = 'cancelled' and b.finished_at > control.ts;
     if cancelled is not null then
         perform pgchange.refuse(format(
-            'no backfill was begun: backfill %s was cancelled after the request', cancelled), 'ask for another backfill');
+            'no backfill was begun: backfill %s was cancelled after the request', cancelled), 'ask for the backfill again');
     end if;
     return tube.backfill_begin(tube, relation, coalesce(control.payload ->> 'order_col', quote_ident(tube.default_order(attached))));
 end

@@ -234,7 +234,7 @@ comment on function tube.tube_stats() is
 create function tube.point(tube text) returns jsonb
 language plpgsql volatile as $$
 declare
-    -- In this order: everything that the snapshot sees has a lower seq.
+    -- Take the snapshot before reading the sequence: then every pod that the snapshot sees has at most this seq.
     s pg_snapshot := pg_current_snapshot();
     seq bigint := (select q.last_value from tube.seq as q);
 begin

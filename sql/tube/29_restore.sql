@@ -52,7 +52,8 @@ begin
              select l.ctid as place, row_number() over (partition by l.seq order by l.ids = ''{}'') as n from %1$s as l
          ) as same
          where p.ctid = same.place and same.n > 1', known.pods);
-    -- Rows of this transaction are ahead of its snapshot, too, and keep their id.
+    -- Pods with a transaction id that this cluster has not reached get the lowest id, 3, so that every worker sees them. Pods that
+    -- this transaction wrote keep its id, although that is above the snapshot, too.
     execute format(
         'update %s set txid = ''3''
          where txid >= pg_snapshot_xmax(pg_current_snapshot()) and txid is distinct from pg_current_xact_id_if_assigned()',

@@ -72,7 +72,7 @@ language sql immutable as $$
     select array[shard, pg_catalog.hashint8(id) & 63]
 $$;
 
--- The same for a text id.
+-- The place of an id that is a text, like tube.place() for integers.
 create function tube.place(shard integer, id text) returns integer[]
 language sql immutable as $$
     select array[shard, (pg_catalog.hashtextextended(id collate pg_catalog."C", 0) & 63)::integer]

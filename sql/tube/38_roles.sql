@@ -1,12 +1,12 @@
--- The roles and their rights. PUBLIC has none, and a writer of an attached table needs none. These grants open the functions;
--- GRANTs on the pods of a tube open that tube. INSERT touches and attaches, SELECT and DELETE work, and the owner of the pods
--- changes the tube. INSERT on some columns is enough, and safer. A role that may set the seq or txid of a pod can hide earlier
--- pods from workers.
+-- The roles and their rights. PUBLIC has none, and a writer of an attached table needs none. The roles may execute functions. A
+-- role also needs privileges on the pods of each tube. INSERT lets it touch ids and attach tables, SELECT and DELETE let it
+-- consume. Only the owner of the pods changes the tube. Grant INSERT on some columns only: a role that may set the seq or the txid
+-- of a pod can hide earlier pods from workers.
 
 select pgchange.add_role(
     'tube', 'consumer', told =>
-    'Let a role use tubes by its GRANTs on their pods: INSERT (op, shard, ids, payload, ts) touches and attaches tables, SELECT '
-    'and DELETE work. A role that attaches is trusted: it can touch any id.',
+    'Let a role use tubes, as far as its GRANTs on their pods allow. It needs INSERT (op, shard, ids, payload, ts) to touch ids and '
+    'to attach tables, SELECT and DELETE to consume. A role that attaches is trusted: it can touch any id.',
     includes => 'pgchange.admin pgchange.consumer pgchange.reader',
     objects => array[
         'usage, select on sequence tube.seq',
