@@ -69,7 +69,8 @@ def end_leases(source: Connection, feed: Feed) -> int:
 
 
 def repair_consumer(results: Connection, source: Connection, feed: Movable) -> str:
-    """Continue from the source's record of the consumer, after the source lost its tail, was restored or was upgraded.
+    """Set the consumer to the position that the source has recorded for it. For use after the source was restored, was
+    upgraded, or lost its latest commits.
 
     Returns the guarantee for the batches from here on: ``exactly once``, or ``at least once`` if processed batches come
     again. Raises ConsumerBusy while the consumer is at work, as ``move_consumer`` and ``drop_consumer`` do.

@@ -28,8 +28,8 @@ def install(
     returned with the reason.
 
     Raises InvalidArgument if a system to leave out is a dependency, and SchemaVersionMismatch if another version is
-    installed. Raises Refused if the server lacks an extension for a system in ``systems``. Raises Refused also if a
-    foreign schema has the name of a schema of ours, or if an installed system needs a dropped schema.
+    installed. Raises Refused if the server lacks an extension for a system in ``systems``, or if an installed
+    system needs a dropped schema. Also if another program has a schema of the same name.
     """
     with _as_owner(), connection.transaction():
         _lock(connection)
@@ -62,7 +62,9 @@ def _with_needs(systems: Sequence[str] | None, without: Sequence[str]) -> list[S
         needed_by = [other.folder for other in with_needs if system.folder in other.needs]
         if system in left_out:
             if needed_by:
-                raise InvalidArgument(f"{needed_by[-1]} needs {system.folder}: leave out both, or neither")
+                raise InvalidArgument(
+                    f"{system.folder} cannot be left out, because {needed_by[-1]} needs it: leave out both, or neither"
+                )
         elif needed_by or system in _chosen(systems):
             with_needs.append(system)
     return with_needs[::-1]

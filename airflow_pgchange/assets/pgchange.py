@@ -80,7 +80,8 @@ def feed_asset(
 
 
 def _suffix(conditions: Mapping[str, Any]) -> str:
-    """Return the end of an asset's name, with its conditions. Empty if all conditions are the defaults."""
+    """Return the suffix of an asset's name that shows its conditions, such as `` (min_changes=5)``. Empty for
+    defaults."""
     if not conditions:
         return ""
     return " ({})".format(", ".join(f"{name}={json.dumps(value)}" for name, value in conditions.items()))

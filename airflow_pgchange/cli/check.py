@@ -29,9 +29,11 @@ from airflow_pgchange.plugins.watched_assets import Clash, WatchedAsset, clashes
 from airflow_pgchange.utils.compat import dag_bag, dag_serialization
 
 Naming = dict[Place, dict[Watched | None, set[str]]]
-"""The feeds that DAGs name at each place, with these DAGs. The feed is None if DAGs name only the connections."""
+"""By place (a pair of connections): the feeds that DAGs name there, with the ids of these DAGs. The feed is None if DAGs
+name only the connections."""
 Starts = dict[tuple[Place, str], dict[str, set[str]]]
-"""For each consumer at a place, the starts that DAGs give, each with these DAGs. Different starts are an error."""
+"""By consumer: the values of ``start`` in tasks, such as "beginning", each with the ids of its DAGs. Different values for
+one consumer are an error."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def naming_of(named: Mapping[str, Iterable[Named]]) -> Naming:
 
 
 def starts_of(named: Mapping[str, Iterable[Named]]) -> Starts:
-    """Collect the places at which the tasks of DAGs start a new consumer."""
+    """Collect, by consumer, the argument ``start`` of tasks with the ids of their DAGs."""
     starts: Starts = defaultdict(lambda: defaultdict(set))
     for dag_id, all_named in named.items():
         for each in all_named:
@@ -91,7 +93,7 @@ def starts_of(named: Mapping[str, Iterable[Named]]) -> Starts:
 def _check_place(
     place: Place, feeds: Mapping[Watched | None, set[str]], asset_clashes: Sequence[Clash], starts: Starts
 ) -> Iterator[tuple[str, set[str], str, str]]:
-    """Yield for each feed its name, its DAGs, the start of its consumer if the consumer is new, and its problems."""
+    """Yield for each feed its name, its DAGs, its problems, and the position at which its consumer will start, if new."""
     ordered = sorted(feeds.items(), key=lambda item: "" if item[0] is None else item[0].name)
     conninfos: list[str] = []
     results: list[tuple[str | None, str | None]] = []
@@ -122,7 +124,8 @@ def _check_feed(
     feed: Watched | None,
     starts: Mapping[str, set[str]],
 ) -> tuple[str | None, str | None]:
-    """Return the start of the feed's consumer, if the consumer is new, and the reason why the feed cannot be watched."""
+    """Return the position at which the feed's consumer will start, or None if the consumer is not new. Return also the
+    reason why the feed cannot be watched, or None."""
     if feed is None:
         return None, None
     problem = hindrance(results, source, feed)
@@ -143,7 +146,7 @@ def _two_starts(starts: Mapping[str, set[str]]) -> str:
 
 
 def _of_spark(needed: Mapping[str, Iterable[SparkNeeds]]) -> Iterator[dict[str, Any]]:
-    """Yield a row for each Spark connection, or for each of the ways in which tasks use it."""
+    """Yield a row for each Spark connection, or several if tasks use it with different settings."""
     dags: dict[SparkNeeds, set[str]] = defaultdict(set)
     for dag_id, all_needs in needed.items():
         for needs in all_needs:

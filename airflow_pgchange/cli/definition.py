@@ -20,18 +20,24 @@ def _arg(*flags: str, **options: Any) -> Arg:
 
 
 POSTGRES_CONN_ID = _arg(
-    "--postgres-conn-id", help="Airflow connection of the database (of the results, for a consumer)"
+    "--postgres-conn-id",
+    help="Airflow connection of the database; for a consumer, the database of its results",
 )
-DSN = _arg("--dsn", help="or its libpq connection string")
+DSN = _arg("--dsn", help="libpq connection string of this database, instead of an Airflow connection")
 SOURCE_CONN_ID = _arg(
-    "--source-conn-id", help="Airflow connection of the database that holds the changes; default: the same"
+    "--source-conn-id",
+    help="Airflow connection of the database with the changes; default: the database of the results",
 )
-SOURCE_DSN = _arg("--source-dsn", help="or its libpq connection string")
-SYSTEM = _arg("--system", action="append", dest="systems", help="only this system; may be repeated")
+SOURCE_DSN = _arg(
+    "--source-dsn", help="libpq connection string of the database with the changes, instead of a connection"
+)
+SYSTEM = _arg(
+    "--system", action="append", dest="systems", help="name of a system; can be repeated; default: all"
+)
 WITHOUT = _arg(
     "--without",
     action="append",
-    help="not this system, such as topology beside PostGIS; may be repeated",
+    help="name of a system to leave out, such as topology if PostGIS uses that schema; can be repeated",
 )
 CONSUMER = _arg(
     "consumer",
@@ -44,41 +50,51 @@ MOVABLE = _arg(
 DELTA = _arg(
     "--delta",
     metavar="location",
-    help="let this Delta table accept the batch in work, which it refuses after a restore; nothing else changes",
+    help="location of a Delta table that refuses the current batch after a restore: let it accept the batch. Nothing "
+    "else changes",
 )
-REASON = _arg("--reason", required=True, help="why; it is recorded")
+REASON = _arg("--reason", required=True, help="the reason, which is recorded")
 TO = _arg(
     "--to",
     required=True,
-    help="beginning, now, or (not of the topology) a time such as 2026-01-31T12:00:00+00:00",
+    help="the new position: beginning, now, or a time such as 2026-01-31T12:00:00+00:00 (no time for the topology)",
 )
 START = _arg(
     "--start",
     default="beginning",
-    help="where it starts: beginning, now, or (not of the topology) a time such as 2026-01-31T12:00:00+00:00",
+    help="the first position: beginning, now, or a time such as 2026-01-31T12:00:00+00:00 (no time for the topology)",
 )
-RETENTION = _arg("--retention", help="history that is older goes, such as '30 days'")
+RETENTION = _arg("--retention", help="delete history that is older than this, such as '30 days'")
 RETENTION_BYTES = _arg(
-    "--retention-bytes", help="history beyond the newest so many of a feed goes, such as '10 GB'"
+    "--retention-bytes", help="delete the oldest history of a feed beyond this size, such as '10 GB'"
 )
 RETENTION_COUNT = _arg(
-    "--retention-count", type=int, help="history beyond the newest so many changes of a feed goes"
+    "--retention-count", type=int, help="delete the oldest history of a feed beyond this number of changes"
 )
-SAGA_RETENTION = _arg("--saga-retention", help="sagas that ended longer ago go, such as '30 days'")
-LETTER_RETENTION = _arg("--letter-retention", help="dead letters given up longer ago go, such as '90 days'")
-EVERY = _arg("--every", help="go on, with a run each time this has passed, such as '1 min'; default: one run")
-WIDTH = _arg("--width", type=int, help="transaction ids of a partition of the commit queue; default: 1000000")
-AHEAD = _arg("--ahead", type=int, help="how many of them are made ahead at least; default: 2")
-LETTERS = _arg("ids", nargs="*", type=int, metavar="letter", help="numbers of letters, as list shows them")
+SAGA_RETENTION = _arg(
+    "--saga-retention", help="delete sagas that ended longer ago than this, such as '30 days'"
+)
+LETTER_RETENTION = _arg(
+    "--letter-retention", help="delete dead letters that are older than this, such as '90 days'"
+)
+EVERY = _arg("--every", help="repeat at this interval until stopped, such as '1 min'; default: run once")
+WIDTH = _arg(
+    "--width", type=int, help="transaction ids in each partition of the commit queue; default: 1000000"
+)
+AHEAD = _arg("--ahead", type=int, help="minimum number of empty partitions to create ahead; default: 2")
+LETTERS = _arg(
+    "ids", nargs="*", type=int, metavar="letter", help="numbers of dead letters, as `letters list` shows them"
+)
 OF_CONSUMER = _arg(
-    "--consumer", help="letters of this consumer, as status names it: commits:delays/0, tube:copies/0"
+    "--consumer",
+    help="only dead letters of this consumer, by its name in status: commits:delays/0, tube:copies/0",
 )
-OLDER_THAN = _arg("--older-than", help="letters given up longer ago, such as '7 days'")
+OLDER_THAN = _arg("--older-than", help="only dead letters that are older than this, such as '7 days'")
 KEY = _arg("key", help="the iid of a message, the id of an event or of a row, or the value of a field")
 FIELD = _arg(
-    "--field", help="the field of a payload, or of a message, that has this value, such as customer.id"
+    "--field", help="search for the value in this field of payloads and messages, such as customer.id"
 )
-YES = _arg("-y", "--yes", action="store_true", help="do not ask")
+YES = _arg("-y", "--yes", action="store_true", help="do not ask for confirmation")
 
 DAG_FILES = _arg(
     "files",
@@ -90,17 +106,17 @@ DAG_FILES = _arg(
 NO_SPARK = _arg(
     "--no-spark",
     action="store_true",
-    help="leave out Spark, as on a machine that has no Java and runs no tasks",
+    help="do not check Spark, for example on a machine without Java that runs no tasks",
 )
 LISTEN = _arg("--listen", default="127.0.0.1:4327", help="address and port for clients; default: %(default)s")
 USERS = _arg(
     "--users", type=Path, help="file of the users that may connect: names and SCRAM-SHA-256 verifiers"
 )
-TRUST = _arg("--trust", action="store_true", help="or accept every client without a password")
+TRUST = _arg("--trust", action="store_true", help="accept every client without a password")
 TLS_CERT = _arg("--tls-cert", type=Path, help="certificate for clients that want TLS, in PEM")
-TLS_KEY = _arg("--tls-key", type=Path, help="and its key")
+TLS_KEY = _arg("--tls-key", type=Path, help="private key of the certificate, in PEM")
 REQUIRE_TLS = _arg("--require-tls", action="store_true", help="refuse clients that do not want TLS")
-MAX_CLIENTS = _arg("--max-clients", type=int, help="how many may be connected at once; default: 5000")
+MAX_CLIENTS = _arg("--max-clients", type=int, help="maximum number of connected clients; default: 5000")
 
 WHERE = (POSTGRES_CONN_ID, DSN)
 LIMITS = (RETENTION, RETENTION_BYTES, RETENTION_COUNT)
@@ -121,7 +137,8 @@ def _command(function: str, help: str, *args: Arg, name: str | None = None) -> A
 def _letters() -> GroupCommand:
     """Define the commands for dead letters.
 
-    A letter is in the database of its consumer's progress: that of the results, or that of the tube.
+    A dead letter is stored with its consumer's progress: in the database of the results or, for a tube, in that of the
+    changes.
     """
     return GroupCommand(
         name="letters",
@@ -170,11 +187,17 @@ def get_pgchange_cli_commands() -> list[GroupCommand]:
     return [
         GroupCommand(
             name="pgchange",
-            help="Install, look after and repair feeds of PostgreSQL changes",
+            help="Install, monitor and repair feeds of PostgreSQL changes",
             subcommands=(
                 _command("schema.install", "Install the schemas that are missing", *WHERE, SYSTEM, WITHOUT),
                 _command("schema.upgrade", "Bring installed schemas to this package's version", *WHERE),
-                _command("schema.uninstall", "Remove schemas, with what waits in them", *WHERE, SYSTEM, YES),
+                _command(
+                    "schema.uninstall",
+                    "Remove schemas with their data, also data that waits to be processed",
+                    *WHERE,
+                    SYSTEM,
+                    YES,
+                ),
                 _command(
                     "status.status",
                     "Show all consumers: lag, batch in work, and the transaction that holds it back",
@@ -182,7 +205,7 @@ def get_pgchange_cli_commands() -> list[GroupCommand]:
                 ),
                 _command(
                     "check.check",
-                    "Whether the feeds that DAGs name can be watched, and Spark can run batches; ends with code 1 if not",
+                    "Check that feeds of DAGs can be watched, and that Spark can run batches. The exit code is 1 if not",
                     DAG_FILES,
                     NO_SPARK,
                 ),
@@ -209,7 +232,7 @@ def get_pgchange_cli_commands() -> list[GroupCommand]:
                 _letters(),
                 _command(
                     "consumers.repair",
-                    "Go on after the source lost its tail, or was restored",
+                    "Let a consumer continue after the source was restored or lost its latest commits",
                     *WHERE_BOTH,
                     CONSUMER,
                     DELTA,
@@ -217,7 +240,7 @@ def get_pgchange_cli_commands() -> list[GroupCommand]:
                 ),
                 _command(
                     "consumers.register",
-                    "Register a new consumer, and say where it starts",
+                    "Register a new consumer with its first position",
                     *WHERE_BOTH,
                     MOVABLE,
                     START,
@@ -242,7 +265,7 @@ def get_pgchange_cli_commands() -> list[GroupCommand]:
                 ),
                 ActionCommand(
                     name="maintain",
-                    help="Maintain a database, once or until stopped: partitions, history, captures, what is left over",
+                    help="Maintain a database, once or until stopped: partitions, history, captures, cleaning up",
                     func=lazy_load_command("airflow_pgchange.cli.maintenance.maintain"),
                     args=(
                         *WHERE,

@@ -60,7 +60,7 @@ class SparkDecoratedOperator(DecoratedOperator, SparkBatchOperator):
         own = dict(
             signature.replace(parameters=parameters).bind(*(op_args or ()), **(op_kwargs or {})).arguments
         )
-        # The base class binds the function's arguments now, so None stands in for the batch.
+        # The base class binds these arguments to the function now. The job does not exist yet, so pass None.
         super().__init__(python_callable=python_callable, op_kwargs={JOB: None, **own}, **kwargs)
         self.op_kwargs = own
 

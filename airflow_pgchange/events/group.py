@@ -205,8 +205,8 @@ def held_group(
             if not connection.closed:
                 raise
             raise ConnectionLost(
-                f"group {name}: the connection that held it ended ({str(error).strip()}); what was not stored "
-                "comes again to the next reader of the group"
+                f"group {name}: the connection that locked it was lost ({str(error).strip()}); events after the stored "
+                "cursor come again to the next reader of the group"
             ) from error
 
 
@@ -222,7 +222,7 @@ def _lock(
         return bool(ask(connection, lock))
 
     if not succeeds(attempt, busy_timeout):
-        raise ConsumerBusy(f"group {name} is held by somebody else: stop that, or wait for it")
+        raise ConsumerBusy(f"group {name} is locked by another session: stop that session, or wait for it")
 
 
 def _came_by(retry: Event) -> tuple[str, ...]:

@@ -80,8 +80,8 @@ class HandlerThreads:
             self._stuck = [thread for thread in self._stuck if thread.is_alive()]
             if len(self._stuck) > MOST_STUCK:
                 raise HandlerFailed(
-                    f"handler {self._handler.name}: {len(self._stuck)} calls run on past their timeout of "
-                    f"{self._timeout:g} s: give what they wait for a timeout too; nothing is lost"
+                    f"handler {self._handler.name}: {len(self._stuck)} calls still run after their timeout of "
+                    f"{self._timeout:g} s: set timeouts in the handler for everything it waits for; nothing is lost"
                 )
 
     def next_deadline(self) -> float | None:

@@ -207,7 +207,7 @@ class EventStreams:
         return texts
 
     async def _missed(self, client: Client) -> list[tuple[Place, str | None]] | None:
-        """Return the next events that a client missed; None if some may have been trimmed while a slow client read."""
+        """Return the next events that a client missed; None if the log was trimmed beyond the client's place."""
         missed = await self._log.missed(client.subscription_id, client.place, self._place, client.portion)
         # Check after the query, because events may be trimmed until the query reads them.
         return None if await self._log.passed(client.place) else missed

@@ -27,8 +27,9 @@ PATIENCE = "5s"
 HIDDEN = "***"
 SECRETS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
 """The options of libpq that are secrets."""
-# A quoted value ends with the quote with which it began, after the same number of backslashes. If it was quoted again, as
-# by repr, two backslashes escape a quote, and the value continues after it.
+# A text may have been quoted several times, for example by repr, so there may be backslashes before the quotes of a
+# value. A value that begins with backslashes and a quote ends at the next quote with exactly as many. In a value that
+# begins with a bare quote, a quote after two backslashes belongs to the value if a letter or digit follows.
 NAMED = re.compile(
     r"(?i)(\b\w*(?:password|passwd|pwd|secret|token|api_?key)(?:\\{0,16}['\"])?\s*[=:]\s*)"
     r"(?:(?:'(?:[^'\\]|\\.|(?<=\\)'(?=\w))*')+|\"(?:[^\"\\]|\\.|(?<=\\)\"(?=\w))*\""

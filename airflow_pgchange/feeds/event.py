@@ -66,7 +66,8 @@ class EventFeed(OfferedFeed):
         if part.count <= FEW:
             function, arguments = "pgmb.some_events", [*arguments, alone]
         else:
-            # If each dispatch belongs to one subscription, the events need not be sorted.
+            # "alone": each dispatch has events of only one subscription, so its events are stored in order. They need no
+            # sort.
             function = "pgmb.events_alone" if alone else "pgmb.events_shared"
         return call(function, *arguments)
 

@@ -3,9 +3,8 @@
 ``lag`` returns how far a consumer is behind, ``claim`` its next batch, ``partitions`` reads a batch, and ``ack`` records
 it as processed. A query that a feed builds has no parameters, and returns one row with one JSON column.
 
-Each docstring begins with the database that answers the query. ``results`` is the database of the results, and
-``source`` that of the changes. ``progress`` is ``results`` or ``source``, whichever holds the consumer's lock and
-progress.
+The docstring of each query begins with the database that answers it: the results, or the source, which has the changes.
+The database of the progress is either of them: it holds the consumer's lock and progress.
 """
 
 from __future__ import annotations
@@ -57,15 +56,15 @@ class Watched(Protocol):
         """The name of the consumer in messages, logs and metrics."""
 
     def position(self) -> sql.Composed:
-        """progress: the consumer's position, or null if it has not begun."""
+        """At the database of the progress: the consumer's position, or null if it has not begun."""
 
     def lag(self, position: Position, upto: int) -> sql.Composed:
-        """source, any server: the fields of ``Lag``. The cost grows with ``upto``, and not with the backlog or the
-        history."""
+        """At any server of the source: the fields of ``Lag``. The cost grows with ``upto``, and not with the backlog or
+        the history."""
 
     def locked(self) -> sql.Composed:
-        """progress: whether a transaction holds the consumer's lock, or the consumer's batch is leased. Does not take the
-        lock. A lease is not known here if the changes are in another database."""
+        """At the database of the progress: whether a transaction holds the consumer's lock, or the consumer's batch is
+        leased. Does not take the lock. A lease is not known here if the changes are in another database."""
 
 
 @runtime_checkable
@@ -75,7 +74,8 @@ class Shared(Protocol):
 
     @classmethod
     def lags(cls, asked: Sequence[tuple[Any, Position, int]]) -> sql.Composed:
-        """source, any server: an array with the ``lag`` of each feed, in order. It fails if one of them fails."""
+        """At any server of the source: an array with the ``lag`` of each feed, in order. It fails if one of them
+        fails."""
 
 
 @runtime_checkable
@@ -104,13 +104,15 @@ class Feed(Watched, Protocol):
         """Return the feed of a consumer, given the column ``feed`` of its row in ``pgchange.status()``."""
 
     def register(self) -> sql.Composed:
-        """progress: create this consumer's progress unless it exists. Needs a transaction of its own."""
+        """At the database of the progress: create this consumer's progress unless it exists. Needs a transaction of its
+        own."""
 
     def lock(self) -> sql.Composed:
-        """progress: take the consumer's lock; false if another transaction holds it."""
+        """At the database of the progress: take the consumer's lock; false if another transaction holds it."""
 
     def choose(self, position: Position, limit: int) -> sql.Composed | None:
-        """source, a standby: the next batch that can be read there. None for a feed that reads only the primary."""
+        """At a standby of the source: the next batch that can be read there. None for a feed that reads only the
+        primary."""
 
     def claim(
         self,
@@ -121,7 +123,8 @@ class Feed(Watched, Protocol):
         *,
         split: bool = False,
     ) -> sql.Composed:
-        """source, primary: record and return the next batch, or the batch in work once more; null if nothing is ready.
+        """At the source's primary: record and return the next batch, or the batch in work once more; null if nothing is
+        ready.
 
         A batch that has failed ``max_attempts`` times is refused, which does not count as an attempt. With ``split``, a
         batch that has failed so often by its own content is split, and its first half is returned. The other parts come
@@ -129,58 +132,61 @@ class Feed(Watched, Protocol):
         """
 
     def leased(self, claim: sql.Composed, owner: str, lease: Seconds) -> sql.Composed:
-        """source, primary: ``claim``, which is a query of ``claim``, and a lease of its batch, for this time from now.
+        """At the source's primary: ``claim``, which is a query of ``claim``, and a lease of its batch, for this time from
+        now.
 
         Until the lease ends, a claim raises Leased. ``owner`` says for people who processes the batch.
         """
 
     def renew(self, token: Token, lease: Seconds) -> sql.Composed:
-        """source, primary: let the lease end this much later than now. Raises StaleClaim if another attempt has begun,
-        or the batch has ended."""
+        """At the source's primary: let the lease end this much later than now. Raises StaleClaim if another attempt has
+        begun, or the batch has ended."""
 
     def end_lease(self, token: Token) -> sql.Composed:
-        """source, primary: end the lease; false if another attempt has begun, or the batch has ended."""
+        """At the source's primary: end the lease; false if another attempt has begun, or the batch has ended."""
 
     def end_leases(self, owner: str | None = None) -> sql.Composed:
-        """source, primary: end the leases of the consumer, or those of ``owner``, and return how many there were."""
+        """At the source's primary: end the leases of the consumer, or those of ``owner``, and return how many there
+        were."""
 
     def resume(self, position: Position, token: Token) -> sql.Composed:
-        """source, primary: the batch as the claim returned it, for a transaction that holds the lock. Raises StaleClaim
-        if another attempt has begun, or the batch has ended."""
+        """At the source's primary: the batch as the claim returned it, for a transaction that holds the lock. Raises
+        StaleClaim if another attempt has begun, or the batch has ended."""
 
     def changes(self, batch: Batch, part: Slice) -> sql.Composed:
-        """source, any server: the function call that returns the changes of a slice of the batch, in order.
+        """At any server of the source: the function call that returns the changes of a slice of the batch, in order.
         ``partitions`` selects from it. Its ``id`` is text if ``batch.key`` is not bigint."""
 
     def change(self, row: Mapping[str, Any]) -> Change:
         """Return the change in a row of a partition."""
 
     def point(self) -> sql.Composed:
-        """source, primary: the goal of a consumer that has processed everything that is committed now."""
+        """At the source's primary: the goal of a consumer that has processed everything that is committed now."""
 
     def passed(self, position: Position, goal: Goal) -> sql.Composed:
-        """source, primary: ``{passed, goal}``: whether a consumer at ``position`` has reached the goal, and the goal for
-        the next query, which makes that query cheaper."""
+        """At the source's primary: ``{passed, goal}``. ``passed``: whether a consumer at ``position`` has reached the
+        goal. ``goal``: the goal for the next query, which makes that query cheaper."""
 
     def outcome(self, token: Token) -> sql.Composed:
-        """progress and source: the outcome of the attempt, as far as this database knows it: ``acked``, ``skipped``,
-        ``split``, ``failed`` or ``claimed``. Null if it knows nothing. The database of the progress knows the first
-        two, the source the others."""
+        """At the database of the progress, and at the source: the outcome of the attempt if this database knows it:
+        ``acked``, ``skipped``, ``split``, ``failed`` or ``claimed``. Null if it does not. The database of the progress
+        knows the first two, the source the others."""
 
     def ack(self, batch: Batch) -> sql.Composed:
-        """progress: record the batch as processed. Raises StaleClaim if the position has changed since the claim."""
+        """At the database of the progress: record the batch as processed. Raises StaleClaim if the position has changed
+        since the claim."""
 
     def in_work(self, position: Position) -> sql.Composed:
-        """source, primary: the batch that was claimed and not acked, as the claim returned it, and the ``error`` of its
-        last attempt. Null if there is no such batch."""
+        """At the source's primary: the batch that was claimed and not acked, as the claim returned it, and the ``error``
+        of its last attempt. Null if there is no such batch."""
 
     def note_failure(self, batch: Batch, error: str, of_batch: bool | None = None) -> sql.Composed:
-        """source, primary: store the error of this attempt on the batch, and whether the batch itself may have caused
-        it."""
+        """At the source's primary: store the error of this attempt on the batch, and whether the batch itself may have
+        caused it."""
 
     def skip(self, row: Mapping[str, Any], reason: str) -> sql.Composed:
-        """progress: make a batch that ``in_work`` returned a dead letter, move past it, and return the letter's
-        number."""
+        """At the database of the progress: make a batch that ``in_work`` returned a dead letter, move past it, and return
+        the letter's number."""
 
 
 @runtime_checkable
@@ -188,11 +194,12 @@ class OfTables(Feed, Protocol):
     """The contract of a feed whose changes are changes of tables: it can list the tables."""
 
     def tables(self) -> sql.Composed:
-        """source, any server: ``[[schema, name], ...]`` of the tables. The role may need a further right."""
+        """At any server of the source: ``[[schema, name], ...]`` of the tables. The role may need a further right."""
 
 
 def lags(asked: Sequence[tuple[Watched, Position, int]]) -> sql.Composed:
-    """source, any server: an array with the ``lag`` of each of these feeds of one kind, in order, by one query."""
+    """At any server of the source: an array with the ``lag`` of each of these feeds of one kind, in order, by one
+    query."""
     kind = type(asked[0][0])
     if issubclass(kind, Shared):
         return kind.lags(asked)
@@ -248,41 +255,41 @@ class Movable(Feed, Protocol):
         """Where a new consumer starts: ``"beginning"``, ``"now"``, a time or a point."""
 
     def mark(self) -> sql.Composed:
-        """source, primary: the mark of the consumer's last claim; null if there is none."""
+        """At the source's primary: the mark of the consumer's last claim; null if there is none."""
 
     def adopt_mark(self, mark: Mapping[str, Any] | None) -> sql.Composed:
-        """results: continue from a ``mark``. Returns the guarantee from then on: ``exactly once`` or ``at least
+        """At the results: continue from a ``mark``. Returns the guarantee from then on: ``exactly once`` or ``at least
         once``."""
 
     def point_at(self, at: datetime | str | None) -> sql.Composed:
-        """source, primary: the point after all changes that exist now, or that existed before a time. Raises
+        """At the source's primary: the point after all changes that exist now, or that existed before a time. Raises
         InvalidArgument for a time if the feed has no times."""
 
     def note_move(self, position: Position, point: Any) -> sql.Composed:
-        """source, primary: record a move, as a claim records a batch, and return the version for ``move_to``.
+        """At the source's primary: record a move, as a claim records a batch, and return the version for ``move_to``.
 
         ``point`` is the result of ``point_at``, or None for the beginning.
         """
 
     def move_to(self, point: Any, version: int) -> sql.Composed:
-        """results: continue from the point of a move that ``note_move`` has recorded."""
+        """At the results: continue from the point of a move that ``note_move`` has recorded."""
 
     def consumer_names(self) -> sql.Composed:
-        """source: a row for each consumer of this kind that has claimed or was moved, with its name."""
+        """At the source: a row for each consumer of this kind that has claimed or was moved, with its name."""
 
     def note_start(self, position: Position, point: Any) -> sql.Composed:
-        """source, primary: note the point at which a new consumer starts; the version for ``start_at``, or null if the
-        consumer is not new."""
+        """At the source's primary: note the point at which a new consumer starts; the version for ``start_at``, or null
+        if the consumer is not new."""
 
     def start_at(self, point: Any, version: int) -> sql.Composed:
-        """results: put a new consumer at the point that ``note_start`` noted; false if it is not new."""
+        """At the results: put a new consumer at the point that ``note_start`` noted; false if it is not new."""
 
     def known(self) -> sql.Composed:
-        """source, primary: whether this database has a record of the consumer, whose progress may be in another
+        """At the source's primary: whether this database has a record of the consumer, whose progress may be in another
         database."""
 
     def forget(self) -> sql.Composed:
-        """results, and also source if that is another database with a record of the consumer: delete the consumer, its
+        """At the results, and at a different source that has a record of the consumer: delete the consumer, its
         claim and its dead letters."""
 
 

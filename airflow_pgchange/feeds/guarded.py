@@ -47,7 +47,7 @@ class Connection(psycopg.Connection[Any]):
     line: Line | None = None
 
     def guard(self, conninfo: str) -> None:
-        """Watch this connection, which was opened by ``conninfo``, and have the server watch its client."""
+        """Watch this connection, which was opened by ``conninfo``, and let the server detect that its client is gone."""
         deadlines = server_timeout.deadlines(conninfo)
         if deadlines is None:
             return
@@ -56,7 +56,7 @@ class Connection(psycopg.Connection[Any]):
         self.guard_session()
 
     def guard_session(self) -> None:
-        """Have the server of a watched connection watch its client."""
+        """If this connection is watched, set the settings by which the server detects that its client is gone."""
         if self.line is None:
             return
         deadlines = self.line.deadlines
@@ -113,7 +113,7 @@ class AsyncConnection(psycopg.AsyncConnection[Any]):
     line: Line | None = None
 
     async def guard(self, conninfo: str) -> None:
-        """Watch this connection, which was opened by ``conninfo``, and have the server watch its client."""
+        """Watch this connection, which was opened by ``conninfo``, and let the server detect that its client is gone."""
         deadlines = server_timeout.deadlines(conninfo)
         if deadlines is None:
             return
@@ -305,7 +305,7 @@ def learn(line: Line, row: Any, settings: Iterable[str] = (), *, is_own: bool = 
     """
     if row is not None:
         line.opened_at, line.pid, line.server = row[0], row[1], row[2:5]
-        # The server may have refused the last one.
+        # The server may have refused the last query.
         line.settings = dict(zip(settings, row[5:], strict=False))
         line.has_session = is_own
 

@@ -240,7 +240,7 @@ def _answered(line: Line, connection: psycopg.Connection[Any]) -> bool:
                 return True
             if result.status == ExecStatus.FATAL_ERROR:
                 error = error_from_result(result)
-                # Any other error is an answer, for example if somebody cancelled the heartbeat.
+                # Any other error proves that the server is alive, for example the error of a cancelled heartbeat.
                 if error.diag.severity_nonlocalized in ENDS:
                     raise error
         return False

@@ -65,9 +65,9 @@ order by u.place
 
 @dataclass(frozen=True)
 class KeyColumn:
-    """A column of a key. ``type`` is the type in which it is compared with the text of an id, with its schema.
+    """A column of a key. ``type``, with its schema, is the type to which the text of an id is cast for a comparison.
 
-    It is None for an id that is a number, which is compared as it is. ``length`` is the length of a ``char``, and
+    It is None if ids are numbers, which are compared without a cast. ``length`` is the length of a ``char``, and
     ``numeric`` the precision and scale of a ``numeric``: the column holds no other values.
     """
 
@@ -78,7 +78,8 @@ class KeyColumn:
     numeric: tuple[int, int] | None = None
 
     def finds(self, table: str, text: sql.Composable) -> sql.Composed:
-        """The condition that the column of ``table`` (an alias) has the value with this text. An index can be used."""
+        """Return the condition that the column of ``table`` (an alias) has the value of this text. It can use an
+        index."""
         column = sql.Identifier(table, self.name)
         if self.type is None:
             return sql.SQL("{} = {}").format(column, text)
@@ -89,7 +90,8 @@ class KeyColumn:
         return sql.SQL('{} and {}::pg_catalog.text collate "C" = {}').format(found, column, text)
 
     def shown(self, table: str) -> sql.Composed:
-        """The text of the column of ``table`` (an alias) in an id, or its number."""
+        """Return the SQL expression of the column, of the alias ``table``, as it appears in an id: as text, or as a
+        number."""
         column = sql.Identifier(table, self.name)
         if self.type is None:
             return sql.SQL("{}").format(column)
@@ -100,7 +102,7 @@ class KeyColumn:
         return sql.SQL("{}::pg_catalog.text").format(column)
 
     def value(self, text: sql.Composable) -> sql.Composed:
-        """The value with this text as the column holds it; null if the column cannot hold it."""
+        """Return the SQL expression that casts a text to the column's type; null if the column cannot hold the value."""
         cast = self._cast(text)
         if self.length is not None:
             return sql.SQL(

@@ -111,11 +111,11 @@ class TubeFeed(SchemaFeed):
         return Change(id=row["id"], position=str(row["seq"]), created_at=row["touched_at"], data=data)
 
     def attached(self) -> sql.Composed:
-        """source, any server: the tables attached to this worker's shards, for ``Attached.all``."""
+        """At any server of the source: the tables attached to this worker's shards, for ``Attached.all``."""
         return select("tube.attached_to", *self.share)
 
     def key_types(self) -> sql.Composed:
-        """source, any server: the types of the columns of the tube's ids, as ``Batch.key`` has them."""
+        """At any server of the source: the types of the columns of the tube's ids, as ``Batch.key`` has them."""
         return sql.SQL("select pg_catalog.to_jsonb(({}).key::text[])").format(call("tube.named", self.tube))
 
     def tables(self) -> sql.Composed:

@@ -25,8 +25,10 @@ PROGRESS_AT = 120
 
 @dataclass(frozen=True)
 class Deadlines:
-    """The deadlines for signs of life, in seconds. They are parts of ``timeout``, so that a silence is detected before
-    ``timeout`` has passed, no matter when it begins between two checks."""
+    """The times in seconds after which a silent server is checked, and then given up. All are fractions of ``timeout``.
+
+    They add up, with the time between two checks, to less than ``timeout``. So a dead server is detected within
+    ``timeout``."""
 
     timeout: float
 
@@ -42,17 +44,19 @@ class Deadlines:
 
     @property
     def doubt(self) -> float:
-        """How long a statement may be without a sign of life until the witness is asked."""
+        """How long a statement may run without a sign of life until the witness, a second connection, checks the
+        server."""
         return self.timeout / 4
 
     @property
     def answer(self) -> float:
-        """How long the answer to a heartbeat, or of the witness, may take."""
+        """How long the server may take to answer a heartbeat, and the witness to answer."""
         return self.timeout * 5 / 12
 
     @property
     def quiet(self) -> float:
-        """How long a statement must be without a sign of life to be given up if the server does not work on it."""
+        """How long a statement must run without a sign of life before it is given up, if the server does not work on
+        it."""
         return self.timeout * 2 / 3
 
     @property

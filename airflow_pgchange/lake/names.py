@@ -10,7 +10,7 @@ _NAME = re.compile(r"pgchange_([0-9A-Za-z-]+)_([0-9]+)_")
 
 @dataclass(frozen=True)
 class Attempt:
-    """An attempt on a batch, as the names of its files have it."""
+    """An attempt on a batch, as it is written in the names of data files."""
 
     batch: str
     number: int

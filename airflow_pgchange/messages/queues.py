@@ -18,7 +18,7 @@ from airflow_pgchange.feeds.queries import ask, call, rows, select
 log = logging.getLogger(__name__)
 
 Texts = Mapping[str, str | None]
-"""The contents of an hstore: texts or None by name."""
+"""The contents of an hstore: a mapping of names to texts or None."""
 DAY = timedelta(days=1)
 REPLY_TO, REPLY_IID, IN_REPLY_TO = "reply_to", "reply_iid", "in_reply_to"
 """Properties of messages: a request names the queue and the iid of its answer, and an answer names its request."""
@@ -33,11 +33,11 @@ TEMPORARY = "temp."
 
 
 def as_hstore(values: Texts) -> str:
-    """Return a mapping of texts or None as the text of an hstore. Raises InvalidArgument for other values."""
+    """Return a mapping of names to texts or None in the notation of hstore. Raises InvalidArgument for other values."""
     for key, value in values.items():
         if not isinstance(key, str) or not isinstance(value, str | None):
             raise InvalidArgument(
-                f"a message has texts or None by name, not {key!r}: {value!r}: make it a text"
+                f"a message is a mapping of names to texts or None, but has {key!r}: {value!r}: convert it to a text"
             )
     return ", ".join(
         f"{_quoted(key)}=>{'NULL' if value is None else _quoted(value)}" for key, value in values.items()
@@ -147,7 +147,8 @@ def answer(
 
 
 def take(connection: psycopg.Connection[Any], iid: str) -> dict[str, str | None] | None:
-    """Receive a message by its iid, for all its consumers. Return its data, or None if there is no such message."""
+    """Receive a message by its iid, and remove it for all consumers of its queue. Return its data; None if there is no
+    such message."""
     return _data(connection, call("mbus.take", iid))
 
 

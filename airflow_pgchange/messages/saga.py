@@ -68,7 +68,7 @@ class Saga:
         for queue in self.queues:
             if not QUEUE_NAME.fullmatch(queue):
                 raise InvalidArgument(
-                    f"saga {self.name}: {queue!r} is not a name of a queue: at most 32 of a-z, _ and 0-9"
+                    f"saga {self.name}: {queue!r} is not a valid name of a queue: use at most 32 characters a-z, 0-9 or _"
                 )
         if self.bungs in (*self._of_steps, self.end, self.rolled_back):
             raise InvalidArgument(
@@ -79,12 +79,13 @@ class Saga:
     def _check(self, step: Step, names: list[str]) -> None:
         if unknown := set(step.after) - set(names):
             raise InvalidArgument(
-                f"saga {self.name}: step {step.name} is after {', '.join(sorted(unknown))}, which is not a step of it"
+                f"saga {self.name}: `after` of step {step.name} names {', '.join(sorted(unknown))}: name steps of this "
+                "saga"
             )
         if step.compensation is None and not step.lasting:
             raise InvalidArgument(
-                f"saga {self.name}: nothing undoes step {step.name}: name the queue of its compensation, "
-                "or say lasting=True"
+                f"saga {self.name}: step {step.name} has no compensation: name the queue of its compensation, or set "
+                "lasting=True if the step need not be undone"
             )
         if step.compensation is not None and step.lasting:
             raise InvalidArgument(
@@ -114,7 +115,7 @@ class Saga:
         except CycleError as error:
             waiting = " -> ".join(reversed(error.args[1]))
             raise InvalidArgument(
-                f"saga {self.name}: its steps wait for each other: {waiting}: take one of them out of `after`"
+                f"saga {self.name}: its steps wait for each other: {waiting}: remove one of them from `after`"
             ) from error
 
     def description(self) -> dict[str, Any]:

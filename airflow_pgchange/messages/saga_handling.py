@@ -140,7 +140,8 @@ def _put_back(connection: psycopg.Connection[Any], change: Change, end: TryAgain
 def _tried(
     connection: psycopg.Connection[Any], change: Change, do: Do, work: Work
 ) -> str | TryAgain | RollBack:
-    """Call the handler. Return ``done``, ``over``, or the answer that postpones the work. Only ``done`` keeps writes."""
+    """Call the handler. Return ``done``, ``over``, or the handler's answer TryAgain or RollBack. Only ``done`` keeps its
+    writes."""
     try:
         with connection.transaction():
             answer = answer_of(do, work, connection)

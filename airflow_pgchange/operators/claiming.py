@@ -146,7 +146,8 @@ class ClaimingOperator(ConsumerOperator):
 
     @property
     def _source_option(self) -> str:
-        """The option of the command line for the database of the changes. Empty if it is the database of the results."""
+        """Return the option ``--source-conn-id`` for commands that a log line recommends. Empty if results and changes
+        are in one database."""
         return f" --source-conn-id {self.source_conn_id}" if self.source_conn_id else ""
 
     def _letters_at(self, feed: Feed) -> tuple[str, str]:

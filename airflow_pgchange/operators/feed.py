@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 
 MANY_ATTEMPTS = 3
-"""If there is no ``max_attempts``: the attempt from which on the log says how to give up the batch, as health does."""
+"""Without ``max_attempts``: from this attempt on, the log says how to give up the batch. pgchange.health() uses the same
+number."""
 
 
 class FeedOperator(ClaimingOperator):

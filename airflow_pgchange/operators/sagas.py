@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 
 class StartSagaOperator(CheckedArguments, BaseOperator):
-    """Starts a saga: posts the messages of its steps, and of their compensations behind its bung, in one transaction.
+    """Starts a saga: posts the messages of all steps and compensations in one transaction.
+
+    The saga's bung, a message that nobody receives, holds the compensations back until the saga is rolled back.
 
     Guarantee: at least once. A task that is retried after its commit starts another saga.
 

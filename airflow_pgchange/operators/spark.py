@@ -106,7 +106,7 @@ class SparkBatchOperator(DetachedSpark, SparkSubmitOperator):
     ) -> None:
         if kwargs.pop("durable", False):
             raise InvalidArgument(
-                "durable=True is not possible: the consumer's transaction ends with the try"
+                "durable=True is not possible: the consumer's transaction ends with each try of the task; leave it out"
             )
         super().__init__(limit=limit, name=name, **{"deferrable": detached, **kwargs})
         # Set here, because before Airflow 3.3 Airflow's operator warns of each durable that it is given.

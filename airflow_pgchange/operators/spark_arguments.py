@@ -101,7 +101,7 @@ class SparkArguments:
         return str(self._of_the_hook["conn_id"])
 
     def _given_for_a_driver(self, operator: SparkSubmitOperator) -> list[str]:
-        """Return the names of the operator's arguments that only a driver of its own can use."""
+        """Return the names of the operator's arguments that have no effect with a Spark Connect server."""
         return [name for name in OF_A_DRIVER if self.value(operator, name)]
 
     def value(self, operator: BaseOperator, name: str) -> Any:

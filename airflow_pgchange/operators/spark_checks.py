@@ -188,7 +188,7 @@ def _check_kubernetes(master: str) -> None:
         )
     address = urlsplit(master.removeprefix("k8s://"))
     if not address.hostname:
-        # Spark takes an address without a scheme for HTTPS.
+        # If the address has no scheme, Spark connects by HTTPS.
         address = urlsplit(f"https://{master.removeprefix('k8s://')}")
     port = address.port or (80 if address.scheme == "http" else HTTPS_PORT)
     _reach("API of Kubernetes", [(address.hostname or "", port)])

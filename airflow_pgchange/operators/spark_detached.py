@@ -129,7 +129,8 @@ class DetachedSpark(LeasingOperator, FeedOperator):
         return arguments, properties, {**environment, HANDLE: str(handle)}
 
     def _release(self, handle: Handle, error: Exception) -> None:
-        """Let the batch be claimed again. An error that the application has stored itself is kept."""
+        """End the lease with the error, so that the batch can be claimed again. If the application has stored an error
+        itself, that error is kept."""
         results, source = self._conninfos()
         text = described(error, (results, source or ""))
         of_batch = None if isinstance(error, ApplicationFailed) else is_of_the_batch(error)

@@ -32,7 +32,7 @@ Method = Literal["GET", "PUT"]
 """The right to read, and the right to edit."""
 
 VIEW = Depends(requires_access_view(AccessView.PLUGINS))
-"""Dependency: the user may see plugins."""
+"""A route with this dependency works only for users who may see plugins."""
 
 LOOKING = [VIEW, room("looks")]
 """The dependencies of each route that reads from a database."""
@@ -120,7 +120,7 @@ def _named(request: Request, connection_id: str, session: SessionDep, source: So
 
 
 NAMED = Depends(_named)
-"""Dependency: a DAG names the connection. The API server connects to no other."""
+"""A route with this dependency works only for connections that a DAG names. The API server connects to no others."""
 
 BEARER = HTTPBearer(auto_error=False)
 """The token in a request's header, read as Airflow reads it. Without a token, the cookie identifies the user."""

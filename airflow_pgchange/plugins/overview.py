@@ -130,7 +130,8 @@ def _answering(look: Look[Said]) -> datamodels.Answering:
 
 
 def _reasons(looks: Mapping[Place, Look[Said]], places: Places) -> Reasons:
-    """Return the reasons of DAGs, for the consumers that are behind, are new or have findings."""
+    """Return, for consumers that are behind, new or with findings, the reasons why their DAGs do not process the
+    changes."""
     examined = set()
     for place, look in looks.items():
         said = look.said or NOTHING
@@ -196,12 +197,12 @@ def _consumers(
 
 
 def _seen_elsewhere(name: str, places: Places, rights: Rights) -> list[Place]:
-    """Return the places with their results here and their changes in another database that the user may see."""
+    """Return the places whose results are in this database and whose changes are in another, if the user may see both."""
     return [place for place in places.elsewhere(name) if rights.sees(place.connections)]
 
 
 def _hidden(name: str, places: Places, rights: Rights) -> dict[Key, Place]:
-    """Return the consumers with their results here whose changes are in a database that the user may not see."""
+    """Return the consumers with their results in this database and their changes in one that the user may not see."""
     seen = _seen_elsewhere(name, places, rights)
     others = [place for place in places.elsewhere(name) if place not in seen]
     hidden = {consumer: place for place in others for consumer in places.consumers[place]}

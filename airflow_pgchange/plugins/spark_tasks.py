@@ -18,7 +18,8 @@ class SparkNeeds:
     """The connection and the settings with which tasks submit to Spark.
 
     ``binary`` is the program that submits, if the task names a program. ``of_a_driver`` has the names of the task's
-    arguments that only a driver of its own can use. ``env_vars`` are the environment variables of the task, as JSON.
+    arguments that have no effect with a Spark Connect server. ``env_vars`` are the environment variables of the task, as
+    JSON.
     """
 
     conn_id: str

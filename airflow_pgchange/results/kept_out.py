@@ -82,7 +82,7 @@ def insert(
         count, first = _counted(connection, selected) - connection.execute(query).rowcount, None
     else:
         count, first = _unwritten(connection, staged, query, selected, _stands(staged, target, conflict))
-    # Do not count rows that a trigger has written into a child of the table, as a replacement for partitioning.
+    # A trigger may redirect rows into a child of the table, as in partitioning by inheritance. Such rows were written.
     if count > ask(connection, in_children) - before:
         were = f"{count:,} of {_counted(connection, selected):,} rows {_was(count)} not written"
         affected = _named(were, first, count)

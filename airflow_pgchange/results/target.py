@@ -107,7 +107,7 @@ class Target:
     rules: Sequence[str] = ()
     """The rules for inserts and updates. A merge cannot overwrite rows of a table that has such rules."""
     is_empty: bool = False
-    """The table is not partitioned, and its file is empty."""
+    """Whether the table has no rows for certain: it is not partitioned, and its file has no pages."""
 
     @property
     def identifier(self) -> sql.Identifier:

@@ -72,7 +72,7 @@ class Running:
             return wire.told(self._connection)
         except (EOFError, OSError) as error:
             raise ApplicationFailed(
-                "the process that minds the application has ended, and so has the application"
+                "the application was killed, because the process that supervises it has ended unexpectedly"
             ) from error
 
     def _read(self, say: Callable[[str], None]) -> bool:

@@ -1,4 +1,4 @@
-"""A function of a DAG's file as an application: written down where the task runs, called where the batch is processed."""
+"""Run a Python function of a DAG file as a Spark application: the task pickles the function, the application calls it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def write(folder: Path, function: Callable[..., object], arguments: Mapping[str,
 
 
 def main() -> None:
-    """Call the function of the file that the command line names, with each batch of this application."""
+    """Unpickle the function from the file that the command line names, and call it with each batch of this
+    application."""
     from airflow_pgchange.spark.entry import batch_jobs  # noqa: PLC0415
 
     file = Path(sys.argv[1])

@@ -330,7 +330,7 @@ class Job:
         return sink.stage(frame)
 
     def _source(self, table: str, frame: DataFrame) -> Source:
-        """Return the declarations of a table's columns that are in a frame."""
+        """Return the frame's columns as the table at the source declares them."""
         with connected(self._work.source, self.batch.lsn) as connection:
             return Source(table, columns_of_table(connection, table, frame.columns))
 

@@ -1,4 +1,4 @@
-"""The current step of an application, in a file beside its manifest. The operator logs it."""
+"""The progress of an application, as notes ("step: how far") in a file beside its manifest. The operator logs them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class Notes:
 
     @property
     def began(self) -> float | None:
-        """The time of the first note, by the monotonic clock of this machine; None if there is none yet."""
+        """The time at which the application wrote its first note, by this machine's monotonic clock; None if it has not
+        yet."""
         return next((float(when) for when, _, _ in self._read()), None)
 
     def __str__(self) -> str:

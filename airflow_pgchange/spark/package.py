@@ -35,7 +35,8 @@ KEPT = 30 * 24 * 3600.0
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("feeds", "lake", "results", "spark", "topology")
-"""The folders of the package that an application or an executor uses, besides the modules beside them."""
+"""The subpackages that go into the zip, because applications and executors import them. The package's own modules go
+into it, too."""
 
 
 def cache() -> Path:

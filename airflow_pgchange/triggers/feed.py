@@ -243,7 +243,7 @@ def _event(trigger: BaseTrigger, name: str, news: News, once: bool) -> TriggerEv
     Failures and recoveries are logged. With ``once``, an error that no retry can fix is an event.
     """
     if isinstance(news, Recovered):
-        trigger.log.info("%s: answered again", name)
+        trigger.log.info("%s: the query succeeds again", name)
     elif isinstance(news, Failure):
         if once and not isinstance(news.error, AirflowUnavailable | ServerUnavailable | ConsumerBusy):
             permanent = isinstance(news.error, Permanent)

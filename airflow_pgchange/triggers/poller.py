@@ -35,7 +35,7 @@ ANSWER_WITHIN = 30.0
 RECORDED_WITHIN = 1.0
 """Seconds for which the last subscriber that leaves a poller waits until its observation is recorded."""
 TICK = 0.1
-"""The longest time in seconds until the first query of a new subscriber."""
+"""Seconds between two looks for new subscribers and due queries: a new subscriber waits at most this long."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,8 @@ class Patience:
 
 
 PATIENCE = Patience(timeout=5.0, busy_timeout=0.1)
-"""The limits of one round trip. Queries that are sent separately share ``busy_timeout``."""
+"""The limits of a pipelined round trip. If its queries are sent one by one instead, ``busy_timeout`` is divided among
+them."""
 
 
 @dataclass(frozen=True)
@@ -227,7 +228,8 @@ class Switchboard:
     async def subscribe(
         self, watch: Watch, progress: str, source: str, interval: float, *, primary: bool = False
     ) -> AsyncIterator[Subscription]:
-        """Yield a subscription to the news of ``watch``, which ends with the block.
+        """Yield a subscription to ``watch``: iterate over it for readings, failures and recoveries. It ends with the
+        block.
 
         ``progress`` and ``source`` are Airflow connections. With ``primary`` the queries go to the source's primary,
         otherwise to any of its servers.

@@ -92,7 +92,7 @@ def touch(
         raise InvalidArgument("query must be SQL that returns the ids to touch")
     if odd := [tube for tube in tubes if set(tube) & set(",{}")]:
         raise InvalidArgument(
-            f"{odd[0]!r}: a tube with a comma or a brace in its name cannot be touched by a query"
+            f"{odd[0]!r}: the ids of a query cannot touch a tube with a comma or a brace in its name"
         )
     ask(connection, select("tube.tube_pods_insert", ",".join(tubes), query, shard, op))
 

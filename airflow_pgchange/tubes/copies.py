@@ -36,13 +36,13 @@ class TableDownstream:
     columns. A shared copy has a column ``shard``, as ``Job.mirror`` keeps it. The predicate runs with the rights of the
     source table's owner. The owner grants ``execute`` on it to the source's role.
 
-    If several tables touch the tube under one shard, a table without ``{table}`` in its name is a report of them all.
-    After a truncate, ids that only the other tables have are then returned, too: without the truncated rows the report
-    may have rows for them.
+    If ``table`` has no ``{table}`` and several tables are attached under one shard, it is a report that joins all of
+    them. After a truncate of one table, the ids of the other tables are returned, too. The report may have to change for
+    them, because it was computed with the truncated rows.
 
-    Raises Refused for control pods of users' types, and if the table is not attached or has no copy. Raises
-    InvalidArgument if a copy cannot tell the rows of two tables apart. Raises PermissionDenied if row security hides
-    rows of the source, or if ``table``, filled in, names a table that is no copy (``Attached.copy_in``).
+    Raises Refused for a control pod whose type a user has defined, and if the table is not attached or has no copy.
+    Raises InvalidArgument if a copy cannot tell the rows of two tables apart. Raises PermissionDenied if row security
+    hides rows of the source, or if ``table``, filled in, names a table that is no copy (``Attached.copy_in``).
     """
 
     results: str = field(repr=False)

@@ -29,7 +29,7 @@ select pg_catalog.set_config('datestyle', 'ISO, MDY', true), pg_catalog.set_conf
 
 @dataclass(frozen=True)
 class HeldIds:
-    """The ids in a table's ``columns``. ``kind`` is the type of an array of ids."""
+    """The ids in the ``columns`` of a table. ``kind`` is the SQL type of an array of ids: ``bigint[]`` or ``text[]``."""
 
     connection: psycopg.Connection[Any]
     table: str

@@ -23,7 +23,7 @@ from airflow_pgchange.results.staging import Copied, Result, Staged
 from airflow_pgchange.results.written import written
 
 Table = tuple[str, str, str]
-"""Database, schema and name."""
+"""The name of a table: its database, its schema and its own name."""
 
 
 @dataclass

@@ -28,7 +28,7 @@ def cpu_of(connection: psycopg.Connection, work: Callable[[], object]) -> float:
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds: CPU of the server's backend, and what the client waited, flushes of its commits included."""
+    """Seconds: the CPU time of the server's backend, and the time that the client waited, flushes included."""
 
     cpu: float
     waited: float

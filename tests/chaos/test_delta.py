@@ -66,5 +66,5 @@ def test_kills_lose_and_double_no_row_of_a_delta_table_on_s3(new_cluster, tmp_pa
 
 @PROOF
 def test_the_campaign_catches_a_commit_to_a_delta_table_without_another_look(new_cluster, tmp_path):
-    """Seconds: processes are killed, and overtaken, until each of that has happened."""
+    """Takes seconds: processes are killed, and overtaken, until each of that has happened."""
     assert DeltaCampaign(new_cluster(), tmp_path, ONE_LOOK).run().twice > 0

@@ -205,7 +205,7 @@ def show(name: str, campaign: Campaign, fired: DetachedFaults, found: Count) -> 
 
 
 def test_kills_and_late_acks_lose_and_double_nothing(cluster: Cluster, db: str, tmp_path: Path) -> None:
-    """Seconds: processes start in place of those that are killed, and leases have to end."""
+    """Takes seconds: processes start in place of those that are killed, and leases have to end."""
     campaign = Campaign(KINDS[EVERY_RUN], db, db, tmp_path, noted=NOTED_IN_EVERY_RUN)
     fired = campaign.run(partial(DetachedFaults, cluster, database=db, only=KILLS), 0)
     campaign.drain()
@@ -248,7 +248,7 @@ def test_servers_that_crash_too(
 def test_the_campaign_catches_an_ack_that_ignores_the_token(
     cluster: Cluster, db: str, tmp_path: Path
 ) -> None:
-    """Seconds: a lease has to end, and the next batch has to be in work."""
+    """Takes seconds: a lease has to end, and the next batch has to be in work."""
     campaign = Campaign(KINDS[EVERY_RUN], db, db, tmp_path, jobs=2, fault=NO_TOKEN)
     campaign.set_up()
     with campaign.writing(), crew(db, tmp_path, [one.command for one in campaign.members]) as started:

@@ -144,7 +144,7 @@ LARGER = pytest.mark.release("every run has a smaller campaign, and tests of par
     "size", [pytest.param(SMALL, id="small"), pytest.param(WHOLE, id="whole", marks=LARGER)]
 )
 def test_each_group_gets_each_of_its_events_once_and_in_order(new_cluster, tmp_path, elsewhere, size):
-    """Seconds: publishers and consumers are at work while one after the other is killed, and the server, too."""
+    """Takes seconds: publishers and consumers are at work while one after the other is killed, and the server, too."""
     source = new_cluster()
     results = new_cluster().conninfo() if elsewhere else source.conninfo()
     counts, acknowledged, undone = run(source, results, tmp_path, size)
@@ -160,7 +160,7 @@ def test_each_group_gets_each_of_its_events_once_and_in_order(new_cluster, tmp_p
 
 @PROOF
 def test_the_campaign_catches_a_cursor_by_id_alone(db, tmp_path):
-    """Seconds: a writer has to commit late for the fault to show."""
+    """Takes seconds: a writer has to commit late for the fault to show."""
     event_log.set_up(db, db)
     with crew(db, tmp_path, consumers(db, db, 2, "by id alone")) as at_work:
         with publishing(db, db, SMALL.campaign):

@@ -43,7 +43,7 @@ def test_results_beside_the_commits(new_cluster):
     [("pair", False), *(pytest.param(*other, marks=OTHER_KEYS) for other in OTHERS)],
 )
 def test_rows_with_keys_that_are_no_numbers_come_once_with_those_from_before(new_cluster, shape, ordered):
-    """Seconds: rows from before are enqueued while writers write and consumers fail."""
+    """Takes seconds: rows from before are enqueued while writers write and consumers fail."""
     source = new_cluster().conninfo()
     done = keyed.campaign_of(shape, source, ordered)
     verdict = keyed.verdict_of(shape, source)
@@ -52,14 +52,14 @@ def test_rows_with_keys_that_are_no_numbers_come_once_with_those_from_before(new
 
 
 def test_results_in_another_cluster(new_cluster, in_order):
-    """Seconds: commits go on while consumers and both servers are killed."""
+    """Takes seconds: commits go on while consumers and both servers are killed."""
     source, results = new_cluster().conninfo(), new_cluster().conninfo()
     done = harness.run(CommitFeed("chaos", 0, in_order=in_order), results, [source], Campaign())
     assert_exactly_once(done, results, source, in_order)
 
 
 def test_a_lagging_standby_alternating_with_its_primary(new_cluster, standby_of, in_order):
-    """Seconds: a standby has to lag, more than once."""
+    """Takes seconds: a standby has to lag, more than once."""
     primary = new_cluster()
     standby = standby_of(primary, recovery_min_apply_delay="'120ms'")
     source = primary.conninfo()

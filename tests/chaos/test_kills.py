@@ -75,14 +75,14 @@ def finish(scene, master):
 
 @pytest.mark.parametrize(("victim", "step", "apart"), CASES)
 def test_a_kill_loses_and_doubles_nothing(request, scene, victim, step, apart):
-    """Seconds: the operator is a process, and its driver a JVM."""
+    """Takes seconds: the operator is a process, and its driver a JVM."""
     killed(request, scene, victim, step, apart=apart)
 
 
 @OF_LAKES
 @pytest.mark.parametrize(("victim", "step"), LAKE_CASES)
 def test_a_kill_loses_and_doubles_nothing_in_a_lake(request, scene, victim, step):
-    """Seconds: as above, and each table of the lake is read by a process of its own."""
+    """Takes seconds: as above, and each table of the lake is read by a process of its own."""
     killed(request, scene, victim, step, lakes=True)
 
 
@@ -116,7 +116,7 @@ def killed(request, scene, victim, step, *, apart=False, lakes=False):
 
 @PROOF
 def test_the_campaign_catches_results_that_are_committed_before_the_progress(scene):
-    """Seconds: the operator is a process, twice."""
+    """Takes seconds: the operator is a process, twice."""
     at, master = scene(), master_of("merged")
     with kills.operator(at, master, "merged", separately=True) as process:
         kills.wait_for_step(at, process, "merged")

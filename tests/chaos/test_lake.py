@@ -225,11 +225,11 @@ def test_kills_lose_and_double_no_row_of_another_catalog(new_cluster, tmp_path, 
 
 @PROOF
 def test_the_campaign_catches_a_pointer_that_moves_by_a_commit_of_its_own(new_cluster, tmp_path):
-    """Seconds: processes are killed until a process was between both commits."""
+    """Takes seconds: processes are killed until a process was between both commits."""
     assert Campaign(new_cluster(), tmp_path, TWO_COMMITS).run().twice > 0
 
 
 @PROOF
 def test_the_campaign_catches_a_commit_that_is_repeated_without_another_look(new_cluster, tmp_path, rest):
-    """Seconds: processes are killed, and overtaken, until each of that has happened."""
+    """Takes seconds: processes are killed, and overtaken, until each of that has happened."""
     assert Campaign(new_cluster(), tmp_path, ONE_LOOK, rest).run().twice > 0

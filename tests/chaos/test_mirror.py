@@ -151,7 +151,7 @@ OTHER_KEYS = pytest.mark.release(
 def test_a_mirror_equals_its_source_and_no_id_is_in_two_batches_at_once(
     db, other_db, tmp_path, elsewhere, size, shape
 ):
-    """Seconds: writers and workers are at work while one after the other is killed."""
+    """Takes seconds: writers and workers are at work while one after the other is killed."""
     results = other_db if elsewhere else db
     counts = run(db, results, tmp_path, size, shape)
     assert judge(db, results) == RIGHT
@@ -176,7 +176,7 @@ def test_the_campaign_catches_a_position_by_seq_alone(db, tmp_path):
 
 @PROOF
 def test_the_campaign_catches_workers_that_take_no_lock(db, tmp_path):
-    """Seconds: workers have to meet at one id."""
+    """Takes seconds: workers have to meet at one id."""
     mirror.set_up(db, db, 1)
     with crew(db, tmp_path, workers(db, db, 3, fault="unlocked")), writing(db):
         until(lambda: judge(db, db).overlaps, "an id in two batches at once")

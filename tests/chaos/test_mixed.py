@@ -88,7 +88,7 @@ def run(server, place, feeds, folder, relay):
 
 @pytest.mark.timeout(7200)
 def test_each_change_of_each_feed_is_processed_exactly_once(new_cluster, server, tmp_path):
-    """Minutes: everybody is at work while faults happen, drawn from a seed."""
+    """Takes minutes: everybody is at work while faults happen, drawn from a seed."""
     cluster = new_cluster(autovacuum="on", autovacuum_naptime="5s")
     feeds = [feed for feed in mixed.ALL if feed not in ("messages", "sagas") or has_hstore(server)]
     elsewhere, in_order = random.Random(f"{SEED} ways").choices([False, True], k=2)
@@ -119,7 +119,7 @@ def write(source, kind, transactions=4):
 @pytest.mark.parametrize("fault", ["", "skips", "doubles"])
 @pytest.mark.parametrize("feed", mixed.ALL)
 def test_the_campaign_catches_a_consumer_that_skips_or_doubles_a_change(db, tmp_path, feed, fault):
-    """Seconds: a backfill and a saga consist of many transactions."""
+    """Takes seconds: a backfill and a saga consist of many transactions."""
     mixed.set_up(db, db)
     write(db, WRITER_OF.get(feed, feed))
     place = Place(db, db, str(tmp_path), "one", [*GROUPS], failures=0, fault=fault)

@@ -97,7 +97,7 @@ def at(conninfo: str) -> Connection:
 def test_a_source_that_lost_what_was_done_by_hand_is_told_and_repaired(
     new_cluster, standby_of, other_db, kind
 ):
-    """Seconds: a standby is made, left behind, and promoted."""
+    """Takes seconds: a standby is made, left behind, and promoted."""
     source, primary = SOURCES[kind], new_cluster()
     standby = standby_of(primary)
     deeds = [deed for deed in BY_HAND if source.goes_by_time or deed is not to_a_time]
@@ -171,7 +171,7 @@ def restored_into(clone, dump: bytes) -> str:
 def test_a_dump_that_is_restored_into_a_physical_copy_of_its_cluster_goes_on_exactly_once(
     new_cluster, other_db
 ):
-    """Seconds: a base backup is taken, and a dump restored into it."""
+    """Takes seconds: a base backup is taken, and a dump restored into it."""
     primary = new_cluster()
     here, elsewhere = CommitFeed("here", 0), CommitFeed("elsewhere", 0)
     with at(primary.conninfo()) as there:

@@ -133,7 +133,7 @@ def test_each_poison_is_a_letter_and_each_other_change_is_processed_once(
 @pytest.mark.parametrize("seed", range(2, 6))
 @_kinds(LARGER)
 def test_of_hundreds_of_changes_too(name: str, seed: int, db: str, connect: Connect, tmp_path: Path) -> None:
-    """Minutes: each poison takes up to 30 transactions, and each kill a process."""
+    """Takes minutes: each poison takes up to 30 transactions, and each kill a process."""
     connection = connect()
     limit, attempts = ((100, 2), (64, 3), (30, 2), (300, 3))[seed - 2]
     whole = campaign(name, connection, seed, n=600, limit=limit, attempts=attempts)

@@ -130,7 +130,7 @@ def place(own_database, tmp_path):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kinds", CONSUMERS.values(), ids=CONSUMERS)
 def test_each_message_is_received_once_and_soon(own_cluster, place, kinds):
-    """Seconds: processes are killed at their work and replaced, and the server is stopped."""
+    """Takes seconds: processes are killed at their work and replaced, and the server is stopped."""
     took = run(own_cluster, place, kinds)
     [count] = judge(place, ["messages"]).values()
     print(count)
@@ -143,7 +143,7 @@ def test_each_message_is_received_once_and_soon(own_cluster, place, kinds):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("kind", "planted", "wrong"), PLANTED)
 def test_the_campaign_catches_a_fault_of_the_queue(own_cluster, place, kind, planted, wrong):
-    """Seconds: the campaign with its kills."""
+    """Takes seconds: the campaign with its kills."""
     run(own_cluster, place, CONSUMERS[kind], planted)
     [count] = judge(place, ["messages"]).values()
     assert getattr(count, wrong) > 0

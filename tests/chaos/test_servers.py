@@ -143,7 +143,7 @@ def test_a_dump_restored_elsewhere_goes_on_exactly_once(new_cluster, empty_clust
 
 @RESTORED
 def test_a_restored_source_is_repaired_for_a_consumer_elsewhere(new_cluster, empty_cluster):
-    """Seconds: a base backup is taken and restored beside its original."""
+    """Takes seconds: a base backup is taken and restored beside its original."""
     source, results = new_cluster(), new_cluster().conninfo()
     harness.prepare_results(results)
     done = insert(source.conninfo(), 5)
@@ -197,7 +197,7 @@ def test_a_source_recovered_to_an_earlier_point_is_told_and_repaired(new_cluster
 
 @RESTORED
 def test_an_upgraded_server_goes_on_exactly_once_once_told_that_its_transaction_ids_were_kept(new_cluster):
-    """Seconds: pg_upgrade checks, dumps and restores a whole cluster."""
+    """Takes seconds: pg_upgrade checks, dumps and restores a whole cluster."""
     old = new_cluster()
     harness.prepare_results(old.conninfo())
     with psycopg.connect(old.conninfo()) as slow:

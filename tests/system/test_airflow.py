@@ -349,7 +349,7 @@ ELSEWHERE = (
 def test_a_whole_airflow(
     airflow: LocalAirflow, airline: psycopg.Connection[Any], scenes: tuple[Callable[..., None], ...]
 ) -> None:
-    """Minutes: each scene waits for processes of Airflow. Scenes share a test, because Airflow's start is expensive."""
+    """Takes minutes: each scene waits for processes of Airflow. Scenes share a test, because Airflow starts slowly."""
     failed = []
     for scene in scenes:
         try:

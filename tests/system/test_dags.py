@@ -174,7 +174,7 @@ def test_an_example_names_only_the_connections_that_it_is_given(name: str) -> No
 def test_the_whole_task_of_the_guide_to_testing(
     db: str, connect: Connect, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Seconds: Airflow runs a whole DAG."""
+    """Takes seconds: Airflow runs a whole DAG."""
     connection = connect()
     track_payments(connection)
     monkeypatch.setenv("TEST_DATABASE", db)
@@ -216,7 +216,7 @@ def test_the_demo_has_those_that_run_there() -> None:
 
 @pytest.mark.usefixtures("connect_server")
 def test_flight_delays_adds_each_movement_once(example: Example, airline: psycopg.Connection[Any]) -> None:
-    """Seconds: Airflow runs a whole DAG, and a Spark server may have to start."""
+    """Takes seconds: Airflow runs a whole DAG, and a Spark server may have to start."""
     for _ in range(2):
         assert states(example("flight_delays").test()) == {"aggregate": "success"}
     rows = airline.execute("select * from route_delay order by carrier").fetchall()
@@ -224,7 +224,7 @@ def test_flight_delays_adds_each_movement_once(example: Example, airline: psycop
 
 
 def test_movement_audit_notes_each_movement_once(example: Example, airline: psycopg.Connection[Any]) -> None:
-    """Seconds: a run of a whole DAG by Airflow."""
+    """Takes seconds: a run of a whole DAG by Airflow."""
     for _ in range(2):
         assert states(example("movement_audit").test()) == {"keep": "success"}
     assert airline.execute("select count(*), count(distinct batch_id) from movement_audit").fetchone() == (
@@ -236,7 +236,7 @@ def test_movement_audit_notes_each_movement_once(example: Example, airline: psyc
 def test_delay_report_waits_for_the_consumer_and_then_reads(
     example: Example, airline: psycopg.Connection[Any], db: str
 ) -> None:
-    """Seconds: a run of a whole DAG by Airflow, while its consumer works in a JVM."""
+    """Takes seconds: a run of a whole DAG by Airflow, while its consumer works in a JVM."""
     with ConsumerTransaction(CommitFeed("route_delay", 0), db) as transaction:
         transaction.claim(100)
         transaction.ack(
@@ -252,7 +252,7 @@ def test_delay_report_waits_for_the_consumer_and_then_reads(
 def test_maintenance_looks_after_the_databases_that_the_variable_names(
     example: Example, airline: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Seconds: a run of a whole DAG by Airflow, with a mapped task for each database."""
+    """Takes seconds: a run of a whole DAG by Airflow, with a mapped task for each database."""
     monkeypatch.setenv("AIRFLOW_VAR_PGCHANGE_DATABASES", '["airline", "airline"]')
     run = example("pgchange_maintenance").test()
     found = sorted((ti.task_id, ti.map_index, str(ti.state)) for ti in run.get_task_instances())
@@ -275,7 +275,7 @@ def test_maintenance_looks_after_the_databases_that_a_person_names(
 def test_maintenance_of_a_lake_removes_the_files_that_an_attempt_has_left(
     example: Example, airline: psycopg.Connection[Any], db: str, tmp_path: Path
 ) -> None:
-    """Seconds: a run of a whole DAG by Airflow."""
+    """Takes seconds: a run of a whole DAG by Airflow."""
     table = Lake(db, tmp_path).table()
     young, old = (
         tmp_path / "sales/payment/data" / f"{number}-{FileId(Attempt('a', 1), table.metadata)}.parquet"
@@ -309,7 +309,7 @@ def copy_of(planes: psycopg.Connection[Any]) -> list[tuple[int, str]]:
 
 @pytest.mark.usefixtures("connect_server")
 def test_tube_replay_mirrors_what_was_touched(example: Example, planes: psycopg.Connection[Any]) -> None:
-    """Seconds: Airflow runs a whole DAG, and a Spark server may have to start."""
+    """Takes seconds: Airflow runs a whole DAG, and a Spark server may have to start."""
     planes.execute("insert into plane values (3, 'N3'); delete from plane where id = 2")
     run = example("tube_replay").test()
     assert set(states(run).values()) == {"success"}
@@ -320,7 +320,7 @@ def test_tube_replay_mirrors_what_was_touched(example: Example, planes: psycopg.
 def test_tube_replay_works_on_every_tube_that_has_something_to_do(
     example: Example, planes: psycopg.Connection[Any]
 ) -> None:
-    """Seconds: Airflow runs a whole DAG, and a Spark server may have to start."""
+    """Takes seconds: Airflow runs a whole DAG, and a Spark server may have to start."""
     planes.execute(
         "create schema later; create table later.plane (id bigint primary key, tail text);"
         "select tube.tube_ensure_exists('later'); select tube.tube_table_ensure_attached('later', 'plane', 0);"
@@ -335,7 +335,7 @@ def test_tube_replay_works_on_every_tube_that_has_something_to_do(
 def test_tube_report_computes_the_flights_whose_tickets_or_rows_have_changed(
     example: Example, airline: psycopg.Connection[Any]
 ) -> None:
-    """Seconds: Airflow runs a whole DAG twice."""
+    """Takes seconds: Airflow runs a whole DAG twice."""
     airline.execute(REPORT)
     assert set(states(example("tube_report").test()).values()) == {"success"}
     report = "select flight_id, carrier, tickets, cents from public.flight_revenue order by 1"
@@ -352,7 +352,7 @@ def test_tube_report_computes_the_flights_whose_tickets_or_rows_have_changed(
 def test_a_backfill_from_the_form_makes_the_copy_whole_and_gives_up_what_is_gone(
     example: Example, planes: psycopg.Connection[Any]
 ) -> None:
-    """Seconds: Airflow runs two whole DAGs, and a Spark server may have to start."""
+    """Takes seconds: Airflow runs two whole DAGs, and a Spark server may have to start."""
     planes.execute("insert into copies.plane values (99, 'gone')")
     run = example("tube_backfill").test(
         run_conf={"tube": "copies", "order_column": "tail", "chunk_size": 100}
@@ -366,7 +366,7 @@ def test_a_backfill_from_the_form_makes_the_copy_whole_and_gives_up_what_is_gone
 def test_a_backfill_from_the_form_takes_tables_of_any_name_and_whole_numbers_as_json_has_them(
     example: Example, planes: psycopg.Connection[Any]
 ) -> None:
-    """Seconds: a run of a whole DAG by Airflow."""
+    """Takes seconds: a run of a whole DAG by Airflow."""
     planes.execute(
         'create table public."a,b.c" (id bigint primary key); insert into public."a,b.c" values (7);'
         "select tube.tube_table_ensure_attached('copies', 'public.\"a,b.c\"', 0)"
@@ -445,7 +445,7 @@ def handle_tours(example: Example, connection: psycopg.Connection[Any]) -> None:
 def test_tour_booking_books_nothing_where_an_offer_is_booked_up(
     example: Example, airline: psycopg.Connection[Any]
 ) -> None:
-    """Seconds: runs of whole DAGs by Airflow, with the steps of a saga."""
+    """Takes seconds: runs of whole DAGs by Airflow, with the steps of a saga."""
     airline.execute(TOURS)
     airline.execute("update offer set free = 0 where what = 'flight_back'")
     started = example("tour_booking").test(run_conf={"tour_id": 7}, mark_success_pattern="booked")
@@ -466,7 +466,7 @@ def tour_of(connection: psycopg.Connection[Any]) -> tuple[str, int, int]:
 def test_tour_booking_books_all_although_a_step_has_to_wait(
     example: Example, airline: psycopg.Connection[Any], connect: Connect
 ) -> None:
-    """Seconds: runs of whole DAGs by Airflow, with the steps of a saga."""
+    """Takes seconds: runs of whole DAGs by Airflow, with the steps of a saga."""
     airline.execute(TOURS)
     example("tour_booking").test(run_conf={"tour_id": 7}, mark_success_pattern="booked")
     other = connect(autocommit=False)

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent.parent
     "make install-test runs the demo; every run has tests of its parts: Airflow, the example DAGs, the Connect server"
 )
 def test_the_demo_ends_with_a_result_that_equals_the_file() -> None:
-    """Minutes: the whole demo, with Airflow, Spark and PostgreSQL of its own."""
+    """Takes minutes: the whole demo, with Airflow, Spark and PostgreSQL of its own."""
     environment = {**os.environ, "DAYS": "1", "LAKE": "1"}
     for name in ("DSN", "KEEP", "RATE", "SPARK", "WRITERS"):
         environment.pop(name, None)

@@ -105,7 +105,7 @@ def same(state: str, **others: str) -> dict[str, str]:
 def test_a_batch_is_processed_by_other_tasks_whatever_becomes_of_them(
     dags: Any, connection: Connection
 ) -> None:
-    """Seconds: Airflow runs whole DAGs."""
+    """Takes seconds: Airflow runs whole DAGs."""
     dag = dags["detached"]
     assert ended(dag.test()) == same("skipped", run="success")
     connection.execute("insert into ledger select from generate_series(1, 3)")
@@ -128,7 +128,7 @@ def test_a_batch_is_processed_by_other_tasks_whatever_becomes_of_them(
 
 
 def test_a_group_of_tasks_is_mapped_over_consumers(dags: Any, connection: Connection) -> None:
-    """Seconds: Airflow runs a whole DAG. The job of the second consumer fails."""
+    """Takes seconds: Airflow runs a whole DAG. The job of the second consumer fails."""
     connection.execute("insert into ledger select from generate_series(1, 3)")
     connection.execute("insert into broken default values")
     run = dags["mapped"].test()

@@ -150,7 +150,7 @@ def run_and_watch(dag: Any, api: JobServer, connection: Connection, marker: Path
 def test_while_a_job_elsewhere_runs_no_connection_is_open(
     dag: str, tasks: dict[str, str], dags: Any, api: JobServer, connection: Connection, tmp_path: Path
 ) -> None:
-    """Seconds: Airflow runs a whole DAG."""
+    """Takes seconds: Airflow runs a whole DAG."""
     run, open_ones = run_and_watch(dags[dag], api, connection, tmp_path / "job.read")
     assert open_ones == []
     assert {ti.task_id.removeprefix("batch."): str(ti.state) for ti in run.get_task_instances()} == tasks

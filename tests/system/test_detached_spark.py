@@ -115,7 +115,7 @@ def test_an_application_that_fails_on_a_cluster_leaves_its_error_with_the_attemp
 def test_a_client_of_a_connect_server_elsewhere_has_its_results_merged_by_the_task_ack(
     metadata: None, connect_server: SharedServer, connection: Connection, db: str, tmp_path: Path
 ) -> None:
-    """Half a minute: a Connect server is started. The client runs behind a stand-in for a remote job API."""
+    """Takes half a minute: a Connect server is started. The client runs behind a stand-in for a remote job API."""
     environment = {"PGCHANGE_RESULTS": db, "SPARK_REMOTE": connect_server.remote}
     job = "import os, sys\nos.environ['PGCHANGE_HANDLE'] = sys.argv[1]\n" + ADD_UP
     with JobServer() as api:

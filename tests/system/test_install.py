@@ -188,7 +188,7 @@ def run(python, code, *arguments, cwd, settings=None):
 
 @pytest.mark.timeout(900)
 def test_a_large_batch_runs_with_what_pip_takes_by_itself(install, wheel, db, connect, tmp_path):
-    """Minutes where the packages are not in uv's cache."""
+    """Takes minutes if the packages are not in uv's cache."""
     python = install(f"airflow-provider-pgchange[spark] @ {wheel.as_uri()}")
     found = installed(python, tmp_path)
     minor = {found[name][0].rpartition(".")[0] for name in ("pyspark", "pyspark-client")}
@@ -211,7 +211,7 @@ def test_a_large_batch_runs_with_what_pip_takes_by_itself(install, wheel, db, co
 
 @pytest.mark.timeout(900)
 def test_a_driver_of_a_detached_batch_needs_nothing_of_airflow(install, wheel, db, connect, tmp_path):
-    """Minutes where the packages are not in uv's cache. A handle is all that the driver is given."""
+    """Takes minutes if the packages are not in uv's cache. A handle is all that the driver is given."""
     spark = next(one for one in metadata.requires("airflow-provider-pgchange") if one.startswith("pyspark<"))
     python = install(*EXECUTOR_PACKAGES, spark.partition(";")[0], alone=[str(wheel)])
     found = installed(python, tmp_path)
@@ -235,7 +235,7 @@ def test_a_driver_of_a_detached_batch_needs_nothing_of_airflow(install, wheel, d
 
 @pytest.mark.timeout(900)
 def test_without_extras_everything_of_airflow_is_there_and_little_else(install, wheel, tmp_path):
-    """Minutes where the packages are not in uv's cache."""
+    """Takes minutes if the packages are not in uv's cache."""
     python = install(f"airflow-provider-pgchange @ {wheel.as_uri()}")
     assert HEAVY.isdisjoint(installed(python, tmp_path))
     ours, alone = (megabytes(installed(one, tmp_path)) for one in (python, install("apache-airflow")))
@@ -252,7 +252,7 @@ def test_without_extras_everything_of_airflow_is_there_and_little_else(install, 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("pattern", ["*.whl", "*.tar.gz"])
 def test_the_quick_start_runs_from_each_distribution(install, distributions, bare_db, tmp_path, pattern):
-    """Minutes where the packages are not in uv's cache."""
+    """Takes minutes if the packages are not in uv's cache."""
     (built,) = distributions.glob(pattern)
     python = install(f"airflow-provider-pgchange @ {built.as_uri()}")
     program = [python.parent / "airflow-pgchange", "install", "--dsn", bare_db]
@@ -264,7 +264,7 @@ def test_the_quick_start_runs_from_each_distribution(install, distributions, bar
 
 @pytest.mark.timeout(900)
 def test_a_client_of_a_connect_server_needs_no_java(install, wheel, connect_server, db, connect, tmp_path):
-    """Minutes where the packages are not in uv's cache."""
+    """Takes minutes if the packages are not in uv's cache."""
     python = install(f"airflow-provider-pgchange[spark-connect] @ {wheel.as_uri()}")
     found = installed(python, tmp_path)
     assert "pyspark" not in found

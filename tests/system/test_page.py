@@ -165,7 +165,7 @@ def work_off(db: str) -> int:
 def test_a_person_sees_why_a_consumer_fails_skips_its_batch_and_sees_it_go_on(
     ledger: str, url: str, browser: Page, tmp_path: Path
 ) -> None:
-    """Seconds: a server and a browser are started, and the page's numbers come every three."""
+    """Takes seconds: a server and a browser are started, and the page's numbers come every three."""
     log_in(browser, url, pages.password(tmp_path, "op"))
     browser.get_by_role("link", name="PG feeds").click()
     delays = consumer(browser, "commits:delays/0")
@@ -201,7 +201,7 @@ def test_a_person_sees_why_a_consumer_fails_skips_its_batch_and_sees_it_go_on(
 def test_a_person_finds_a_consumers_last_hour_and_batches_and_the_address_bar_keeps_what_is_looked_at(
     ledger: str, url: str, browser: Page
 ) -> None:
-    """Seconds: a server and a browser are started, and samples are five seconds apart."""
+    """Takes seconds: a server and a browser are started, and samples are five seconds apart."""
     come_back(browser, url)
     browser.get_by_role("button", name="Ready", exact=True).click()
     flow = browser.get_by_role("region", name="How changes flow")
@@ -229,7 +229,7 @@ def test_a_person_finds_a_consumers_last_hour_and_batches_and_the_address_bar_ke
 
 
 def test_no_action_is_cut_at_any_width_however_long_names_are(ledger: str, url: str, browser: Page) -> None:
-    """Seconds: a server and a browser are started."""
+    """Takes seconds: a server and a browser are started."""
     name = "delays of flights that were long " * 8
     with psycopg.connect(ledger, autocommit=True) as connection:
         with ConsumerTransaction(CommitFeed(name, 0), ledger) as transaction:
@@ -258,7 +258,7 @@ def test_no_action_is_cut_at_any_width_however_long_names_are(ledger: str, url: 
 
 
 def test_who_may_only_look_sees_lag_and_state_and_nothing_to_press(url: str, browser: Page) -> None:
-    """Seconds: a server and a browser are started."""
+    """Takes seconds: a server and a browser are started."""
     come_back(browser, url, "viewer")
     delays = consumer(browser, "commits:delays/0")
     expect(delays).to_contain_text("failing")
@@ -272,7 +272,7 @@ def test_who_may_only_look_sees_lag_and_state_and_nothing_to_press(url: str, bro
 def test_where_nothing_is_it_is_said_and_a_person_starts_pauses_and_cancels_a_backfill(
     ledger: str, url: str, browser: Page
 ) -> None:
-    """Seconds: a server and a browser are started."""
+    """Takes seconds: a server and a browser are started."""
     come_back(browser, url)
     for view, words in (
         ("Dead letters", "There are no dead letters here."),
@@ -300,7 +300,7 @@ def test_where_nothing_is_it_is_said_and_a_person_starts_pauses_and_cancels_a_ba
 
 
 def test_a_link_to_a_dead_letter_shows_it_to_whoever_follows_it(ledger: str, url: str, browser: Page) -> None:
-    """Seconds: a server and a browser are started."""
+    """Takes seconds: a server and a browser are started."""
     with psycopg.connect(ledger, autocommit=True) as connection:
         by_hand.skip_batch(connection, connection, FEED, "the carrier is gone")
         (number,) = [letter.id for letter in dead_letters.letters(connection)]
@@ -341,7 +341,7 @@ def answered(db: str, queue: str, answer: Answer) -> None:
 def test_a_person_sees_how_long_queues_are_and_follows_a_saga_step_by_step(
     ledger: str, url: str, browser: Page
 ) -> None:
-    """Seconds: a server and a browser are started, and the page's numbers come every three."""
+    """Takes seconds: a server and a browser are started, and the page's numbers come every three."""
     with psycopg.connect(ledger, autocommit=True) as connection:
         queues.make(connection, "orders", parts=12)
         queues.consumer(connection, "retail", "(t.properties->'kind') = 'retail'", queue="orders")
@@ -383,7 +383,7 @@ def test_a_person_sees_how_long_queues_are_and_follows_a_saga_step_by_step(
 def test_a_person_sees_who_reads_the_groups_of_an_event_log_and_what_stands_still(
     ledger: str, url: str, browser: Page
 ) -> None:
-    """Seconds: a server and a browser are started, and the page's numbers come every three."""
+    """Takes seconds: a server and a browser are started, and the page's numbers come every three."""
     come_back(browser, url, view="events")
     guide = browser.get_by_role("link", name="The guide to the event log")
     assert browser.request.get(str(guide.get_attribute("href"))).text().startswith("# The event log")
@@ -410,7 +410,7 @@ def test_a_person_sees_who_reads_the_groups_of_an_event_log_and_what_stands_stil
 def test_a_person_sees_who_is_a_master_and_who_owns_which_buckets(
     ledger: str, url: str, browser: Page
 ) -> None:
-    """Seconds: a server and a browser are started, and the page's numbers come every three."""
+    """Takes seconds: a server and a browser are started, and the page's numbers come every three."""
     come_back(browser, url, view="topology")
     guide = browser.get_by_role("link", name="The guide to the topology")
     assert browser.request.get(str(guide.get_attribute("href"))).text().startswith("# Topology")
@@ -439,7 +439,7 @@ def test_a_person_sees_who_is_a_master_and_who_owns_which_buckets(
     "every run opens these views, and what makes them readable is in the parts that all views share"
 )
 def test_each_view_can_be_read_by_all(ledger: str, url: str, browser: Page) -> None:
-    """Seconds: a server and a browser are started, and each view is gone through."""
+    """Takes seconds: a server and a browser are started, and each view is gone through."""
     with psycopg.connect(ledger, autocommit=True) as connection:
         by_hand.skip_batch(connection, connection, FEED, "the carrier is gone")
         connection.execute("select tube.backfill_begin('copies', 'ledger', null)")

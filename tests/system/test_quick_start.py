@@ -44,7 +44,7 @@ def test_spark_starts_from_the_archive_that_the_set_up_has_made(monkeypatch):
     "the set-up makes an archive by the same code, and every run starts Spark from that archive"
 )
 def test_the_archive_is_made_once_and_a_driver_starts_from_it(environment, tmp_path):
-    """Minutes: the archive is made as at the set-up, from a driver's whole run, and one more starts from it."""
+    """Takes minutes: the archive is made as at the set-up, from a driver's whole run, and one more starts from it."""
     conf = submit.startup_conf(fast_start=True)
     options = conf["spark.driver.extraJavaOptions"]
     assert "SharedArchiveFile" in options

@@ -286,7 +286,7 @@ with batch_job() as job:
 
 
 def test_a_killed_operator_leaves_no_jvm_no_driver_and_no_worker_behind(movements, db, tmp_path):
-    """Half a minute: a driver on the cluster has to be at work before its operator is killed."""
+    """Takes half a minute: a driver on the cluster has to be at work before its operator is killed."""
     _, feed = movements
     application, pids = tmp_path / "forever.py", tmp_path / "pids"
     pids.mkdir()

@@ -116,7 +116,7 @@ def test_what_is_killed_of_the_cluster_is_replaced_within_the_batch(
 def test_a_batch_whose_server_is_killed_is_kept_by_nobody_and_the_next_try_goes_on_with_it(
     spark_cluster, beside, copied, connect, tmp_path
 ):
-    """Minutes: the server is killed in mid batch, is missed after a minute, and is started again."""
+    """Takes minutes: the server is killed in mid batch, is missed after a minute, and is started again."""
     began = time.monotonic()
     killer = kill_in_mid_batch(connect(), beside.process.pid)
     with pytest.raises(ApplicationFailed):

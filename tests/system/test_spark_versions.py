@@ -74,7 +74,7 @@ def test_batches_by_spark_submit(copied, monkeypatch):
 
 
 def test_batches_on_a_connect_server(connect_server, copied):
-    """Seconds: the server's Python processes start. ``tests.spark_server.PYTHON`` says whose Spark the server has."""
+    """Takes seconds: the server starts Python processes. ``tests.spark_server.PYTHON`` chooses the server's Spark."""
     by_executors, server = copied()
     client = pyspark.version.__version__
     print(f"client {client}, server {server}")

@@ -263,7 +263,7 @@ def sources(graph: Graph) -> Sequence[str]:
 
 
 def test_every_source_file_of_this_repository_has_a_test_that_reaches_it(graph):
-    """Seconds: it reads every file of the repository."""
+    """Takes seconds: it reads every file of the repository."""
     reached = {index for index, part in enumerate(graph.parts) if part.test}
     waiting = list(reached)
     while waiting:

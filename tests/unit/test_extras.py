@@ -103,7 +103,7 @@ for module in pkgutil.walk_packages(airflow_pgchange.__path__, "airflow_pgchange
 
 
 def test_only_what_needs_an_extra_is_refused_without_extras():
-    """Seconds: a process of its own imports the whole package."""
+    """Takes seconds: a new process imports the whole package."""
     ran = subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS], capture_output=True, text=True, check=True)
     assert set(ran.stdout.split()) == set().union(*EXTRAS.values())
 

@@ -34,7 +34,7 @@ def test_the_public_names_and_their_signatures_are_those_of_the_listing() -> Non
 
 @pytest.mark.parametrize("place", PLACES.values(), ids=lambda place: place.name)
 def test_every_name_that_a_place_exports_is_there(place: Module) -> None:
-    """A second for the first of those that need Airflow."""
+    """Takes a second if it is the first test that needs Airflow."""
     there = import_module(place.name)
     assert place.exported == tuple(sorted(place.exported, key=_by_kind))
     assert {name for name in place.exported if not hasattr(there, name)} == set()

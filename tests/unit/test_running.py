@@ -80,7 +80,7 @@ def test_an_error_shows_the_code_and_the_last_words_without_the_stack(
 def test_an_application_whose_minder_is_gone_has_failed(ends: tuple[fork_client.Running, Minder]) -> None:
     running, minder = ends
     minder.connection.close()
-    with pytest.raises(ApplicationFailed, match="minds the application has ended"):
+    with pytest.raises(ApplicationFailed, match="supervises it has ended"):
         heard(running)
 
 

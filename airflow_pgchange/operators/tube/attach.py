@@ -1,4 +1,4 @@
-"""Operators that attach tables to a tube, or touch ids."""
+"""Operators that attach tables to a tube, or touch ids: mark them as changed, without a change of their rows."""
 
 from __future__ import annotations
 

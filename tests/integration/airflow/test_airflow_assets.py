@@ -62,7 +62,7 @@ def watched() -> dict[str, int]:
 def test_two_dags_on_a_feed_keep_their_watchers_however_often_they_are_parsed(
     tmp_path: Path, inlet: str
 ) -> None:
-    """Seconds for the first of this file: Airflow is imported."""
+    """Takes seconds if it is the first test of this file, because Airflow is imported."""
     files = [(tmp_path / "often.py", OFTEN), (tmp_path / "seldom.py", SELDOM)]
     for file, conditions in files * 2:
         parse(file, conditions, inlet)

@@ -193,7 +193,7 @@ def test_a_consumer_of_a_topology_is_shown_repaired_moved_and_dropped(
 
 
 def test_the_topology_relay_serves_until_it_is_stopped(db: str) -> None:
-    """Seconds: the command line loads Airflow."""
+    """Takes seconds: the command line loads Airflow."""
     with psycopg.connect(db, autocommit=True) as connection:
         make_catalogue(connection)
     port = free_port()

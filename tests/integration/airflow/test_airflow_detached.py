@@ -66,7 +66,7 @@ def release(handle: str | None, **states: str) -> None:
 
 
 def test_a_claim_that_is_tried_again_gets_its_batch_at_once_with_the_next_attempt(write: Write) -> None:
-    """Seconds for the first of this file: Airflow is imported."""
+    """Takes seconds if it is the first test of this file, because Airflow is imported."""
     write(3)
     first, again = (Handle.from_text(claim(context(try_number=number), on_busy="fail")) for number in (1, 2))
     assert (again.batch_id, first.attempt, again.attempt, again.count) == (first.batch_id, 1, 2, 3)

@@ -61,7 +61,7 @@ def facets(task: Any) -> Any:
 def test_a_batch_goes_from_its_feed_and_its_tables_to_those_that_it_wrote(
     db: str, write: Callable[[int], None]
 ) -> None:
-    """Seconds for the first of this file: OpenLineage is imported."""
+    """Takes seconds if it is the first test of this file, because OpenLineage is imported."""
     write(3)
     task = operator("airline")
     done = run(task)
@@ -94,7 +94,7 @@ def test_a_task_that_failed_tells_of_the_batches_that_it_committed(
 def test_a_role_that_may_not_see_the_tables_tells_of_the_feed_alone(
     role: Role, connect: Connect, write: Callable[[int], None]
 ) -> None:
-    """Seconds for the first of this file: OpenLineage is imported."""
+    """Takes seconds if it is the first test of this file, because OpenLineage is imported."""
     consumer = role("consumer")
     connect().execute(f"select pubsub.grant_consumer('{consumer.name}')")
     assert lineage.sources(CommitFeed("audit", 0), consumer.conninfo) == []
@@ -216,7 +216,7 @@ def test_a_column_is_told_to_be_of_that_whose_rows_were_copied_and_of_nothing_el
     copied: Sequence[Copied | None],
     columns: Sequence[str],
 ) -> None:
-    """Seconds for the first of this file: OpenLineage is imported."""
+    """Takes seconds if it is the first test of this file, because OpenLineage is imported."""
     connect().execute("create table copy (id bigint primary key, amount integer)")
     write(1)
     task = Merging(copied=copied, feed=CommitFeed("audit", 0))

@@ -137,7 +137,7 @@ async def longest_block() -> AsyncIterator[list[float]]:
 async def test_a_slow_supervisor_is_blamed_and_not_the_server(
     supervisor: Supervisor, write: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Seconds: the lookup takes longer than a look may."""
+    """Takes seconds: the lookup takes longer than a look may."""
     monkeypatch.setattr(lookups, "LOOKED_UP_WITHIN", 0.5)
     monkeypatch.setattr(poller, "ANSWER_WITHIN", 2.0)
     supervisor.pause = 0.75
@@ -164,7 +164,7 @@ async def test_a_slow_supervisor_is_blamed_and_not_the_server(
 async def test_many_watchers_of_one_connection_look_it_up_once(
     supervisor: Supervisor, write: Callable[[int], None]
 ) -> None:
-    """Seconds for the first of this file: Airflow is imported."""
+    """Takes seconds if it is the first test of this file, because Airflow is imported."""
     supervisor.pause = 0.2
     write(1)
     triggers = [FeedTrigger(FEED, SHOP, once=True) for _ in range(5)]

@@ -77,7 +77,7 @@ def totals(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["spark", "spark_connect"])
 def test_a_function_is_called_for_each_batch(connect_server, ledger, totals, tmp_path, monkeypatch, kind):
-    """Seconds: a server of Spark may have to start."""
+    """Takes seconds: a server of Spark may have to start."""
     if kind == "spark":
         monkeypatch.setenv(
             "AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({"conn_type": "spark", "host": "local[1]"})
@@ -93,7 +93,7 @@ def test_a_function_is_called_for_each_batch(connect_server, ledger, totals, tmp
 
 
 def test_a_function_that_uses_what_cannot_be_sent_is_refused(ledger, monkeypatch):
-    """Seconds where nothing of Spark is imported yet."""
+    """Takes seconds if Spark is not imported yet."""
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({"conn_type": "spark", "host": "local[1]"}))
     lock = threading.Lock()
     with DAG("ledgers"):

@@ -90,7 +90,7 @@ def claimed_by_another(db: str) -> Handle | None:
 def test_a_task_starts_a_driver_and_holds_nothing_while_it_runs(
     master: JobServer, write: Write, nothing_held: Callable[[], None], db: str
 ) -> None:
-    """Seconds for the first of this file: Airflow is imported."""
+    """Takes seconds if it is the first test of this file, because Airflow is imported."""
     write(3)
     given = {"py_files": "/jobs/mine.zip", "executor_memory": "2g", "conf": {"spark.cores.max": 4}}
     deferral = started(**given, env_vars={"COLOUR": "blue"}, application_args=["--day", "2026-01-31"])
@@ -162,7 +162,7 @@ def test_an_attempt_that_is_over_ends_its_driver_and_writes_nothing(
 async def test_the_lease_is_renewed_until_the_driver_has_ended(
     master: JobServer, write: Write, nothing_held: Callable[[], None], db: str
 ) -> None:
-    """Seconds: the lease has to end if it is not renewed."""
+    """Takes seconds: the lease has to end if it is not renewed."""
     write(1)
     deferral = await asyncio.to_thread(started, lease=1.5, status_poll_interval=0.05)
     trigger = DriverTrigger(**deferral.trigger.serialize()[1])

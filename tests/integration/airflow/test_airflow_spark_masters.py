@@ -83,7 +83,7 @@ def pytest_generate_tests(metafunc):
 
 
 def test_a_driver_for_a_cluster_starts_here_with_what_the_operator_was_given(parsed, tmp_path, master):
-    """Seconds: a JVM starts."""
+    """Takes seconds: a JVM starts."""
     connection, settings = MASTERS[master]
     with socket.create_server(("127.0.0.1", 0)) as listening:
         if master != "YARN":

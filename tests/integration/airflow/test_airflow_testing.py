@@ -45,7 +45,7 @@ def raises(batch: Batch, changes: Iterator[Change], connection: psycopg.Connecti
 
 @pytest.mark.parametrize("process", [yields, commits, rolls_back, raises])
 def test_an_error_is_the_operators(shop: psycopg.Connection[Any], process: Callable[..., Any]) -> None:
-    """Seconds for the first of this file: Airflow is imported."""
+    """Takes seconds if it is the first test of this file, because Airflow is imported."""
     task = operator("shop", process=process)
     with pytest.raises(Exception) as real:  # noqa: PT011
         run(task)
@@ -55,7 +55,7 @@ def test_an_error_is_the_operators(shop: psycopg.Connection[Any], process: Calla
 
 
 def test_the_changes_are_those_that_the_feed_hands_out(shop: psycopg.Connection[Any]) -> None:
-    """Seconds for the first of this file: Airflow is imported."""
+    """Takes seconds if it is the first test of this file, because Airflow is imported."""
     seen: list[list[Change]] = []
 
     def note(batch: Batch, changes: Iterator[Change], connection: psycopg.Connection[Any]) -> None:

@@ -43,7 +43,7 @@ def guide(db: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> Guide:
 
 
 def test_a_dag_on_a_feed_says_what_woke_it_and_adds_its_batch(guide: Guide, connect: Connect) -> None:
-    """Seconds: Airflow is imported."""
+    """Takes seconds: Airflow is imported."""
     guide.run("When a DAG runs")
     dag, waiting = guide.names["balances"](), guide.names["waiting"]
     (trigger,) = [watcher.trigger for watcher in waiting.watchers]
@@ -59,7 +59,7 @@ def test_a_dag_on_a_feed_says_what_woke_it_and_adds_its_batch(guide: Guide, conn
 def test_a_person_chooses_where_a_new_consumer_starts(
     start: str, changes: int, guide: Guide, connect: Connect
 ) -> None:
-    """Seconds for the first of this file: Airflow is imported."""
+    """Takes seconds if it is the first test of this file, because Airflow is imported."""
     connect().execute("create table public.audit (payments bigint)")
     guide.run("Where a new consumer starts")
     task = guide.names["audit"].get_task("count")
@@ -68,14 +68,14 @@ def test_a_person_chooses_where_a_new_consumer_starts(
 
 
 def test_a_sensor_of_each_kind_waits_for_the_payments(guide: Guide) -> None:
-    """Seconds for the first of this file: Airflow is imported."""
+    """Takes seconds if it is the first test of this file, because Airflow is imported."""
     guide.run("Sensors")
     assert guide.names["ready"].poke({})
     assert not guide.names["processed"].poke({})
 
 
 def test_the_guide_names_all_that_a_payload_has(guide: Guide) -> None:
-    """Seconds for the first of this file: Airflow is imported."""
+    """Takes seconds if it is the first test of this file, because Airflow is imported."""
     (told,) = re.findall(r"The payload is the name.*?\n\n", guide.text, flags=re.DOTALL)
     assert set(re.findall(r"`(\w+)`", told)) == {
         *(field.name for field in fields(Lag)),
@@ -88,7 +88,7 @@ def test_the_guide_names_all_that_a_payload_has(guide: Guide) -> None:
     not hasattr(postgres, "create_asset"), reason="Airflow's provider of PostgreSQL makes assets from 7.0 on"
 )
 def test_a_dag_on_a_table_reads_the_asset_that_a_batch_writes(guide: Guide) -> None:
-    """Seconds for the first of this file: Airflow is imported."""
+    """Takes seconds if it is the first test of this file, because Airflow is imported."""
     guide.run("Tables that wake other DAGs")
     (writing,) = guide.names["write_balances"]().tasks
     assert writing.outlets == [target_tables("balances")]
@@ -126,7 +126,7 @@ def test_an_asset_of_ones_own_has_a_watcher_of_a_feed(guide: Guide) -> None:
 
 
 def test_the_dag_of_the_guide_to_detached_batches_has_its_tasks_in_order() -> None:
-    """Seconds for the first of this file: Airflow is imported."""
+    """Takes seconds if it is the first test of this file, because Airflow is imported."""
     guide = Guide("docs/how-to/detached.md", "unused", None)
     guide.run("In a DAG")
     tasks = guide.names["dag"].task_dict
@@ -139,14 +139,14 @@ def test_the_dag_of_the_guide_to_detached_batches_has_its_tasks_in_order() -> No
 
 
 def test_the_command_that_adds_a_connection_is_one_of_airflows(guide: Guide) -> None:
-    """Seconds for the first of this file: Airflow is imported."""
+    """Takes seconds if it is the first test of this file, because Airflow is imported."""
     (command,) = re.findall(r"^    airflow (connections .*)$", guide.text, flags=re.MULTILINE)
     added = get_parser().parse_args(shlex.split(command))
     assert (added.conn_id, added.conn_type, added.conn_host) == ("spark_default", "spark", "local[2]")
 
 
 def test_the_page_of_the_command_line_names_every_command() -> None:
-    """Seconds for the first of this file: Airflow is imported."""
+    """Takes seconds if it is the first test of this file, because Airflow is imported."""
     (group,) = get_pgchange_cli_commands()
     commands = {
         f"{command.name} {inner.name}" if isinstance(command, GroupCommand) else command.name

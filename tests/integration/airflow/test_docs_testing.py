@@ -41,7 +41,7 @@ def examples(guide: Guide, section: str) -> list[str]:
 @pytest.mark.usefixtures("no_server")
 @pytest.mark.parametrize("section", ["Arguments of other tasks", "Handlers of events", "Steps of sagas"])
 def test_what_needs_no_server_runs_without_one(section: str) -> None:
-    """Seconds: Airflow is imported."""
+    """Takes seconds: Airflow is imported."""
     guide = Guide(PAGE, "unused", None)
     first = examples(guide, "A batch without a server")
     for name in (*first, *examples(guide, section)):
@@ -59,7 +59,7 @@ def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_function_writes_is_in_the_database_until_the_fixture_rolls_it_back(
     guide: Guide, db: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Seconds for the first of this file: Airflow is imported."""
+    """Takes seconds if it is the first test of this file, because Airflow is imported."""
     monkeypatch.setenv("TEST_DATABASE", db)
     examples(guide, "A batch without a server")
     (name,) = examples(guide, "Results on a real server")

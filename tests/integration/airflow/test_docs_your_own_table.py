@@ -148,7 +148,7 @@ def reader(
 )
 @pytest.mark.hstore
 def test_the_tutorial_shows_what_its_reader_sees(reader: Reader) -> None:
-    """Seconds: Airflow is imported, and all schemas are installed and removed."""
+    """Takes seconds: Airflow is imported, and all schemas are installed and removed."""
     for step in range(1, 11):
         reader.follow(step)
     assert reader.failures == [psycopg.errors.NotNullViolation]

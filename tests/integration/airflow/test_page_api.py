@@ -109,7 +109,7 @@ def told_of(person: page.Person, path: str, what: str) -> dict[str, Any]:
 
 
 def test_nobody_who_is_not_logged_in_gets_anything(people: People) -> None:
-    """Seconds: the first test that needs them has Airflow's own database and API made."""
+    """Takes seconds if it is the first test that needs Airflow's own database and API: they are created."""
     nobody = people(None)
     for path in READ:
         assert nobody.get(path).status_code == 401, path

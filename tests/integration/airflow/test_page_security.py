@@ -43,7 +43,7 @@ DROPPED = {"connection_id": "airline", "ids": [7], "method": "POST"}
 def test_an_action_is_noted_with_its_body_whatever_the_content_type_is(
     people: People, content_type: str
 ) -> None:
-    """Seconds: the first test that needs them has Airflow's own database and API made."""
+    """Takes seconds if it is the first test that needs Airflow's own database and API: they are created."""
     before = len(page.audit_log())
     answer = people("op").post(
         f"{AIRLINE}/letters/drop", {"ids": [7]}, headers={"Content-Type": content_type}

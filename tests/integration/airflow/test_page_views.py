@@ -52,7 +52,7 @@ def the_current(partitions: list[dict[str, Any]]) -> dict[str, Any]:
 def test_who_may_read_a_dag_sees_groups_and_who_reads_them_and_partitions(
     people: People, connect: Connect
 ) -> None:
-    """Seconds: the first test that needs them has Airflow's own database and API made."""
+    """Takes seconds if it is the first test that needs Airflow's own database and API: they are created."""
     connection, reader = connect(), connect()
     maintain(connection)
     events.subscribe(connection, "billing", params={"topic": "order.paid"})
@@ -99,7 +99,7 @@ def test_groups_share_what_is_looked_at_in_a_partition(
 def test_groups_are_shown_also_where_partitions_take_too_long(
     people: People, connect: Connect, monkeypatch: pytest.MonkeyPatch, patience: str
 ) -> None:
-    """A second or so: the page gives up waiting for a lock after that."""
+    """Takes about a second: the page waits so long for a lock."""
     connection, holder = connect(), connect(autocommit=False)
     maintain(connection)
     events.subscribe(connection, "billing")

@@ -18,7 +18,7 @@ ELSEWHERE = 1_000_000
 def test_commits_after_a_rebase_come_last_though_the_queue_needs_more_transaction_ids_than_the_cluster_had(
     own_database, connect_to
 ):
-    """Seconds: a new cluster is started, as the queue must need more ids than its cluster has used."""
+    """Takes seconds: a new cluster is started, as the queue must need more ids than its cluster has used."""
     connection = connect_to(own_database)
     ((runs,),) = connection.execute("select pg_current_xact_id()::text::bigint + 100")
     queue = {"elsewhere": ELSEWHERE, "runs": runs}

@@ -301,7 +301,7 @@ def test_a_write_in_a_session_that_is_read_only_is_told_what_makes_it_so(read_on
 
 
 def test_what_a_standby_cancels_is_told_as_that(own_database, own_cluster, connect_to):
-    """Seconds: a standby is made."""
+    """Takes seconds: a standby is made."""
     primary = connect_to(own_database)
     primary.execute("create table plane as select 1 as id")
     standby = own_cluster.standby({"max_standby_streaming_delay": "0"})

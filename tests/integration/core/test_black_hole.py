@@ -45,7 +45,7 @@ def reachable(server):
 
 @pytest.mark.parametrize("work", ["pass", "consumer.connection.execute('select pg_sleep(60)')"])
 def test_both_sides_of_a_batch_notice_a_network_that_loses_every_byte(reachable, connect_to, work):
-    """Seconds: a cluster of its own, a Python of its own."""
+    """Takes seconds: it starts its own cluster and its own Python process."""
     connection = connect_to(reachable.conninfo(TEMPLATE))
     commits(connection, 3)
     with namespace() as there:

@@ -259,7 +259,7 @@ def test_an_error_that_the_attempt_stored_itself_is_kept_unless_the_release_know
 
 @only_commits
 def test_a_lease_is_renewed_while_a_block_runs(feed: Feed, connection: Connection, db: str) -> None:
-    """Seconds: the lease has to end if it is not renewed."""
+    """Takes seconds: the lease has to end if it is not renewed."""
     handle = claimed(feed, db, 1.5)
     with detached.renewed(handle, db):
         time.sleep(1.8)

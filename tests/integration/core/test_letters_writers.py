@@ -141,7 +141,7 @@ OTHER_PAIRS = pytest.mark.release("each of the two ways of each choice is in eve
     ],
 )
 def test_each_commit_is_processed_once_whatever_is_given_up_and_sent_again(db, other_db, in_order, apart):
-    """Seconds: batches are given up and sent again while writers are at work."""
+    """Takes seconds: batches are given up and sent again while writers are at work."""
     results = other_db if apart else db
     run = campaign(CommitFeed("test", 0, in_order=in_order), results, db, seed=7)
     assert run.errors == []
@@ -152,7 +152,7 @@ def test_each_commit_is_processed_once_whatever_is_given_up_and_sent_again(db, o
 
 
 def test_each_touch_of_a_tube_is_worked_though_batches_are_given_up_and_sent_again(db, connect_to):
-    """Seconds: two writers are at work while batches are given up and sent again."""
+    """Takes seconds: two writers are at work while batches are given up and sent again."""
     connection = connect_to(db)
     connection.execute("create table item (id bigint generated always as identity primary key)")
     make(connection)

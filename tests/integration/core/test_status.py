@@ -66,7 +66,7 @@ LOOKS = ("select * from pgchange.health()", "select * from pgchange.reasons()")
 
 
 def test_what_health_reads_grows_with_neither_backlog_nor_history(full, db):
-    """Seconds: the first look is at a backlog of more than is counted, of each feed."""
+    """Takes seconds: each feed first gets a backlog that is larger than status counts."""
     more(full)
     before = [buffers(full, look) for look in LOOKS]
     drain(db, limit=2000)

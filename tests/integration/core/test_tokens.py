@@ -77,7 +77,7 @@ def user_of(connection):
 
 
 def test_a_connection_signs_in_with_a_token_which_is_asked_for_once_while_it_is_young(cloud):
-    """Seconds: a cluster of its own, whose rules differ."""
+    """Takes seconds: it starts its own cluster, with its own pg_hba.conf."""
     hook = PgChangeHook("airline")
     assert [user_of(hook.get_conn()), user_of(hook.get_conn())] == ["keeper", "keeper"]
     assert len(cloud.given) == 1

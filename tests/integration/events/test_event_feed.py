@@ -108,7 +108,7 @@ def test_results_elsewhere_come_exactly_once_with_their_cursor(db, other_db, con
 
 
 def test_a_crash_with_writers_at_work_loses_and_doubles_nothing(own_cluster, own_database):
-    """Seconds: a server with writers at work crashes and recovers."""
+    """Takes seconds: a server with writers at work crashes and recovers."""
     with psycopg.connect(own_database, autocommit=True) as connection:
         connection.execute("create table copied (id text)")
         subscribe(connection)

@@ -125,7 +125,7 @@ def test_a_handler_whose_calls_never_end_ends_the_run(db, connection, monkeypatc
     handlers = group(
         db, Handler("stuck", lambda delivery: released.wait(SECONDS), timeout=0.02, retries=()), limit=1
     )
-    with pytest.raises(HandlerFailed, match="3 calls run on past their timeout"):
+    with pytest.raises(HandlerFailed, match="3 calls still run after their timeout"):
         handlers.run("empty")
     released.set()
 

@@ -114,7 +114,7 @@ def test_one_client_too_many_is_refused_until_another_is_gone(serve, connect):
 
 
 def test_a_slow_client_is_dropped_with_a_reason_and_loses_nothing(serve, connect):
-    """Seconds: the buffers of the connection have to fill before a client is slow."""
+    """Takes seconds: the buffers of the connection have to fill before a client is slow."""
     _, address = serve(buffer=2**18, send_timeout=10.0 * SECONDS)
     connection, ballast = connect(), "x" * 2**17
     with listening(f"{address}/t") as slow, listening(f"{address}/t") as quick:

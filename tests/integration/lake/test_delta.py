@@ -402,7 +402,7 @@ def silent(proxy, call):
 def test_a_store_that_says_nothing_fails_the_task_and_not_the_batch(
     lake, connection, s3_server, monkeypatch, owner, step
 ):
-    """Seconds without work."""
+    """Takes seconds without work."""
     monkeypatch.setattr(store, "PATIENCE", {"timeout": "0.2s", "max_retries": "1", "retry_timeout": "1s"})
     with proxy_before(s3_server.port) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.port}")

@@ -44,7 +44,7 @@ def test_files_are_reached_by_pyarrow_without_further_packages(place, connection
 
 @pytest.mark.parametrize("patience", [{}, {"s3.request-timeout": "1"}], ids=["default", "1 s"])
 def test_a_store_that_says_nothing_fails_the_task(place, connection, s3_server, monkeypatch, patience):
-    """Seconds without work: PyArrow waits three times, for 3 s if nobody says for how long."""
+    """Takes seconds without work: PyArrow waits three times, by default for 3 s."""
     with proxy_before(s3_server.port) as proxy:
         settings = {"s3.endpoint": f"http://127.0.0.1:{proxy.port}", **patience}
         for name, value in s3.environment(settings).items():

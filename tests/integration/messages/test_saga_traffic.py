@@ -90,7 +90,7 @@ class Worker:
     "sagas", [6, pytest.param(200, marks=pytest.mark.release("many more of the same sagas"))]
 )
 def test_each_saga_is_done_or_undone_once_and_in_order_though_handlers_are_killed(db, connect, sagas):
-    """Seconds: handlers are killed at work, and their leases have to run out."""
+    """Takes seconds: handlers are killed at work, and their leases have to run out."""
     connection = connect()
     prepare(connection)
     with connection.transaction():

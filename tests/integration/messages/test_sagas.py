@@ -56,10 +56,10 @@ def test_steps_that_wait_for_each_other_are_refused():
     [
         ((), "it needs steps"),
         ((Step("a", "q", "c"), Step("a", "q", "c")), "a name of its own"),
-        ((Step("a", "q"),), "nothing undoes step a"),
+        ((Step("a", "q"),), "step a has no compensation"),
         ((Step("a", "q", "c", lasting=True),), "cannot be lasting"),
-        ((Step("a", "q", "c", after=("b",)),), "after b, which is not a step"),
-        ((Step("a", "Q", "c"),), "not a name of a queue"),
+        ((Step("a", "q", "c", after=("b",)),), "`after` of step a names b"),
+        ((Step("a", "Q", "c"),), "not a valid name of a queue"),
         ((Step("a", "bungs", "c"),), "nobody may consume from bungs"),
     ],
 )

@@ -50,7 +50,7 @@ def database(db: str, connect: Connect) -> psycopg.Connection[Any]:
 def test_a_table_is_told_that_a_statement_wrote(
     database: psycopg.Connection[Any], statement: str, tables: set[str]
 ) -> None:
-    """Seconds for the first, which waits for its server."""
+    """Takes seconds for the first test, which waits for its server."""
     with database.transaction():
         database.execute(statement)
         assert set(written(database)) == {("public", table) for table in tables}

@@ -30,7 +30,7 @@ ADDED = {"README.md": [("ann", 70), ("bob", 50)], PAGE: [("ann", 100), ("bob", 5
 
 
 def test_the_dag_of_the_guide_has_its_function_as_a_task() -> None:
-    """Seconds: Airflow is imported."""
+    """Takes seconds: Airflow is imported."""
     names = {}
     exec(blocks("python", PAGE)[1], names)
     (task,) = names["balances"]().tasks
@@ -45,7 +45,7 @@ def test_the_dag_of_the_guide_has_its_function_as_a_task() -> None:
     ("page", "block", "arguments"), [("README.md", 0, {}), (PAGE, 1, {"least": 0})], ids=["README", "guide"]
 )
 def test_the_function_of_a_dag_adds_each_payment(db, connect, page: str, block: int, arguments) -> None:
-    """Seconds where the worker's Spark session starts with it."""
+    """Takes seconds if this test starts the worker's Spark session."""
     connection = connect()
     track_payments(connection)
     names = {}
@@ -58,7 +58,7 @@ def test_the_function_of_a_dag_adds_each_payment(db, connect, page: str, block: 
 
 
 def test_the_copy_of_the_guide_follows_its_table(db, connect, monkeypatch) -> None:
-    """Seconds where the worker's Spark session starts with it."""
+    """Takes seconds if this test starts the worker's Spark session."""
     connection = connect()
     for statement in statements(blocks("sql", "docs/how-to/tubes.md")[0]):
         connection.execute(statement)

@@ -43,7 +43,7 @@ def test_a_batch_has_its_payloads_as_json(db, log, path):
 
 
 def test_a_batch_has_its_payloads_as_columns(db, log, path):
-    """Seconds where the worker's Spark session starts with it."""
+    """Takes seconds if this test starts the worker's Spark session."""
     ids = publish(log, delays(50), returning=True)
     with batch_of(FEED, db) as job:
         frame = job.payloads("carrier string, minutes int")
@@ -53,7 +53,7 @@ def test_a_batch_has_its_payloads_as_columns(db, log, path):
 
 
 def test_payloads_are_merged_into_a_table_with_the_progress(db, log, path):
-    """Seconds where the worker's Spark session starts with it."""
+    """Takes seconds if this test starts the worker's Spark session."""
     log.execute("create table carrier_delay (carrier text primary key, minutes bigint not null)")
     for start in (0, 50):
         publish(log, delays(start + 50)[start:])
@@ -82,7 +82,7 @@ def test_nested_payloads_and_missing_fields_are_what_the_schema_says(db, log):
 
 @pytest.mark.parametrize("payload", [{"minutes": "late"}, {"minutes": 2**40}, "a text", 7], ids=str)
 def test_a_payload_that_does_not_fit_fails_with_the_events_id(db, log, path, payload):
-    """Seconds where the worker's Spark session starts with it."""
+    """Takes seconds if this test starts the worker's Spark session."""
     _, wrong = publish(log, [*delays(1), Event("delay", payload)], returning=True)
     with (
         pytest.raises(Exception, match=f"the payload of event {wrong} does not fit"),

@@ -72,7 +72,7 @@ with batch_job() as job:
 def test_every_type_under_every_name_comes_back_as_it_was(
     connect_server, db, connect, monkeypatch, tmp_path, small, executors
 ):
-    """Seconds: the server's Python processes start."""
+    """Takes seconds: the server's Python processes start."""
     connection = connect()
     known = make_tables(connection, HARD)
     branch = connection.execute("select revision.track('public.typed')").fetchone()[0]
@@ -92,7 +92,7 @@ def test_every_type_under_every_name_comes_back_as_it_was(
 def test_the_same_application_adds_batch_after_batch_and_what_each_is_at_is_said(
     operator, ledger, monkeypatch
 ):
-    """Seconds: an application for each of three batches."""
+    """Takes seconds: an application for each of three batches."""
     monkeypatch.setattr("airflow_pgchange.feeds.progress.EVERY", 0.01)
     task = operator(ADD_UP, limit=2, max_batches=None)
     with patch.object(task.log, "info") as info:
@@ -119,7 +119,7 @@ for job in batch_jobs():
 def test_an_application_that_serves_batches_does_so_in_one_process_and_one_session(
     operator, ledger, connect_server, small
 ):
-    """Seconds: the server's Python processes start."""
+    """Takes seconds: the server's Python processes start."""
     task = operator(SERVE.format(small=small), limit=2, max_batches=None)
     with patch.object(task.log, "info") as info:
         assert run(task)["batches"] == 3
@@ -173,7 +173,7 @@ with batch_job() as job:
 
 
 def test_arguments_variables_and_files_reach_the_application_and_its_output_the_log(operator, tmp_path):
-    """Seconds: the server's Python processes start."""
+    """Takes seconds: the server's Python processes start."""
     with zipfile.ZipFile(tmp_path / "mine.zip", "w") as archive:
         archive.writestr("mine.py", "WORD = 'zipped'")
     (tmp_path / "elsewhere").mkdir()
@@ -194,7 +194,7 @@ def test_arguments_variables_and_files_reach_the_application_and_its_output_the_
 def test_an_application_that_fails_keeps_nothing_and_is_tried_again_with_its_batch(
     operator, ledger, connect_server
 ):
-    """Seconds: two applications."""
+    """Takes seconds: two applications."""
     with pytest.raises(ApplicationFailed, match="code 1: RuntimeError: on purpose"):
         run(operator(ADD_UP + "    raise RuntimeError('on purpose')"))
     assert total(ledger) is None

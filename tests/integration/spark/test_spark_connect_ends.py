@@ -51,7 +51,7 @@ def nothing_is_left(folder, server):
 
 
 def test_a_killed_task_leaves_the_server_idle_and_keeps_nothing(operator, ledger, connect_server, tmp_path):
-    """Seconds: two applications."""
+    """Takes seconds: two applications."""
     task = operator(BUSY)
     killer = threading.Thread(target=lambda: (is_at_work(connect_server), task.on_kill()))
     killer.start()
@@ -63,7 +63,7 @@ def test_a_killed_task_leaves_the_server_idle_and_keeps_nothing(operator, ledger
 
 
 def test_a_task_that_is_killed_before_its_application_starts_starts_none(operator, monkeypatch):
-    """Seconds: a process for applications starts."""
+    """Takes seconds: a fork server starts."""
     task = operator(BUSY)
     start = fork_client.start
 
@@ -79,7 +79,7 @@ def test_a_task_that_is_killed_before_its_application_starts_starts_none(operato
 def test_a_lost_connection_ends_the_application_and_what_it_has_on_the_server(
     operator, connect, connect_server, tmp_path
 ):
-    """Seconds: an application has to be at work."""
+    """Takes seconds: an application must be running first."""
     task = operator(BUSY)
     task.ping_every = 0.1
 
@@ -111,7 +111,7 @@ run(make_operator(Path({folder!r}), BUSY))
 
 
 def test_a_task_that_is_killed_outright_leaves_nothing_at_work(operator, ledger, connect_server, tmp_path):
-    """Seconds: a process of Airflow has to be at work before it is killed."""
+    """Takes seconds: a process of Airflow has to be at work before it is killed."""
     root = Path(__file__).parents[3]
     with subprocess.Popen(
         [sys.executable, "-c", TASK.format(folder=str(tmp_path))], cwd=root, env=os.environ
@@ -160,7 +160,7 @@ LARGE = "import airflow_pgchange.spark.job as jobs\njobs.SMALL = 0\n"
 def test_no_secret_is_on_a_command_line_in_a_log_or_where_the_server_tells_what_it_does(
     operator, ledger, connect_server, capfd
 ):
-    """Seconds: executors read and stage."""
+    """Takes seconds: executors read and stage."""
     seen, ended = set(), threading.Event()
     watch = threading.Thread(target=look_at_command_lines, args=(seen, ended))
     watch.start()
@@ -205,7 +205,7 @@ def look_at_command_lines(seen, ended):
 
 
 def test_what_forks_applications_ends_with_the_process_that_it_is_kept_for(connect_server, tmp_path):
-    """Seconds: a process of its own imports Spark's client."""
+    """Takes seconds: a new process imports Spark's client."""
     application = tmp_path / "application.py"
     application.write_text("import os; print(os.getsid(0))")
     said = []

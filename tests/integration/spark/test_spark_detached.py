@@ -53,7 +53,7 @@ def feed(connection: Connection) -> CommitFeed:
 def test_an_application_anywhere_processes_a_batch_by_its_handle_and_an_ack_merges_its_results(
     feed: CommitFeed, connection: Connection, db: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Seconds where the worker's Spark session starts with it."""
+    """Takes seconds if this test starts the worker's Spark session."""
     monkeypatch.setenv("PGCHANGE_RESULTS", db)
     handle = claimed(feed, db)
     by_hand.end_leases(connection, feed)
@@ -72,7 +72,7 @@ def test_an_application_anywhere_processes_a_batch_by_its_handle_and_an_ack_merg
 def test_what_a_late_application_staged_is_not_merged(
     feed: CommitFeed, connection: Connection, db: str
 ) -> None:
-    """Seconds where the worker's Spark session starts with it."""
+    """Takes seconds if this test starts the worker's Spark session."""
     late = claimed(feed, db)
     with pytest.raises(StaleClaim), batch_job(late, results=db) as job:
         count_seats(job)
@@ -93,7 +93,7 @@ def test_what_a_late_application_staged_is_not_merged(
 def test_the_error_of_an_application_is_stored_with_its_attempt_and_a_release_keeps_it(
     error: Exception, failures: int, outages: int, feed: CommitFeed, connection: Connection, db: str
 ) -> None:
-    """Seconds where the worker's Spark session starts with it."""
+    """Takes seconds if this test starts the worker's Spark session."""
     handle = claimed(feed, db)
     with pytest.raises(type(error)), batch_job(handle, results=db) as job:
         count_seats(job)
@@ -107,13 +107,13 @@ def test_the_error_of_an_application_is_stored_with_its_attempt_and_a_release_ke
 def test_an_application_that_does_not_know_its_database_is_told_what_to_set(
     feed: CommitFeed, connection: Connection, db: str
 ) -> None:
-    """Seconds where the worker's Spark session starts with it."""
+    """Takes seconds if this test starts the worker's Spark session."""
     with pytest.raises(InvalidArgument, match="set PGCHANGE_RESULTS"), batch_job(claimed(feed, db)):
         pass
 
 
 def test_the_application_of_the_guide_adds_each_payment(connection: Connection, db: str) -> None:
-    """Seconds where the worker's Spark session starts with it."""
+    """Takes seconds if this test starts the worker's Spark session."""
     track_payments(connection)
     handle = claimed(CommitFeed("report", 1), db)
     guide = Guide("docs/how-to/detached.md", db, connection)

@@ -91,7 +91,7 @@ def test_a_task_that_failed_after_it_had_staged_leaves_no_doubled_rows(db, plane
 
 
 def test_what_a_rolled_back_attempt_staged_is_not_seen_by_the_next(db, planes, path):
-    """Seconds: the worker's Spark session starts with it."""
+    """Takes seconds if this test starts the worker's Spark session."""
     connection, feed = planes
     connection.execute(COUNTS)
 
@@ -114,7 +114,7 @@ def columns_of(conninfo, query):
 
 
 def test_a_reader_on_a_standby_waits_until_it_can_read_the_batch(own_cluster, connect_to):
-    """Seconds: a standby is made, and lags."""
+    """Takes seconds: a standby is made, and lags."""
     primary = connect_to(own_cluster.conninfo())
     schema.install(primary)
     primary.execute(PLANES)
@@ -143,7 +143,7 @@ def test_a_reader_on_a_standby_waits_until_it_can_read_the_batch(own_cluster, co
 
 
 def test_a_query_that_a_standby_cancels_is_read_again(own_cluster, connect_to):
-    """Seconds: a standby is made, and cancels a query only after its grace."""
+    """Takes seconds: a standby is made, and cancels a query only after its grace."""
     primary = connect_to(own_cluster.conninfo())
     primary.execute("create table plane (id bigint primary key, word text)")
     primary.execute("insert into plane select n, 'old' from generate_series(1, 1000) n")

@@ -24,7 +24,7 @@ def planes(connect):
 
 
 def test_a_session_divides_a_batch_as_it_divides_what_else_it_reads():
-    """Seconds where the worker's Spark session starts with it."""
+    """Takes seconds if this test starts the worker's Spark session."""
     assert parallelism(spark_session()) == 2
 
 
@@ -51,7 +51,7 @@ def test_a_limited_batch_reads_its_own_changes_and_no_others(db, planes, path):
 
 
 def test_rows_come_once_for_each_change_that_names_them(db, connect, path):
-    """Seconds where the worker's Spark session starts with it."""
+    """Takes seconds if this test starts the worker's Spark session."""
     connection = connect()
     connection.execute("create table note (id bigint primary key, word text)")
     feed = track(connection, "note")
@@ -119,7 +119,7 @@ def test_options_that_make_no_sense_are_refused(arguments):
 
 
 def test_counts_that_batches_add_up_equal_the_table(db, planes, path):
-    """Seconds where the worker's Spark session starts with it: many batches."""
+    """Takes seconds: many batches, and this test may start the worker's Spark session."""
     connection, feed = planes
     connection.execute(COUNTS)
     for _ in range(3):
@@ -135,7 +135,7 @@ def test_counts_that_batches_add_up_equal_the_table(db, planes, path):
 
 @pytest.mark.parametrize("limit", [2, 10])
 def test_a_sum_does_not_depend_on_how_many_changes_a_batch_has(db, connect, path, limit):
-    """Seconds where the worker's Spark session starts with it: many batches."""
+    """Takes seconds: many batches, and this test may start the worker's Spark session."""
     connection = connect()
     connection.execute("create table fee (id bigint primary key, amount numeric(12,4))")
     connection.execute("create table fees (k int primary key, amount numeric(12,2))")
@@ -152,7 +152,7 @@ def test_a_sum_does_not_depend_on_how_many_changes_a_batch_has(db, connect, path
 
 
 def test_a_mirror_follows_inserts_deletes_and_keys_that_moved(db, planes, path):
-    """Seconds where the worker's Spark session starts with it: many batches."""
+    """Takes seconds: many batches, and this test may start the worker's Spark session."""
     connection, feed = planes
     connection.execute("create table mirror (id bigint primary key, tail text)")
     mirror(db, feed)

@@ -39,7 +39,7 @@ def ascii_db(cluster, ascii_template):
 
 @pytest.mark.parametrize("kind", ["text", "list"])
 def test_a_text_with_a_nul_names_table_column_and_row(db, connect, path, kind):
-    """Seconds where the worker's Spark session starts with it."""
+    """Takes seconds if this test starts the worker's Spark session."""
     connection = connect()
     feed = make_planes(connection)
     connection.execute("create table said (id bigint primary key, text text, list text[])")
@@ -53,7 +53,7 @@ def test_a_text_with_a_nul_names_table_column_and_row(db, connect, path, kind):
 
 
 def test_a_row_that_postgresql_refuses_names_the_table(db, connect, path):
-    """Seconds where the worker's Spark session starts with it."""
+    """Takes seconds if this test starts the worker's Spark session."""
     connection = connect()
     feed = make_planes(connection)
     names = [f"c{n}" for n in range(1100)]
@@ -66,7 +66,7 @@ def test_a_row_that_postgresql_refuses_names_the_table(db, connect, path):
 
 
 def test_bytes_that_are_no_text_name_table_column_and_row(ascii_db, connect_to, path):
-    """Seconds where the worker's Spark session starts with it."""
+    """Takes seconds if this test starts the worker's Spark session."""
     connection = connect_to(ascii_db)
     connection.execute("create table said (id bigint primary key, word text, words text[])")
     feed = track(connection, "said")

@@ -60,7 +60,7 @@ def commit_feed(connection):
 
 @pytest.mark.parametrize("mode", ["add", "replace", "mirror", "append"])
 def test_columns_and_tables_of_any_name_are_read_and_merged(db, named, path, mode):
-    """Seconds where the worker's Spark session starts with it."""
+    """Takes seconds if this test starts the worker's Spark session."""
     feed = commit_feed(named)
     with batch_of(feed, db) as job:
         rows = job.rows(written(TABLE), key=KEY)
@@ -70,7 +70,7 @@ def test_columns_and_tables_of_any_name_are_read_and_merged(db, named, path, mod
 
 
 def test_columns_of_any_name_are_chosen_by_it(db, named, path):
-    """Seconds where the worker's Spark session starts with it."""
+    """Takes seconds if this test starts the worker's Spark session."""
     feed = commit_feed(named)
     with batch_of(feed, db) as job:
         chosen = job.rows(written(TABLE), key=KEY, columns=HARD)
@@ -83,7 +83,7 @@ def test_columns_of_any_name_are_chosen_by_it(db, named, path):
 
 
 def test_an_attached_table_of_any_name_is_mirrored(db, named, path):
-    """Seconds where the worker's Spark session starts with it."""
+    """Takes seconds if this test starts the worker's Spark session."""
     make(named)
     attach(named, sql.Identifier("public", TABLE).as_string(named), key=[KEY])
     fill(named)

@@ -142,7 +142,7 @@ class Reads:
 def test_a_primary_that_is_killed_in_the_middle_of_a_read_costs_no_row_and_doubles_none(
     db, mortal, feed, monkeypatch
 ):
-    """Seconds: a standby is made and becomes the primary while a job reads."""
+    """Takes seconds: a standby is made and becomes the primary while a job reads."""
     reads = Reads(monkeypatch)
     for primary in mortal.primaries.values():
         with psycopg.connect(primary.conninfo(), autocommit=True) as connection:

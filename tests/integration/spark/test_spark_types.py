@@ -103,7 +103,7 @@ def test_a_type_without_a_counterpart_is_refused_by_the_name_of_its_column(conne
 
 
 def test_a_misfit_that_an_executor_finds_names_its_column(db, connect, monkeypatch):
-    """Seconds where the worker's Spark session starts with it."""
+    """Takes seconds if this test starts the worker's Spark session."""
     monkeypatch.setattr("airflow_pgchange.spark.job.SMALL", 0)
     connection = connect()
     connection.execute("create table odd (id bigint primary key, at timestamptz)")
@@ -114,7 +114,7 @@ def test_a_misfit_that_an_executor_finds_names_its_column(db, connect, monkeypat
 
 
 def test_a_column_that_cannot_be_read_can_be_left_out(db, connect, path):
-    """Seconds where the worker's Spark session starts with it."""
+    """Takes seconds if this test starts the worker's Spark session."""
     connection = connect()
     connection.execute("create table odd (id bigint primary key, n numeric(60), word text)")
     feed = track(connection, "odd")

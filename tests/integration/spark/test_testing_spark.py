@@ -34,7 +34,7 @@ def pairs(frame: Any) -> list[tuple[Any, ...]]:
 
 
 def test_the_example_of_the_guide(spark: SparkSession) -> None:
-    """Seconds: Airflow is imported, and Spark starts."""
+    """Takes seconds: Airflow is imported, and Spark starts."""
     guide = Guide("docs/how-to/testing.md", "unused", None)
     for section in ("A batch without a server", "Spark"):
         guide.run(section)
@@ -44,7 +44,7 @@ def test_the_example_of_the_guide(spark: SparkSession) -> None:
 def test_the_changes_have_the_columns_and_types_of_the_data_source(
     spark: SparkSession, db: str, connect: Any
 ) -> None:
-    """Seconds for the first of this file: Airflow is imported, and Spark starts."""
+    """Takes seconds if it is the first test of this file: Airflow is imported, and Spark starts."""
     connection = connect()
     connection.execute("create table t (id bigint primary key)")
     feed = track(connection, "t")
@@ -57,7 +57,7 @@ def test_the_changes_have_the_columns_and_types_of_the_data_source(
 
 
 def test_rows_come_once_for_each_change_and_what_is_gone_is_told(spark: SparkSession) -> None:
-    """Seconds, because Spark computes."""
+    """Takes seconds, because Spark computes."""
     tables = {"payment": spark.createDataFrame(PAYMENTS, SCHEMA)}
     seen: dict[str, Any] = {}
 
@@ -79,7 +79,7 @@ def test_rows_come_once_for_each_change_and_what_is_gone_is_told(spark: SparkSes
 
 
 def test_a_job_finds_rows_by_keys_of_several_columns(spark: SparkSession) -> None:
-    """Seconds, because Spark computes."""
+    """Takes seconds, because Spark computes."""
     rows = [(1, date(2024, 1, 2), b"\1", "a"), (2, date(2024, 1, 2), b"\2", "b")]
     tables = {"seat": spark.createDataFrame(rows, "no int, day date, code binary, who string")}
     key = ["no", "day", "code"]
@@ -101,7 +101,7 @@ def test_a_job_finds_rows_by_keys_of_several_columns(spark: SparkSession) -> Non
 
 
 def test_a_job_of_a_tube_sees_its_shards(spark: SparkSession) -> None:
-    """Seconds, because Spark computes."""
+    """Takes seconds, because Spark computes."""
     flight = Attached("copies", 1, "public", "flight", ("no",))
     other = Attached("copies", 5, "public", "other", ("id",))
     tables = {"public.flight": spark.createDataFrame([(1, "UA")], "no long, carrier string")}

@@ -174,7 +174,7 @@ def two_keys(connect):
 
 
 def test_tables_of_one_shard_may_have_ids_of_two_sizes(db, two_keys, path):
-    """Seconds where the worker's Spark session starts with it."""
+    """Takes seconds if this test starts the worker's Spark session."""
     two_keys.execute("insert into large values (5000000000), (1); insert into small values (1), (2)")
     with batch_of(FEED, db) as job:
         for attached in job.attached():

@@ -34,7 +34,7 @@ def test_a_copy_of_a_table_follows_what_touches_its_tube(guide, db, connect):
 
 
 def test_a_copy_of_one_table_becomes_one_of_several(guide, db, connect):
-    """Seconds where the worker's Spark session starts with it."""
+    """Takes seconds if this test starts the worker's Spark session."""
     (add,) = [part for part in guide.sections["Shards and predicates"].split("`") if part.startswith("alter")]
     connection = connect()
     connection.execute(" ".join(add.split()))

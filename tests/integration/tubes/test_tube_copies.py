@@ -252,7 +252,7 @@ def test_two_tables_of_one_name_and_shard_are_refused_when_they_give_up_rows(twi
 
 
 def test_two_tables_in_a_shard_have_copies_of_their_own(shards, settle):
-    """Seconds where the worker's Spark session starts with it."""
+    """Takes seconds if this test starts the worker's Spark session."""
     shards.execute(
         "create table sh0001.gate (id bigint primary key, word text);"
         "create table copies.gate (id bigint primary key, word text)"
@@ -321,7 +321,7 @@ EACH = pytest.mark.release("a name with all of these oddities is in every run")
     ("name", "key"), [('A.b, quo"té', 'Key.of, i"d'), *(pytest.param(*each, marks=EACH) for each in NAMES)]
 )
 def test_tables_and_id_columns_may_be_called_anything(connect, settle, name, key):
-    """Seconds where the worker's Spark session starts with it."""
+    """Takes seconds if this test starts the worker's Spark session."""
     connection = connect()
     table, column = ('"' + part.replace('"', '""') + '"' for part in (name, key))
     connection.execute("create schema copies; create schema source")
@@ -356,7 +356,7 @@ OTHER_KEYS = {
 
 @pytest.mark.parametrize("kind", OTHER_KEYS)
 def test_a_copy_by_another_key_follows_and_gives_up_what_is_gone(connect, settle, kind):
-    """Seconds where the worker's Spark session starts with it."""
+    """Takes seconds if this test starts the worker's Spark session."""
     columns, key, types, values = OTHER_KEYS[kind]
     connection = connect()
     connection.execute(

@@ -230,7 +230,7 @@ def test_settings_of_a_session_are_no_code(keeper, admin, role, connect_to):
 
 
 def test_a_tube_writes_no_table_that_its_keeper_may_not_write(ledger, keeper, db):
-    """Seconds where the worker's Spark session starts with it."""
+    """Takes seconds if this test starts the worker's Spark session."""
     feed = TubeFeed("finance")
     keeper_name = one(keeper, "select current_user")
     told = f"finance.ledger is not written, because {keeper_name}, the owner of tube finance, may not"
@@ -259,7 +259,7 @@ def test_a_copy_whose_schema_the_author_of_the_dag_names_is_written(ledger, db, 
 
 @pytest.mark.parametrize("what", ["table", "schema"])
 def test_a_tube_writes_no_copy_whose_owner_could_have_code_run(ledger, keeper, db, what):
-    """Seconds where the worker's Spark session starts with it."""
+    """Takes seconds if this test starts the worker's Spark session."""
     keeper_name = one(keeper, "select current_user")
     ledger.execute(f"grant select, insert, update, delete on finance.ledger to {keeper_name}")
     ledger.execute(

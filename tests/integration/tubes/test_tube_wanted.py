@@ -41,7 +41,7 @@ def copy(connection):
 
 
 def test_a_row_that_enters_the_predicate_comes_and_one_that_leaves_it_goes(db, item, path):
-    """Seconds where the worker's Spark session starts with it: many batches."""
+    """Takes seconds: many batches, and this test may start the worker's Spark session."""
     item.execute("insert into item values (1, 'open', 1), (2, 'shut', 2)")
     mirror(db)
     assert copy(item) == [(1, 1)]
