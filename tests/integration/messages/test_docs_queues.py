@@ -53,8 +53,7 @@ def test_a_message_is_taken_and_put_back_to_come_later(posted, connect):
     ]
 
 
-def test_a_request_is_answered(guide, connect, capsys):
-    queues.make(connect(), "prices")
+def test_a_request_is_answered(guide, capsys):
     guide.run("Request and reply")
     assert capsys.readouterr().out == "{'cents': '995'}\n"
 
