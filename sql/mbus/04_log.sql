@@ -54,8 +54,8 @@ begin
     execute format('create index on mbus.%I (id) where not_for is not null', 'log$' || known.qname);
     execute format('comment on table mbus.%I is %L', 'log$' || known.qname,
         'The messages of queue ' || known.qname || ' in the order of id, also those that were received; COPY may write to it. '
-                                                   'not_for: for a message that was put back, the consumers that received it '
-                                                   'before, or are still to receive it; null for other messages.');
+        'not_for: for a message that was put back, the consumers that received it before, or are still to receive it; null for '
+        'other messages.');
     update mbus.queue as q set
         seq = to_regclass(sequence), began = coalesce(pg_sequence_last_value(to_regclass(sequence)), 0)
     where q.id = known.id;

@@ -88,7 +88,7 @@ begin
     end if;
     execute format('comment on view mbus.%I is %L', 'all$' || known.qname,
         'Every message in the log of queue ' || known.qname || ', with the consumers that want it and those that received it, and '
-                                                               'whether it is gone.');
+        'whether it is gone.');
     -- Created once. A reader locks this view before the other, so a session that replaced both could deadlock with a reader.
     if to_regclass(format('mbus.%I', 'qt$' || known.qname)) is null then
         execute format($view$

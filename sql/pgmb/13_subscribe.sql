@@ -25,8 +25,8 @@ declare
     tables constant text := '(select x.* from pgmb.events as x offset 0) as e, pgmb.subscriptions as s';
 begin
     if sql_statements is null then
-        perform pgchange.refuse('null is not a list of conditions', 'give an array of conditions, as in array[''e.topic = '
-                                                                    '''''t'''''']');
+        perform pgchange.refuse(
+            'null is not a list of conditions', 'give an array of conditions, as in array[''e.topic = ''''t'''''']');
     end if;
     foreach condition in array sql_statements loop
         -- A text that closes a bracket which it has not opened fails inside the other kind of bracket.

@@ -221,8 +221,10 @@ begin
                 'left join pgmb.subscriptions as s on s.id = e.subscription_id group by s.group_id, e.subscription_id) as m'
         into more using ids, ids[1], ids[cardinality(ids)];
         faults := faults || array(
-            select (null, null, m.subscription_id, m.ids, 'they are only for this subscription, which was deleted: '
-                                                          'pgmb.read_events(event_ids) returns them as long as the log keeps them',
+            select (
+                null, null, m.subscription_id, m.ids,
+                'they are only for this subscription, which was deleted: pgmb.read_events(event_ids) returns them as long as the '
+                'log keeps them',
                 null)::pgmb.fault
             from unnest(more) as m where m.group_id is null);
         matches := matches || array(select m from unnest(more) as m where m.group_id is not null);

@@ -10,8 +10,8 @@ declare
     reason constant text := case when group_by is null then pgchange.key_trouble(tbl, columns) end;
 begin
     if key is not null and group_by is not null then
-        perform pgchange.refuse('both key and group_by were given', 'give key if an id identifies one row, or group_by if it '
-                                                                   'identifies several');
+        perform pgchange.refuse(
+            'both key and group_by were given', 'give key if an id identifies one row, or group_by if it identifies several');
     end if;
     if reason is not null then
         perform pgchange.refuse(
