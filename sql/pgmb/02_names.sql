@@ -99,7 +99,7 @@ language plpgsql stable security definer as $$
 begin
     if not exists (select from pgmb.subscription_groups as g where g.id = gid) then
         raise exception using errcode = 'PC002', message = format('there is no group %L', gid),
-            hint = 'the first subscription of a group creates it; list the groups: select id from pgmb.subscription_groups';
+            hint = 'select id from pgmb.subscription_groups lists them; the first subscription of a group creates it';
     end if;
 end
 $$;
