@@ -1,4 +1,4 @@
-"""Acks of other versions than were claimed, of any feed."""
+"""Check that a consumer can ack only the version of the batch that it has claimed, for any feed."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ OTHERS = {**BEYOND, "the next": lambda claimed: claimed + 1}
 def only_the_claimed_version_is_acked(
     write: Callable[[], Any], feed: Feed, db: str, source: str | None = None
 ) -> None:
-    """Claim what ``write`` writes, and ack it as other versions, which moves nothing. Where the claim is in another
-    database than the results, those are refused that could not have been claimed."""
+    """Write changes with ``write`` and claim them. Check that acks of other versions fail and move nothing.
+
+    If the claim is in another database than the results, only acks of versions that no claim can have are tried.
+    """
     write()
     for name, version in (OTHERS if source is None else BEYOND).items():
         with pytest.raises(StaleClaim):

@@ -1,4 +1,4 @@
-"""An Airflow home of the tests' own, chosen before Airflow is imported, and its connections."""
+"""An Airflow home for the tests, which is set before Airflow is imported, and its connections."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DAGS = Path(__file__).parent.parent / "dags"
 
 
 def prepare() -> None:
-    """Let this process and its children use a new home, once for each worker of a parallel run."""
+    """Set a new Airflow home for this process and its children. Each worker of a parallel run has its own."""
     worker = os.environ.get("PYTEST_XDIST_WORKER", "alone")
     if os.environ.get(MINE) == worker:
         return
@@ -32,6 +32,6 @@ def prepare() -> None:
 
 
 def uri(conninfo: str) -> str:
-    """A database of the tests as an Airflow connection, for ``AIRFLOW_CONN_...``."""
+    """Return a database of the tests as the value of a variable ``AIRFLOW_CONN_...``."""
     server = conninfo_to_dict(conninfo)
     return f"postgres://{server['user']}@{server['host']}:{server['port']}/{server['dbname']}"

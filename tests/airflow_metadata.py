@@ -23,10 +23,8 @@ def metadata() -> None:
 
 
 def take_migrated() -> None:
-    """Let Airflow use a migrated database: a copy of a template that the first process of the run creates.
-
-    An earlier test may have opened an empty database, which SQLite would still read from its log.
-    """
+    """Let Airflow use a migrated database: a copy of a template that the first process of the run creates. An earlier
+    test may have opened an empty database, and SQLite would still read the log of that database."""
     from airflow import settings
 
     folder = room.take() / "migrated"

@@ -1,4 +1,4 @@
-"""A batch of any feed, done as a consumer does it."""
+"""Process a batch of any feed as a consumer does, for the tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Connection = psycopg.Connection[Any]
 
 
 class _Pool:
-    """Connections that are kept open, and those of them that no transaction has."""
+    """A pool of open connections. ``_idle`` are those that no transaction uses."""
 
     def __init__(self, opened: ExitStack) -> None:
         self._opened = opened
@@ -40,7 +40,7 @@ class _Pool:
 
 
 def _reset(connection: Connection) -> Connection | None:
-    """Take the settings of the transaction before from a connection; None if its server has ended it."""
+    """Reset the settings that the previous transaction made on a connection. Return None if the server has closed it."""
     try:
         connection.execute("reset all")
     except psycopg.OperationalError:
@@ -62,9 +62,9 @@ error_text.connect = _connect  # type: ignore[assignment]
 
 @contextmanager
 def connections_reused() -> Iterator[None]:
-    """Let the consumer transactions of this thread use the connections of those before them.
+    """Let the consumer transactions of this thread reuse connections.
 
-    In a new session PostgreSQL compiles and plans each function anew. That costs more than a small batch does.
+    In a new session PostgreSQL compiles and plans each function anew, which costs more than a small batch does.
     """
     with ExitStack() as opened:
         token = _POOL.set(_Pool(opened))
@@ -77,7 +77,7 @@ def connections_reused() -> Iterator[None]:
 def taken(
     feed: Feed, results: str, source: str | None = None, limit: int = 1000, write: Any = None
 ) -> list[Change]:
-    """Return the changes of the next batch, which is acked with the writes of ``write``; none if nothing is ready."""
+    """Claim the next batch, call ``write``, ack, and return the batch's changes; none if nothing is ready."""
     with ConsumerTransaction(feed, results, source) as consumer:
         if consumer.claim(limit) is None:
             return []
@@ -87,7 +87,7 @@ def taken(
 
 
 def drained(feed: Feed, results: str, source: str | None = None, limit: int = 1000) -> list[Change]:
-    """The changes of all batches that are ready, each acked."""
+    """Process and ack all batches that are ready, and return their changes."""
     found: list[Change] = []
     with connections_reused():
         while changes := taken(feed, results, source, limit):

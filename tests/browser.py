@@ -1,4 +1,4 @@
-"""A real browser in which somebody has Airflow before them."""
+"""A real browser, with a user who is logged in to Airflow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.page import token
 
 @contextmanager
 def started(home: Path) -> Iterator[Browser]:
-    """A browser, which a person opens contexts of: each has cookies of its own."""
+    """Start a browser. Each context that is opened in it has its own cookies."""
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"], env={"HOME": str(home)}
@@ -25,13 +25,13 @@ def started(home: Path) -> Iterator[Browser]:
 
 @contextmanager
 def opened(home: Path) -> Iterator[Page]:
-    """A tab of a browser of its own."""
+    """Start a browser, and open a tab in it."""
     with started(home) as chromium:
         yield chromium.new_page()
 
 
 def come_back(tab: Page, url: str, role: str = "op", view: str = "") -> None:
-    """Open a view of the page as a person who has logged in before: Airflow's shell is loaded once, not three times."""
+    """Open a view of the page with the cookie of an earlier login. So Airflow's shell is loaded only once."""
     tab.context.add_cookies([{"name": "_token", "value": token(role), "url": url}])
     tab.goto(f"{url}/plugin/pgchange/{view}")
 

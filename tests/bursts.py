@@ -1,7 +1,8 @@
-"""The operations on a burst of changes of each kind, with any statistics of the planner.
+"""Run every operation on a burst of changes, for each feed, with fresh and with outdated statistics of the planner.
 
-Until the next ANALYZE that takes every table for nearly empty: a plan for which a join is free then reads all for each.
-After it, a plan may keep less in memory than there is.
+New tables have no statistics: PostgreSQL takes them for nearly empty until the next ANALYZE. A plan that is good for an
+empty table may then read a whole table for each row. After an ANALYZE, a plan may run out of memory if a table has grown
+since.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from tests.batches import drained
 
 Connection = psycopg.Connection[Any]
 Deed = tuple[str, Callable[[], object]]
-"""Its name, and what does it."""
+"""The name of an operation, and the function that does it."""
 
 
 def forget(connection: Connection) -> None:
-    """Have the planner take every table for nearly empty, whatever it holds."""
+    """Set the statistics of all tables so that the planner takes them for nearly empty."""
     connection.execute("""
         update pg_class as c set reltuples = 0, relpages = 10
         where c.relnamespace in (
@@ -36,7 +37,7 @@ def forget(connection: Connection) -> None:
 
 
 def learn(connection: Connection) -> None:
-    """Have the planner know what every table holds."""
+    """Give the planner correct statistics of all tables."""
     connection.execute("analyze")
 
 
@@ -103,7 +104,7 @@ def of_queues(connection: Connection, db: str, n: int) -> Iterator[Deed]:
 
 
 def of_queues_out_of_order(connection: Connection, db: str, n: int) -> Iterator[Deed]:
-    """Messages that wait for others, each for one of its own, and those of a transaction that commits late."""
+    """Post messages that each wait for another message, and messages of a transaction that commits late."""
     queues.make(connection, "q", "before")
     receive = f"select count(*) from mbus.consumen_q_by_default({n})"
     later = (
@@ -133,7 +134,7 @@ def of_queues_out_of_order(connection: Connection, db: str, n: int) -> Iterator[
 
 
 def _make_due(connection: Connection, queue: str) -> None:
-    """Have the time of a queue's delayed messages come."""
+    """Make a queue's delayed messages due."""
     connection.execute(f'update mbus."log${queue}" set delayed_until = clock_timestamp()')
     connection.execute("update mbus.apart set due = clock_timestamp() where wait_consumer is null")
 

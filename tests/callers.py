@@ -1,4 +1,4 @@
-"""A stranger whose code runs in the sessions of others: by a table, a view or a function that is the stranger's own."""
+"""A stranger: a role whose table, view or function runs code of its own in the sessions of other roles."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ begin
 end
 $$;
 """
-"""An index function is what it is said to be only on the day on which its index is made."""
+"""The function of an index. It is declared immutable, but does something else after the index was created."""
 
 WAYS = {
     "analyze": "analyze {s}.item",
@@ -58,12 +58,12 @@ WAYS = {
     "security definer": "select {s}.lent()",
     "set role": "begin; set local role {s}; select {s}.run(); commit",
 }
-"""Statements of others that run the stranger's code in their session."""
+"""Statements of other roles that run the stranger's code in their session."""
 
 
 @dataclass(frozen=True)
 class Stranger:
-    """A role with a schema of its own, and what ``calls`` came to when its code ran them."""
+    """A role with its own schema, and the results of ``calls`` when its code ran them."""
 
     role: Role
     session: Connection

@@ -1,4 +1,4 @@
-"""``airflow-pgchange`` run in the process of a test."""
+"""Run ``airflow-pgchange`` in the process of a test."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Command = Callable[..., Any]
 
 
 def parsed(*arguments: str) -> argparse.Namespace:
-    """The arguments of ``airflow-pgchange``, as Airflow's parser reads them."""
+    """Parse arguments of ``airflow-pgchange`` with Airflow's parser."""
     return _parser().parse_args(["pgchange", *arguments])
 
 
 @cache
 def _parser() -> argparse.ArgumentParser:
-    """Airflow keeps its parser, which another test may have made without our commands."""
+    """Airflow caches its parser. An earlier test may have created it without our commands."""
     add_commands()
     get_parser.cache_clear()
     return get_parser()
@@ -42,7 +42,7 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
 
 
 def ended(command: Command, *arguments: str) -> int:
-    """The code with which a command ends."""
+    """Run a command, and return its exit code."""
     try:
         command(*arguments)
     except SystemExit as exit:

@@ -1,4 +1,4 @@
-"""Commits for the tests of feeds: written, drained, and claimed by consumers that fail."""
+"""Write commits, process them, and let consumers fail on them, for the tests of feeds."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ class Failed(Exception):
 
 
 def commits(connection: psycopg.Connection[Any], n: int = 1) -> list[int]:
-    """``n`` commits of trunk by one statement; their ids."""
+    """Write ``n`` commits of the trunk by one statement, and return their ids."""
     query = "insert into revision.commit select from generate_series(1, %s) returning id"
     return [row[0] for row in connection.execute(query, [n]).fetchall()]
 
 
 def queued(connection: psycopg.Connection[Any]) -> list[tuple[int, int]]:
-    """The commits of the queue and their branches, in its order."""
+    """Return the commits of the queue with their branches, in the order of the queue."""
     rows = connection.execute("select commit_id, branch_id from revision.commit_queue order by id").fetchall()
     return [tuple(row) for row in rows]
 
 
 def drain(results: str, source: str | None = None, feed: CommitFeed = FEED, limit: int = 1000) -> list[int]:
-    """Process everything that is ready; the commits in the order in which they came."""
+    """Process everything that is ready, and return the commits in the order in which they came."""
     return [change.id for change in drained(feed, results, source, limit)]
 
 
 def claim_and_fail(
     results: str, source: str | None = None, feed: CommitFeed = FEED, limit: int = 1000
 ) -> Batch:
-    """A batch that was claimed and never acked."""
+    """Claim a batch, and never ack it."""
     with pytest.raises(Failed), ConsumerTransaction(feed, results, source) as consumer:
         batch = consumer.claim(limit)
         raise Failed
@@ -46,7 +46,7 @@ def claim_and_fail(
 
 
 def narrow_partitions(connection: psycopg.Connection[Any], width: int = 50) -> None:
-    """Partitions of the queue so small that a test can fill them, the first of which begins about now."""
+    """Make partitions of the queue that are so small that a test can fill them. The first begins about now."""
     for (partition,) in connection.execute("select relid from revision.partitions()").fetchall():
         connection.execute(f"drop table {partition}")
     while connection.execute("select pg_current_xact_id()::text::bigint %% %s", [width]).fetchone() != (0,):

@@ -1,4 +1,4 @@
-"""Servers and databases for the tests: a cluster for each process of a run, a database for each test."""
+"""The servers and databases of the tests: a cluster for each process of a run, and a database for each test."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from tests.suite.clusters import TEMPLATE
 
 room.take()
 java.start_soon()
-# Imports and collection make objects that stay: a quarter of their CPU time would be spent on looks for garbage.
+# Imports and collection create many objects that live until the end. Without this, the garbage collector would examine
+# them again and again, for a quarter of the CPU time.
 gc.disable()
 
 pytest_plugins = [
@@ -36,13 +37,13 @@ _numbers = itertools.count()
 
 
 def pytest_collection_finish() -> None:
-    """Look for garbage from now on, and never among what has been imported and collected."""
+    """Collect garbage from now on, but never examine the objects of imports and collection."""
     gc.freeze()
     gc.enable()
 
 
 def database(cluster: Cluster, template: str) -> Iterator[str]:
-    """A copy of a database, as long as it is needed; its connection string."""
+    """Copy a database, and drop the copy at the end of the block. Yield its connection string."""
     name = f"test_{os.getpid()}_{next(_numbers)}"
     connection = clusters.maintenance_connection(cluster)
     connection.execute(
@@ -68,13 +69,13 @@ def other_db(cluster: Cluster) -> Iterator[str]:
 
 @pytest.fixture
 def bare_db(cluster: Cluster) -> Iterator[str]:
-    """A database with nothing in it."""
+    """An empty database."""
     yield from database(cluster, "template1")
 
 
 @pytest.fixture
 def own_cluster(server: str) -> Iterator[Cluster]:
-    """A cluster for this test alone, for tests that crash it or that need its xmin undisturbed."""
+    """A cluster for this test alone. For tests that crash it, or that fail if other sessions hold back its xmin."""
     cluster = clusters.new_cluster(server)
     yield cluster
     cluster.remove()
@@ -82,7 +83,7 @@ def own_cluster(server: str) -> Iterator[Cluster]:
 
 @pytest.fixture
 def own_database(own_cluster: Cluster) -> str:
-    """A database with all our schemas in a cluster of its own."""
+    """A database with all our schemas, in a cluster for this test alone."""
     clusters.install(own_cluster)
     return own_cluster.conninfo()
 

@@ -1,4 +1,4 @@
-"""A Spark operator over a small ledger, whose application is a text of the test's."""
+"""A Spark operator over a small ledger. The test writes the application as text."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ with batch_job() as job:
     pathlib.Path(__file__).with_name("pids").write_text(f"{os.getpid()} {child.pid}")
     job.spark.sql("select java_method('java.lang.Thread', 'sleep', 3600000L)").collect()
 """
-"""Run code on the server and in a child process for an hour. Their pids are in the file ``pids``."""
+"""Run code on the server and in a child process for an hour. The file ``pids`` gets their process ids."""
 
 MakeOperator = Callable[..., SparkBatchOperator]
 

@@ -14,7 +14,7 @@ def bag_of(path: str | Path) -> Any:
 
 
 def stored(path: str | Path) -> Any:
-    """Return the bag of the DAGs of a file or a folder, which Airflow's metadata database has from then on."""
+    """Return the bag of the DAGs of a file or a folder, and store the DAGs in Airflow's metadata database."""
     from airflow.dag_processing.bundles.manager import DagBundlesManager
 
     bag = bag_of(path)
@@ -24,7 +24,7 @@ def stored(path: str | Path) -> Any:
 
 
 def _moved(name: str) -> Any:
-    # Imported here, because a test chooses Airflow's home before it imports Airflow.
+    # Imported here, because a test sets Airflow's home before it imports Airflow.
     from airflow_pgchange.utils.compat import moved
 
     return moved(name, *MODULES)

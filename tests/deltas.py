@@ -1,4 +1,4 @@
-"""Delta tables as a company has them: made by ``deltalake`` itself, and read by it."""
+"""Delta tables that ``deltalake`` itself creates and reads, as in a real company."""
 
 from __future__ import annotations
 

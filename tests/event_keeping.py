@@ -1,4 +1,5 @@
-"""Short ways to publish, dispatch and look at the partitions of the event log, for the tests of its upkeep."""
+"""Short functions to publish and dispatch events, and to read the partitions of the event log, for tests of its
+maintenance."""
 
 from __future__ import annotations
 
@@ -18,12 +19,12 @@ def lines(connection: Connection, query: str) -> list[str]:
 
 
 def maintain(connection: Connection, later: str = "0") -> list[str]:
-    """Maintenance, as it were that much later."""
+    """Run the maintenance as if it were this much later."""
     return lines(connection, f"select pgmb.maintain_log(now() + interval '{later}')")
 
 
 def publish(connection: Connection, n: int = 1, topic: str = "t", at: str | None = None) -> list[str]:
-    """``n`` events, now or at a time that an SQL expression gives; their ids."""
+    """Publish ``n`` events, now or at the time of an SQL expression, and return their ids."""
     number = "nextval('pgmb.event_seq')"
     given = f"pgmb.create_event_id({at}, {number})" if at else None
     columns, values = (
@@ -34,9 +35,9 @@ def publish(connection: Connection, n: int = 1, topic: str = "t", at: str | None
 
 
 def fill_default(connection: Connection, n: int, at: str) -> None:
-    """``n`` events of 7 kB each for a time of which the log has no partition."""
+    """Publish ``n`` events of 7 kB each for a time for which the log has no partition."""
     connection.execute("alter table pgmb.events_default alter column payload set storage plain")
-    # Autovacuum would sometimes work on the tables, and block operations that do not wait.
+    # Autovacuum could lock the tables. Operations that do not wait for locks would then do nothing.
     connection.execute("alter table pgmb.events_default set (autovacuum_enabled = off)")
     connection.execute(
         "insert into pgmb.events (id, topic, payload) "
@@ -47,19 +48,19 @@ def fill_default(connection: Connection, n: int, at: str) -> None:
 
 
 def drop_all(connection: Connection, table: str = "pgmb.events") -> None:
-    """A table keeps only its default partition."""
+    """Drop all partitions of a table except the default partition."""
     for name, _, _ in partitions(connection, table):
         connection.execute(f"drop table {name}")
 
 
 def place(connection: Connection, later: str = "0") -> None:
-    """Set scheduled events aside and take them back until nothing is left to do."""
+    """Move scheduled events out of the log and back until nothing is left to move."""
     while one(connection, f"select pgmb.place_scheduled(now() + interval '{later}')"):
         pass
 
 
 def set_aside_and_due(connection: Connection, n: int = 1) -> list[str]:
-    """``n`` events that were set aside for a second ago; their ids."""
+    """Schedule ``n`` events for a second ago, which are still outside of the log, and return their ids."""
     ids = connection.execute(
         "insert into pgmb.later (id, topic, payload) "
         "select pgmb.create_event_id(now() - interval '1 second', n), 't', '{}' from generate_series(1, %s) as n "
@@ -71,7 +72,7 @@ def set_aside_and_due(connection: Connection, n: int = 1) -> list[str]:
 
 
 def subscribe(connection: Connection, group: str = "g", topic: str | None = None, **columns: Any) -> str:
-    """A subscription to one topic, or to all; its id."""
+    """Subscribe to one topic, or to all topics, and return the id of the subscription."""
     if topic is not None:
         columns |= {"conditions_sql": "s.params @> jsonb_build_object('topic', e.topic)"}
         columns |= {"params": psycopg.types.json.Jsonb({"topic": topic})}
@@ -82,7 +83,7 @@ def subscribe(connection: Connection, group: str = "g", topic: str | None = None
 
 
 def dispatch(connection: Connection) -> None:
-    """Dispatch until nothing waits."""
+    """Dispatch until no event waits."""
     while one(connection, "select more from pgmb.dispatch()"):
         pass
 
@@ -101,7 +102,7 @@ def read(connection: Connection, group: str = "g") -> list[str]:
 
 
 def partitions(connection: Connection, table: str = "pgmb.events") -> list[tuple[Any, ...]]:
-    """(name, from, to) of the partitions."""
+    """Return the partitions as tuples of name, start and end."""
     return connection.execute(
         "select partition_id::text, pgmb.extract_date_from_event_id(lower_bound), "
         "pgmb.extract_date_from_event_id(upper_bound) from pgmb.get_partitions_and_bounds(%s::regclass)",
@@ -123,7 +124,7 @@ def configure(connection: Connection, **settings: str) -> None:
 
 
 def narrow(connection: Connection, ahead: str = "2 seconds") -> None:
-    """Partitions of a second each, so that a test sees them come and go."""
+    """Make partitions of a second each, so that a test sees how they are created and dropped."""
     for table in ("pgmb.events", "pgmb.dispatched"):
         for name, _, _ in partitions(connection, table):
             connection.execute(f"drop table {name}")
@@ -136,6 +137,6 @@ def narrow(connection: Connection, ahead: str = "2 seconds") -> None:
 
 
 def kept(connection: Connection) -> list[str]:
-    """The ids of the events that are there or set aside, in order."""
+    """Return the ids of all events, in the log or still scheduled, in order."""
     query = "select id from pgmb.events union all select id from pgmb.later order by id"
     return [row[0] for row in connection.execute(query).fetchall()]

@@ -1,4 +1,4 @@
-"""Short ways to publish, subscribe, dispatch and read events by SQL, for the tests."""
+"""Short functions to publish, subscribe, dispatch and read events by SQL, for the tests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FEED = EventFeed("g")
 def subscribe(
     connection: Connection, group: str = "g", conditions: str = "TRUE", params: Any = None, **columns: Any
 ) -> str:
-    """Make a subscription; its id."""
+    """Create a subscription, and return its id."""
     names = ", ".join(["group_id", "conditions_sql", "params", *columns])
     places = ", ".join(["%s"] * (3 + len(columns)))
     query = f"insert into pgmb.subscriptions ({names}) values ({places}) returning id"
@@ -30,7 +30,7 @@ def subscribe(
 
 
 def publish(connection: Connection, *topics: str, payload: Any = None, to: str | None = None) -> list[str]:
-    """One statement with an event for each topic; the ids."""
+    """Publish an event for each topic by one statement, and return the ids."""
     rows = connection.execute(
         "insert into pgmb.events (topic, payload, subscription_id) "
         "select t, %s, %s from unnest(%s::text[]) as t returning id",
@@ -40,7 +40,7 @@ def publish(connection: Connection, *topics: str, payload: Any = None, to: str |
 
 
 def publish_at(connection: Connection, when: str, topic: str = "t", number: int = 0) -> str:
-    """An event with the id of a time, an SQL expression."""
+    """Publish an event whose id has the time of an SQL expression."""
     query = (
         f"insert into pgmb.events (id, topic, payload) values (pgmb.create_event_id({when}, %s), %s, '{{}}') "
         "returning id"
@@ -60,7 +60,7 @@ def poll(connection: Connection) -> int:
 
 
 def poll_all(connection: Connection) -> int:
-    """Poll until nothing is left; how many pairs of event and subscription."""
+    """Dispatch until nothing is left, and return the number of pairs of event and subscription."""
     found = 0
     while pairs := poll(connection):
         found += pairs
@@ -79,7 +79,7 @@ def read(
 
 
 def take(connection: Connection, group: str = "g", chunk: int = 1000) -> list[str]:
-    """The ids of the next chunk, behind which the cursor is put; no lock is left."""
+    """Read the next chunk, move the cursor behind it, release the lock, and return the ids."""
     rows = read(connection, group, chunk, peek=False)
     if rows:
         connection.execute("select pgmb.set_group_cursor(%s, %s, true)", [group, rows[-1]["next_cursor"]])
@@ -89,7 +89,7 @@ def take(connection: Connection, group: str = "g", chunk: int = 1000) -> list[st
 
 
 def drain(connection: Connection, group: str = "g", chunk: int = 1000) -> list[str]:
-    """Dispatch and read until nothing is left; the ids in order."""
+    """Dispatch and read until nothing is left, and return the ids in order."""
     found: list[str] = []
     while poll(connection) or read(connection, group, 1):
         while taken := take(connection, group, chunk):
@@ -119,12 +119,12 @@ def faults(connection: Connection) -> list[tuple[str, list[str], str]]:
 def work(
     db: str, feed: EventFeed = FEED, limit: int = 1000, source: str | None = None, write: Any = None
 ) -> list[str]:
-    """The ids of the next batch, done."""
+    """Process the next batch, and return its ids."""
     return [change.id for change in taken(feed, db, source, limit, write)]
 
 
 def work_all(db: str, **options: Any) -> list[str]:
-    """The ids of all batches, done."""
+    """Process all batches, and return their ids."""
     found = []
     while taken := work(db, **options):
         found += taken

@@ -1,4 +1,4 @@
-"""Every operator, sensor and decorated operator, and every argument that it has of its own."""
+"""Every operator, sensor and decorator of this package, with a value for every argument of its own."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ from airflow_pgchange.sensors.sagas import SagaSensor
 
 
 def nothing(*_: Any) -> None:
-    """A callable that a task is given."""
+    """A callable that is passed to operators."""
 
 
 def of_a_job(job: object) -> None:
-    """An operator that gets a batch for Spark."""
+    """A function that the Spark decorators wrap."""
 
 
 COMMITS, TUBE = CommitFeed("audit", 0), TubeFeed("q")
@@ -243,8 +243,7 @@ ARGUMENTS: dict[Callable[..., BaseOperator], dict[str, Any]] = {
     TubeTouchOperator: {"tube": ["q"], "query": "select 1", "shard": 0, "op": "B", **WHERE},
     ConsumerSensor: {"feed": COMMITS, **BOTH, **SENSOR},
 }
-"""Of each class every argument that is its own."""
-"""Arguments that exclude some of those."""
+"""For each class: a value for every argument that the class itself defines."""
 
 
 def ours() -> Iterator[type[BaseOperator]]:
@@ -260,7 +259,7 @@ def ours() -> Iterator[type[BaseOperator]]:
 
 
 def own_arguments(kind: type) -> dict[str, str]:
-    """The arguments of its own constructors with their types, without those of Airflow and Spark."""
+    """Return the arguments that this package's constructors of a class define, with their types."""
     found: dict[str, str] = {}
     fixed: set[str] = set()
     for each in kind.__mro__:
@@ -279,4 +278,4 @@ FIXED: dict[type, set[str]] = {
     HandlerDecoratedOperator: {"handlers"},
     SagaDecoratedOperator: {"feed", "limit", "on_give_up", "source_conn_id", "do"},
 }
-"""Arguments that a subclass sets itself."""
+"""Arguments that a subclass sets itself, so that a user cannot."""

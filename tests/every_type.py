@@ -81,7 +81,7 @@ COLUMNS = {
 
 
 def columns_of(connection):
-    """The types that this server has, because some are built without xml."""
+    """The types that this server has. A server may be built without xml."""
     try:
         connection.execute("select '<a/>'::xml")
     except psycopg.errors.FeatureNotSupported:
@@ -128,7 +128,7 @@ def differences(connection, known):
 
 
 def same(one, other):
-    """Numbers that differ in trailing zeros only, which PostgreSQL takes for equal."""
+    """Whether two numbers differ only in trailing zeros, so that PostgreSQL takes them for equal."""
     return one is not None and other is not None and name_of_number(one) == name_of_number(other)
 
 

@@ -1,4 +1,4 @@
-"""The modules of the package that only an extra makes usable."""
+"""The modules of the package that need an extra."""
 
 from __future__ import annotations
 
@@ -25,4 +25,4 @@ EXTRAS = {
         "airflow_pgchange.testing.spark",
     },
 }
-"""Importing any other module needs nothing but Airflow."""
+"""All other modules can be imported with Airflow alone."""

@@ -1,4 +1,4 @@
-"""The findings for people, as lines."""
+"""Read the findings of the systems' health as lines."""
 
 from __future__ import annotations
 

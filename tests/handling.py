@@ -1,4 +1,4 @@
-"""Short ways to run handlers of a group and to see what they were called with, for the tests."""
+"""Short functions to run the handlers of a group and to inspect their calls, for the tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SECONDS = 30
 
 
 class Seen:
-    """A handler that notes what it was called with."""
+    """A handler that records its calls."""
 
     def __init__(self, before=lambda delivery: None):
         self.deliveries = []
@@ -31,7 +31,7 @@ class Seen:
 
 
 def subscribed(connection):
-    """Subscribe the group g to the topics t and u; the connection."""
+    """Subscribe the group g to the topics t and u, and return the connection."""
     subscribe(connection, "g", topical(["t", "u"]))
     return connection
 
@@ -45,11 +45,11 @@ def group(db, *handlers, **options):
 
 
 LATER = 3600.0
-"""A pause before a retry that no test lives to see: ``hurry`` ends it."""
+"""A pause before a retry that is longer than any test. ``hurry`` ends the pause."""
 
 
 def hurry(connection):
-    """Make the time of every retry come; how many there were."""
+    """Make all retries due, and return their number."""
     connection.execute("delete from pgmb.scheduled")
     rows = connection.execute(
         "delete from pgmb.events where id > pgmb.create_event_id(now() + interval '30 minutes', 0) "
@@ -60,7 +60,7 @@ def hurry(connection):
 
 
 def run_with_retries(handlers, connection):
-    """Run until nothing is left, retries included."""
+    """Run until nothing is left, also no retry."""
     handlers.run("empty")
     while hurry(connection):
         handlers.run("empty")
@@ -76,12 +76,12 @@ def unread(connection, gid="g"):
 
 
 def held(connection):
-    """Whether anybody holds the group."""
+    """Whether a session holds the lock of the group."""
     return connection.execute("select pgmb.locked('g')").fetchone()[0]
 
 
 def failing(times, error=ValueError):
-    """Raises at the first so many calls."""
+    """Return a handler that raises ``error`` in its first ``times`` calls."""
     left = [times]
 
     def fail(delivery):
@@ -93,7 +93,7 @@ def failing(times, error=ValueError):
 
 
 def in_thread(function, *arguments):
-    """Run it; a function that waits for its end and returns what came of it."""
+    """Run a function in a thread. Return a function that waits for the thread and returns the result or the error."""
     came = []
 
     def work():

@@ -1,4 +1,4 @@
-"""Names that PostgreSQL takes and others stumble over."""
+"""Names that PostgreSQL accepts, and that other programs often handle wrongly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stand-in for a remote job API: it runs each job in a process of its own, and tells its state.
+"""A stand-in for a remote job API: it runs each job in its own process, and reports the job's state.
 
 It speaks the protocol of the REST API of a standalone Spark master. It has no Spark: a job is a Python program.
 """
@@ -81,7 +81,7 @@ class JobServer:
         name = f"driver-{len(self.requests)}"
         if self.starts_jobs:
             program = next(place for place, part in enumerate(body["appArgs"]) if part.endswith(".py"))
-            # Nothing of Airflow: a real job runs on another machine.
+            # Remove Airflow's variables from the environment: a real job runs on another machine.
             kept = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")}
             self.jobs[name] = subprocess.Popen(
                 [sys.executable, *body["appArgs"][program:]],
@@ -109,6 +109,6 @@ class JobServer:
                 self.wfile.write(told)
 
             def log_message(self, *_: object) -> None:
-                """Nobody reads it."""
+                """Discard the log lines of requests."""
 
         return Handler

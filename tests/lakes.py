@@ -1,4 +1,4 @@
-"""Iceberg tables as a company has them: made by PyIceberg's own catalog, and read by it.
+"""Iceberg tables that PyIceberg's own catalog creates and reads, as in a real company.
 
 That catalog needs SQLAlchemy 2. With an older SQLAlchemy the tests use ``PlainCatalog``.
 """
@@ -69,7 +69,8 @@ class Lake:
 
 TABLE = Iceberg("sales.payment", "lake")
 EACH_STORE = pytest.mark.parametrize("lake", ["local files", "S3"], indirect=True)
-"""The fixture ``lake`` has local files, and an S3 server too in tests with this mark."""
+"""Tests with this mark run with local files and with an S3 server; other tests that use ``lake`` only with local
+files."""
 
 
 def payments(*rows: tuple[int, str | None, int], schema: pa.Schema = PAYMENTS) -> pa.Table:

@@ -25,7 +25,7 @@ def make_ledger(connection: psycopg.Connection[Any]) -> None:
 
 
 def writer(connection: psycopg.Connection[Any]) -> Callable[[int], None]:
-    """Writes so many rows of the ledger."""
+    """Return a function that writes a number of rows into the ledger."""
 
     def insert(rows: int) -> None:
         connection.execute("insert into ledger select from generate_series(1, %s)", [rows])

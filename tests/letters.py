@@ -1,4 +1,4 @@
-"""Short ways to make dead letters, for the tests."""
+"""Short functions to make dead letters, for the tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class Poison(Exception):
 def give_up(
     connection: Connection, db: str, n: int = 3, feed: CommitFeed = FEED, source: str | None = None, **to: Any
 ) -> tuple[int, list[int]]:
-    """``n`` commits that their consumer claimed and a person gave up: the letter's number, and the commits."""
+    """Write ``n`` commits, let their consumer claim them, and give the batch up. Return the dead letter's number and the
+    commits."""
     at = to.get("at") or connection
     ids = commits(at, n)
     claim_and_fail(db, source, feed, limit=n)
@@ -30,7 +31,7 @@ def give_up(
 
 
 def only(connection: Connection) -> dead_letters.Letter:
-    """The one letter that there is."""
+    """Return the only dead letter."""
     (letter,) = dead_letters.letters(connection)
     return letter
 
@@ -41,7 +42,7 @@ def plan(db: str, source: str | None = None, **options: Any) -> Plan:
 
 
 def drain_but(bad: set[int], given: Plan) -> list[int]:
-    """Drain as the plan says; batches with one of the bad commits fail. The processed changes, in order."""
+    """Drain with a plan whose batches fail if they contain a bad commit. Return the processed changes, in order."""
     done: list[int] = []
 
     def process(transaction: Any, batch: Any) -> None:

@@ -1,4 +1,4 @@
-"""Limits of our SQL that a test makes shorter, where it would wait them out and shows nothing by that."""
+"""Shorten limits in our SQL, for tests that would otherwise wait for seconds without a benefit."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ def shorten(connection: psycopg.Connection[Any], function: str, limit: str, to: 
 
 
 def shorten_locks(connection: psycopg.Connection[Any]) -> None:
-    """A lock on a table waits for others for half a second, and not for five."""
+    """Let locks on tables be waited for at most half a second instead of five seconds."""
     shorten(connection, "pgchange.take_locks", "interval '5 s'", "interval '0.5 s'")
 
 
 def shorten_rests(connection: psycopg.Connection[Any]) -> None:
-    """The creation of partitions of the event log is tried as often as usual, but with shorter pauses."""
+    """Shorten the pauses between the attempts to create a partition of the event log. Their number stays the same."""
     shorten(connection, "pgmb.make_partitions", "pg_sleep(0.5)", "pg_sleep(0.02)")
 
 
 def be_patient(connection: psycopg.Connection[Any]) -> None:
-    """Maintenance that may wait waits as long as it takes."""
+    """Let maintenance wait without a limit."""
     shorten(connection, "pgchange.patience", "least(most, pgchange.unseen())", "least(interval '60 s')")

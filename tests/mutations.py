@@ -1,4 +1,4 @@
-"""Short ways to have mutations of tables published and to see what came of it, for the tests."""
+"""Short functions to publish the mutations of tables as events, and to read these events, for the tests."""
 
 from __future__ import annotations
 

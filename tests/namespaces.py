@@ -34,7 +34,7 @@ class Namespace:
         )
 
     def cut_off(self) -> None:
-        """Lose every byte from now on."""
+        """Drop every byte from now on."""
         _ip("link", "set", self._link, "down")
 
 

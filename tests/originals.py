@@ -1,5 +1,5 @@
-"""Small replacements of the original systems, after the manuals of their schemas, with the objects that an installation
-meets."""
+"""Small replicas of the original systems, made from the manuals of their schemas, with the objects that an installation
+may find."""
 
 from __future__ import annotations
 
@@ -100,4 +100,4 @@ ORIGINALS = {
     "topology": TOPOLOGY,
 }
 WRITE = "insert into public.item (id) values (%s)"
-"""A write of the application that an original captures, where it captures any."""
+"""A write of the application that the original system captures, if it captures writes."""

@@ -1,4 +1,4 @@
-"""Airflow's own API with our plugin in it, in the process of a test, and people of each role who ask it."""
+"""Airflow's API with our plugin, in the process of a test, and users of each role."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ with DAG("kept"):
 
 
 class Person:
-    """A person with a browser: the cookie of a login, and the browser's headers about the origin of a request."""
+    """A user with a browser: the login's cookie, and the headers by which a browser states the origin of a request."""
 
     def __init__(self, client: TestClient, role: str | None) -> None:
         self._client = client
@@ -57,7 +57,7 @@ class Person:
 
 
 def token(role: str) -> str:
-    """The token of a person of a role who has logged in, as the cookie ``_token`` has it."""
+    """Return the token of a logged-in user of a role, as in the cookie ``_token``."""
     from airflow.api_fastapi.app import get_auth_manager
     from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
 
@@ -81,14 +81,14 @@ def password(folder: Path, role: str) -> str:
 
 
 def parse(folder: Path) -> None:
-    """Give Airflow three DAGs. The first is on a feed of ``airline``, the second on a feed with results in
+    """Let Airflow have three DAGs. The first is on a feed of ``airline``, the second on a feed with results in
     ``warehouse``, and the third maintains ``unreachable``."""
     (folder / "page_dags.py").write_text(DAG)
     parse_folder(folder)
 
 
 def parse_folder(folder: Path) -> None:
-    """Have Airflow know the DAGs of a folder."""
+    """Store the DAGs of a folder in Airflow's metadata database."""
     stored(folder)
 
 
@@ -100,7 +100,7 @@ def served() -> FastAPI:
 
 
 def mounted(airflow: FastAPI) -> Mount:
-    """Where our plugin is in Airflow's API."""
+    """Return our plugin's application in Airflow's API."""
     (ours,) = [route for route in airflow.routes if isinstance(route, Mount) and route.path == "/pgchange"]
     return ours
 
@@ -111,7 +111,7 @@ def afresh(airflow: FastAPI) -> Callable[[str | None], Person]:
     from airflow_pgchange.plugins import questions
     from airflow_pgchange.plugins.api import build
 
-    # Nothing is asked any more once the test is over.
+    # Stop the plugin's queries when the test is over.
     questions.LOOKED_LATELY = 0.0
     mounted(airflow).app = build()
     client = TestClient(airflow)
@@ -119,7 +119,7 @@ def afresh(airflow: FastAPI) -> Callable[[str | None], Person]:
 
 
 def overview(person: Person, patience: float = 30) -> dict[str, Any]:
-    """Return the view of a person once each database has answered or failed."""
+    """Return a view as a user gets it once each database has answered or failed."""
     deadline = time.monotonic() + patience
     while True:
         answer = person.get("/overview")
@@ -131,7 +131,7 @@ def overview(person: Person, patience: float = 30) -> dict[str, Any]:
 
 
 def audit_log() -> list[tuple[str, str, dict[str, Any]]]:
-    """Return the event, the user and the details of each of our entries, the oldest first."""
+    """Return the event, the user and the details of each entry of ours in the audit log, the oldest first."""
     from airflow.models.log import Log
     from airflow.utils.session import create_session
     from sqlalchemy import select
@@ -142,7 +142,7 @@ def audit_log() -> list[tuple[str, str, dict[str, Any]]]:
 
 
 def noted_of_dags() -> list[tuple[str | None, str | None]]:
-    """Return the DAG and task of our entries that name them. There are none, because our actions are about
+    """Return the DAG and task in those of our entries that name them. There are none, because our actions are about
     connections."""
     from airflow.models.log import Log
     from airflow.utils.session import create_session

@@ -1,4 +1,4 @@
-"""A partitioned table that gets another partition, for tests of existing rows."""
+"""A partitioned table that gets a new partition, for tests of existing rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import psycopg
 
 
 def come(item: psycopg.Connection[Any], rows: str | None = "(11), (12)") -> None:
-    """A table becomes a partition, with rows or without."""
+    """Attach a table as a partition, with rows or without."""
     if rows:
         item.execute(f"insert into high (id) values {rows}")
     item.execute("alter table item attach partition high for values from (10) to (20)")

@@ -1,4 +1,4 @@
-"""A tracked table of planes, and a Spark job over it, for the tests."""
+"""A tracked table of planes, and a Spark job that counts their seats, for the tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ COUNTS = "create table seats (kind text primary key, n bigint, total bigint)"
 
 
 def make_planes(connection) -> CommitFeed:
-    """Planes 1 to 100; the feed of their changes."""
+    """Create planes 1 to 100, and return the feed of their changes."""
     connection.execute(PLANES)
     feed = track(connection, "plane")
     connection.execute("insert into plane select n, 'N' || n, n from generate_series(1, 100) n")

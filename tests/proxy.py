@@ -1,5 +1,4 @@
-"""A TCP proxy before a server on this machine. To its clients the server is gone once a test closes the proxy, or says
-nothing any more once the proxy falls silent."""
+"""A TCP proxy before a server on this machine. A test can close it, as if the server were gone, or let it fall silent."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ class Proxy:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def close(self) -> None:
-        """Refuse new connections and end those that are open."""
+        """Refuse new connections, and close the open connections."""
         for each in self._open:
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
@@ -35,11 +34,11 @@ class Proxy:
 
     def fall_silent(self, *, serve_new: bool = False) -> None:
         """Pass nothing on any more, neither bytes nor the end of a connection. The kernel still acknowledges bytes and
-        keepalives, and accepts connections. ``serve_new``: new connections work."""
+        keepalives, and accepts connections. With ``serve_new`` new connections work."""
         if not serve_new:
             self._serves.clear()
         self._speaks.clear()
-        # Connections from now on have a gate of their own.
+        # From now on each connection has its own switch.
         self._speaks = threading.Event()
         if serve_new:
             self._speaks.set()

@@ -1,4 +1,4 @@
-"""Events to publish, and what is kept of them, for the tests of publishers."""
+"""Events to publish, and functions to read the stored events, for the tests of publishers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from airflow_pgchange.events.event import event_id
 HOUR = timedelta(hours=1)
 SECONDS = 30
 POISON = {"word": "\0"}
-"""JSON, but nothing that PostgreSQL can hold."""
+"""Valid JSON that PostgreSQL cannot store."""
 TAKEN, TWICE = event_id(datetime.now(UTC), 1), event_id(datetime.now(UTC), 2)
 
 
@@ -28,6 +28,6 @@ def topics(connection):
 
 
 def be_impatient(monkeypatch):
-    """Publishers pause for moments."""
+    """Shorten the pauses of publishers."""
     monkeypatch.setattr(publisher, "FIRST_PAUSE", 0.01)
     monkeypatch.setattr(publisher, "LONGEST_PAUSE", 0.05)

@@ -1,4 +1,4 @@
-"""Calls of every function of message queues that all roles may call, by their arguments."""
+"""Calls, with arguments, of every function of the message queues that all roles may call."""
 
 from __future__ import annotations
 
@@ -95,5 +95,5 @@ FREE = {
     "mbus.stuck_sagas()",
     "mbus.status()",
 }
-"""Functions for all roles: they reveal nothing, or need a name that cannot be guessed."""
+"""Functions that all roles may call: they reveal nothing, or need a name that cannot be guessed."""
 EVERY = FREE | POST | CONSUME | OTHER | LOOK | KEEP | MAKE | OWNER | DMQ

@@ -1,4 +1,4 @@
-"""Short ways to post and to receive messages by SQL, for the tests."""
+"""Short functions to post and to receive messages by SQL, for the tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ begin
 end
 $$;
 """
-"""For selectors that fail until they no longer do: a function that is not what it is said to be."""
+"""A function for selectors that fail at first. It is declared immutable, but its result depends on a table."""
 
 
 def one(connection: Connection, query: str, *parameters: Any) -> Any:
@@ -33,7 +33,7 @@ def make(connection: Connection, *queues: str, parts: int = 4, roles: bool = Fal
 
 @contextmanager
 def under_roles(connection: Connection) -> Iterator[Connection]:
-    """The queues q, with a consumer other, and r, under roles that are gone in the end."""
+    """Create the queues q, with the consumer other, and r. Their roles are dropped at the end."""
     make(connection, "q", "r", roles=True)
     consumer(connection, "other")
     yield connection
@@ -56,7 +56,7 @@ def post(
     iid: str | None = None,
     kind: str | None = None,
 ) -> str:
-    """Post a message {n => ...}; delay and expires are intervals from now. Returns its iid."""
+    """Post a message {n => ...}, and return its iid. delay and expires are intervals from now."""
     return one(
         connection,
         "select mbus.post(%s, hstore('n', %s), case when %s <> '{}' then hstore('consume_after', %s) end, "
@@ -74,7 +74,7 @@ def post(
 
 
 def fill(connection: Connection, numbers: Sequence[object], queue: str = "q") -> list[str]:
-    """Post many messages at once; their iids."""
+    """Post many messages at once, and return their iids."""
     return one(
         connection,
         f"select mbus.postn_{queue}(array(select hstore('n', n) "
@@ -84,7 +84,7 @@ def fill(connection: Connection, numbers: Sequence[object], queue: str = "q") ->
 
 
 def consume(connection: Connection, name: str = "default", queue: str = "q") -> str | None:
-    """The n of the next message; None where there is none."""
+    """Receive the next message, and return its n; None if there is no message."""
     return one(connection, "select data -> 'n' from mbus.consume(%s, %s)", queue, name)
 
 
@@ -101,7 +101,7 @@ def drain(connection: Connection, name: str = "default", queue: str = "q", most:
 
 
 def there(connection: Connection, queue: str = "q") -> list[str]:
-    """The n of the messages that are in a queue."""
+    """Return the n of all messages in a queue."""
     rows = connection.execute(f"select data -> 'n' from mbus.\"qt${queue}\" order by id")
     return [row[0] for row in rows.fetchall()]
 

@@ -1,4 +1,4 @@
-"""Spark for jobs of a few rows: what it does to be quick with many costs more than all the rest of them."""
+"""Settings that make Spark fast for jobs of a few rows, where preparations for many rows would take most of the time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.spark_daemon import PACKAGE
 
 ROOT = Path(__file__).parents[1]
 UNVERIFIED = ("-XX:+UnlockDiagnosticVMOptions", "-XX:-BytecodeVerificationRemote")
-"""Java checks the classes of Spark's jars as it loads them, for a quarter of the start."""
+"""Java verifies the classes of Spark's jars when it loads them, which takes a quarter of the start."""
 JAVA = " ".join([*SHORT_RUN, *UNVERIFIED])
 QUICK = {
     "spark.driver.extraJavaOptions": JAVA,
@@ -20,13 +20,15 @@ QUICK = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.shuffle.partitions": "2",
 }
-"""Over a few rows it costs more to compile a query than to interpret it; `tests/system` has a Spark as it comes, too."""
+"""For a few rows, compiling a query takes longer than interpreting it. `tests/system` also has a Spark with its own
+defaults."""
 DAEMON = {"spark.python.daemon.module": "tests.spark_daemon"}
-"""For a local master, with the environment of ``environment``."""
+"""Only for a local master, with the variables of ``environment``."""
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Variables under which a ``spark-submit`` with a local master is quick, by a file of settings in a folder."""
+    """Return variables that make ``spark-submit`` with a local master fast. A file of settings is written into the
+    folder."""
     folder.mkdir(exist_ok=True)
     settings = "".join(f"{name} {value}\n" for name, value in (QUICK | DAEMON).items())
     (folder / "spark-defaults.conf").write_text(settings)

@@ -1,4 +1,4 @@
-"""The README and the guides: their examples, what these print, their links."""
+"""Read the README and the guides, for tests of their examples, output and links."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def blocks(language: str, page: str = "README.md") -> list[str]:
 
 
 def statements(example: str) -> list[str]:
-    """The statements of an example in SQL, without those that are only a comment."""
+    """Return the statements of an SQL example, without those that consist of a comment."""
     return [each for each in example.split(";") if re.sub("--.*", "", each).strip()]
 
 
@@ -33,7 +33,7 @@ def track_payments(connection: psycopg.Connection[Any]) -> None:
 
 
 def table(page: str, heading: str) -> list[list[str]]:
-    """The cells of the first table below a heading, a list for each row."""
+    """Return the cells of the first table below a heading: a list for each row."""
     section = f"\n{(ROOT / page).read_text()}".split(f"\n{heading}\n")[1].split("\n#")[0]
     first = re.search(r"^(?:\|.*\|\n)+", section, flags=re.MULTILINE)
     assert first, heading
@@ -46,18 +46,19 @@ def in_code(text: str) -> list[str]:
 
 
 def links(page: Path) -> Iterator[str]:
-    """The targets of a page's links and pictures."""
+    """Yield the targets of a page's links and pictures."""
     yield from LINK.findall(FENCE.sub("", page.read_text()))
 
 
 def anchors(page: Path) -> set[str]:
-    """The fragments that a page's headings have where it is shown as HTML."""
+    """Return the HTML anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text()), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 class Guide:
-    """Runs the examples of one section of a page after another; ``names`` is what those in Python define."""
+    """Runs the examples of a page, section after section. ``names`` are the Python names that the examples have
+    defined."""
 
     def __init__(self, page: str, database: str, connection: psycopg.Connection[Any] | None) -> None:
         self.names: dict[str, Any] = {}
@@ -71,7 +72,7 @@ class Guide:
         return dict(found)
 
     def run(self, section: str, replaced: Sequence[tuple[str, str]] = ()) -> list[list[Any]]:
-        """The answers of the section's SQL that has any. Commands of a shell are not run."""
+        """Return the results of the section's SQL statements that have any. Shell commands are not run."""
         answers = []
         for language, example in re.findall(r"```(\w+)\n(.*?)```", self.sections[section], flags=re.DOTALL):
             if language == "python":

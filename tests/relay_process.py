@@ -1,6 +1,6 @@
-"""A relay in a process of its own, like ``airflow-pgchange topology-relay``, but without the start of Airflow.
+"""A relay in its own process, like ``airflow-pgchange topology-relay``, but without the time to import Airflow.
 
-They are forks of one process, which has imported all that they need: ``python -m tests.relay_process``.
+The relays are forks of one process, which has imported everything: ``python -m tests.relay_process``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ PID_OR_CODE = struct.Struct("!i")
 
 @functools.cache
 def _nursery() -> socket.socket:
-    """Where a relay is asked for, with the files for its log and its end. It ends with this process."""
+    """A socket at which a relay can be requested, with the files for its log and its exit code. It ends with this
+    process."""
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     root = Path(__file__).parents[1]
     with its:
@@ -51,7 +52,7 @@ def _nursery() -> socket.socket:
 
 
 class RelayProcess:
-    """A relay that runs. Its log is read as it is written. ``wait_for`` returns once a text is in it."""
+    """A running relay. Its log is read while the relay writes it. ``wait_for`` returns when the log contains a text."""
 
     def __init__(self, conninfo: str, port: int, options: Mapping[str, Any]) -> None:
         self.port = port
@@ -74,7 +75,7 @@ class RelayProcess:
         return make_conninfo("", **known)
 
     def wait_for(self, text: str, times: int = 1) -> str:
-        """The line of the log that says ``text`` for the so many-th time. Raises TimeoutError."""
+        """Return the line of the log with the n-th occurrence of ``text``. Raises TimeoutError."""
 
         def found() -> list[str]:
             return [line for line in self.lines if text in line]
@@ -85,7 +86,7 @@ class RelayProcess:
             return found()[times - 1]
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Stop it, and return its exit code."""
+        """Stop the relay, and return its exit code."""
         if self._code is None:
             if not self._has_ended(0):
                 os.kill(self.pid, number)
@@ -115,10 +116,8 @@ class RelayProcess:
 
 @contextmanager
 def relay_process(conninfo: str, **options: Any) -> Iterator[RelayProcess]:
-    """A relay that has reached its catalogue; without ``users`` it trusts everybody. Killed at the end.
-
-    ``most_events`` are those that it reads at once.
-    """
+    """Yield a relay that has reached its catalogue. Without ``users`` it trusts everybody. It is killed at the end of the
+    block. ``most_events`` is the number of events that it reads at once."""
     process = RelayProcess(conninfo, free_port(), options)
     try:
         process.wait_for("the catalogue is in term")
@@ -145,7 +144,7 @@ def run(arguments: dict[str, Any]) -> None:
 
 
 def keep(arguments: dict[str, Any], environment: dict[str, str], log: int, end: int) -> None:
-    """A relay, whose pid and then exit code are written to ``end``."""
+    """Run a relay. Its process id and, later, its exit code are written to ``end``."""
     pid = os.fork()
     if pid:
         os.close(log)

@@ -1,4 +1,4 @@
-"""A session of the relay without a network: what a client sends, and what comes of it."""
+"""A session of the relay without a network: the test passes the client's bytes in, and reads the replies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def trusting():
 
 
 def sent(steps):
-    """The bytes of all replies, and the wishes."""
+    """Return the bytes of all replies, and the other actions that the session requests."""
     steps = list(steps)
     return b"".join(step.data for step in steps if isinstance(step, Send)), [
         step for step in steps if isinstance(step, Wish)

@@ -1,4 +1,4 @@
-"""A deferrable operator for the stand-in of a remote job API, as those of Kubernetes or Databricks are."""
+"""A deferrable operator for the stand-in of a remote job API, like the operators of Kubernetes or Databricks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RemoteJobTrigger(BaseTrigger):
 
 
 class RemoteJobOperator(BaseOperator):
-    """Starts a job with arguments, and is deferred until it has ended."""
+    """Starts a job with arguments, and defers until the job has ended."""
 
     template_fields: ClassVar[tuple[str, ...]] = ("arguments",)
 

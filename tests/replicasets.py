@@ -1,4 +1,4 @@
-"""Real clusters as replicasets, whose rows are spread over them by buckets, and the catalogue that knows them."""
+"""Real clusters as replicasets, with a table whose rows are spread over them by buckets, and the catalogue."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TABLE = "create table account (id bigint primary key, cents bigint not null)"
 
 @dataclass(frozen=True)
 class Replicasets:
-    """r1 has the first half of the buckets, r2 the second; instances are called r1-1 and, its standby, r1-2."""
+    """r1 has the first half of the buckets, r2 the second. The instances of r1 are called r1-1 and, its standby, r1-2."""
 
     catalogue: str
     primaries: dict[str, Cluster]
@@ -29,16 +29,16 @@ class Replicasets:
 
     @property
     def reached(self) -> Reached:
-        """As Spark gets it: where instances are, only the catalogue knows."""
+        """The connections that Spark gets. It learns the addresses of the instances only from the catalogue."""
         return Reached(self.catalogue, "dbname=postgres user=postgres")
 
     def run(self, query: str, *arguments: Any) -> None:
-        """A statement for the catalogue."""
+        """Run a statement in the catalogue."""
         with psycopg.connect(self.catalogue, autocommit=True) as connection:
             connection.execute(query, arguments)
 
     def put(self, ids: list[int]) -> None:
-        """Rows, each in the replicaset that owns its bucket at first."""
+        """Insert rows, each into the replicaset that owns its bucket at first."""
         for number, primary in enumerate(self.primaries.values()):
             mine = [one for one in ids if one % BUCKETS * 2 // BUCKETS == number]
             with psycopg.connect(primary.conninfo(), autocommit=True) as connection:
@@ -47,7 +47,7 @@ class Replicasets:
                 )
 
     def fail_over(self, name: str) -> None:
-        """Do the work of a person after a primary has died."""
+        """Do what a person would do after a primary has died."""
         self.standbys[name].promote()
         self.run("select topology.set_state(%s, 'Offline')", f"{name}-1")
         self.run("select topology.set_master(%s, %s)", name, f"{name}-2")
@@ -55,7 +55,7 @@ class Replicasets:
 
 @contextmanager
 def standbys_of(primaries: dict[str, Cluster], *names: str) -> Iterator[dict[str, Cluster]]:
-    """A streaming standby of each primary that is named, removed at the end."""
+    """Start a streaming standby for each of these primaries, and remove them at the end."""
     with ExitStack() as made:
         found = {}
         for name in names:
@@ -76,7 +76,7 @@ def two_primaries(server: str) -> Iterator[dict[str, Cluster]]:
 
 
 def replicasets(catalogue: str, primaries: dict[str, Cluster], standbys: dict[str, Cluster]) -> Replicasets:
-    """The catalogue, filled, and an empty table in each primary."""
+    """Yield the catalogue with the cluster's description. Each primary has an empty table."""
     found = Replicasets(catalogue, primaries, standbys)
     half = BUCKETS // 2
     for number, name in enumerate(NAMES):

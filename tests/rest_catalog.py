@@ -1,6 +1,6 @@
 """A REST catalog of Iceberg on the loopback interface, over PyIceberg's own SQL catalog on SQLite, with faults.
 
-It speaks the part of the REST protocol that loads tables and commits to them. Tables are made with ``catalog``.
+It speaks the part of the REST protocol that loads tables and commits to them. Tables are created through ``catalog``.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Fault(Enum):
 
 
 RETRIED = tuple(fault for fault in Fault if fault is not Fault.DENIED)
-"""The faults after which the batch is looked for, and then committed again."""
+"""The faults after which the writer searches for the batch in the table, and then commits again."""
 
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
-        # A client may have been killed.
+        # The client may have been killed.
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
 
@@ -63,7 +63,7 @@ class RestCatalog:
         self.closed = threading.Event()
         self._hold, self._held, self._release = threading.Event(), threading.Event(), threading.Event()
         self._lock = threading.Lock()
-        # It needs SQLAlchemy 2.
+        # SqlCatalog needs SQLAlchemy 2, so it is imported only here.
         from pyiceberg.catalog.sql import SqlCatalog
 
         place, settings = (
@@ -86,7 +86,8 @@ class RestCatalog:
 
     @contextmanager
     def held(self) -> Iterator[threading.Event]:
-        """Hold the next commit, before it is applied, until the block ends. The event is set when it has come."""
+        """Hold the next commit before it is applied, until the block ends. The event is set when the commit has
+        arrived."""
         self._held.clear()
         self._release.clear()
         self._hold.set()
@@ -96,7 +97,7 @@ class RestCatalog:
             self.release()
 
     def release(self) -> None:
-        """Go on with the commit that is held."""
+        """Apply the commit that is held."""
         self._release.set()
 
     def _commit(self, request: CommitTableRequest) -> Table:

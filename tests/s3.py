@@ -1,4 +1,4 @@
-"""A server of S3 on this machine, in a process of its own, and buckets in it."""
+"""An S3 server on this machine, in its own process, and buckets in it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Server:
 
 
 def environment(settings: Mapping[str, str], catalog: str = "LAKE") -> dict[str, str]:
-    """The variables by which PyIceberg has these settings for a catalog."""
+    """Return the environment variables that give PyIceberg these settings for a catalog."""
     return {
         f"PYICEBERG_CATALOG__{catalog}__{name.upper().replace('.', '__').replace('-', '_')}": value
         for name, value in settings.items()
@@ -56,7 +56,7 @@ def environment(settings: Mapping[str, str], catalog: str = "LAKE") -> dict[str,
 
 @contextmanager
 def server() -> Iterator[Server]:
-    """A server as long as it is needed. It holds its objects in memory."""
+    """Run a server until the end of the block. It keeps its objects in memory."""
     with subprocess.Popen(
         [sys.executable, "-m", "tests.s3"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -65,7 +65,7 @@ def server() -> Iterator[Server]:
         try:
             yield Server(int(process.stdout.readline()))
         finally:
-            # The server ends with its parent, which holds the other end of its input.
+            # The server ends with its parent: it reads its standard input until the parent closes it.
             process.stdin.close()
             process.wait(10)
 

@@ -26,11 +26,11 @@ TOUR = Saga(
 )
 STEPS = {step.name for step in TOUR.steps}
 WORKED = [queue for queue in TOUR.queues if queue != TOUR.bungs]
-"""The queues that somebody consumes from."""
+"""The queues from which handlers consume."""
 
 
 def prepare(connection: psycopg.Connection[Any]) -> None:
-    """Make the queues, and a table in which handlers note what they did."""
+    """Create the queues, and a table in which handlers record their work."""
     create_saga_queues(connection, TOUR)
     connection.execute(
         "create table act (n bigint generated always as identity, saga bigint, kind text, step text)"
@@ -44,7 +44,7 @@ def note(work: Work, connection: psycopg.Connection[Any]) -> None:
 
 
 def run(db: str, do: Do = note, queue_names: Sequence[str] = WORKED, **options: Any) -> list[str]:
-    """Work off the queues until nothing is ready anywhere; what became of the messages, in order."""
+    """Handle messages until no queue has any. Return the outcomes in order."""
     answers: list[str] = []
 
     def process(transaction, batch):
@@ -59,7 +59,7 @@ def run(db: str, do: Do = note, queue_names: Sequence[str] = WORKED, **options: 
 
 
 def ready(connection: psycopg.Connection[Any], queue: str) -> bool:
-    """Whether there is something to receive; to ask costs much less than a consumer's connection."""
+    """Whether any message can be received. This query costs much less than opening a consumer's connection."""
     return bool(one(connection, "select mbus.lag(%s, 'default', 1) ->> 'ready' <> '0'", queue))
 
 
@@ -69,19 +69,19 @@ def acts(connection: psycopg.Connection[Any], kind: str = "step") -> list[str]:
 
 
 def state(connection: psycopg.Connection[Any]) -> dict[str, Any]:
-    """The only saga."""
+    """Return the only saga."""
     names = ("state", "done", "to_do", "undone", "to_undo", "stuck")
     (row,) = connection.execute(f"select {', '.join(names)} from mbus.sagas").fetchall()
     return dict(zip(names, row, strict=True))
 
 
 def failure(connection: psycopg.Connection[Any], iid: str) -> str:
-    """Why a message is tried again."""
+    """Return the reason why a message is tried again."""
     return str(one(connection, "select error from mbus.saga_message where iid = %s", iid))
 
 
 def due(connection: psycopg.Connection[Any], queue: str) -> None:
-    """All steps that were put back are due."""
+    """Make all steps due that were put back."""
     connection.execute(f'update mbus."log${queue}" set delayed_until = now() where delayed_until is not null')
     connection.execute("update mbus.apart set due = now() where due > now() and batch is null")
 
@@ -90,7 +90,7 @@ Act = tuple[str, str | None]
 
 
 def in_order(steps: Sequence[str | None]) -> bool:
-    """Whether each step comes behind those that it is after."""
+    """Whether each step was done after the steps that it depends on."""
     place = {step: n for n, step in enumerate(steps)}
     return all(
         before in place and place[before] < place[step.name]
@@ -101,7 +101,7 @@ def in_order(steps: Sequence[str | None]) -> bool:
 
 
 def is_right(state: str, acts: Sequence[Act], refused: str | None) -> bool:
-    """Whether a saga did all its steps, or compensated all because a step was refused: each once, and in a valid
+    """Whether a saga did all its steps, or compensated all because a step was refused. Each was done once, in a valid
     order."""
     kinds = [kind for kind, _ in acts]
     steps = [step for kind, step in acts if kind == "step"]
@@ -115,5 +115,5 @@ def is_right(state: str, acts: Sequence[Act], refused: str | None) -> bool:
 
 
 def refused_step(saga: int) -> str | None:
-    """Of six sagas in a row five are refused, each at another step."""
+    """Return the step that a saga must refuse: in five of six consecutive sagas another step, in the sixth None."""
     return dict(enumerate(sorted(STEPS))).get(saga % 6)

@@ -1,4 +1,4 @@
-"""The schemas that a server can have."""
+"""The schemas that can be installed on a server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from airflow_pgchange.feeds.queries import ask
 
 
 def possible(connection: psycopg.Connection[Any]) -> list[System]:
-    """All systems except those whose extension the server lacks: without hstore there are no queues."""
+    """Return all systems except those whose extension the server lacks. Message queues need hstore."""
     wanted = {system: EXTENSIONS.get(system.schema) for system in SYSTEMS}
     return [
         system

@@ -1,4 +1,4 @@
-"""Settings by which a session's expressions say other things than those of other sessions."""
+"""Settings that change the result of an expression in a session."""
 
 from __future__ import annotations
 
@@ -11,4 +11,5 @@ SPEAKING = {
     "backslash_quote = off": "({} <> E'\\'')",
     "intervalstyle = 'iso_8601'": "((left({}, 0) || '1 day')::interval::text = '1 day')",
 }
-"""Each setting with a condition over a text, which is 'running'. It holds only in sessions that have not set it."""
+"""By setting: a condition on a text, which is 'running'. It is true only in sessions that have not changed the
+setting."""

@@ -1,4 +1,4 @@
-"""Clients of servers that fall silent: connection strings with short deadlines, and what becomes of those who wait."""
+"""Clients of servers that fall silent: connection strings with short timeouts, and the errors of waiting calls."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ from psycopg.conninfo import make_conninfo
 from tests.proxy import Proxy
 
 TIMEOUT = 1.2
-"""Seconds that a server may be silent: a fiftieth of the default."""
+"""Seconds of silence until a server counts as dead: a fiftieth of the default."""
 
 
 def impatient(conninfo: str, timeout: float = TIMEOUT) -> str:
-    """A connection string by which a server may be silent for so long."""
+    """Return a connection string with this short timeout."""
     return make_conninfo(conninfo, tcp_user_timeout=round(timeout * 1000))
 
 
 def through(proxy: Proxy, conninfo: str, timeout: float = TIMEOUT) -> str:
-    """The same, through a proxy."""
+    """Return a connection string with this short timeout, through a proxy."""
     return impatient(make_conninfo(conninfo, host="127.0.0.1", port=proxy.port), timeout)
 
 
 def ended(work: Callable[[], object], within: float = 15.0) -> BaseException | None:
-    """Return the exception of ``work``; None if there is none. Fails if it has not ended in time: nothing else would
-    end it."""
+    """Return the exception of ``work``; None if there is none. Fails if ``work`` does not end in time."""
     raised: list[BaseException | None] = []
 
     def run() -> None:

@@ -1,6 +1,6 @@
-"""Spark's daemon for Python processes, which has imported what each of them needs before it forks them.
+"""A daemon for Spark's Python processes that imports their modules before it forks them.
 
-Spark's own imports nothing, so that each process compiles Spark's Python from a zip anew, for seconds.
+Spark's own daemon imports nothing, so that each process compiles Spark's Python code from a zip, which takes seconds.
 """
 
 import importlib
@@ -8,18 +8,18 @@ import os
 import sys
 
 PACKAGE = "PGCHANGE_TEST_PACKAGE"
-"""The variable with the path of the zip of our package for executors. Without it they get the package later."""
+"""The variable with the path of our package's zip for executors. Without it they get the package later."""
 NEEDED = ("pyspark.worker", "pyspark.sql.conversion", "pyarrow.compute", "adbc_driver_postgresql", "psycopg")
 OURS = "airflow_pgchange.spark.job"
 
 
 def main() -> None:
-    """Our package comes from the zip before the checkout, Spark from where its bytecode is kept."""
+    """Import our package from the zip and not from the checkout, and Spark from the folder with its bytecode."""
     here, *others = sys.path
     installed = [path for path in others if not path.endswith("pyspark.zip")]
     packages = [os.environ[PACKAGE]] if PACKAGE in os.environ else []
     sys.path[:] = [*packages, *installed, here]
-    # A process that is forked has none of the threads that an import started.
+    # A forked process does not have the threads that an import has started.
     os.environ["OMP_NUM_THREADS"] = "1"
     for name in [*NEEDED, *(OURS for _ in packages)]:
         importlib.import_module(name)

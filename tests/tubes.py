@@ -130,7 +130,7 @@ ITEMS_IN_ORDER = "select id from item order by day, id"
 
 
 def ids_in_order(connection: Connection, tube: str = "q") -> list[int]:
-    """The ids of backfill pods, in order."""
+    """Return the ids in the pods of backfills, in the order of the pods."""
     rows = connection.execute(
         f"select i from {tube}, unnest(ids) with ordinality as u(i, n) where op = 'B' order by seq, n"
     )

@@ -56,7 +56,7 @@ def run(conninfo: str, report: Report) -> None:
 
 
 def costs(connection: psycopg.Connection[Any], conninfo: str, feed: Feed, write: str, drains: int) -> Cost:
-    """The cost of a batch, if ``BATCHES`` changes are processed one by one in so many drains."""
+    """Return the cost of a batch of one change, if ``BATCHES`` such batches are processed in this number of drains."""
     connection.execute("truncate item")
     drain(Plan(feed, conninfo, max_batches=None), acked)
     for _ in range(BATCHES):

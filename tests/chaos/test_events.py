@@ -21,7 +21,7 @@ from tests.chaos.kills import until
 
 @dataclass(frozen=True)
 class Size:
-    """How many consumers compete for all groups, and how much happens to them."""
+    """The size of a campaign: the number of consumers that compete for the groups, of writers and of kills."""
 
     processes: int
     kills: int

@@ -70,7 +70,7 @@ PICTURES = (
 
 
 def warm_up(context: BrowserContext, url: str) -> None:
-    """Look at the overview until it tells how the last minutes were: the server goes on to look for an hour."""
+    """Keep the overview open until it shows the samples of the last minutes. Then the server samples for an hour."""
     tab = context.new_page()
     tab.set_default_timeout(PATIENCE)
     come_back(tab, url)

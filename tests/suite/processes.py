@@ -84,7 +84,7 @@ def _end_what_is_left() -> list[str]:
 
 
 def runs(pid: int) -> bool:
-    """Whether a process is there and not only its end, which nobody has asked for yet."""
+    """Whether a process runs. A zombie, whose parent has not waited for it yet, does not."""
     return state(pid) not in (None, "Z")
 
 

@@ -39,7 +39,7 @@ def test_tables_and_schemas_may_have_any_name(connect, name):
 def test_partitions_are_captured_through_the_parent_and_by_themselves(connect):
     connection = connect()
     connection.execute("create table item (id int, day int, kind text) partition by range (day)")
-    # The columns of a partition may lie in another order.
+    # A partition may have its columns in another order than its parent.
     connection.execute("create table p1 (kind text, gone int, day int, id int)")
     connection.execute("alter table p1 drop column gone")
     connection.execute("alter table item attach partition p1 for values from (1) to (10)")

@@ -25,7 +25,7 @@ FEED = QueueFeed("q")
 
 
 def make_keyed(connection):
-    """A queue that is ordered by the property kind."""
+    """Create the queue q, whose messages with the same value of the property kind are received in order."""
     queues.make(connection)
     connection.execute("select mbus.order_by('q', 'kind')")
 

@@ -155,7 +155,7 @@ def test_a_reading_session_has_the_settings_of_all_others(shared):
 
 @pytest.fixture
 def contrib():
-    """A server that has PostgreSQL's extensions."""
+    """A server on which PostgreSQL's contrib extensions are installed."""
     cluster = new_cluster("system")
     yield cluster.conninfo()
     cluster.remove()
